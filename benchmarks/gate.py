@@ -1,9 +1,9 @@
-"""How often is the gate of `profile --against` wrong? The same file against itself, and with a planted slowdown.
+"""How often is `gate` wrong? The same file against itself, and with a planted slowdown.
 
 python -m benchmarks.gate BUNDLE --runs FILE.jsonl [--minutes 30] [--artifact onnx-int8] [--seq 64] [--same 200]
                           [--planted 50] [--json FILE]
 
-Nothing is invented: every run measures real calls in fresh processes and judges them as `profile --against` does,
+Nothing is invented: every run measures real calls in fresh processes and judges them as `gate` does,
 latency and memory, with its defaults. A slowdown is planted by timing more of the same calls as one: eleven where the
 baseline has ten, which is 10 % more work, or thirty-four for thirty-three, 3.0 %. So it is known, and does not depend
 on how a processor takes some other graph.

@@ -252,7 +252,7 @@ def plan(
 
 
 def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
-    """Make a bundle of somebody's ONNX file, as ``edgeformer wrap``. Needs neither torch nor the package onnx.
+    """Make a bundle of somebody's ONNX file, as ``edgeformer import onnx``. Needs neither torch nor the package onnx.
 
     Args:
         model: the .onnx file.

@@ -276,7 +276,7 @@ def is_there(path: Path) -> bool:
 def _of_file(file: Path) -> Location:
     resolved, folder = file.resolve(), bundle_around(file)
     if folder is None:
-        hint = f"; make one of it: edgeformer wrap {file} -o BUNDLE" if file.suffix == ".onnx" else ""
+        hint = f"; make one of it: edgeformer import onnx {file} -o BUNDLE" if file.suffix == ".onnx" else ""
         beside = f"no {workspace.BUNDLE_FILE} beside it or above it"
         raise ArtifactError(f"{file}: is not inside a bundle ({beside}){hint}")
     bundle, name = Bundle.open(folder), resolved.relative_to(folder).as_posix()

@@ -82,7 +82,7 @@ def _parts(record: dict[str, Any]) -> list[str]:
         "taken beside a probe of the machine's speed, and is as it would be at the usual one.",
         speeds,
         _outcome(whole),
-        "This is what `edgeformer profile --calibrate` does with a bundle and at least two others (`--also`). With one "
+        "This is what `edgeformer calibrate` does with a bundle and at least two others (`--also`). With one "
         "bundle alone nobody was left out, and its ranges are a guess of a factor of 1.5 both ways.",
         "## By precision and family",
         _table(header, [_line(name, found) for name, found in groups]),

@@ -136,7 +136,7 @@ def guarantee() -> str:
 
 
 def gate() -> str:
-    """What `profile --against` said of the same file and of planted slowdowns, and the bars on it."""
+    """What `gate` said of the same file and of planted slowdowns, and the bars on it."""
     from benchmarks.gate import result as words_of  # loads the measuring
 
     found = result("2026-11-23-gate")

@@ -15,13 +15,16 @@ import typer
 
 from edgeformer import __version__
 from edgeformer.cli import (
+    calibrate,
     compare,
     doctor,
     evaluate,
     exits,
     export,
+    gate,
     generate,
     import_checkpoint,
+    import_onnx,
     init,
     list_things,
     page,
@@ -33,7 +36,6 @@ from edgeformer.cli import (
     study,
     train,
     verify,
-    wrap,
 )
 from edgeformer.formats.errors import EdgeformerError, ToldElsewhere
 
@@ -50,15 +52,19 @@ app = typer.Typer(
     "edgeformer profile --device rtx4050",
 )
 
-_COMMANDS = (
-    init, train, export, profile, evaluate, exits, predict, generate, serve, verify, wrap, page,
-    plan, compare, study, schema,
-)  # fmt: skip
-for _file in _COMMANDS:
-    app.command(_file.__name__.rpartition(".")[2].replace("_", "-"))(_file.command)
-app.command("list")(list_things.command)
-app.add_typer(import_checkpoint.app, name="import")
-app.command("doctor")(doctor.command)
+_PANELS = {
+    "Build": {"init": init, "train": train, "export": export},
+    "Use": {"predict": predict, "evaluate": evaluate, "generate": generate, "serve": serve, "page": page},
+    "Measure": {"profile": profile, "gate": gate, "calibrate": calibrate, "compare": compare},
+    "Check": {"plan": plan, "verify": verify, "exits": exits, "doctor": doctor},
+    "Reference": {"list": list_things, "schema": schema},
+}
+for _panel, _modules in _PANELS.items():
+    for _name, _module in _modules.items():
+        app.command(_name, rich_help_panel=_panel)(_module.command)
+app.command("study")(study.command)
+import_checkpoint.app.command("onnx")(import_onnx.command)
+app.add_typer(import_checkpoint.app, name="import", rich_help_panel="Build")
 
 
 def _unwrapped(docstring: str) -> str:

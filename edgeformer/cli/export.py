@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, Run, print_json, stdout
+from edgeformer.cli.options import ADVANCED, Artifacts, Json, Run, print_json, stdout
 from edgeformer.formats.errors import InputError, InterruptedRun, needs_extra
 
 if TYPE_CHECKING:
@@ -41,13 +41,19 @@ def command(
     trt_via: Annotated[
         str,
         typer.Option(
-            "--trt-via", metavar="onnx|torch-tensorrt", help="What --trt compiles: the ONNX graph, or the torch module."
+            "--trt-via",
+            metavar="onnx|torch-tensorrt",
+            help="What --trt compiles: the ONNX graph, or the torch module.",
+            rich_help_panel=ADVANCED,
         ),
     ] = "onnx",
     build: Annotated[
         list[str] | None,
         typer.Option(
-            "--build", metavar="NAME", help="Also run this builder of an installed runtime; can be given several times."
+            "--build",
+            metavar="NAME",
+            help="Also run this builder of an installed runtime; can be given several times.",
+            rich_help_panel=ADVANCED,
         ),
     ] = None,
     exits: Annotated[
@@ -72,6 +78,7 @@ def command(
             metavar="N",
             help="With --vocab-trim: also keep N tokens from the beginning of the vocabulary (most tokenizers number "
             "from frequent to rare), for text that is unlike the training text.",
+            rich_help_panel=ADVANCED,
         ),
     ] = None,
     vocab_max: Annotated[
@@ -82,6 +89,7 @@ def command(
             metavar="N",
             help="With --vocab-trim: of the tokens of the training text keep the N that it uses most often. A smaller "
             "table; what is cut otherwise than in training shows in the score.",
+            rich_help_panel=ADVANCED,
         ),
     ] = None,
     replace: Annotated[
@@ -91,7 +99,8 @@ def command(
         ),
     ] = False,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Build what comes after a rejected artifact too.")
+        bool,
+        typer.Option("--keep-going", help="Build what comes after a rejected artifact too.", rich_help_panel=ADVANCED),
     ] = False,
     allow_leak: Annotated[
         bool, typer.Option("--allow-leak", help="Export a language model although it sees future tokens.")
@@ -116,8 +125,8 @@ def command(
 
     A language model is first probed for causality; one that looks ahead is refused.
 
-    RUN can be a bundle that [b]wrap[/b] made of an ONNX file: --fp16, --int8, --int4 and --trt add to it, and each
-    artifact is held to what the graph itself computes on the golden inputs.
+    RUN can be a bundle that [b]import onnx[/b] made of an ONNX file: --fp16, --int8, --int4 and --trt add to it, and
+    each artifact is held to what the graph itself computes on the golden inputs.
 
     Examples:
 

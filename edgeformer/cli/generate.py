@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, print_json, stdin
+from edgeformer.cli.options import ADVANCED, Artifacts, Json, print_json, stdin
 from edgeformer.cli.run_or_text import NamedRun, split
 from edgeformer.formats.errors import InputError
 
@@ -42,10 +42,12 @@ def command(
         float | None, typer.Option(min=0.0, max=1.0, help="--confidence: of loop 1. Default: 0.92.")
     ] = None,
     floor: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="--confidence: the least. Default: 0.8.")
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="--confidence: the least. Default: 0.8.", rich_help_panel=ADVANCED),
     ] = None,
     decay: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98.")
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98.", rich_help_panel=ADVANCED),
     ] = None,
     artifact: Annotated[
         str | None,

@@ -10,7 +10,9 @@ import typer
 from edgeformer.cli.options import Artifacts, Json, print_json, stdout
 from edgeformer.formats.errors import InputError, needs_extra
 
-app = typer.Typer(no_args_is_help=True, help="Turn weights that were trained elsewhere into a run.")
+app = typer.Typer(
+    no_args_is_help=True, help="Turn weights that were trained elsewhere into a run, or an ONNX file into a bundle."
+)
 
 
 @app.callback()

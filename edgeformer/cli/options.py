@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from edgeformer.formats.recipe import Recipe
 
 WIDTH_IN_A_PIPE = 140
+ADVANCED = "Advanced"
+"""Panel of `--help` for options that are rarely used."""
 
 Artifacts = Annotated[Path, typer.Option("--artifacts", metavar="DIR", help="The folder that holds the runs.")]
 Json = Annotated[
@@ -60,7 +62,12 @@ OneRuntime = Annotated[
 ]
 Encoding = Annotated[
     str | None,
-    typer.Option("--encoding", metavar="NAME", help="Of the file, e.g. cp1252, latin-1 or utf-16. Default: UTF-8."),
+    typer.Option(
+        "--encoding",
+        metavar="NAME",
+        help="Of the file, e.g. cp1252, latin-1 or utf-16. Default: UTF-8.",
+        rich_help_panel=ADVANCED,
+    ),
 ]
 Run = Annotated[
     str | None,
@@ -91,6 +98,7 @@ Shapes = Annotated[
         "--shape",
         metavar="INPUT=1x512",
         help="ONNX files: sizes of an input; B stands for what --batch sizes, S for what --seq sizes. May be repeated.",
+        rich_help_panel=ADVANCED,
     ),
 ]
 Ranges = Annotated[
@@ -99,6 +107,23 @@ Ranges = Annotated[
         "--range",
         metavar="INPUT=LOW:HIGH",
         help="ONNX files: draw an input's golden numbers evenly from these, both included. May be repeated.",
+        rich_help_panel=ADVANCED,
+    ),
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs",
+        metavar="FILE.npz",
+        help="ONNX files: real inputs, instead of drawn ones.",
+        rich_help_panel=ADVANCED,
+    ),
+]
+ArtifactIds = Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this artifact. May be repeated.")]
+AllowLeak = Annotated[
+    bool,
+    typer.Option(
+        "--allow-leak", help="Measure a language model although it sees future tokens.", rich_help_panel=ADVANCED
     ),
 ]
 DataFolder = Annotated[

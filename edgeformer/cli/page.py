@@ -52,7 +52,7 @@ def command(
 
     It is a folder of static files for any web server. It measures by the rules of profile (warm-up, real inputs, only
     the percentiles that the sample can carry) and offers the report as JSON, which compare takes, and
-    profile --judge REPORT.json --device NAME holds against a budget. Nothing is sent anywhere.
+    profile REPORT.json --device NAME holds against a budget. Nothing is sent anywhere.
 
     Examples:
 
@@ -60,7 +60,7 @@ def command(
 
       edgeformer page path/to/bundle -o site --libraries node_modules --artifact onnx-int8
 
-      edgeformer profile --judge browser.json --device raspberry-pi-5
+      edgeformer profile browser.json --device raspberry-pi-5
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.run import locate

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Encoding, Json, OneRuntime, print_json, stdin, stdout
+from edgeformer.cli.options import ADVANCED, Artifacts, Encoding, Json, OneRuntime, print_json, stdin, stdout
 from edgeformer.cli.run_or_text import NamedRun, split
 from edgeformer.formats.errors import InputError
 
@@ -54,7 +54,10 @@ def command(
         ),
     ] = None,
     input_format: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="--file -: text (a line each), csv, tsv, jsonl or parquet.")
+        str | None,
+        typer.Option(
+            metavar="FORMAT", help="--file -: text (a line each), csv, tsv, jsonl or parquet.", rich_help_panel=ADVANCED
+        ),
     ] = None,
     output: Annotated[
         str | None,
@@ -70,6 +73,7 @@ def command(
             metavar="all|none|A,B",
             help="--file: columns of FILE that are written in front of the answers. One that has the name of an "
             "answer's column is written as input_NAME. Default: all.",
+            rich_help_panel=ADVANCED,
         ),
     ] = None,
     encoding: Encoding = None,

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edgeformer.cli import gate
-from edgeformer.cli.calibrate import Also, calibration_options, run_calibration
-from edgeformer.cli.limits import limit_flags, limits_asked
-from edgeformer.cli.options import Artifacts, Json, Ranges, RunOrGraph, Shapes, integers, print_json, stdout
+from edgeformer.cli.import_onnx import locate_or_import
+from edgeformer.cli.options import (
+    ADVANCED,
+    AllowLeak,
+    ArtifactIds,
+    Artifacts,
+    Inputs,
+    Json,
+    Ranges,
+    Shapes,
+    integers,
+    print_json,
+    stdout,
+)
 from edgeformer.formats.errors import InputError, InterruptedRun
 
 if TYPE_CHECKING:
@@ -24,18 +35,21 @@ Minimize = Literal["latency", "size", "memory", "energy"]
 
 
 def command(
-    run: RunOrGraph = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|REPORT.json]",
+            help="A run's name or folder, a bundle's folder, an artifact file, any .onnx file, or a report to judge "
+            "again. Default: the newest finished run.",
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="Hardware profile (see: edgeformer list devices). Default: the recipe's target.")
     ] = None,
-    batch: Annotated[
-        str | None, typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: 1,16; of --validate 1,8.")
-    ] = None,
+    batch: Annotated[str | None, typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: 1,16.")] = None,
     seq: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N…", help="Sequence lengths to measure. Default: the device budget's; of --validate 16,64,128."
-        ),
+        typer.Option(metavar="N,N…", help="Sequence lengths to measure. Default: the device budget's."),
     ] = None,
     threads: Annotated[
         str | None,
@@ -45,7 +59,7 @@ def command(
             "may use.",
         ),
     ] = None,
-    artifact: Annotated[list[str] | None, typer.Option(help="Profile only this artifact. May be repeated.")] = None,
+    artifact: ArtifactIds = None,
     runtime: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +80,8 @@ def command(
     ] = None,
     max_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Fail above this file size, e.g. 20MiB.")] = None,
     max_energy: Annotated[
-        str | None, typer.Option(metavar="ENERGY", help="Fail above this energy per call, e.g. 10mJ.")
+        str | None,
+        typer.Option(metavar="ENERGY", help="Fail above this energy per call, e.g. 10mJ.", rich_help_panel=ADVANCED),
     ] = None,
     search: Annotated[
         bool, typer.Option("--search", help="Name the artifact to deploy: the cheapest that keeps every limit.")
@@ -75,64 +90,56 @@ def command(
         float | None, typer.Option(metavar="SHARE", help="--search: lowest accuracy on validation, e.g. 0.91.")
     ] = None,
     max_perplexity: Annotated[
-        float | None, typer.Option(metavar="X", help="--search: highest perplexity on validation, e.g. 25.")
+        float | None,
+        typer.Option(
+            metavar="X", help="--search: highest perplexity on validation, e.g. 25.", rich_help_panel=ADVANCED
+        ),
     ] = None,
     min_similarity: Annotated[
         float | None,
         typer.Option(
-            metavar="X", help="--search: lowest similarity of an embedding model (rank correlation), e.g. 0.8."
+            metavar="X",
+            help="--search: lowest similarity of an embedding model (rank correlation), e.g. 0.8.",
+            rich_help_panel=ADVANCED,
         ),
     ] = None,
     min_f1: Annotated[
         float | None,
-        typer.Option("--min-f1", metavar="X", help="--search, several labels at once: lowest micro F1, e.g. 0.8."),
+        typer.Option(
+            "--min-f1",
+            metavar="X",
+            help="--search, several labels at once: lowest micro F1, e.g. 0.8.",
+            rich_help_panel=ADVANCED,
+        ),
     ] = None,
     min_cosine: Annotated[
         float | None,
-        typer.Option(metavar="X", help="--search, wrapped ONNX files: lowest cosine with FP32's outputs, e.g. 0.999."),
+        typer.Option(
+            metavar="X",
+            help="--search, imported ONNX files: lowest cosine with FP32's outputs, e.g. 0.999.",
+            rich_help_panel=ADVANCED,
+        ),
     ] = None,
     minimize: Annotated[
         Minimize | None, typer.Option(help="--search: what the pick has least of. Default: latency.")
     ] = None,
-    calibrate: Annotated[
-        bool,
+    measured_bundle: Annotated[
+        str | None,
         typer.Option(
-            "--calibrate", help="Instead of judging: teach the estimator this host's processor, with this bundle."
-        ),
-    ] = False,
-    validate: Annotated[
-        bool,
-        typer.Option(
-            "--validate", help="Instead of judging: measure on this host what the estimator says of it, and compare."
-        ),
-    ] = False,
-    also: Also = None,
-    judge: Annotated[
-        Path | None,
-        typer.Option(
-            "--judge",
-            metavar="REPORT",
-            help="Measure nothing: judge a report that was measured on the device itself.",
+            "--bundle",
+            metavar="RUN",
+            help="REPORT.json: the bundle that was measured, whose checksums must be those of the report.",
+            rich_help_panel=ADVANCED,
         ),
     ] = None,
-    against: gate.Against = None,
-    max_slowdown: gate.MaxSlowdown = None,
-    max_memory_growth: gate.MaxMemoryGrowth = None,
-    max_size_growth: gate.MaxSizeGrowth = None,
-    max_score_loss: gate.MaxScoreLoss = None,
-    eval_data: gate.EvalData = None,
-    junit: gate.JUnit = None,
-    summary: gate.Summary = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.")] = False,
-    allow_leak: Annotated[
-        bool, typer.Option("--allow-leak", help="Profile a language model although it sees future tokens.")
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.", rich_help_panel=ADVANCED),
     ] = False,
+    allow_leak: AllowLeak = False,
     shape: Shapes = None,
     value_range: Ranges = None,
-    inputs: Annotated[
-        Path | None,
-        typer.Option("--inputs", metavar="FILE.npz", help="ONNX files: real inputs, instead of drawn ones."),
-    ] = None,
+    inputs: Inputs = None,
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -148,22 +155,13 @@ def command(
     runtime here and every count of --threads, and prints the Pareto front of score, latency and size. The verdict is
     that of the pick.
 
-    RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer wrap makes it, and the reports go there;
-    nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a --shape;
-    inputs of whole numbers need a --range.
+    RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer import onnx makes it, and the reports go
+    there; nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a
+    --shape; inputs of whole numbers need a --range.
 
-    --calibrate measures this processor and writes DIR/profiles/host.yaml, from which --device host estimates; how far
-    off estimates of other models are it learns from three models and more (--also RUN --also RUN). --validate then says
-    how wrong estimates of RUN are at --batch and --seq.
-
-    --against measures the bundle and its baseline in turns, in fresh processes, until a sequential test is sure: it
-    fails where the bundle is slower than --max-slowdown allows, or worse in memory, size, score or drift, or lacks an
-    artifact. Both are scored on the same rows: the baseline's held-out ones that the candidate was not trained on, or
-    those of --eval-data. Exit code 4 where a check cannot be decided: the machine is too noisy, or can run neither, or
-    there are no rows to score both on.
-
-    --judge takes a report that was measured elsewhere, on the device itself: what the page of edgeformer page offers
-    for download. RUN is not needed; where it is given, the report must be of its files.
+    REPORT.json is a report that was measured on the device itself: by this command there, or by a page of edgeformer
+    page. Nothing is measured; its rows are judged for --device. An edited report is refused, and with --bundle a report
+    of other files than those of that bundle.
 
     Examples:
 
@@ -175,53 +173,48 @@ def command(
 
       edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000
 
-      edgeformer profile --calibrate --also other-run-001 --also third-run-001 --validate
-
-      edgeformer profile --against main/reports/host.json --max-slowdown 5% --junit gate.xml
-
-      edgeformer profile --judge browser.json --device raspberry-pi-5
+      edgeformer profile browser.json --device raspberry-pi-5
     """
-    from edgeformer.cli.judge import judge_elsewhere, refuse
     from edgeformer.cli.progress import show_progress
     from edgeformer.formats.documents import load_profile, own_profiles
     from edgeformer.stages.profiling.estimating.rates import known_error
     from edgeformer.stages.profiling.profile import ProfileOptions
 
-    limits = limits_asked(max_latency, max_vram, max_size, max_energy)
+    limits = _limits(max_latency, max_vram, max_size, max_energy)
     bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
     bounds |= {"similarity": min_similarity, "f1": min_f1, "cosine": min_cosine}
-    shares = (max_slowdown, max_memory_growth, max_size_growth, max_score_loss)
-    gating = gate.Gating(against, shares, eval_data, junit, summary)
-    if judge is not None:
-        measuring = {"batch": batch, "seq": seq, "threads": threads, "strict": strict, "shape": shape, "inputs": inputs}
-        measuring |= {"search": search, "calibrate": calibrate, "validate": validate, "range": value_range}
-        measuring |= {"against": against, "allow-leak": allow_leak, "also": also}
-        measuring |= {flag.lstrip("-"): value is not None for flag, value in _searching(bounds, minimize).items()}
+    folders = (Path(run), artifacts / run) if run is not None else ()
+    if run is not None and run.endswith(".json") and not any(folder.is_dir() for folder in folders):
+        measuring = {"--batch": batch, "--seq": seq, "--threads": threads, "--runtime": runtime, "--strict": strict}
+        measuring |= {"--search": search, **_search_flags(bounds, minimize), "--allow-leak": allow_leak}
+        measuring |= {"--shape": shape, "--range": value_range, "--inputs": inputs}
+        for option, value in measuring.items():
+            if value is not None and value is not False:
+                raise InputError(f"{option}: nothing is measured, because {run} is a report; leave out {option}")
         options = ProfileOptions(artifacts=tuple(artifact or ()), **limits)
-        return judge_elsewhere(judge, (run, artifacts), device, options, {**measuring, "runtime": runtime}, as_json)
-    location = _locate(run, artifacts, shape, value_range, inputs)
+        return _judge_report(Path(run), measured_bundle, artifacts, device, options, as_json)
+    if measured_bundle is not None:
+        raise InputError("--bundle: belongs to a report; name a REPORT.json")
+    location = locate_or_import(run, artifacts, shape, value_range, inputs)
     manifest = location.open_bundle().manifest
-    wanted = _search(search, bounds, minimize, manifest)
-    counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
-    if calibrate or validate or also:
-        judging = {"search": search, "against": against, "artifact": artifact, "runtime": runtime}
-        refuse({**judging, **limit_flags(limits)}, "--calibrate and --validate judge nothing")
-        asked = calibration_options((calibrate, validate), (batches, seqs), counts, strict, (also, artifacts))
-        host = load_profile(device or "host", own_profiles(artifacts), show_progress().message)
-        return run_calibration(location, host, asked, artifacts, as_json)
+    search_options = _search_options(search, bounds, minimize, manifest)
     profile = load_profile(device or manifest.target, own_profiles(artifacts), show_progress().message)
-    error = known_error(profile, load_profile("host", own_profiles(artifacts)))
-    how: dict[str, Any] = {"strict": strict, "threads": counts, "allow_leak": allow_leak, "search": wanted}
-    how |= {"artifacts": tuple(artifact or ()), "runtime": runtime, "estimate_error": error}
-    options = ProfileOptions(batches or None, seqs, **limits, **how)
-    if against is not None:
-        nothing = {"search": search, **limit_flags(limits), "strict": strict}
-        refuse(nothing, "--against holds a bundle against another one")
-        return gate.run_gate(gating, location, profile, options, (artifacts, as_json))
-    return _judge(location, profile, options, as_json)
+    options = ProfileOptions(
+        integers(batch, "--batch") or None,
+        integers(seq, "--seq"),
+        **limits,
+        strict=strict,
+        threads=integers(threads, "--threads"),
+        artifacts=tuple(artifact or ()),
+        runtime=runtime,
+        allow_leak=allow_leak,
+        search=search_options,
+        estimate_error=known_error(profile, load_profile("host", own_profiles(artifacts))),
+    )
+    return _measure_and_judge(location, profile, options, as_json)
 
 
-def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, as_json: bool) -> None:
+def _measure_and_judge(location: Location, profile: DeviceProfile, options: ProfileOptions, as_json: bool) -> None:
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.report_files import write_interrupted, write_report
     from edgeformer.reporting.report_tables import print_report, print_search
@@ -256,45 +249,68 @@ def _judge(location: Location, profile: DeviceProfile, options: ProfileOptions, 
         raise typer.Exit(3)
 
 
-def _locate(
-    run: str | None, artifacts: Path, shapes: list[str] | None, ranges: list[str] | None, inputs: Path | None
-) -> Location:
-    """What RUN stands for; an ONNX file that lies in no bundle is made one of."""
-    from edgeformer.bundle import bundle_around
+def _judge_report(
+    path: Path, run: str | None, artifacts: Path, device: str | None, options: ProfileOptions, as_json: bool
+) -> None:
+    """Judge a report for a device and print it; ``run``: the bundle that was measured, None: none is given.
+
+    Raises:
+        typer.Exit: 3, a budget failed.
+    """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.cli.wrap import wrap_options
-    from edgeformer.run import Location, locate
+    from edgeformer.formats.documents import load_profile, own_profiles
+    from edgeformer.reporting.report_tables import print_report
+    from edgeformer.run import locate
+    from edgeformer.stages.profiling.elsewhere import judge_report
 
-    path = Path(run or "")
-    if run is not None and path.suffix == ".onnx" and path.is_file() and bundle_around(path) is None:
-        from edgeformer.stages.wrapping.wrap import wrap_cached
-
-        progress = show_progress()
-        bundle = wrap_cached(path, artifacts, wrap_options(shapes, ranges, inputs), progress)
-        progress.message(f"{run}: profiled as the bundle {bundle}")
-        return Location(None, bundle)
-    given = {"--shape": shapes, "--range": ranges, "--inputs": inputs}
-    if asked := [option for option, value in given.items() if value]:
-        raise InputError(f"{asked[0]}: is for an ONNX file; the inputs of a bundle are known")
-    return locate(run, artifacts)
+    bundle = locate(run, artifacts).open_bundle() if run is not None else None
+    target = bundle.manifest.target if bundle is not None else None
+    profile = load_profile(device or target, own_profiles(artifacts), show_progress().message)
+    judged = judge_report(path, profile, options, bundle)
+    if as_json:
+        print_json(judged)
+    else:
+        print_report(judged, [], stdout())
+    if judged.verdict.status == "fail":
+        raise typer.Exit(3)
 
 
-def _searching(bounds: dict[str, float | None], minimize: Minimize | None) -> dict[str, object]:
+def _limits(latency: str | None, vram: str | None, size: str | None, energy: str | None) -> dict[str, Any]:
+    """Return the limits of the command line as fields of ProfileOptions. Raises InputError."""
+    from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
+
+    limits: dict[str, tuple[str, str | None, Callable[[str], float]]] = {
+        "max_latency_ms": ("--max-latency", latency, parse_milliseconds),
+        "max_size_bytes": ("--max-size", size, parse_bytes),
+        "max_memory_bytes": ("--max-vram", vram, parse_bytes),
+        "max_energy_mj": ("--max-energy", energy, parse_millijoules),
+    }
+    parsed = {}
+    for field, (option, text, parse) in limits.items():
+        try:
+            parsed[field] = None if text is None else parse(text)
+        except ValueError as error:
+            raise InputError(f"{option}: {error}") from None
+    return parsed
+
+
+def _search_flags(bounds: dict[str, float | None], minimize: Minimize | None) -> dict[str, object]:
     """The flags that say what to search for, and their values as given; ``bounds``: metric → as given."""
     from edgeformer.tasks import all_tasks
 
     return {**{task.metric.flag: bounds.get(task.metric.name) for task in all_tasks()}, "--minimize": minimize}
 
 
-def _search(
-    wanted: bool, bounds: dict[str, float | None], minimize: Minimize | None, manifest: BundleManifest
+def _search_options(
+    search: bool, bounds: dict[str, float | None], minimize: Minimize | None, manifest: BundleManifest
 ) -> SearchOptions | None:
     """What to search for, checked against the bundle before minutes of measuring. ``bounds``: metric → as given."""
     from edgeformer.stages.profiling.choosing import SearchOptions, check_options
 
-    if not wanted:
-        if given := [flag for flag, value in _searching(bounds, minimize).items() if value is not None]:
-            raise InputError(f"{given[0]}: says what to search for; add --search")
+    if not search:
+        for flag, value in _search_flags(bounds, minimize).items():
+            if value is not None:
+                raise InputError(f"{flag}: says what to search for; add --search")
         return None
     options = SearchOptions({name: bound for name, bound in bounds.items() if bound is not None}, minimize or "latency")
     check_options(options, manifest)

@@ -276,7 +276,7 @@ class DeviceProfile(Frozen):
     power: Fact[Power] | None = None
     clocks_hz: Fact[Clocks] | None = Field(None, description="absent: the clock is the same at every power limit")
     budgets: Budgets = Budgets()
-    calibration: Calibration | None = Field(None, description="written by `profile --calibrate`; never by hand")
+    calibration: Calibration | None = Field(None, description="written by `calibrate`; never by hand")
 
     @property
     def tensorrt_edition(self) -> Literal["rtx", "enterprise", "none"]:

@@ -178,7 +178,7 @@ def shipped_names(kind: Kind) -> list[str]:
 
 
 def own_profiles(artifacts: Path) -> Path:
-    """The folder of the user's own device profiles: where `profile --calibrate` writes and every command looks."""
+    """The folder of the user's own device profiles: where `calibrate` writes and every command looks."""
     return artifacts / "profiles"
 
 
@@ -235,7 +235,7 @@ def load_profile(
 
     ``note`` is that of :func:`find`.
 
-    ``local`` is ``<artifacts>/profiles``, where `profile --calibrate` writes. Raises RecipeError; InputError where
+    ``local`` is ``<artifacts>/profiles``, where `calibrate` writes. Raises RecipeError; InputError where
     neither a command nor a recipe's target gave a ``name``.
     """
     if name is None:

@@ -1,4 +1,4 @@
-"""The JSON of `profile --against`: a candidate bundle compared with its baseline, check by check."""
+"""The JSON of `gate`: a candidate bundle compared with its baseline, check by check."""
 
 from __future__ import annotations
 

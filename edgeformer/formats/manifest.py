@@ -286,7 +286,8 @@ class BundleManifest(Frozen):
         {}, description="file of the run → sha256: what its artifacts were made of. Empty: of an older bundle"
     )
     wrapped: str | None = Field(
-        None, description="name of the ONNX file that `edgeformer wrap` made this bundle of; None: exported from a run"
+        None,
+        description="ONNX file that `edgeformer import onnx` made this bundle of; None: exported from a run",
     )
     files: dict[str, str] = Field(description="every other file of the bundle → sha256")
     artifacts: tuple[ArtifactManifest, ...] = Field(strict=False)

@@ -173,7 +173,7 @@ class Candidate(Frozen):
 
 
 class Comparison(Frozen):
-    """Two candidates, measured in turns as `--against` does: their own times were taken minutes apart."""
+    """Two candidates, measured in turns as `gate` does: their own times were taken minutes apart."""
 
     first: int = Field(description="position in `candidates`, of the smaller median")
     second: int = Field(description="of the other one")

@@ -30,7 +30,7 @@ def print_gate(gate: Gate, console: Console) -> None:
     """Print the checks, the worst first, and the verdict.
 
     Args:
-        gate: what `profile --against` found.
+        gate: what `gate` found.
         console: of the terminal.
     """
     title = f"{gate.candidate}\nagainst {gate.baseline}"
@@ -58,7 +58,7 @@ def junit_xml(gate: Gate) -> str:
     counts = {tag: sum(tags.get(check.status) == tag for check in gate.checks) for tag in tags.values()}
     suite = Xml.Element(
         "testsuite",
-        name="edgeformer profile --against",
+        name="edgeformer gate",
         tests=str(len(gate.checks)),
         failures=str(counts["failure"]),
         errors=str(counts["error"]),

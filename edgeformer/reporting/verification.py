@@ -130,7 +130,7 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
 def error_in_words(error: EstimateError | None) -> str:
     """``estimates are off by 8 % typically …``: the median and the worst case as factors."""
     if error is None:
-        return "estimates by this calibration were never checked: edgeformer profile --validate"
+        return "estimates by this calibration were never checked: edgeformer calibrate --validate-only"
     typical, worst = (2**value for value in (error.median_log2, error.worst_log2))
     return (
         f"estimates of {error.cases} cases against measurements on {error.device}: typically within a factor of "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import subprocess
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from edgeformer.cli.app import _with_one_command as one_command
@@ -69,6 +71,18 @@ def test_help_breaks_paragraphs_at_the_width_of_the_terminal_only(monkeypatch: p
             room = 79 - len(line.rstrip())  # a column on each side stays empty
             assert len(following.split()[0]) >= room, f"{command}: broken too early: {line.strip()!r}"
     assert broken > 20
+
+
+def test_a_command_shows_at_most_15_options_outside_the_advanced_panel() -> None:
+    commands = [*app.registered_commands, *import_checkpoint.app.registered_commands]
+    assert {command.rich_help_panel for command in app.registered_commands} >= {"Build", "Use", "Measure", "Check"}
+    for command in commands:
+        alone = copy.copy(app)
+        alone.registered_commands, alone.registered_groups = [command], []
+        (parsed,) = typer.main.get_group(alone).commands.values()
+        options = [option for option in parsed.params if option.param_type_name == "option"]
+        shown = [option.name for option in options if getattr(option, "rich_help_panel", None) != "Advanced"]
+        assert len(shown) < 15, f"{command.name}: {shown} and --help"
 
 
 def test_package_itself_loads_nothing() -> None:

@@ -56,11 +56,11 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile --device raspberry-pi-5": _MEASURES,
     "edgeformer exits --max-drop 1% --risk 5%": "needs a step bundle; tests/evaluating/test_guarantee.py has one",
     'edgeformer predict --confidence auto "a warm, funny and quietly moving film"': "the same",
-    "edgeformer profile --against before.json --max-slowdown 5%": "needs two bundles; tests/profiling/test_gate.py has",
-    "edgeformer profile --calibrate --validate": _MEASURES,
-    "edgeformer profile --calibrate": _MEASURES,
-    "edgeformer profile --calibrate --also other-run-001 --also third-run-001": _MEASURES,
-    "edgeformer profile --validate": _MEASURES,
+    "edgeformer gate --against before.json --max-slowdown 5%": "needs two bundles; tests/profiling/test_gate.py has",
+    "edgeformer calibrate --validate": _MEASURES,
+    "edgeformer calibrate": _MEASURES,
+    "edgeformer calibrate --also other-run-001 --also third-run-001": _MEASURES,
+    "edgeformer calibrate --validate-only": _MEASURES,
     "edgeformer profile crt_imported-001 --device rtx4050 --allow-leak": _MEASURES,
     "edgeformer study table6 --data path/to/data --dry-run": _STUDIES,
     "edgeformer study table6 --data path/to/data": _STUDIES,
@@ -92,19 +92,19 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000": (
         "needs that file; tests/profiling/test_profile_wrapped.py profiles others"
     ),
-    "edgeformer wrap detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz": _WRAPPED,
+    "edgeformer import onnx detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz": _WRAPPED,
     "edgeformer verify detector": _WRAPPED,
     "edgeformer export detector --fp16 --int8 --trt --target rtx4050": (
         "needs that file; tests/exporting/test_wrapped.py exports others"
     ),
     "edgeformer profile detector --device rtx4050 --search --min-cosine 0.999 --minimize size": _MEASURES,
-    "edgeformer wrap sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv": (
+    "edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv": (
         "needs that file; tests/exporting/test_wrapped.py wraps another classifier"
     ),
     "edgeformer page path/to/bundle -o site --libraries node_modules": (
         "needs packages from npm; tests/publishing makes pages and opens them"
     ),
-    "edgeformer profile --judge browser.json --device raspberry-pi-5": (
+    "edgeformer profile browser.json --device raspberry-pi-5": (
         "needs a report from a browser; tests/publishing/test_in_browser.py measures one and judges it"
     ),
     "edgeformer plan crt_deep_rtx4050 --device rtx4050": "test_plan_in_documents.py runs it and reads what it says",

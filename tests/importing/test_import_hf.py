@@ -262,13 +262,13 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
         (
             ({"id2label": {"0": "LABEL_0"}}, "is a model for regression"),
             ({"model_type": "gpt2"}, "model_type 'gpt2' is not known here"),
-            ({"model_type": "xlm-roberta"}, r"'xlm-roberta' is not known.*torch\.onnx\.export.*edgeformer wrap"),
-            ({"model_type": "mpnet"}, r"'mpnet' is not known here.*torch\.onnx\.export.*edgeformer wrap"),
-            ({"id2label": {"0": "stars"}}, r"for regression.*torch\.onnx\.export.*edgeformer wrap"),
+            ({"model_type": "xlm-roberta"}, r"'xlm-roberta' is not known.*torch\.onnx\.export.*edgeformer import onnx"),
+            ({"model_type": "mpnet"}, r"'mpnet' is not known here.*torch\.onnx\.export.*edgeformer import onnx"),
+            ({"id2label": {"0": "stars"}}, r"for regression.*torch\.onnx\.export.*edgeformer import onnx"),
             ({"architectures": ["BertForTokenClassification"]}, "is a BertForTokenClassification, whose head"),
             (
                 {"architectures": ["BertForTokenClassification"]},
-                r"torch\.onnx\.export.*edgeformer wrap OUT/model\.onnx",
+                r"torch\.onnx\.export.*edgeformer import onnx OUT/model\.onnx",
             ),
             ({"architectures": ["BertLMHeadModel"]}, "is a BertLMHeadModel, whose head"),
             ({"id2label": {"0": "x", "1": "x"}}, "id2label gives a name twice: x, x; give others with --labels"),

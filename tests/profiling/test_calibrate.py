@@ -70,7 +70,7 @@ def test_a_calibrated_profile_holds_measured_facts_and_what_was_fitted(calibrate
 def test_the_written_profile_is_found_before_the_shipped_one(calibrated: DeviceProfile, tmp_path: Path) -> None:
     path = write_profile(calibrated, tmp_path / "profiles")
     assert path.name == "host.yaml"
-    assert path.read_text(encoding="utf-8").startswith("# Written by `edgeformer profile --calibrate`")
+    assert path.read_text(encoding="utf-8").startswith("# Written by `edgeformer calibrate`")
     assert load_profile("host", tmp_path / "profiles") == calibrated
     assert load_profile(str(path)) == calibrated
     assert load_profile("host").calibration is None
@@ -99,7 +99,7 @@ def test_cases_that_were_fitted_do_not_count(bundle: Path, calibrated: DevicePro
 
 
 def test_a_profile_without_a_calibration_or_with_anothers_is_refused(bundle: Path, calibrated: DeviceProfile) -> None:
-    with pytest.raises(InputError, match="--calibrate"):
+    with pytest.raises(InputError, match="run edgeformer calibrate"):
         check_estimates([bundle], load_profile("host"), [(1, 16)])
     assert calibrated.calibration is not None
     moved = calibrated.model_copy(

@@ -115,7 +115,7 @@ def test_this_hosts_facts_are_the_fastest_that_were_seen(monkeypatch: pytest.Mon
     assert found.peaks.fp32.verified
     when, _, rest = found.peaks.fp32.source.partition(" with 3 threads ")
     assert rest.startswith(f"({cpu_name()}): the fastest")
-    assert re.fullmatch(r"measured by edgeformer profile --calibrate on 20\d\d-\d\d-\d\d", when)
+    assert re.fullmatch(r"measured by edgeformer calibrate on 20\d\d-\d\d-\d\d", when)
     assert found.peaks.int8 is not None and found.peaks.int8.value == float(f"{2 * 32 * 512**2 / 0.5e-6:.4g}")
     assert found.bandwidth_bytes_per_s is not None and found.bandwidth_bytes_per_s.value == 2.346e10
     assert found.launch_overhead_us is not None and found.launch_overhead_us.value == 2.0
@@ -385,7 +385,7 @@ def test_a_profile_is_written_for_people_and_read_back(bundle: Path, host: Simpl
     path = write_profile(device, tmp_path / "profiles")
     assert path == tmp_path / "profiles" / "buero.yaml" and load_profile(str(path)) == device
     text = path.read_text(encoding="utf-8")
-    assert text.startswith("# Written by `edgeformer profile --calibrate`") and "\ntitle: Büro 2×4\nkind: cpu\n" in text
+    assert text.startswith("# Written by `edgeformer calibrate`") and "\ntitle: Büro 2×4\nkind: cpu\n" in text
     document = yaml.safe_load(text)
     assert list(document)[:3] == ["name", "title", "kind"], "in the order of the profiles that are shipped"
     assert "match" not in document and "null" not in text and "error" not in document["calibration"]

@@ -217,7 +217,7 @@ def test_an_error_is_of_the_cases_that_were_estimated() -> None:
     assert (found.error.kind, found.error.device, found.error.cases) == ("cpu", cpu_name(), 3)
     assert (found.error.median_log2, found.error.worst_log2) == (1.0, 2.0)
     assert found.error.created[:2] == "20"
-    with pytest.raises(InputError, match="'host' has no calibration; run edgeformer profile --calibrate"):
+    with pytest.raises(InputError, match="'host' has no calibration; run edgeformer calibrate"):
         with_error(device(calibration=None), cases)
 
 
@@ -279,7 +279,7 @@ def test_a_card_is_checked_in_both_formats_and_its_profile_says_how_wrong_it_was
     assert kept.model_copy(update={"calibration": None}) == card, "nothing else of the profile changes"
     error = known_error(kept)
     assert error is not None and (error.kind, error.device, error.cases, error.median_log2) == ("cuda", CARD, 4, 1.0)
-    assert "profile --validate" in path.read_text(encoding="utf-8").splitlines()[0]
+    assert "calibrate --validate" in path.read_text(encoding="utf-8").splitlines()[0]
     again, _ = improve(bundle, kept, options, tmp_path)
     assert again.calibration is not None and len(again.calibration.validated_on) == 4, "those of the last time only"
     elsewhere = kept.model_copy(update={"match": "NVIDIA H200"})

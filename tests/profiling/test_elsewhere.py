@@ -1,4 +1,4 @@
-"""profile --judge: reports that were measured elsewhere, honest ones, foreign ones and hostile ones."""
+"""profile REPORT.json: reports that were measured elsewhere, honest ones, foreign ones and hostile ones."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_with_the_bundle_the_files_must_be_the_same(write: Write) -> None:
         judge_report(write(other), device, ProfileOptions(), bundle)
     with pytest.raises(ArtifactError, match="does not have"):
         judge_report(write(report(row("onnx-fp99"))), device, ProfileOptions(), bundle)
-    with pytest.raises(InputError, match="name its RUN"):
+    with pytest.raises(InputError, match="--bundle RUN"):
         judge_report(write(report(row(), subject=None)), device, ProfileOptions())
 
 
@@ -203,7 +203,7 @@ def edgeformer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> None:
     write(report(row(), row("onnx-int8", "webgpu"), device_title="\x1b[31mphone [bold]", notes=["[red]x"]))
-    command = ("profile", "--judge", "browser.json", "--device", PI)
+    command = ("profile", "browser.json", "--device", PI)
     said = edgeformer(*command)
     assert "measured elsewhere: my phone" in said and "WebGPU" in said and "not known" in said
     assert "[red]x" in said and "\x1b[31m" not in said
@@ -213,12 +213,12 @@ def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> No
     searching: list[tuple[str, ...]] = [(task.metric.flag, "0") for task in all_tasks()]
     searching += [("--minimize", "size"), ("--allow-leak",)]
     for option in (("--batch", "1"), ("--strict",), ("--search",), ("--shape", "x=1"), *searching):
-        assert f"{option[0]}: --judge measures nothing" in edgeformer(*command, *option, code=2)
-    edgeformer("profile", "--judge", "browser.json", code=2)
-    assert "Verdict for raspberry-pi-5" in edgeformer("profile", str(BUNDLE), *command[1:])
+        assert f"{option[0]}: nothing is measured" in edgeformer(*command, *option, code=2)
+    edgeformer("profile", "browser.json", code=2)
+    assert "Verdict for raspberry-pi-5" in edgeformer(*command, "--bundle", str(BUNDLE))
     write(report(row("onnx-fp99")))
-    assert "does not have" in edgeformer("profile", str(BUNDLE), *command[1:], code=2)
-    edgeformer("profile", "--judge", "gone.json", "--device", PI, code=2)
+    assert "does not have" in edgeformer(*command, "--bundle", str(BUNDLE), code=2)
+    assert "gone.json: cannot be read" in edgeformer("profile", "gone.json", "--device", PI, code=2)
     (tmp_path / "browser.json").write_text("{" * 50_000, encoding="utf-8")
     edgeformer(*command, code=2)
     edgeformer("compare", "browser.json", "browser.json", code=2)

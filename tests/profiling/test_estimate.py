@@ -153,7 +153,7 @@ def reason(bundle: Path, target: DeviceProfile, artifact: ArtifactManifest | Non
 def test_a_missing_fact_is_named(bundle: Path, changes: dict[str, Any], missing: str) -> None:
     assert f"does not say {missing}" in reason(bundle, device("cuda", **changes))
     here = reason(bundle, device("cpu", **changes))
-    assert here.endswith("run edgeformer profile --calibrate")
+    assert here.endswith("run edgeformer calibrate")
 
 
 def test_gpus_need_the_peak_of_the_precision(bundle: Path) -> None:

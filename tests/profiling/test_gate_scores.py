@@ -401,7 +401,7 @@ def test_the_command_scores_on_a_file_and_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = in_process(monkeypatch, capsys)
-    asked = ["profile", str(swapped.folder), "--device", "host", "--artifact", FP32, "--against", str(baseline.folder)]
+    asked = ["gate", str(swapped.folder), "--device", "host", "--artifact", FP32, "--against", str(baseline.folder)]
     files = ["--junit", str(tmp_path / "gate.xml"), "--summary", str(tmp_path / "gate.md")]
     gate = json.loads(run(*asked, "--eval-data", str(held_out), *files, "--json", code=3))
     (score,) = [check for check in gate["checks"] if check["name"] == "score"]

@@ -1,4 +1,4 @@
-"""What `edgeformer profile` refuses before it measures anything."""
+"""What `edgeformer profile` and `edgeformer calibrate` refuse before they measure anything."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ def folder(tmp_path: Path) -> Path:
     return write_bundle(tmp_path / "bundle")
 
 
-def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+def refused(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *options: str,
+    command: str = "profile",
+) -> str:
     """The message of exit code 2; stdout is one JSON document and nothing was written."""
     before = sorted(folder.rglob("*"))
-    monkeypatch.setattr(sys, "argv", ["edgeformer", "profile", str(folder), "--device", "host", "--json", *options])
+    monkeypatch.setattr(sys, "argv", ["edgeformer", command, str(folder), "--device", "host", "--json", *options])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
@@ -37,14 +43,8 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         (["--min-accuracy", "0.9"], "--min-accuracy: says what to search for; add --search"),
         (["--minimize", "size"], "--minimize: says what to search for; add --search"),
         (["--search", "--minimize", "price"], "price"),
-        (["--search", "--calibrate"], "--search: --calibrate and --validate judge nothing"),
-        (["--max-size", "1MiB", "--validate"], "--max-size: --calibrate and --validate judge nothing"),
-        (["--calibrate", "--threads", "1,2"], "one number of threads"),
-        (["--validate", "--threads", "1"], "those of the calibration"),
-        (["--validate"], "has no calibration"),
-        (["--also", "another-run", "--validate"], "--also: names runs to calibrate with; say --calibrate"),
-        (["--also", "another-run"], "--also: names runs to calibrate with; say --calibrate"),
-        (["--also", "another-run", "--calibrate"], "another-run"),
+        (["--bundle", "another-run"], "--bundle: belongs to a report"),
+        (["--calibrate"], "No such option"),
         (["--max-energy", "10"], "--max-energy"),
         (["--max-energy", "10MiB"], "UJ, MJ, J"),
         (["--threads", "1,two"], "--threads 1,16"),
@@ -68,3 +68,27 @@ def test_accuracy_of_a_language_model(
     seal(folder, manifest)
     message = refused(folder, monkeypatch, capsys, "--search", "--min-accuracy", "0.9")
     assert "language model; bound it with --max-perplexity" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--threads", "1,2"], "one number of threads"),
+        (["--validate-only", "--threads", "1"], "those of the calibration"),
+        (["--validate-only"], "has no calibration; run edgeformer calibrate"),
+        (
+            ["--also", "another-run", "--validate-only"],
+            "--also: names runs to calibrate with; leave out --validate-only",
+        ),
+        (["--also", "another-run"], "another-run"),
+        (["--search"], "No such option"),
+    ],
+)
+def test_options_of_calibrate_that_make_no_sense(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    expected: str,
+) -> None:
+    assert expected in refused(folder, monkeypatch, capsys, *options, command="calibrate")

@@ -59,7 +59,7 @@ def test_what_may_be_unknown() -> None:
 def test_a_fact_that_is_needed_is_named_with_the_way_to_it(missing: str) -> None:
     with pytest.raises(EdgeformerError) as here:
         rates_of(device("cpu", **{missing: None}), "fp32")
-    assert str(here.value) == f"device profile 'made-up' does not say {missing}; run edgeformer profile --calibrate"
+    assert str(here.value) == f"device profile 'made-up' does not say {missing}; run edgeformer calibrate"
     for elsewhere in (device("cpu", match="Other", **{missing: None}), device("cuda", **{missing: None})):
         with pytest.raises(EdgeformerError) as absent:
             rates_of(elsewhere, "fp32")
@@ -121,7 +121,7 @@ def test_a_processor_of_the_same_name_may_be_another_one(
     if says is None:
         assert refused() is None
     else:
-        assert refused() == f"device profile 'made-up' was calibrated {says}; run edgeformer profile --calibrate"
+        assert refused() == f"device profile 'made-up' was calibrated {says}; run edgeformer calibrate"
     assert refused(match="Xeon") is None, "of another machine, which is as it was"
 
 

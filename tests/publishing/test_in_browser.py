@@ -221,7 +221,7 @@ def test_it_measures_what_the_commands_take(site: Path, tab: Tab, tmp_path: Path
     assert all(not row.latency_ms.stable for row in report.rows if row.phase == "steady")
     for name in ("a", "b"):
         (tmp_path / f"{name}.json").write_text(report.model_dump_json(), encoding="utf-8")
-    judged = ("profile", "--judge", str(tmp_path / "a.json"), "--device", "raspberry-pi-5", "--json")
+    judged = ("profile", str(tmp_path / "a.json"), "--device", "raspberry-pi-5", "--json")
     checks = json.loads(edgeformer(*judged))["verdict"]["checks"]
     statuses = {(one["name"], one["status"]) for one in checks}
     assert statuses == {("size", "pass"), ("latency", "unknown"), ("memory", "unknown")}

@@ -212,7 +212,7 @@ def test_the_command(fake_libraries: Path, tmp_path: Path, edgeformer: Edgeforme
     assert site_of(site)["shapes"] == [[1, 8], [1, 16]]
     told = json.loads(edgeformer(*command, "--provider", "wasm", "--json"))
     assert told["artifacts"] == ["onnx-int8"] and told["page"] == str(site)
-    # 48: where the model's texts are cut, though it could take 64; --judge looks for that shape
+    # 48: where the model's texts are cut, though it could take 64; profile REPORT.json looks for that shape
     assert site_of(site)["shapes"] == [[1, 16], [1, 48]] and len(site_of(site)["providers"]) == 1
 
 

@@ -326,7 +326,7 @@ class TestCached:
 class TestCommands:
     def test_wrap_and_what_cannot_be_done_with_it(self, tmp_path: Path) -> None:
         save(tmp_path, graphs.convolutions())
-        made = edgeformer("wrap", "net.onnx", "-o", "bundle", "--json", cwd=tmp_path)
+        made = edgeformer("import", "onnx", "net.onnx", "-o", "bundle", "--json", cwd=tmp_path)
         assert made.code == 0, made.err
         document = json.loads(made.out)
         assert document["bundle"] == "bundle" and document["artifacts"][0]["status"] == "built"
@@ -337,7 +337,7 @@ class TestCommands:
     def test_other_commands_say_how_a_file_becomes_a_bundle(self, tmp_path: Path) -> None:
         save(tmp_path, graphs.convolutions())
         refused = edgeformer("verify", "net.onnx", cwd=tmp_path)
-        assert refused.code == 2 and "edgeformer wrap net.onnx -o BUNDLE" in refused.err
+        assert refused.code == 2 and "edgeformer import onnx net.onnx -o BUNDLE" in refused.err
 
     @pytest.mark.parametrize(
         ("options", "says"),
@@ -350,5 +350,5 @@ class TestCommands:
     )
     def test_slips(self, tmp_path: Path, options: list[str], says: str) -> None:
         save(tmp_path, graphs.convolutions())
-        refused = edgeformer("wrap", "net.onnx", "-o", "bundle", *options, cwd=tmp_path)
+        refused = edgeformer("import", "onnx", "net.onnx", "-o", "bundle", *options, cwd=tmp_path)
         assert refused.code == 2 and says in refused.err

@@ -18,7 +18,7 @@ M = TypeVar("M", bound=BaseModel)
 
 AS_ONNX = (
     "to measure it nevertheless, export it to ONNX (optimum-cli export onnx --model MODEL OUT, or torch.onnx.export), "
-    "then run: edgeformer wrap OUT/model.onnx -o BUNDLE"
+    "then run: edgeformer import onnx OUT/model.onnx -o BUNDLE"
 )
 """Remedy of every refusal of a model whose computation is not implemented here."""
 Size = Annotated[int, Field(ge=1)]

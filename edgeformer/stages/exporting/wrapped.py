@@ -1,4 +1,4 @@
-"""export of a bundle that `wrap` made: further precisions and engines of somebody's graph, held to what it computes."""
+"""export of a bundle that `import onnx` made: further precisions and engines, compared with what its graph computes."""
 
 from __future__ import annotations
 

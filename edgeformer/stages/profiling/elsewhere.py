@@ -65,7 +65,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     chosen = _chosen(path, rows, options.artifacts)
     task = task_named(subject.task)
     if bundle is None and not task.reads_text:
-        raise InputError(f"--judge {path}: of a {task.noun}, whose shapes only the bundle tells; name its RUN, too")
+        raise InputError(f"{path}: of a {task.noun}, whose shapes only the bundle has; name it: --bundle RUN")
     data = bundle.data if bundle is not None else None
     limits = limits_of(
         options, device, task, longest_call(task, subject.max_positions, subject.max_length), data, elsewhere=True
@@ -121,7 +121,7 @@ def _subject(path: Path, report: Report, bundle: Bundle | None) -> Subject:
     """What was measured, as the report says it, after it was compared with the bundle; else as the bundle does."""
     if bundle is None:
         if report.subject is None:
-            raise InputError(f"--judge {path}: written by an earlier version, which names no task; name its RUN, too")
+            raise InputError(f"{path}: by an earlier version, which names no task; name the bundle: --bundle RUN")
         return report.subject
     own = subject_of(bundle.manifest, bundle.artifacts)
     for name in dict.fromkeys(row.artifact for row in report.rows):
@@ -144,11 +144,11 @@ def _require_measured(path: Path, report: Report, rows: tuple[Row, ...]) -> None
     if not report.on_target:
         host = report.host.get("cpu", "another machine")
         raise InputError(
-            f"--judge {path}: its rows were measured on {host}; for {report.device_title} it has estimates; a report "
+            f"{path}: its rows were measured on {host}; for {report.device_title} it has estimates; a report "
             "is judged that was measured on the device itself"
         )
     if not any(row.latency_ms.status == "measured" for row in rows):
-        raise InputError(f"--judge {path}: holds no measured row")
+        raise InputError(f"{path}: holds no measured row")
 
 
 def _chosen(path: Path, rows: tuple[Row, ...], asked: tuple[str, ...]) -> list[str]:

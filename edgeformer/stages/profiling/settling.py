@@ -1,7 +1,7 @@
 """The two fastest candidates of a search, measured in turns where their own times cannot tell them apart.
 
 A candidate's time is the median of a process, and of a second one right behind it; that of the next candidate was taken
-minutes later. What `--against` would call no different, or the other way round, is not picked by such times.
+minutes later. What `gate` would call no different, or the other way round, is not picked by such times.
 """
 
 from __future__ import annotations

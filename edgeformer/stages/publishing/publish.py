@@ -139,7 +139,7 @@ def _shapes(bundle: Bundle, options: PageOptions) -> tuple[tuple[int, int], ...]
     for _, seq in options.shapes:
         if longest is not None and seq > longest:
             raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; ask for less")
-    judged = longest_call(bundle.task, longest, bundle.manifest.max_length)  # --judge looks for that shape
+    judged = longest_call(bundle.task, longest, bundle.manifest.max_length)  # profile REPORT.json looks for that shape
     usual = ((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES)
     return options.shapes or tuple(dict.fromkeys(usual))
 

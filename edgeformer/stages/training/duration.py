@@ -204,7 +204,7 @@ def _by_rates(recipe: Recipe, device: DeviceProfile, precision: str, length: Tra
     # Products are summed in FP32 whatever they multiply; a CPU that multiplies in bf16 does so up to twice as fast.
     rates = device.peaks.of("fp32")
     if not rates:
-        remedy = "measure them with edgeformer profile --calibrate" if device.name == "host" else "its profile has none"
+        remedy = "measure them with edgeformer calibrate" if device.name == "host" else "its profile has none"
         return _unavailable(f"the rates of {device.title} are not known: {remedy}")
     rate, faster = rates[0].value, 2.0 if precision == "bf16" else 1.0
     operations = step_operations(recipe, length.tokens) * length.rows / recipe.training.batch_size

@@ -1,4 +1,4 @@
-"""`profile --calibrate`: this host's rates, and how near its operators come to them, from a bundle's graphs at shapes
+"""`calibrate`: this host's rates, and how near its operators come to them, from a bundle's graphs at shapes
 that :mod:`.check` does not use."""
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _BUDGET_S, _PROBE_S, _PROCESS_S, _NODES_S = 200.0, 20.0, 3.0, 1.3
 _LONGEST_S = 600.0
 _COMMENTS = {
     "cpu": """\
-# Written by `edgeformer profile --calibrate`: this host's rates as they were measured, and what the estimator learned.
+# Written by `edgeformer calibrate`: this host's rates as they were measured, and what the estimator learned.
 # It says nothing about another machine, and is refused there. Budgets are yours to change; the rest is not.
 """,
     "cuda": """\
-# Written by `edgeformer profile --validate`: the profile as it was, and how far estimates from its facts were from
-# measurements on the card itself. Facts and budgets are yours to change; then validate again.
+# Written by `edgeformer calibrate --validate-only`: the profile as it was, and how far estimates from its facts were
+# from measurements on the card itself. Facts and budgets are yours to change; then validate again.
 """,
 }
 

@@ -1,4 +1,4 @@
-"""`profile --validate`: estimates beside measurements on the present host, at shapes that were not fitted."""
+"""`calibrate --validate`: estimates beside measurements on the present host, at shapes that were not fitted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECK_SHAPES: tuple[Shape, ...] = tuple(product((1, 8), (16, 64, 128)))
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """What ``profile --calibrate --validate`` is asked for.
+    """What ``calibrate`` is asked for.
 
     Attributes:
         calibrate: teach the estimator this host's processor.
@@ -191,7 +191,7 @@ def with_error(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceProf
 
 def _calibration(device: DeviceProfile) -> Calibration:
     if device.calibration is None:
-        raise InputError(f"device profile {device.name!r} has no calibration; run edgeformer profile --calibrate")
+        raise InputError(f"device profile {device.name!r} has no calibration; run edgeformer calibrate")
     return device.calibration
 
 

@@ -42,7 +42,7 @@ def host_facts(
         timed: artifacts.
         disturbed: what else used the machine meanwhile: then nothing of this counts as verified.
     """
-    when = f"measured by edgeformer profile --calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
+    when = f"measured by edgeformer calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
     when += f"; {disturbed}" if disturbed else ""
     quiet = disturbed is None
 

@@ -96,12 +96,12 @@ def refused_calibration(device: DeviceProfile) -> str | None:
     if expected.lower() not in calibration.processor.lower():
         return (
             f"device profile {device.name!r} was calibrated for another processor ({calibration.processor}, not "
-            f"{expected}); run edgeformer profile --calibrate there"
+            f"{expected}); run edgeformer calibrate there"
         )
     differs = _differences(calibration) if device.match is None else []
     if not differs:
         return None
-    return f"device profile {device.name!r} was calibrated {'; '.join(differs)}; run edgeformer profile --calibrate"
+    return f"device profile {device.name!r} was calibrated {'; '.join(differs)}; run edgeformer calibrate"
 
 
 def _differences(calibration: Calibration) -> list[str]:
@@ -144,7 +144,7 @@ def speed_words(calibration: Calibration) -> str:
 
 def _value(device: DeviceProfile, name: str, fact: Fact[float] | None) -> float:
     if fact is None:
-        how = "; run edgeformer profile --calibrate" if device.kind == "cpu" and device.match is None else ""
+        how = "; run edgeformer calibrate" if device.kind == "cpu" and device.match is None else ""
         raise EdgeformerError(f"device profile {device.name!r} does not say {name}{how}")
     return fact.value
 

@@ -1,4 +1,4 @@
-// The report, as edgeformer's own commands read it (`compare`, `profile --judge`).
+// The report, as edgeformer's own commands read it (`compare`, `profile REPORT.json`).
 
 /**
  * @param {object} site site.json
@@ -28,7 +28,7 @@ export function buildReport(site, facts, rows, about) {
     leaks: site.leaks,
     parameters: site.parameters,
     rows,
-    // A page knows no budgets: edgeformer profile --judge holds the report against one.
+    // A page knows no budgets: edgeformer profile REPORT.json holds the report against one.
     verdict: { status: "unknown", checks: [] },
     notes: about.notes,
     subject: site.subject,

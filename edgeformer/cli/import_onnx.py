@@ -1,4 +1,4 @@
-"""edgeformer wrap: somebody's ONNX file becomes a bundle."""
+"""edgeformer import onnx: an ONNX file becomes a bundle; other commands take an ONNX file in the same way."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeformer.cli.options import Json, Ranges, Shapes, print_json, stdout
+from edgeformer.cli.options import Json, print_json, stdout
+from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from edgeformer.run import Location
     from edgeformer.stages.wrapping.wrap import WrapOptions
 
 
@@ -26,8 +28,22 @@ def command(
             help="Real inputs, an array of each name: one call, or several with an axis in front. Default: drawn.",
         ),
     ] = None,
-    shape: Shapes = None,
-    value_range: Ranges = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="INPUT=1x512",
+            help="Sizes of an input; B stands for the batch size, S for the sequence length. May be repeated.",
+        ),
+    ] = None,
+    value_range: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            metavar="INPUT=LOW:HIGH",
+            help="Draw an input's golden numbers evenly from these, both included. May be repeated.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of drawn inputs.")] = 0,
     tokenizer: Annotated[
         Path | None,
@@ -63,13 +79,13 @@ def command(
 
     Examples:
 
-      edgeformer wrap model.onnx -o bundle
+      edgeformer import onnx model.onnx -o bundle
 
-      edgeformer wrap vad.onnx -o vad-bundle --shape input=1x512 --shape state=2x1x128 --range sr=16000
+      edgeformer import onnx vad.onnx -o vad-bundle --shape input=1x512 --shape state=2x1x128 --range sr=16000
 
-      edgeformer wrap detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz
+      edgeformer import onnx detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz
 
-      edgeformer wrap sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv
+      edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.reporting.tables import artifact_table
@@ -105,3 +121,29 @@ def wrap_options(
         inputs=inputs,
         **others,
     )
+
+
+def locate_or_import(
+    run: str | None, artifacts: Path, shapes: list[str] | None, ranges: list[str] | None, inputs: Path | None
+) -> Location:
+    """Return the location of RUN; an ONNX file outside of a bundle becomes a bundle below ``artifacts``.
+
+    Raises:
+        InputError: options of ONNX files for a RUN that is none; or RUN cannot be used.
+    """
+    from edgeformer.bundle import bundle_around
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.run import Location, locate
+
+    path = Path(run or "")
+    if run is not None and path.suffix == ".onnx" and path.is_file() and bundle_around(path) is None:
+        from edgeformer.stages.wrapping.wrap import wrap_cached
+
+        progress = show_progress()
+        bundle = wrap_cached(path, artifacts, wrap_options(shapes, ranges, inputs), progress)
+        progress.message(f"{run}: measured as the bundle {bundle}")
+        return Location(None, bundle)
+    for option, value in {"--shape": shapes, "--range": ranges, "--inputs": inputs}.items():
+        if value:
+            raise InputError(f"{option}: is for an ONNX file; the inputs of a bundle are known")
+    return locate(run, artifacts)
