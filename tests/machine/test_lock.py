@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import filelock
 import psutil
 import pytest
 
@@ -67,7 +68,9 @@ def test_a_second_process_is_refused_and_the_first_one_named(tmp_path: Path) -> 
     assert not (tmp_path / LOCK_FILE).exists()
 
 
-def test_the_same_process_cannot_have_it_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [0, 1], ids=["elsewhere", "Windows"])
+def test_the_same_process_cannot_have_it_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    monkeypatch.setattr(lock, "_OWNER_AT", first)
     with locked(tmp_path, "x"), pytest.raises(LockedError) as refused:
         locked(tmp_path, "x").__enter__()
     said = str(refused.value)
@@ -184,15 +187,16 @@ def test_a_lock_that_its_owner_removed_after_it_was_opened_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner gives it back between our opening and our taking it: what we took has no name any more."""
-    take, taken = lock._take, []
+    lock_descriptor, taken = filelock.lock_descriptor, []
 
-    def removing(handle: int) -> None:
-        take(handle)
+    def removing(handle: int, blocking: bool) -> bool:
+        free = lock_descriptor(handle, blocking=blocking)
         if not taken:
             (tmp_path / LOCK_FILE).unlink()
         taken.append(os.dup(handle))
+        return free
 
-    monkeypatch.setattr(lock, "_take", removing)
+    monkeypatch.setattr(filelock, "lock_descriptor", removing)
     before = psutil.Process().num_fds()
     with locked(tmp_path, "x"):
         assert len(taken) == 2 and json.loads((tmp_path / LOCK_FILE).read_text(encoding="utf-8"))["pid"] == os.getpid()
@@ -223,10 +227,10 @@ def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EWOULDBLOCK])
 def test_a_file_system_without_locks_is_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refuse(handle: int) -> None:
+    def refuse(handle: int, blocking: bool) -> bool:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(lock, "_take", refuse)
+    monkeypatch.setattr(filelock, "lock_descriptor", refuse)
     if number == errno.EWOULDBLOCK:
         with pytest.raises(LockedError):
             locked(tmp_path, "x").__enter__()
