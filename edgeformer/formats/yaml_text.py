@@ -2,6 +2,8 @@
 
 Aliases (``&base`` … ``*base``, ``<<: *base``) work; each counts with all that it stands for, so that a few lines cannot
 stand for billions, and one that leads back into itself is refused.
+
+Lines come from PyYAML's nodes: ruamel.yaml takes twice the time, has no such limits, and reads dates and 1_000.
 """
 
 from __future__ import annotations
