@@ -99,6 +99,15 @@ def test_every_weight_is_stored_once_and_counted(traced: onnx_ir.Model, tmp_path
         assert 0 < error.max() < 0.6 * float(wanted[name].std())
 
 
+def test_small_tables_stay_fp32_where_nodes_have_no_names(traced: onnx_ir.Model) -> None:
+    nameless = traced.clone()
+    for node in nameless.graph:
+        node.name = ""
+    made = quantize(nameless)
+    assert sum(node.op_type == "GatherBlockQuantized" for node in made.graph) == 1
+    assert "types.weight" in made.graph.initializers
+
+
 @pytest.mark.parametrize(("pretrained", "block"), [(True, BLOCK), (False, LONG_BLOCK)])
 def test_pretrained_weights_get_shorter_blocks(traced: onnx_ir.Model, pretrained: bool, block: int) -> None:
     made = quantized_graphs(Graphs(traced, row_scales=pretrained)).exits

@@ -22,7 +22,8 @@ _PACKED = "MatMulNBits"
 _PRODUCTS = ("MatMul", "Gemm", "MatMulInteger", _PACKED)
 
 QUANTIZED, SCALE, ZERO_POINT = "_quantized", "_scale", "_zero_point"
-"""How the names of a quantised weight, its scales and its zero points end, here and in ONNX Runtime's quantizer."""
+"""How the names of a quantised weight, its scales and its zero points end, here and in ONNX Runtime's quantizers: that
+of 4 bits writes the plural."""
 
 
 def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
@@ -77,7 +78,8 @@ def _packed(graph: onnx.ModelProto) -> dict[str, int]:
 def _is_parameter(tensor: onnx.TensorProto, *, but_scales: bool) -> bool:
     if math.prod(tensor.dims) <= 1 or tensor.name.rsplit(".", 1)[-1] in NO_PARAMETERS:
         return False
-    return tensor.data_type in _FLOATS | INTEGERS and not (but_scales and tensor.name.endswith((SCALE, ZERO_POINT)))
+    scales = tensor.name.removesuffix("s").endswith((SCALE, ZERO_POINT))
+    return tensor.data_type in _FLOATS | INTEGERS and not (but_scales and scales)
 
 
 def _bytes(tensor: onnx.TensorProto) -> int:
