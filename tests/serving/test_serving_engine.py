@@ -160,16 +160,16 @@ def test_a_language_model_has_nothing_to_serve() -> None:
 
 def test_metrics_are_in_the_format_of_prometheus() -> None:
     metrics = Metrics()
-    metrics.began()
-    metrics.called(3, 0.25)
-    metrics.answered(3, 1)
-    metrics.ended(200, 0.003)
+    metrics.requests.labels(200).inc()
+    metrics.request_s.observe(0.003)
+    metrics.call_rows.observe(3)
+    metrics.call_s.inc(0.25)
     lines = metrics.text().splitlines()
-    assert 'edgeformer_requests_total{status="200"} 1' in lines and "edgeformer_requests_running 0" in lines
-    assert 'edgeformer_request_seconds_bucket{le="0.0025"} 0' in lines
-    assert 'edgeformer_request_seconds_bucket{le="0.005"} 1' in lines
-    assert 'edgeformer_request_seconds_bucket{le="+Inf"} 1' in lines
-    assert 'edgeformer_call_rows_bucket{le="4"} 1' in lines and "edgeformer_call_seconds_total 0.25" in lines
+    assert 'edgeformer_requests_total{status="200"} 1.0' in lines and "edgeformer_requests_running 0.0" in lines
+    assert 'edgeformer_request_seconds_bucket{le="0.0025"} 0.0' in lines
+    assert 'edgeformer_request_seconds_bucket{le="0.005"} 1.0' in lines
+    assert 'edgeformer_request_seconds_bucket{le="+Inf"} 1.0' in lines
+    assert 'edgeformer_call_rows_bucket{le="4.0"} 1.0' in lines and "edgeformer_call_seconds_total 0.25" in lines
     names = {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")}
     typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in names} == typed

@@ -171,7 +171,7 @@ def test_answers_are_not_mixed_up() -> None:
 
     with serving() as (_, port), ThreadPoolExecutor(16) as pool:
         assert sum(pool.map(client, range(16))) == 400
-        assert 'edgeformer_requests_total{status="200"} 400' in ask(port, "/metrics")[2]
+        assert 'edgeformer_requests_total{status="200"} 400.0' in ask(port, "/metrics")[2]
 
 
 def test_overload_is_said_and_what_was_taken_is_answered() -> None:
@@ -213,7 +213,7 @@ def test_too_many_requests_are_refused_and_what_watches_is_answered() -> None:
         for one in slow:
             one.sendall(head)
         deadline = time.monotonic() + 2
-        while "edgeformer_requests_running 2" not in ask(port, "/metrics")[2]:
+        while "edgeformer_requests_running 2.0" not in ask(port, "/metrics")[2]:
             assert time.monotonic() < deadline
         status, headers, body = ask(port, "/predict", {"text": "a"})
         assert (status, headers["retry-after"]) == (503, "1") and "2 requests are in work" in body["error"]
@@ -243,8 +243,8 @@ def test_a_stop_under_load_finishes_what_was_accepted() -> None:
         while accepted < 12:
             assert time.monotonic() < deadline
             metrics = ask(port, "/metrics")[2]
-            running = int(re.search(r"^edgeformer_requests_running (\d+)$", metrics, re.M)[1])  # type: ignore[index]
-            accepted = running + sum(map(int, re.findall(r"^edgeformer_requests_total{.*} (\d+)$", metrics, re.M)))
+            running = int(re.search(r"^edgeformer_requests_running (\d+)\.0$", metrics, re.M)[1])  # type: ignore[index]
+            accepted = running + sum(map(int, re.findall(r"^edgeformer_requests_total{.*} (\d+)\.0$", metrics, re.M)))
         assert running, "every request finished before the last one was accepted"
         child.send_signal(signal.SIGTERM)
         for one in clients:

@@ -72,7 +72,7 @@ class Application:
 
     async def _predict(self, request: Request) -> Response:
         started = time.perf_counter()
-        self._metrics.began()
+        self._metrics.running.inc()
         self._running += 1
         status = 500
         try:
@@ -83,7 +83,9 @@ class Application:
             response = Response(status_code=400)
         finally:
             self._running -= 1
-            self._metrics.ended(status, time.perf_counter() - started)
+            self._metrics.running.dec()
+            self._metrics.requests.labels(status).inc()
+            self._metrics.request_s.observe(time.perf_counter() - started)
         return response
 
     async def _answer(self, request: Request) -> Response:
@@ -103,7 +105,8 @@ class Application:
             return _refusal(504, f"no answer within {self._limits.timeout_s:g} s")
         except EdgeformerError as error:  # the model's: not enough memory for instance
             return _refusal(500, str(error))
-        self._metrics.answered(len(answers), sum(isinstance(answer, Unanswered) for answer in answers))
+        self._metrics.texts.inc(len(answers))
+        self._metrics.unanswered.inc(sum(isinstance(answer, Unanswered) for answer in answers))
         found = [answer.as_dict() for answer in answers]
         return JSONResponse({"run": self._served.name, "artifact": self._served.artifact, "predictions": found})
 

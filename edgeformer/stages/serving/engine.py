@@ -82,7 +82,7 @@ class Engine:
                 raise OverloadedError(f"{self._texts:,} texts are waiting", self._retry_after_s())
             self._waiting.append(request)
             self._texts += len(texts)
-            self._metrics.waiting(self._texts)
+            self._metrics.waiting.set(self._texts)
             self._changed.notify()
         return request.answers
 
@@ -130,7 +130,7 @@ class Engine:
                     if request.answers.set_running_or_notify_cancel():
                         taken.append(request)
                         count += len(request.texts)
-            self._metrics.waiting(self._texts)
+            self._metrics.waiting.set(self._texts)
         return taken
 
     def _answer(self, requests: list[_Request]) -> None:
@@ -155,7 +155,8 @@ class Engine:
     def _counted(self, inputs: Arrays) -> Arrays:
         started = time.perf_counter()
         outputs = self._run(inputs)
-        self._metrics.called(len(inputs["input_ids"]), time.perf_counter() - started)
+        self._metrics.call_s.inc(time.perf_counter() - started)
+        self._metrics.call_rows.observe(len(inputs["input_ids"]))
         return outputs
 
 
