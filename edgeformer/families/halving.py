@@ -3,7 +3,8 @@
 Tracing takes seconds and what it finds is the same in either precision, but for types. These follow from the halved
 model by torch's own rules: its tensors say what is stored in which type, operands of two types are promoted, numbers
 that the code states take the type beside them, and modules that say ``keeps_float32`` take FP16, compute in float32 and
-give FP16. ``tests/families/test_halving.py`` compares the two graphs node for node.
+give FP16. ``tests/families/test_halving.py`` compares the two graphs node for node. onnxruntime.transformers.float16
+decides by operator instead of by module, and cannot reproduce that graph.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What an ONNX file says of itself, read out of its bytes: inputs, outputs, operators, opsets, how much it stores.
 
-Neither the package ``onnx`` nor a runtime is needed, so that a file is judged before anything opens it; see
+Neither the package ``onnx``, which the base installation lacks, nor a runtime is needed, so that a file is judged
+before anything opens it; see
 :mod:`edgeformer.formats.onnx_files` for how its messages are read.
 """
 

@@ -189,6 +189,7 @@ def share_interval(hits: int, rows: int, error: float) -> tuple[float, float]:
         rows: all of them, at least 1.
         error: chance that the interval misses the share, on each side.
     """
+    # Not scipy.stats.binomtest: `profile` and `exits` run on devices, and the base installation has no scipy.
     low = 0.0 if hits == 0 else _where(lambda share: _at_most(rows - hits, rows, 1 - share) <= error)
     high = 1.0 if hits == rows else _where(lambda share: _at_most(hits, rows, share) > error)
     return low, high

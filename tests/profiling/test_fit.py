@@ -59,16 +59,12 @@ def test_nnls_finds_what_made_the_target(wanted: list[float], seed: int) -> None
     assert nnls(matrix, matrix @ np.array(wanted)) == pytest.approx(wanted, abs=1e-6)
 
 
-def test_nnls_gives_nothing_negative_and_no_better_answer_exists_nearby() -> None:
+def test_nnls_is_scipys() -> None:
+    optimize = pytest.importorskip("scipy.optimize", reason="scipy, which scikit-learn brings, is the oracle")
     draw = np.random.default_rng(3)
     for _ in range(30):
         matrix, target = draw.normal(size=(10, 4)), draw.normal(size=10)
-        found = nnls(matrix, target)
-        error = float(np.sum((matrix @ found - target) ** 2))
-        assert (found >= 0).all()
-        for _ in range(50):
-            other = np.maximum(0, found + draw.normal(scale=0.1, size=4))
-            assert float(np.sum((matrix @ other - target) ** 2)) >= error - 1e-9
+        assert nnls(matrix, target) == pytest.approx(optimize.nnls(matrix, target)[0], abs=1e-9)
 
 
 def test_an_efficiency_is_found_again() -> None:

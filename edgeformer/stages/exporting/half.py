@@ -6,6 +6,8 @@ are known to be harmless there (products, sums, activations, moves), and if noth
 FP16's limits: not on the golden inputs, and not by a stored number. Norms, softmax, powers, roots, exponentials, sums
 over an axis and what is not known stay FP32, as do inputs and outputs. Every value keeps its name and its FP32 type;
 its FP16 twin stands beside it, and casts that nobody reads are removed. Weights are stored once.
+
+onnx_ir has no FP16 pass, and onnxruntime.transformers.float16 clips numbers that FP16 cannot hold without an error.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ def row_cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> Fl
 
 def spearman(first: NDArray[np.number[Any]], second: NDArray[np.number[Any]]) -> float:
     """Rank correlation of two lists [n]; equal values share the mean of their ranks. NaN where one does not vary."""
+    # Not scipy.stats.spearmanr: `evaluate` runs on devices, and the base installation has no scipy.
     ranks = [_ranks(values) for values in (first, second)]
     centred = [values - values.mean() for values in ranks]
     spread = float(np.sqrt((centred[0] ** 2).sum() * (centred[1] ** 2).sum()))
