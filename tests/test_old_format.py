@@ -1,4 +1,8 @@
-"""Runs and bundles that were made before the move to the second house open, and say what they said."""
+"""Runs and bundles of earlier versions open and give the recorded results.
+
+``*-v1`` precede the move to today's packages. ``*-v2`` were written by commit 55f2298, the last before the
+simplification; of the language model only the bundle is kept.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,15 @@ from edgeformer.run import Run
 from tests.cli.run_cli import edgeformer
 
 OLD = Path(__file__).parent / "old_format"
-NAMES = ("classifier-v1", "language-v1")
+RUNS = ("classifier-v1", "language-v1", "classifier-v2")
+BUNDLES = (*RUNS, "language-v2")
 TOLERANCE = {"fp32": 1e-5, "fp16": 1e-2, "int8": 2e-2}
 
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
-    """A folder with artifacts/ that holds copies of both."""
-    for name in NAMES:
+    """A folder whose artifacts/ holds copies of all."""
+    for name in BUNDLES:
         shutil.copytree(OLD / name, tmp_path / "artifacts" / name)
     return tmp_path
 
@@ -39,22 +44,23 @@ def document(*arguments: str, cwd: Path, code: int = 0) -> Any:
 
 def test_they_are_listed(workplace: Path) -> None:
     outcome = edgeformer("list", "runs", cwd=workplace)
-    assert outcome.code == 0 and all(Run.open(OLD / name).name in outcome.out for name in NAMES)
+    assert outcome.code == 0 and all(Run.open(OLD / name).name in outcome.out for name in RUNS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BUNDLES)
 def test_their_bundles_are_verified(name: str, workplace: Path) -> None:
-    found = document("verify", name, cwd=workplace)
+    found = document("verify", f"artifacts/{name}/bundle", cwd=workplace)
     assert found["exit_code"] == 0 and {check["status"] for check in found["files"]} == {"intact"}
     built = {artifact.id for artifact in Bundle.open(OLD / name / "bundle").built()}
     assert {check["artifact"] for check in found["artifacts"] if check["status"] == "verified"} == built
 
 
-def test_predictions_are_those_of_before() -> None:
-    before = json.loads((OLD / "classifier-v1-predictions.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name, step_graphs", [("classifier-v1", ["onnx-fp32-step"]), ("classifier-v2", [])])
+def test_predictions_are_those_of_before(name: str, step_graphs: list[str]) -> None:
+    before = json.loads((OLD / f"{name}-predictions.json").read_text(encoding="utf-8"))
     texts = [prediction["text"] for prediction in before["predictions"]]
-    for artifact in ("onnx-fp32", "onnx-fp16", "onnx-int8", "onnx-fp32-step", "torch"):
-        found = document("predict", str(OLD / "classifier-v1"), *texts, "--artifact", artifact, cwd=OLD)
+    for artifact in ("onnx-fp32", "onnx-fp16", "onnx-int8", *step_graphs, "torch"):
+        found = document("predict", str(OLD / name), *texts, "--artifact", artifact, cwd=OLD)
         assert found["run"] == before["run"]
         precision = next((part for part in artifact.split("-") if part in TOLERANCE), "fp32")
         for now, then in zip(found["predictions"], before["predictions"], strict=True):
@@ -62,7 +68,7 @@ def test_predictions_are_those_of_before() -> None:
                 assert now["probabilities"][label] == pytest.approx(probability, abs=TOLERANCE[precision])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUNS)
 def test_scores_are_those_of_before(name: str, workplace: Path) -> None:
     """The synthetic data is made again by the recipe, and is what training saw, or it would be refused."""
     before = {(row.artifact, row.split, row.exit): row for row in read_evaluation(OLD / name).rows}
@@ -83,9 +89,11 @@ def test_text_is_written(workplace: Path) -> None:
     weights = document("generate", "language-v1", "a good", *options, "--artifact", "torch", cwd=workplace)
     assert graphs["tokens"] == weights["tokens"] and len(graphs["tokens"]) > 0
     assert (graphs["artifact"], weights["artifact"]) == ("onnx-fp32-decode", "torch")
+    bundle = document("generate", "artifacts/language-v2/bundle", "a good", *options, cwd=workplace)
+    assert bundle["tokens"] == [221] * 8  # what commit 55f2298 generates
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["classifier-v1", "language-v1"])
 def test_their_reports_are_read_and_compared(name: str, workplace: Path) -> None:
     report = read_manifest(Report, OLD / name / "reports" / "rtx4050.json")
     assert report.run == Run.open(OLD / name).name and report.rows
@@ -121,7 +129,18 @@ def test_a_run_is_exported_again(workplace: Path) -> None:
     assert after.name in card
 
 
+def test_a_run_of_version_2_is_exported_again(workplace: Path) -> None:
+    before = Bundle.open(OLD / "classifier-v2" / "bundle")
+    found = document("export", "classifier-v2", "--fp16", cwd=workplace)
+    kept = {artifact["id"]: artifact["kept"] for artifact in found["artifacts"]}
+    assert kept == {"onnx-fp32": False, "onnx-fp16": False, "onnx-int8": True}
+    after = Bundle.open(workplace / "artifacts" / "classifier-v2" / "bundle")
+    old, new = before.golden().arrays, after.golden().arrays
+    assert old.keys() == new.keys() and np.allclose(old["logits"], new["logits"], atol=1e-5)
+
+
 def test_a_bundle_of_other_weights_is_not_taken_for_the_runs(workplace: Path) -> None:
+    shutil.rmtree(workplace / "artifacts" / "classifier-v2")  # the newest run would be exported
     run = workplace / "artifacts" / "language-v1"
     tensors = load_file(run / "model" / "model.safetensors")
     save_file({name: tensor * 1.01 for name, tensor in tensors.items()}, run / "model" / "model.safetensors")
