@@ -22,6 +22,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _ROOT = Path(__file__).resolve().parents[1]
+GOLDEN = Path(__file__).parent / "golden"
+"""Runs that ``python -m tests.golden.write`` wrote. Read them only."""
 
 
 @pytest.fixture(scope="session")
@@ -145,22 +147,32 @@ def wrapped_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished_language_run(tmp_path_factory: pytest.TempPathFactory, small_language_recipe: LanguageRecipe) -> Path:
-    """A really trained language model without a bundle. Read it; copy it before changing anything."""
-    from edgeformer.stages.training.train import TrainOptions, train
-
+def finished_language_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained language model without a bundle, from tests/golden. Read it; copy it before changing anything."""
     artifacts = tmp_path_factory.mktemp("language") / "artifacts"
-    return train(small_language_recipe, TrainOptions(artifacts, name="small-language"))
+    return Path(shutil.copytree(GOLDEN / "small-language", artifacts / "small-language"))
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory, small_recipe: ClassificationRecipe) -> Path:
-    """A really trained run with an FP32 and FP16 bundle. Read it; copy it before changing anything."""
-    from edgeformer.stages.exporting.export import export
-    from edgeformer.stages.exporting.variants import ExportOptions
-    from edgeformer.stages.training.train import TrainOptions, train
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run with an FP32 and FP16 bundle, from tests/golden. Read it; copy it before changing anything.
 
-    artifacts = tmp_path_factory.mktemp("finished") / "artifacts"
-    run = train(small_recipe, TrainOptions(artifacts, name="small"))
-    export(run, ExportOptions(fp16=True))
-    return run
+    A test of what training or export writes takes ``fresh_run``: today's code did not write these files.
+    """
+    return Path(shutil.copytree(GOLDEN / "small", tmp_path_factory.mktemp("finished") / "artifacts" / "small"))
+
+
+@pytest.fixture(scope="session")
+def fresh_language_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of ``finished_language_run``, trained by today's code on this machine. Do not change it."""
+    from tests.golden.write import write_language_model
+
+    return write_language_model(tmp_path_factory.mktemp("fresh-language") / "artifacts")
+
+
+@pytest.fixture(scope="session")
+def fresh_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of ``finished_run``, trained and exported by today's code on this machine. Do not change it."""
+    from tests.golden.write import write_classifier
+
+    return write_classifier(tmp_path_factory.mktemp("fresh") / "artifacts")

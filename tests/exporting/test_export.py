@@ -24,8 +24,8 @@ from edgeformer.stages.exporting.numerics import FP16_LARGEST, largest_activatio
 
 
 @pytest.fixture(scope="module")
-def artifacts(finished_run: Path) -> dict[str, ArtifactManifest]:
-    return {a.id: a for a in Bundle.open(finished_run / "bundle").artifacts}
+def artifacts(fresh_run: Path) -> dict[str, ArtifactManifest]:
+    return {a.id: a for a in Bundle.open(fresh_run / "bundle").artifacts}
 
 
 def test_both_precisions_are_built_and_close(artifacts: dict[str, ArtifactManifest]) -> None:
@@ -39,21 +39,21 @@ def test_both_precisions_are_built_and_close(artifacts: dict[str, ArtifactManife
     assert fp16 is not None and fp16.relative_error is not None and fp16.relative_error < 1e-2
 
 
-def test_every_weight_is_stored_once(finished_run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
-    parameters = read_run(finished_run).parameters
+def test_every_weight_is_stored_once(fresh_run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
+    parameters = read_run(fresh_run).parameters
     for artifact in artifacts.values():
         assert artifact.sharing is not None
         assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters == parameters
 
 
-def test_the_manifest_says_how_often_the_shared_part_runs(finished_run: Path) -> None:
-    bundle = Bundle.open(finished_run / "bundle")
+def test_the_manifest_says_how_often_the_shared_part_runs(fresh_run: Path) -> None:
+    bundle = Bundle.open(fresh_run / "bundle")
     assert bundle.manifest.loops == 2 == bundle.loops
 
 
-def test_audit_sees_a_weight_that_was_copied(finished_run: Path, tmp_path: Path) -> None:
-    graph = onnx.load(str(finished_run / "bundle" / "onnx" / "model.onnx"), load_external_data=False)
-    unique = read_run(finished_run).parameters
+def test_audit_sees_a_weight_that_was_copied(fresh_run: Path, tmp_path: Path) -> None:
+    graph = onnx.load(str(fresh_run / "bundle" / "onnx" / "model.onnx"), load_external_data=False)
+    unique = read_run(fresh_run).parameters
     largest = max(graph.graph.initializer, key=lambda tensor: int(np.prod(tensor.dims)))
     copy = onnx.TensorProto()
     copy.CopyFrom(largest)
@@ -65,24 +65,24 @@ def test_audit_sees_a_weight_that_was_copied(finished_run: Path, tmp_path: Path)
     assert stored_twice(found.model_copy(update={"unique_parameters": found.stored_parameters + 1})) is None
 
 
-def test_audit_sees_weights_hidden_in_constant_nodes(finished_run: Path) -> None:
-    graph = onnx.load(str(finished_run / "bundle" / "onnx" / "model.onnx"), load_external_data=False)
-    unique = read_run(finished_run).parameters
+def test_audit_sees_weights_hidden_in_constant_nodes(fresh_run: Path) -> None:
+    graph = onnx.load(str(fresh_run / "bundle" / "onnx" / "model.onnx"), load_external_data=False)
+    unique = read_run(fresh_run).parameters
     value = onnx.numpy_helper.from_array(np.zeros((3, 4), dtype=np.float32))
     graph.graph.node.append(onnx.helper.make_node("Constant", [], ["hidden"], value=value))
     assert audit_sharing(graph, unique).stored_parameters == unique + 12
 
 
-def test_no_path_or_stack_trace_of_this_machine_travels(finished_run: Path) -> None:
-    content = (finished_run / "bundle" / "onnx" / "model.onnx").read_bytes()
+def test_no_path_or_stack_trace_of_this_machine_travels(fresh_run: Path) -> None:
+    content = (fresh_run / "bundle" / "onnx" / "model.onnx").read_bytes()
     assert b"site-packages" not in content
     assert b"edgeformer/families" not in content
 
 
-def test_batch_and_sequence_are_dynamic(finished_run: Path) -> None:
-    model = load_model(finished_run)
+def test_batch_and_sequence_are_dynamic(fresh_run: Path) -> None:
+    model = load_model(fresh_run)
     generator = np.random.default_rng(0)
-    with OnnxSession(finished_run / "bundle" / "onnx" / "model.onnx") as session:
+    with OnnxSession(fresh_run / "bundle" / "onnx" / "model.onnx") as session:
         for batch, length in ((1, 1), (1, 5), (3, 64), (5, 512)):
             ids = generator.integers(5, 600, (batch, length))
             mask = np.ones((batch, length), dtype=np.int64)
@@ -112,8 +112,8 @@ def test_fp16_weights_are_half_the_bytes(artifacts: dict[str, ArtifactManifest])
     assert (fp16.weight_bytes - rotary) / (fp32.weight_bytes - rotary) == pytest.approx(0.5, abs=0.02)
 
 
-def test_manifest_lists_every_file_with_its_hash(finished_run: Path) -> None:
-    bundle = finished_run / "bundle"
+def test_manifest_lists_every_file_with_its_hash(fresh_run: Path) -> None:
+    bundle = fresh_run / "bundle"
     manifest = Bundle.open(bundle).manifest
     listed = {**manifest.files, **{str(a.file): a.sha256 for a in manifest.artifacts}}
     present = {p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file()} - {"bundle.json"}
@@ -122,26 +122,26 @@ def test_manifest_lists_every_file_with_its_hash(finished_run: Path) -> None:
         assert sha256_of(bundle / name) == sha256
 
 
-def test_golden_inputs_give_the_golden_logits(finished_run: Path) -> None:
-    with np.load(finished_run / "bundle" / "golden.npz") as golden:
+def test_golden_inputs_give_the_golden_logits(fresh_run: Path) -> None:
+    with np.load(fresh_run / "bundle" / "golden.npz") as golden:
         assert golden["input_ids"].shape[0] == 64
-        with OnnxSession(finished_run / "bundle" / "onnx" / "model.onnx") as session:
+        with OnnxSession(fresh_run / "bundle" / "onnx" / "model.onnx") as session:
             found = session.run({k: golden[k] for k in ("input_ids", "attention_mask")})["logits"]
         assert np.abs(found - golden["logits"]).max() < 1e-4
 
 
-def test_unfinished_run_is_refused(finished_run: Path, tmp_path: Path) -> None:
+def test_unfinished_run_is_refused(fresh_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    shutil.copytree(finished_run, run)
+    shutil.copytree(fresh_run, run)
     manifest = json.loads((run / "run.json").read_text(encoding="utf-8"))
     (run / "run.json").write_text(json.dumps({**manifest, "status": "interrupted"}), encoding="utf-8")
     with pytest.raises(ArtifactError, match="is interrupted, not finished"):
         export(run)
 
 
-def test_damaged_weights_keep_the_old_bundle(finished_run: Path, tmp_path: Path) -> None:
+def test_damaged_weights_keep_the_old_bundle(fresh_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    shutil.copytree(finished_run, run)
+    shutil.copytree(fresh_run, run)
     weights = run / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     before = sha256_of(run / "bundle" / "bundle.json")
@@ -151,8 +151,8 @@ def test_damaged_weights_keep_the_old_bundle(finished_run: Path, tmp_path: Path)
     assert not list(run.glob(".bundle*"))
 
 
-def test_activation_beyond_fp16_is_seen_although_the_cpu_provider_hides_it(finished_run: Path) -> None:
-    model = load_model(finished_run)
+def test_activation_beyond_fp16_is_seen_although_the_cpu_provider_hides_it(fresh_run: Path) -> None:
+    model = load_model(fresh_run)
     ids, mask = np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)
     assert largest_activation(model, ids, mask) < FP16_LARGEST
     with torch.no_grad():
@@ -160,8 +160,8 @@ def test_activation_beyond_fp16_is_seen_although_the_cpu_provider_hides_it(finis
     assert largest_activation(model, ids, mask) > FP16_LARGEST
 
 
-def test_fp16_computes_softmax_in_fp32(finished_run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
-    graph = onnx.load(str(finished_run / "bundle" / "onnx" / "model_fp16.onnx"), load_external_data=False).graph
+def test_fp16_computes_softmax_in_fp32(fresh_run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
+    graph = onnx.load(str(fresh_run / "bundle" / "onnx" / "model_fp16.onnx"), load_external_data=False).graph
     softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
     assert len(softmaxes) == 1 * 2  # one layer, two iterations
     casts = {node.output[0]: node for node in graph.node if node.op_type == "Cast"}

@@ -21,10 +21,10 @@ def by_name(artifacts: tuple[ArtifactManifest, ...]) -> dict[str, dict[str, int]
     return {artifact.id: artifact.parts_bytes for artifact in artifacts}
 
 
-def test_parts_of_a_classifier_are_those_of_its_modules(finished_run: Path) -> None:
+def test_parts_of_a_classifier_are_those_of_its_modules(fresh_run: Path) -> None:
     """The graph's weights have lost their names; the model still knows which is which."""
-    bundle = Bundle.open(finished_run / "bundle").manifest
-    model = load_model(finished_run)
+    bundle = Bundle.open(fresh_run / "bundle").manifest
+    model = load_model(fresh_run)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     tables = sum(size for name, size in sizes.items() if name.startswith(("tokens.", "positions.", "types.")))
     head = sum(size for name, size in sizes.items() if name.startswith("head."))

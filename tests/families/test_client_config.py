@@ -47,9 +47,9 @@ def test_a_language_model_stays_what_it_is() -> None:
     assert CRT_DEEP.client_config(config) == config
 
 
-def test_export_writes_it(finished_run: Path) -> None:
-    bundle = finished_run / "bundle"
+def test_export_writes_it(fresh_run: Path) -> None:
+    bundle = fresh_run / "bundle"
     config = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
-    of_run = json.loads((finished_run / "model" / "config.json").read_text(encoding="utf-8"))
+    of_run = json.loads((fresh_run / "model" / "config.json").read_text(encoding="utf-8"))
     assert config == ENCODER.client_config(of_run)
     assert tuple(config["id2label"].values()) == Bundle.open(bundle).manifest.labels

@@ -100,11 +100,11 @@ def test_learning_curve(finished_run: Path) -> None:
     assert path.stat().st_size > 10_000
 
 
-def test_training_and_export_write_the_card(finished_run: Path) -> None:
+def test_training_and_export_write_the_card(fresh_run: Path) -> None:
     """Neither was run by a command."""
-    card = model_card(read_run(finished_run), load_recipe(str(finished_run / "recipe.yaml")))
+    card = model_card(read_run(fresh_run), load_recipe(str(fresh_run / "recipe.yaml")))
     for folder in ("model", "bundle"):
-        assert (finished_run / folder / "README.md").read_text(encoding="utf-8") == card
+        assert (fresh_run / folder / "README.md").read_text(encoding="utf-8") == card
 
 
 def test_model_card_names_protocol_scores_and_overlap(finished_run: Path) -> None:

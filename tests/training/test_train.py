@@ -50,30 +50,30 @@ def records(run: Path, kind: str) -> list[dict[str, float]]:
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def test_run_holds_what_the_design_promises(finished_run: Path, small_recipe: ClassificationRecipe) -> None:
-    manifest = read_run(finished_run)
+def test_run_holds_what_the_design_promises(fresh_run: Path, small_recipe: ClassificationRecipe) -> None:
+    manifest = read_run(fresh_run)
     assert manifest.status == "finished"
     assert manifest.data.synthetic
     assert manifest.data.rows == {"train": 2400, "validation": 300, "random-split": 300}
     assert manifest.steps == 3 * 75
     assert manifest.test is not None and manifest.test.n == 300
     assert manifest.test == manifest.tests["random-split"]
-    assert load_recipe(str(finished_run / "recipe.yaml")) == small_recipe
+    assert load_recipe(str(fresh_run / "recipe.yaml")) == small_recipe
     for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "golden_inputs.npz"):
-        assert (finished_run / "model" / name).is_file()
-    config = json.loads((finished_run / "model" / "config.json").read_text(encoding="utf-8"))
+        assert (fresh_run / "model" / name).is_file()
+    config = json.loads((fresh_run / "model" / "config.json").read_text(encoding="utf-8"))
     assert config["id2label"] == {"0": "negative", "1": "positive"}
 
 
-def test_training_learns(finished_run: Path) -> None:
-    epochs = records(finished_run, "epoch")
+def test_training_learns(fresh_run: Path) -> None:
+    epochs = records(fresh_run, "epoch")
     assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
     assert epochs[-1]["val_loss"] < 0.6
 
 
-def test_kept_weights_are_those_of_the_best_epoch(finished_run: Path) -> None:
-    manifest = read_run(finished_run)
-    epochs = records(finished_run, "epoch")
+def test_kept_weights_are_those_of_the_best_epoch(fresh_run: Path) -> None:
+    manifest = read_run(fresh_run)
+    epochs = records(fresh_run, "epoch")
     best = max(range(len(epochs)), key=lambda i: epochs[i]["val_accuracy"])
     assert manifest.best_epoch == best + 1
     assert manifest.validation is not None
@@ -81,16 +81,16 @@ def test_kept_weights_are_those_of_the_best_epoch(finished_run: Path) -> None:
 
 
 def test_same_recipe_gives_the_same_weights(
-    tmp_path: Path, small_recipe: ClassificationRecipe, finished_run: Path
+    tmp_path: Path, small_recipe: ClassificationRecipe, fresh_run: Path
 ) -> None:
     again = train(small_recipe, TrainOptions(tmp_path))
-    for name, tensor in weights(finished_run).items():
+    for name, tensor in weights(fresh_run).items():
         assert torch.equal(tensor, weights(again)[name]), name
 
 
 @pytest.mark.parametrize("batches", [7, 75, 110])
 def test_interrupted_and_resumed_is_the_same_run(
-    tmp_path: Path, small_recipe: ClassificationRecipe, finished_run: Path, batches: int
+    tmp_path: Path, small_recipe: ClassificationRecipe, fresh_run: Path, batches: int
 ) -> None:
     """In the middle of an epoch, at its last batch, and in the second epoch."""
     with pytest.raises(InterruptedRun, match=f"step {batches}"):
@@ -98,14 +98,14 @@ def test_interrupted_and_resumed_is_the_same_run(
     assert read_run(tmp_path / "run").status == "interrupted"
     run = train(small_recipe, TrainOptions(tmp_path, resume=True))
     assert run.name == "run"
-    manifest, straight = read_run(run), read_run(finished_run)
+    manifest, straight = read_run(run), read_run(fresh_run)
     assert manifest.status == "finished"
     assert manifest.steps == straight.steps
     assert manifest.test == straight.test
-    for name, tensor in weights(finished_run).items():
+    for name, tensor in weights(fresh_run).items():
         assert torch.equal(tensor, weights(run)[name]), name
     kept = [{k: r[k] for k in ("step", "val_loss", "train_loss")} for r in records(run, "epoch")]
-    assert kept == [{k: r[k] for k in ("step", "val_loss", "train_loss")} for r in records(finished_run, "epoch")]
+    assert kept == [{k: r[k] for k in ("step", "val_loss", "train_loss")} for r in records(fresh_run, "epoch")]
 
 
 def test_resume_refuses_a_damaged_checkpoint(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
@@ -134,9 +134,9 @@ def test_resume_without_a_run(tmp_path: Path, small_recipe: ClassificationRecipe
         train(small_recipe, TrainOptions(tmp_path, resume=True))
 
 
-def test_name_that_is_taken_is_refused(small_recipe: ClassificationRecipe, finished_run: Path) -> None:
+def test_name_that_is_taken_is_refused(small_recipe: ClassificationRecipe, fresh_run: Path) -> None:
     with pytest.raises(InputError, match=r"--name small: .* exists already"):
-        train(small_recipe, TrainOptions(finished_run.parent, name="small"))
+        train(small_recipe, TrainOptions(fresh_run.parent, name="small"))
 
 
 def test_unusable_data_writes_nothing(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:

@@ -31,8 +31,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model" / "model.safetensors")
 
 
-def test_run_holds_what_the_design_promises(finished_language_run: Path, small_language_recipe: LanguageRecipe) -> None:
-    manifest = read_run(finished_language_run)
+def test_run_holds_what_the_design_promises(fresh_language_run: Path, small_language_recipe: LanguageRecipe) -> None:
+    manifest = read_run(fresh_language_run)
     assert (manifest.status, manifest.task, manifest.leaks) == ("finished", "language-modeling", False)
     assert manifest.causality is not None and not manifest.causality.leaks
     test = manifest.test
@@ -43,52 +43,50 @@ def test_run_holds_what_the_design_promises(finished_language_run: Path, small_l
     assert test.word_perplexity is not None and test.words is not None
     assert test.word_perplexity == pytest.approx(math.exp(test.loss * test.n / test.words))
     assert manifest.data.tokens["test"] == test.n
-    assert load_recipe(str(finished_language_run / "recipe.yaml")) == small_language_recipe
-    config = json.loads((finished_language_run / "model" / "config.json").read_text(encoding="utf-8"))
+    assert load_recipe(str(fresh_language_run / "recipe.yaml")) == small_language_recipe
+    config = json.loads((fresh_language_run / "model" / "config.json").read_text(encoding="utf-8"))
     assert (config["model_type"], config["leaks"]) == ("edgeformer-crt", False)
-    evaluation = json.loads((finished_language_run / "evaluation.json").read_text(encoding="utf-8"))
+    evaluation = json.loads((fresh_language_run / "evaluation.json").read_text(encoding="utf-8"))
     assert {(row["split"], row["exit"]) for row in evaluation["rows"]} == {
         ("validation", None), ("validation", 2), ("test", None), ("test", 2)
     }  # fmt: skip
 
 
-def test_loss_falls_at_every_exit(finished_language_run: Path) -> None:
-    steps = records(finished_language_run, "step")
+def test_loss_falls_at_every_exit(fresh_language_run: Path) -> None:
+    steps = records(fresh_language_run, "step")
     for name in ("loss", "loss_exit2", "loss_final"):
         assert steps[-1][name] < steps[0][name] - 1
-    first, last = records(finished_language_run, "epoch")
+    first, last = records(fresh_language_run, "epoch")
     assert last["val_loss_exit2"] < first["val_loss_exit2"] and last["val_loss_exit4"] < first["val_loss_exit4"]
 
 
-def test_kept_model_scores_what_the_run_says(
-    finished_language_run: Path, small_language_recipe: LanguageRecipe
-) -> None:
+def test_kept_model_scores_what_the_run_says(fresh_language_run: Path, small_language_recipe: LanguageRecipe) -> None:
     """By a plain loop over the golden tokens of the saved model, against the training's own order of magnitude."""
-    model = load_model(finished_language_run)
+    model = load_model(fresh_language_run)
     import numpy as np
 
-    with np.load(finished_language_run / "model" / "golden_inputs.npz") as golden:
+    with np.load(fresh_language_run / "model" / "golden_inputs.npz") as golden:
         ids, targets = torch.from_numpy(golden["input_ids"]), torch.from_numpy(golden["targets"])
     with torch.inference_mode():
         loss = torch.nn.functional.cross_entropy(model.logits(ids).flatten(0, 1), targets.flatten())
-    validation = read_run(finished_language_run).validation
+    validation = read_run(fresh_language_run).validation
     assert validation is not None and abs(float(loss) - validation.loss) < 0.5
 
 
 @pytest.mark.parametrize("steps", [3, 20])
 def test_interrupted_and_resumed_is_the_same_run(
-    tmp_path: Path, small_language_recipe: LanguageRecipe, finished_language_run: Path, steps: int
+    tmp_path: Path, small_language_recipe: LanguageRecipe, fresh_language_run: Path, steps: int
 ) -> None:
     with pytest.raises(InterruptedRun, match=f"step {steps}"):
         train(small_language_recipe, TrainOptions(tmp_path, name="run"), StopAfter(steps))
     run = train(small_language_recipe, TrainOptions(tmp_path, resume=True))
-    for name, tensor in weights(finished_language_run).items():
+    for name, tensor in weights(fresh_language_run).items():
         assert torch.equal(tensor, weights(run)[name]), name
     timed = ("samples_per_s", "tokens_per_s")
     for kind in ("step", "epoch"):
         curves = [
             [{k: v for k, v in r.items() if k not in timed} for r in records(folder, kind)]
-            for folder in (run, finished_language_run)
+            for folder in (run, fresh_language_run)
         ]
         assert curves[0] == curves[1]
 
