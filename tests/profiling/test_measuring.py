@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from edgeformer.formats.report import Row
 from edgeformer.stages.profiling import process
 from edgeformer.stages.profiling.launch import measure_in_child
 from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of
-from tests.exporting.language_run import exported_language_run
 from tests.profiling.measuring_child import RULES, make_spec
+from tests.publishing.old_bundles import LANGUAGE
 
 # A clock for which every import, and every JSON file that is read, takes a quarter of an hour. Opening a session of a
 # tiny graph really takes milliseconds.
@@ -35,7 +36,7 @@ sys.exit(child.main())
 
 @pytest.fixture(scope="module")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported_language_run(tmp_path_factory) / "bundle"
+    return Path(shutil.copytree(LANGUAGE, tmp_path_factory.mktemp("language") / "bundle"))
 
 
 @pytest.fixture(scope="module")
