@@ -6,7 +6,7 @@ EDGEFORMER := $(BIN)/edgeformer
 
 MINUTES ?= 9
 
-.PHONY: demo test bench results gpu-check torture mutants lint wheel clean
+.PHONY: demo test bench study results gpu-check torture mutants lint wheel clean
 
 # A recipe becomes a run, a run a bundle, a bundle a report: meant to stay under 90 s on two cores after the installation.
 demo: $(VENV)/.train
@@ -22,6 +22,10 @@ test: $(VENV)/.dev
 # make bench BENCH="--data ~/sst2 --tokenizer ~/bert/tokenizer.json --model ~/minilm"
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.bench $(BENCH)
+
+# A table or figure of the papers, from training to figures: make study NAME=table6 STUDY="--data ~/data --jobs 2"
+study: $(VENV)/.train
+	$(BIN)/python -m benchmarks.studies $(NAME) $(STUDY)
 
 # docs/results.md, and the verdicts in docs/claims.yaml and docs/claims.md, from the JSON in benchmarks/results.
 results: $(VENV)/.dev

@@ -11,7 +11,7 @@ WordPiece tokens, which is what the models read. Three sets of data, all cut as 
 
 Usage: python -m benchmarks.domain_baseline --data DIR [--json FILE]
 
-DIR has the folders amazon, imdb, sst2 and yelp, as for `edgeformer study --data DIR`.
+DIR has the folders amazon, imdb, sst2 and yelp, as for `python -m benchmarks.studies --data DIR`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from tokenizers import Tokenizer
 
+from benchmarks.studies.local_data import load_local_data, with_local_data
 from edgeformer.data.cleaning import clean
 from edgeformer.data.findings import load_and_look
 from edgeformer.data.splits import split
 from edgeformer.families import load_recipe
 from edgeformer.formats.data_config import DataConfig
 from edgeformer.machine.host import cpu_name, now
-from edgeformer.studies.local_data import shipped_mapping, with_local_data
 
 RECIPE = "recurrent_domains_fast"
 AMAZON, DVD = "amazon/mdsd_8000.jsonl.xz", "dvd"
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    recipe: Any = with_local_data(load_recipe(RECIPE), [arguments.data], shipped_mapping())
+    recipe: Any = with_local_data(load_recipe(RECIPE), [arguments.data], load_local_data())
     data: DataConfig = recipe.data
     tokenizer = Tokenizer.from_file(recipe.tokenizer.path)
     tokenizer.enable_truncation(data.max_length)

@@ -43,7 +43,7 @@ class Json(Frozen):
 class Study(Frozen):
     """A cell of a study's committed table, the mean over its seeds; what is missing was not run yet.
 
-    ``run``, ``at``  the row, as in recipes/studies: a run's name, and its test set, precision or exit
+    ``run``, ``at``  the row, as in benchmarks/studies: a run's name, and its test set, precision or exit
     ``leaks``        the claim is about a model that sees what it predicts; elsewhere such a row is refused
     ``hub``          a data set that must be the hub's own: a row that files stood in for decides nothing
     """

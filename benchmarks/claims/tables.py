@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.claims.schema import Number, Study
 from benchmarks.results_page.committed import read_table
+from benchmarks.studies.specification import Study as Written
+from benchmarks.studies.specification import load_study, measure
 from edgeformer.formats.errors import InputError
-from edgeformer.formats.study import Study as Written
-from edgeformer.formats.study import load_study, measure
 
 
 class NotThere(Exception):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.session import Figures, Session
+from benchmarks.studies.results import StudyTable
 from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun
-from edgeformer.formats.study_result import StudyTable
 
 OWN = Path(__file__).parent / "studies"
 AT_A_TIME = 6
@@ -20,7 +20,7 @@ def tabulated(session: Session, name: str) -> Figures:
 
     Args:
         session: in whose folder the runs lie.
-        name: of a shipped study, or a path.
+        name: of a study, or a path.
 
     Raises:
         InterruptedRun: the time is up. What is finished stands in the session's ``partial`` by then.
@@ -44,15 +44,11 @@ def tabulated(session: Session, name: str) -> Figures:
 
 
 def _run(session: Session, name: str, *, train: bool) -> StudyTable:
-    from edgeformer.studies.study import StudyOptions, plan_study, run_study
-    from edgeformer.studies.writing import write_study
+    from benchmarks.studies.study import StudyOptions, plan_study, run_study
 
     data = (session.options.data,) if session.options.data is not None and not session.tiny else ()
     options = StudyOptions(session.work, data=data, jobs=AT_A_TIME, train=train)
-    plan = plan_study(name, options)
-    table = run_study(plan, options)
-    write_study(session.work / "studies" / plan.study.name, plan.study, table, plan.jobs, plan.results)
-    return table
+    return run_study(plan_study(name, options), options)
 
 
 def _figures(table: StudyTable) -> Figures:
@@ -70,7 +66,7 @@ def _figures(table: StudyTable) -> Figures:
 
 
 def _keep_runs(session: Session) -> None:
-    """Scores of every finished run, beside the results: ``edgeformer study --results`` makes tables of them."""
+    """Copy the scores of every finished run beside the results, where ``benchmarks.studies --results`` reads them."""
     source, target = session.work / "studies" / "runs", session.path.parent / "runs"
     for path in source.glob("*.json") if source.is_dir() else ():
         target.mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import Field
 
+from benchmarks.studies.results import StudyTable
+from benchmarks.studies.specification import measure
 from edgeformer.formats.base import Frozen
-from edgeformer.formats.study import measure
-from edgeformer.formats.study_result import StudyTable
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -1,4 +1,4 @@
-"""Committed studies: benchmarks/results/studies/NAME.json is the table.json that `edgeformer study NAME` writes."""
+"""Committed studies: benchmarks/results/studies/NAME.json is the table.json that `make study NAME=NAME` writes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from benchmarks.results_page.committed import tables
 from benchmarks.results_page.pictures import drawn
 from benchmarks.results_page.provenance import study_origin
 from benchmarks.results_page.tables import FOLDER, ROOT
+from benchmarks.studies import figures
+from benchmarks.studies.finding import finding_of
+from benchmarks.studies.render import study_markdown, study_picks, study_remarks, study_sources
+from benchmarks.studies.results import StudyTable
+from benchmarks.studies.specification import FigureSpec, load_study
 from edgeformer.formats.escaping import markdown
-from edgeformer.formats.study import FigureSpec, load_study
-from edgeformer.formats.study_result import StudyTable
-from edgeformer.reporting import canvas, study_figures
-from edgeformer.reporting.study_tables import study_markdown, study_picks, study_remarks, study_sources
-from edgeformer.studies.finding import finding_of
+from edgeformer.reporting import canvas
 
 STANDS_IN = "in place of the hub's"
 STUDIES, PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "studies"
@@ -43,7 +44,7 @@ def _section(document: dict[str, Any], folder: Path, pictures: Path) -> str:
     names = _pictures(pictures / table.study, table, study.figures, _curves(folder, table))
     parts = [
         f"### {table.title}",
-        f"`edgeformer study {table.study}`: {table.element}. {' '.join(table.protocol.split())}",
+        f"`make study NAME={table.study}`: {table.element}. {' '.join(table.protocol.split())}",
         study_origin(folder.parent, table),
         study_markdown(table).rstrip("\n"),
         f"The paper's figures: {markdown(source)}." if (source := study_sources(table)) else "",
@@ -76,11 +77,11 @@ def _curves(folder: Path, table: StudyTable) -> dict[str, list[list[dict[str, An
 
 
 def _pictures(
-    folder: Path, table: StudyTable, figures: Sequence[FigureSpec], curves: dict[str, list[list[dict[str, Any]]]]
+    folder: Path, table: StudyTable, specs: Sequence[FigureSpec], curves: dict[str, list[list[dict[str, Any]]]]
 ) -> list[str]:
     """Names of the pictures of a study."""
-    shown = [table.model_dump_json(), *(figure.model_dump_json() for figure in figures)]
-    if any(figure.kind == "curves" for figure in figures):
+    shown = [table.model_dump_json(), *(figure.model_dump_json() for figure in specs)]
+    if any(figure.kind == "curves" for figure in specs):
         shown.append(json.dumps(curves))
-    shown += [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (study_figures, canvas)]
-    return drawn(folder, shown, lambda place: study_figures.draw_study(place, table, figures, curves))
+    shown += [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (figures, canvas)]
+    return drawn(folder, shown, lambda place: figures.draw_study(place, table, specs, curves))

@@ -33,7 +33,6 @@ from edgeformer.cli import (
     profile,
     schema,
     serve,
-    study,
     train,
     verify,
 )
@@ -62,7 +61,6 @@ _PANELS = {
 for _panel, _modules in _PANELS.items():
     for _name, _module in _modules.items():
         app.command(_name, rich_help_panel=_panel)(_module.command)
-app.command("study")(study.command)
 import_checkpoint.app.command("onnx")(import_onnx.command)
 app.add_typer(import_checkpoint.app, name="import", rich_help_panel="Build")
 

@@ -1,4 +1,4 @@
-"""edgeformer list: recipes, device profiles, runs and studies."""
+"""edgeformer list: recipes, device profiles and runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from edgeformer.cli.options import Artifacts, Json, print_json, stdout
 
 
 def command(
-    what: Annotated[Literal["recipes", "devices", "runs", "studies"], typer.Argument(help="What to list.")],
+    what: Annotated[Literal["recipes", "devices", "runs"], typer.Argument(help="What to list.")],
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
-    """List the shipped recipes, the hardware profiles, the runs in artifacts/, or the shipped studies."""
+    """List the shipped recipes, the hardware profiles, or the runs in artifacts/."""
     from edgeformer.cli.console import say
     from edgeformer.reporting.listing import (
         device_records,
@@ -24,11 +24,10 @@ def command(
         record_table,
         run_records,
         run_table,
-        study_records,
     )
 
-    if what in ("recipes", "studies"):
-        rows = recipe_records() if what == "recipes" else study_records()
+    if what == "recipes":
+        rows = recipe_records()
     else:
         rows = device_records(artifacts) if what == "devices" else run_records(artifacts)
     if as_json:

@@ -22,8 +22,8 @@ from edgeformer.formats.files import write_text
 from edgeformer.formats.yaml_text import DEEPEST, KeyPath, YamlDocument, parse_value, read_yaml
 
 M = TypeVar("M", bound=BaseModel)
-Kind = Literal["recipes", "profiles", "recipes/studies"]
-_CALLED = {"recipes": "recipe", "profiles": "device profile", "recipes/studies": "study"}
+Kind = Literal["recipes", "profiles"]
+_CALLED = {"recipes": "recipe", "profiles": "device profile"}
 _MOST_PROBLEMS = 20
 """As many as a person reads at once; the file of a stranger could have thousands."""
 _LONGEST_OVERRIDE = 120
@@ -173,7 +173,7 @@ def shipped_folder(kind: Kind) -> Path:
 
 
 def shipped_names(kind: Kind) -> list[str]:
-    """Names of the shipped recipes, profiles or studies, sorted."""
+    """Names of the shipped recipes or profiles, sorted."""
     return sorted(path.stem for path in shipped_folder(kind).glob("*.yaml"))
 
 

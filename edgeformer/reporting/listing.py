@@ -1,4 +1,4 @@
-"""Records and tables of what there is: recipes, device profiles, runs, studies."""
+"""Records and tables of what there is: recipes, device profiles, runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from edgeformer.formats.device import DeviceProfile
 from edgeformer.formats.documents import load_profile, own_profiles, profile_names, shipped_names
 from edgeformer.formats.errors import ArtifactError, RecipeError
 from edgeformer.formats.manifest import RunManifest
-from edgeformer.formats.study import load_study
-from edgeformer.formats.units import format_duration
 from edgeformer.machine.lock import owner_elsewhere
 from edgeformer.reporting.columns import Column, Columns
 from edgeformer.run import Run, bundle_in, run_folders
@@ -28,38 +26,6 @@ def recipe_records() -> list[Record]:
     """The shipped recipes."""
     recipes = [load_recipe(name) for name in shipped_names("recipes")]
     return [{"name": r.name, "task": r.task, "target": r.target, "description": r.description} for r in recipes]
-
-
-def study_records() -> list[Record]:
-    """The shipped studies."""
-    studies = [load_study(name)[0] for name in shipped_names("recipes/studies")]
-    runs = [sum(len(spec.seeds) for spec in study.runs.values()) for study in studies]
-    return [
-        {"name": s.name, "runs": count, "shows": s.title, "of": s.element}
-        for s, count in zip(studies, runs, strict=True)
-    ]
-
-
-def plan_table(study: str, rows: Sequence[Record], seconds: float, timing_s: float) -> Table:
-    """What is left to do of a study.
-
-    Args:
-        rows: one per run: run, state, minutes, steps, basis.
-        seconds: of all that is left.
-        timing_s: of which measuring times at the end.
-    """
-    columns: Columns[Record] = Columns(
-        [
-            Column("run", lambda row: row["run"]),
-            Column("recipe", lambda row: row["recipe"]),
-            Column("state", lambda row: row["state"]),
-            Column("time", lambda row: format_duration(60 * row["minutes"]) if row["minutes"] else None, number=True),
-            Column("steps", lambda row: row["steps"] or None, number=True),
-            Column("estimated", lambda row: row["basis"]),
-        ]
-    )
-    timing = f", of which {format_duration(timing_s)} to measure times in turns" if timing_s else ""
-    return columns.terminal(f"{study}: about {format_duration(seconds)}{timing}", rows)
 
 
 def device_records(artifacts: Path) -> list[Record]:

@@ -38,13 +38,11 @@ RUN: dict[str, tuple[str, ...]] = {
     "edgeformer verify bundle": (),
     "edgeformer verify bundle --write": (),
     "edgeformer list devices": (),
-    "edgeformer list studies": (),
     "edgeformer compare before.json after.json": (),
     "edgeformer import crt best_model.pt --tokenizer gpt2/tokenizer.json": (),
 }  # fmt: skip
 """Command line → options that are added."""
 
-_STUDIES = "trains for an hour; tests/studies runs smaller ones"
 _MEASURES = "measures for minutes; tests/profiling runs it on a small bundle"
 _IMPORTED = "needs the model; tests/importing/test_import_hf_export.py does it with a small one"
 _WRAPPED = "needs that file; tests/wrapping/test_wrap.py wraps others"
@@ -62,9 +60,6 @@ NOT_RUN: dict[str, str] = {
     "edgeformer calibrate --also other-run-001 --also third-run-001": _MEASURES,
     "edgeformer calibrate --validate-only": _MEASURES,
     "edgeformer profile crt_imported-001 --device rtx4050 --allow-leak": _MEASURES,
-    "edgeformer study table6 --data path/to/data --dry-run": _STUDIES,
-    "edgeformer study table6 --data path/to/data": _STUDIES,
-    "edgeformer study table6 --no-train --results path/to/results": _STUDIES,
     "edgeformer import hf path/to/model": _IMPORTED,
     "edgeformer export --int8": "tests/exporting/test_int8.py runs it",
     "edgeformer init reviews.csv": _OWN,

@@ -96,7 +96,7 @@ def test_committed_studies_are_shown(tmp_path: Path) -> None:
     committed(tmp_path, notes=["drawn by *chance*"])
     (tmp_path / "0a1b.json").write_text(json.dumps({"key": "a run"}), encoding="utf-8")
     shown = studies(tmp_path, tmp_path / "pictures")
-    assert shown.startswith("### SST-2\n\n`edgeformer study table6`: Table 6. three epochs\n\nCounted in the files ")
+    assert shown.startswith("### SST-2\n\n`make study NAME=table6`: Table 6. three epochs\n\nCounted in the files ")
     assert "what code.\n\n|" in shown
     assert "0.9100" in shown and "0.9061" in shown and "a run" not in shown
     remarks = shown.rpartition("\n\n")[2].splitlines()
@@ -136,7 +136,7 @@ def test_the_minutes_that_readme_quotes() -> None:
 
 
 def test_the_figures_of_paper_b_are_shown() -> None:
-    section = results_page.PAGE.read_text(encoding="utf-8").partition("`edgeformer study crt-training`")[2]
+    section = results_page.PAGE.read_text(encoding="utf-8").partition("`make study NAME=crt-training`")[2]
     section = section.partition("\n### ")[0]
     for number in (1, 2, 3, 4):
         assert f"(studies/crt-training/figure{number}.png)" in section

@@ -18,7 +18,7 @@ from benchmarks.results_page.provenance import (
     superseded,
     superseded_study,
 )
-from edgeformer.formats.study import load_study
+from benchmarks.studies.specification import load_study
 from tests.docs.document import ROOT
 
 PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def test_a_later_change_supersedes_and_an_earlier_one_does_not(tmp_path: Path) -
 
 def test_times_of_a_study_that_are_measured_again_are_superseded_no_longer(tmp_path: Path) -> None:
     columns = ("accuracy", "latency_ms", "speedup", "ms_per_sample", "size_bytes")
-    affected = {"study": ["table6"], "columns": columns[1:], "figures": "times", "again": "edgeformer study NAME"}
+    affected = {"study": ["table6"], "columns": columns[1:], "figures": "times", "again": "make study NAME=NAME"}
     change = {"commit": "abc", "date": "2026-11-23T10:00:00+00:00", "what": "graphs", "results": [affected]}
     (tmp_path / "changes.json").write_text(json.dumps([change]), encoding="utf-8")
     (tmp_path / "studies").mkdir()
@@ -94,8 +94,8 @@ def test_the_page_marks_decoding_of_before_it_was_rewritten() -> None:
     assert "**Superseded** on 2026-11-24 by 00807e5" in measured("cpu-2core/2026-11-21-decode.json")
     assert "Superseded" not in measured("graph_size.json")
     for study in ("table6", "table9", "table10", "table11"):
-        section = PAGE.partition(f"`edgeformer study {study}`:")[2].partition("\n### ")[0]
-        assert f"`edgeformer study {study} --data DIR --fresh`" in section, study
+        section = PAGE.partition(f"`make study NAME={study}`:")[2].partition("\n### ")[0]
+        assert f"`python -m benchmarks.studies {study} --data DIR --fresh`" in section, study
 
 
 def test_changes_name_results_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

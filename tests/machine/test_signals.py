@@ -13,7 +13,6 @@ import pytest
 from edgeformer.cli.export import _telling_what_is_left
 from edgeformer.machine.signals import catching
 from edgeformer.stages.training.train import StopSignals
-from edgeformer.studies.processes import stoppable
 
 HANGUP = getattr(signal, "SIGHUP", None)
 needs_hangup = pytest.mark.skipif(HANGUP is None, reason="this system has no SIGHUP")
@@ -29,12 +28,12 @@ def ignored() -> Iterator[signal.Signals]:
 
 
 @needs_hangup
-@pytest.mark.parametrize("what", ["train", "export", "study"])
+@pytest.mark.parametrize("what", ["train", "export"])
 def test_what_nohup_protects_goes_on_when_the_terminal_is_gone(
     what: str, ignored: signal.Signals, tmp_path: Path
 ) -> None:
     works: dict[str, AbstractContextManager[object]] = {
-        "train": StopSignals(), "export": _telling_what_is_left(tmp_path), "study": stoppable(),
+        "train": StopSignals(), "export": _telling_what_is_left(tmp_path),
     }  # fmt: skip
     with works[what]:
         signal.raise_signal(ignored)

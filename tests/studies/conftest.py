@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from edgeformer.studies.study import StudyOptions
+
 from tests.studies.tiny_study import make, run, study, write
 
 RUNS = {"first": run("First", seeds=(1, 2)), "second": run("Second", training__optimizer__lr=1e-3)}

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from edgeformer.formats.errors import RecipeError
 from edgeformer.formats.study import Study
 from edgeformer.formats.study_result import Cell, StudyRow
 from edgeformer.studies.estimating import Estimate
 from edgeformer.studies.finding import check_finding, finding_of
 from edgeformer.studies.leftover import makespan
+
+from edgeformer.formats.errors import RecipeError
 from tests.studies.test_study_tables import job_of
 from tests.studies.tiny_study import run, study
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from edgeformer.formats.study_result import TRAINING_REVISION
 
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.study_result import TRAINING_REVISION
 from edgeformer.stages.training.train import TrainOptions, train
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 from edgeformer.tasks.language_modeling.recipe import LanguageRecipe

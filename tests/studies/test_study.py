@@ -19,15 +19,15 @@ from typing import Any
 
 import psutil
 import pytest
-
-from edgeformer.formats.progress import Silent
 from edgeformer.formats.study_result import StudyRun
-from edgeformer.machine.lock import claiming
 from edgeformer.studies import working
 from edgeformer.studies.jobs import Job
 from edgeformer.studies.needs import Step
 from edgeformer.studies.study import Plan, StudyOptions, plan_study, run_study
 from edgeformer.studies.working import Workplace, work
+
+from edgeformer.formats.progress import Silent
+from edgeformer.machine.lock import claiming
 from tests.studies.tiny_study import make, run, study, write
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from edgeformer.formats.study import FigureSpec
 from edgeformer.formats.study_result import Cell, StudyRow, StudyTable
-from edgeformer.reporting import study_figures
 from edgeformer.reporting.study_figures import draw_study, seeds_of
+
+from edgeformer.reporting import study_figures
 
 matplotlib = pytest.importorskip("matplotlib")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgeformer.formats.study import load_study
+from edgeformer.studies.jobs import decisive, recipe_sha256
+from edgeformer.studies.local_data import shipped_mapping, told, with_local_data
 
 from edgeformer.families import load_recipe
 from edgeformer.formats.documents import shipped_names
 from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.study import load_study
-from edgeformer.studies.jobs import decisive, recipe_sha256
-from edgeformer.studies.local_data import shipped_mapping, told, with_local_data
 from tests.cli.in_process import Edgeformer, in_process
 from tests.studies.tiny_study import run, study, write
 

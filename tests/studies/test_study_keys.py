@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgeformer.formats.study import Timing, load_study
+from edgeformer.formats.study_result import StudyTimes
+from edgeformer.studies.jobs import Data, Job, alike, asked_together, decisive, jobs_of, recipe_sha256
+from edgeformer.studies.results import COMMITTED, Results
+from edgeformer.studies.study import StudyOptions, plan_study, reader_of, run_study
+from edgeformer.studies.timing import taken_as_here, times_key
 
 from edgeformer.backends import library_versions
 from edgeformer.families import load_recipe
 from edgeformer.formats.errors import InputError
 from edgeformer.formats.files import write_json
 from edgeformer.formats.progress import SILENT
-from edgeformer.formats.study import Timing, load_study
-from edgeformer.formats.study_result import StudyTimes
 from edgeformer.machine.host import cpu_name, default_threads
-from edgeformer.studies.jobs import Data, Job, alike, asked_together, decisive, jobs_of, recipe_sha256
-from edgeformer.studies.results import COMMITTED, Results
-from edgeformer.studies.study import StudyOptions, plan_study, reader_of, run_study
-from edgeformer.studies.timing import taken_as_here, times_key
 from edgeformer.tasks import task_named
 from tests.studies.test_study_tables import SUMMARY, graph, made
 from tests.studies.tiny_study import TINY, run, study, write

@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from edgeformer.families import load_recipe
-from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.progress import SILENT
-from edgeformer.formats.report import Energy, Latency, Memory, Row
-from edgeformer.formats.scores import EarlyExitRow, Evaluation, EvaluationRow
 from edgeformer.formats.study import FigureSpec, Study
 from edgeformer.formats.study_result import ExportedSize, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
-from edgeformer.machine.host import cpu_name
 from edgeformer.reporting.study_figures import draw_study
 from edgeformer.reporting.study_tables import study_csv, study_markdown, study_page, study_terminal
 from edgeformer.studies.estimating import Estimator
@@ -26,6 +19,13 @@ from edgeformer.studies.needs import lacking
 from edgeformer.studies.results import Found
 from edgeformer.studies.tabulating import Outcome, picks_of, rows_of
 from edgeformer.studies.timing import row_of
+
+from edgeformer.families import load_recipe
+from edgeformer.formats.manifest import DataSummary
+from edgeformer.formats.progress import SILENT
+from edgeformer.formats.report import Energy, Latency, Memory, Row
+from edgeformer.formats.scores import EarlyExitRow, Evaluation, EvaluationRow
+from edgeformer.machine.host import cpu_name
 from edgeformer.tasks.early_exit import Rule
 from tests.studies.tiny_study import run, study
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from edgeformer.formats.study_result import StudyTable
 from edgeformer.studies.study import Plan, StudyOptions, plan_study, run_study
 from edgeformer.studies.writing import write_study

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.studies.jobs import recipe_sha256
 from edgeformer.data.findings import load_and_look
 from edgeformer.data.splits import split
 from edgeformer.families import load_recipe
@@ -18,7 +19,6 @@ from edgeformer.formats.recipe import Recipe
 from edgeformer.reporting.tables import time_text
 from edgeformer.stages.training.duration import SHARE_OF_PEAK, planned_data, planned_time, step_operations
 from edgeformer.stages.training.train import TrainOptions, train
-from edgeformer.studies.jobs import recipe_sha256
 from edgeformer.tasks import task_named
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
 

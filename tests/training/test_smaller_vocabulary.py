@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.studies.jobs import DataReader
 from edgeformer.bundle import Bundle
 from edgeformer.data.sources import read
 from edgeformer.families import load_recipe, read_recipe_of
@@ -16,13 +17,11 @@ from edgeformer.formats.documents import load_profile
 from edgeformer.formats.errors import InputError, InterruptedRun
 from edgeformer.formats.progress import SILENT, Silent
 from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.study import LocalData
 from edgeformer.run import read_run
 from edgeformer.stages.exporting.export import export
 from edgeformer.stages.exporting.variants import ExportOptions
 from edgeformer.stages.training.plan import plan
 from edgeformer.stages.training.train import TrainOptions, train
-from edgeformer.studies.jobs import DataReader
 from tests.conftest import SMALL, SMALL_LANGUAGE, classifier_recipe
 
 TOO_LARGE = [*SMALL, "training.epochs=1", "data.rows.train=0.05", "model.vocab_size=4000"]
@@ -99,7 +98,7 @@ def test_plan_export_and_studies_agree(trained: tuple[Path, list[str]], tmp_path
     assert any(f"model.vocab_size is {size} instead of 4000" in note for note in planned.notes)
     export(run, ExportOptions())
     assert Bundle.open(run / "bundle").manifest.artifacts[0].status == "built"
-    data = DataReader(tmp_path, (), LocalData(), SILENT).read(recipe)
+    data = DataReader(tmp_path, (), SILENT).read(recipe)
     assert data.summary is not None and data.summary.fingerprint == read_run(run).data.fingerprint
 
 

@@ -1,4 +1,6 @@
-"""What a study keeps of each run and shows in the end: JSON files, from which it is made again without weights."""
+"""JSON files of a study: scores of each finished run, times of graphs, and the table that is made of them."""
+
+from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
@@ -10,14 +12,11 @@ from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.scores import Evaluation
 
 TRAINING_REVISION = 1
-"""Counted up when the same recipe on the same data trains to other weights: results of before are no longer used."""
-
-RESULTS_FOLDER = "studies/runs"
-"""Below the folder of artifacts: a JSON file per run, named by its key."""
+"""Counted up when the same recipe on the same data trains to other weights: older results are no longer used."""
 
 
 class ExportedSize(Frozen):
-    """What is known of an exported artifact."""
+    """An exported artifact."""
 
     id: str
     precision: str
@@ -30,15 +29,15 @@ class ExportedSize(Frozen):
 
 
 class StudyRun(Frozen):
-    """The scores of a finished run, found by its key."""
+    """The scores of a finished run."""
 
     format_version: Literal[1] = 1
     key: str = Field(description="sha256 over recipe_sha256, the data's fingerprint, the revision and origins")
-    recipe_sha256: str = Field(description="of the recipe as it was written, less what decides nothing")
+    recipe_sha256: str = Field(description="of the recipe as the study says it, without keys that decide nothing")
     revision: int = Field(description="TRAINING_REVISION of the code that trained it")
     alike: str = Field(description="sha256 over what decides how long a training row takes")
     task: str
-    recipe: dict[str, Any] = Field(description="what differs from the defaults, as it was written")
+    recipe: dict[str, Any] = Field(description="what differs from the defaults")
     run: str = Field(description="name of its folder")
     data: DataSummary
     data_notes: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="what was read, part by part")
@@ -99,7 +98,7 @@ class StudyTimes(Frozen):
 
 
 class Cell(Frozen):
-    """A figure of one row over its seeds, and what was published."""
+    """A figure of one row over its seeds, and the published value."""
 
     mean: float | None = None
     sd: float | None = Field(None, description="of the sample (n − 1); None: one seed")
@@ -113,6 +112,9 @@ class Cell(Frozen):
     def difference(self) -> float | None:
         """Ours less the published value."""
         return None if self.mean is None or self.published is None else self.mean - self.published
+
+
+NO_CELL = Cell()
 
 
 class StudyRow(Frozen):
@@ -132,13 +134,17 @@ class StudyRow(Frozen):
     note: str = ""
 
     @property
-    def said(self) -> str:
-        """What must stand beside its figures."""
+    def remark(self) -> str:
+        """Cautions, the reason for missing figures, and the note."""
         return "; ".join(part for part in (*cautions(self), self.missing or "", self.note) if part)
+
+    def cell(self, name: str) -> Cell:
+        """Return a figure; an empty cell where the row does not have it."""
+        return self.cells.get(name, NO_CELL)
 
 
 class Picked(Frozen):
-    """What a choice across runs came to."""
+    """The row that a recommendation names."""
 
     title: str
     row: int | None
@@ -170,10 +176,10 @@ class StudyTable(Frozen):
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """How it differs from the study as it is written; empty: it is all of it."""
-        told = {
+        """Differences from the study's file; empty: the table shows all of it."""
+        texts = {
             "every run was changed by": self.overrides,
             "there are only the rows": self.only,
             "instead of the study's own seeds, runs have": self.seeds,
         }
-        return tuple(f"{what} {', '.join(map(str, of))}" for what, of in told.items() if of)
+        return tuple(f"{text} {', '.join(map(str, values))}" for text, values in texts.items() if values)

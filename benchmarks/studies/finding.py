@@ -1,0 +1,116 @@
+"""A study's finding: a Jinja template whose figures, and whose "more" or "less", come from the rows of its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from pathlib import Path
+
+from jinja2 import TemplateError, nodes
+from jinja2.sandbox import SandboxedEnvironment
+from scipy.stats import ttest_ind_from_stats, ttest_rel
+
+from benchmarks.studies.render import cell_text
+from benchmarks.studies.results import Cell, StudyRow
+from benchmarks.studies.specification import Study, measure
+from edgeformer.formats.errors import RecipeError
+
+_ALPHA = 0.05
+"""Two means are called different where a t test gives chance less than this."""
+
+
+class _MissingFigure(Exception):
+    """The table does not have the figure."""
+
+
+class Questions:
+    """The functions that a template can call; each names runs, then their row or rows (``at``), then a figure."""
+
+    def __init__(self, rows: Sequence[StudyRow]) -> None:
+        self._rows = {(row.run, row.at): row for row in rows}
+
+    def of(self, run: str, at: object, figure: str) -> float:
+        """Return the mean over the seeds, or the median over the rounds."""
+        mean = self._cell(run, at, figure).mean
+        assert mean is not None
+        return mean
+
+    def said(self, run: str, at: object, figure: str) -> str:
+        """Return the figure as the table shows it, with its spread."""
+        self._cell(run, at, figure)
+        return cell_text(self._rows[run, str(at)], figure)
+
+    def clear(self, first: str, second: str, at: object, figure: str) -> bool:
+        """Return whether two runs differ beyond what their seeds explain (Welch's t test); False without seeds."""
+        a, b = (self._cell(run, at, figure) for run in (first, second))
+        if a.mean is None or b.mean is None or a.sd is None or b.sd is None:  # one seed, or times in turns
+            return False
+        if not a.sd and not b.sd:
+            return a.mean != b.mean
+        return bool(ttest_ind_from_stats(a.mean, a.sd, a.n, b.mean, b.sd, b.n, equal_var=False).pvalue < _ALPHA)
+
+    def apart(self, run: str, first: object, second: object, figure: str) -> bool:
+        """Return whether two rows of a run differ, seed by seed, beyond chance (paired t test)."""
+        a, b = (self._cell(run, at, figure).values for at in (first, second))
+        if len(a) != len(b) or len(a) < 2 or a == b:
+            return False
+        return bool(ttest_rel(a, b).pvalue < _ALPHA)
+
+    def chance(self, first: str, second: str, at: object, share: str) -> float:
+        """Return the standard error of the difference of two shares of a test set's rows, in the share's unit."""
+        pairs = [(self.of(run, at, share), self.of(run, at, "rows")) for run in (first, second)]
+        return sqrt(sum(mean * (1 - mean) / n for mean, n in pairs))
+
+    def ranked(self, *arguments: object) -> list[str]:
+        """Return the labels and figures of several runs, best first."""
+        *runs, at, figure = map(str, arguments)
+        sign = -1 if measure(figure).higher_is_better else 1
+        best = sorted(runs, key=lambda run: sign * self.of(run, at, figure))
+        return [f"{self._rows[run, at].label} ({self.said(run, at, figure)})" for run in best]
+
+    def _cell(self, run: str, at: object, figure: str) -> Cell:
+        row = self._rows.get((run, str(at)))
+        if row is None or row.missing or row.cell(figure).mean is None:
+            raise _MissingFigure(f"{run}, {at} has no {measure(figure).heading}")
+        return row.cell(figure)
+
+
+_ARGUMENTS = {"of": (1, 1), "said": (1, 1), "clear": (2, 1), "apart": (1, 2), "chance": (2, 1), "ranked": (None, 1)}
+"""Function → how many runs it takes (None: any number), and how many rows, before the figure."""
+
+
+def check_finding(study: Study, path: Path) -> None:
+    """Raise RecipeError for a template that names functions, runs or figures that do not exist."""
+    try:
+        calls = [*SandboxedEnvironment().parse(study.finding).find_all(nodes.Call)]
+    except TemplateError as error:
+        raise RecipeError(f"{path}: finding: {error}") from None
+    for call in calls:
+        if not isinstance(call.node, nodes.Name):
+            continue
+        name, arguments = call.node.name, [node.value if isinstance(node, nodes.Const) else None for node in call.args]
+        if name not in _ARGUMENTS:
+            raise RecipeError(f"{path}: finding: no function {name!r}; there are {', '.join(_ARGUMENTS)}")
+        runs, rows = _ARGUMENTS[name]
+        if len(arguments) < 2 + rows or (runs is not None and len(arguments) != runs + rows + 1):
+            takes = f"{runs or 'some'} of the runs, {'a row' if rows == 1 else 'two rows'} and the figure"
+            raise RecipeError(f"{path}: finding: {name} takes {takes}")
+        for run in arguments[: -1 - rows]:
+            if run is not None and run not in study.runs:
+                raise RecipeError(f"{path}: finding: no run {run!r}; there are {', '.join(study.runs)}")
+        try:
+            measure(str(arguments[-1]))
+        except KeyError:
+            raise RecipeError(f"{path}: finding: no figure {arguments[-1]!r}") from None
+
+
+def finding_of(study: Study, rows: Sequence[StudyRow]) -> str:
+    """Fill the template from the rows; where one lacks a figure, say which. Raises RecipeError."""
+    questions = Questions(rows)
+    try:
+        template = SandboxedEnvironment(autoescape=False).from_string(study.finding)  # Markdown is escaped on writing
+        return " ".join(template.render({name: getattr(questions, name) for name in _ARGUMENTS}).split())
+    except _MissingFigure as missing:
+        return f"Nothing is said yet: {missing}."
+    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise RecipeError(f"{study.name}: finding: {error}") from None
