@@ -203,10 +203,9 @@ class Trainer:
     def _run_all(self, title: str, function: Callable[[Job], None], jobs: Sequence[Job], at_a_time: int) -> None:
         total = round(sum(self._seconds(job, title) for job in jobs)) or None
         with bar(self.progress, title, total, "s of estimated work"), ThreadPoolExecutor(at_a_time) as pool:
-            shares, first_steps, shown = dict.fromkeys(jobs, 0.0), dict[Job, int](), 0
             futures = {pool.submit(function, job): job for job in jobs}  # teachers are started before their students
             self._futures = {job.key or "": future for future, job in futures.items()}
-            pending = {*futures}
+            pending, shown, first_steps = {*futures}, 0, dict[str, int]()
             try:
                 while pending and not self._stopping:
                     done, pending = wait(pending, timeout=0.5)
@@ -217,17 +216,17 @@ class Trainer:
                             self.progress.message(f"{job.title}: failed: {error}")
                         elif error is not None:
                             raise error
-                    for future, job in futures.items():  # the bar moves by the steps in the logs of the runs
-                        log = self.artifacts / job.folder_name / "metrics.jsonl"
+                    seconds = 0.0  # of the work that is done, by the steps in the logs of the runs
+                    for future, job in futures.items():
+                        share = float(future.done())
                         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+                            log, key = self.artifacts / job.folder_name / "metrics.jsonl", job.key or ""
                             step = int(json.loads(log.read_bytes().splitlines()[-1])["step"])
-                            share = (step - first_steps.setdefault(job, step)) / max(
-                                1, self._estimates[job.key or ""].steps
-                            )
-                            shares[job] = min(1.0, share)
-                        shares[job] = 1.0 if future.done() else shares[job] if title == "Training" else 0.0
-                    before, shown = shown, int(sum(share * self._seconds(job, title) for job, share in shares.items()))
-                    self.progress.advance(shown - before)
+                            steps = step - first_steps.setdefault(key, step)
+                            share = max(share, min(1.0, steps / max(1, self._estimates[key].steps)))
+                        seconds += share * self._seconds(job, title)
+                    self.progress.advance(int(seconds) - shown)
+                    shown = int(seconds)
             finally:
                 with self._lock:
                     self._stopping = self._stopping or bool(pending)

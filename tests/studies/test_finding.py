@@ -1,19 +1,15 @@
-"""What a study says of its figures: filled from the table's rows, never typed; and how long its runs take together."""
+"""A finding is filled from the table's rows; a template that names something else is refused before training."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeformer.formats.study import Study
-from edgeformer.formats.study_result import Cell, StudyRow
-from edgeformer.studies.estimating import Estimate
-from edgeformer.studies.finding import check_finding, finding_of
-from edgeformer.studies.leftover import makespan
 
+from benchmarks.studies.finding import check_finding, finding_of
+from benchmarks.studies.results import Cell, StudyRow
+from benchmarks.studies.specification import Study
 from edgeformer.formats.errors import RecipeError
-from tests.studies.test_study_tables import job_of
 from tests.studies.tiny_study import run, study
 
 TEXT = """
@@ -23,7 +19,7 @@ Wide wins, {{ said('wide', 'test', 'loss') }}{% else %}No difference{% endif %}:
 """
 
 
-def told(text: str) -> Study:
+def study_with(text: str) -> Study:
     return Study.model_validate(study("made", {"wide": run("Wide"), "small": run("Small")}, finding=text), strict=False)
 
 
@@ -32,22 +28,22 @@ def row(name: str, loss: float | None, sd: float | None, n: int = 3) -> StudyRow
 
 
 def test_a_finding_says_what_the_rows_say() -> None:
-    found, small = told(TEXT), row("small", 2.0, 0.1)
+    found, small = study_with(TEXT), row("small", 2.0, 0.1)
     assert finding_of(found, [row("wide", 1.0, 0.1), small]) == "Wide wins, 1.0000 ± 0.1000: 2.0 times."
     assert finding_of(found, [row("wide", 1.0, 1.9), small]) == "No difference: 2.0 times."
     assert finding_of(found, [row("wide", 1.0, None, 1), small]).startswith("No difference")
     assert finding_of(found, [row("wide", None, None, 0), small]) == "Nothing is said yet: wide, test has no loss."
     # 2.5 standard errors, and only four degrees of freedom: chance gives that once in 15 times.
     assert finding_of(found, [row("wide", 1.8, 0.1), row("small", 2.0, 0.1)]).startswith("No difference")
-    assert finding_of(told(""), []) == ""
-    ranked = told("{{ ranked('wide', 'small', 'test', 'loss') | join(', ') }}")
+    assert finding_of(study_with(""), []) == ""
+    ranked = study_with("{{ ranked('wide', 'small', 'test', 'loss') | join(', ') }}")
     assert finding_of(ranked, [row("wide", 3.0, None), small]) == "small (2.0000 ± 0.1000), wide (3.0000)"
 
 
 @pytest.mark.parametrize("text", ["{{ of('wide', 'test', 'lo' ~ 'ss2') }}", "{{ '%d' | format('x') }}", "{{ 1 / 0 }}"])
 def test_a_finding_that_cannot_be_filled_says_so(text: str) -> None:
     with pytest.raises(RecipeError, match="made: finding: "):
-        finding_of(told(text), [row("wide", 1.0, 0.1)])
+        finding_of(study_with(text), [row("wide", 1.0, 0.1)])
 
 
 def test_two_lines_of_a_run_are_compared_seed_by_seed() -> None:
@@ -58,7 +54,7 @@ def test_two_lines_of_a_run_are_compared_seed_by_seed() -> None:
             update={"at": at, "cells": {"loss": Cell(mean=1.0, n=len(values), values=values)}}
         )
 
-    asked = told("{{ apart('wide', '2', '4', 'loss') }}")
+    asked = study_with("{{ apart('wide', '2', '4', 'loss') }}")
     assert finding_of(asked, [line("2", 1.0, 2.0, 3.0), line("4", 0.9, 1.91, 2.89)]) == "True"
     assert finding_of(asked, [line("2", 1.0, 2.0, 3.0), line("4", 1.1, 1.9, 2.9)]) == "False"
     assert finding_of(asked, [line("2", 1.0), line("4", 0.9)]) == "False"
@@ -71,7 +67,7 @@ def test_chance_is_the_error_of_a_difference_of_two_shares() -> None:
         for name, n in (("wide", 100.0), ("small", 400.0))
     ]
     text = "{{ '%.4f' | format(chance('wide', 'small', 'test', 'accuracy')) }}"
-    assert finding_of(told(text), rows) == "0.0447"
+    assert finding_of(study_with(text), rows) == "0.0447"
 
 
 def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
@@ -79,7 +75,7 @@ def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
         StudyRow(run=name, label=name, at="test", cells={"speedup": Cell(mean=mean, n=3, low=0.7, high=1.3)}, origin="")
         for name, mean in (("wide", 1.0), ("small", 1.01))
     ]
-    assert finding_of(told("{{ clear('wide', 'small', 'test', 'speedup') }}"), rows) == "False"
+    assert finding_of(study_with("{{ clear('wide', 'small', 'test', 'speedup') }}"), rows) == "False"
 
 
 @pytest.mark.parametrize(
@@ -89,21 +85,11 @@ def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
         ("{{ of('wider', 'test', 'loss') }}", "no run 'wider'; there are wide, small"),
         ("{{ of('wide', 'test', 'los') }}", "no figure 'los'"),
         ("{{ clear('wide', 'test', 'loss') }}", "clear takes 2 of the runs"),
-        ("{{ apart('wide', '2', 'loss') }}", "apart takes 1 of the runs, two lines and the figure"),
+        ("{{ apart('wide', '2', 'loss') }}", "apart takes 1 of the runs, two rows and the figure"),
         ("{{ mean('wide', 'test', 'loss') }}", "no function 'mean'; there are of, said, clear, apart, chance, ranked"),
     ],
 )
 def test_a_finding_that_asks_for_what_there_is_not_is_refused_before_training(text: str, said: str) -> None:
     with pytest.raises(RecipeError, match=r"made\.yaml: finding") as refused:
-        check_finding(told(text), Path("made.yaml"))
+        check_finding(study_with(text), Path("made.yaml"))
     assert said in str(refused.value)
-
-
-def test_runs_that_wait_for_a_place_or_a_teacher_make_a_study_longer() -> None:
-    found = told("")
-    wide, small = job_of(found, "wide"), job_of(found, "small")
-    one = replace(wide, data=replace(wide.data, summary=None))  # jobs differ by their keys
-    minutes = [Estimate(one, "missing", seconds) for seconds in (9.0, 9.0, 5.0)]
-    assert makespan(minutes, 1) == 23 and makespan(minutes, 2) == 14 and makespan([], 2) == 0
-    taught = [Estimate(wide, "missing", 9.0), Estimate(replace(small, sha256="s", teacher=wide), "missing", 4.0)]
-    assert makespan(taught, 2) == 13

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from edgeformer.formats.study_result import TRAINING_REVISION
 
+from benchmarks.studies.results import TRAINING_REVISION
 from edgeformer.formats.recipe import Recipe
 from edgeformer.stages.training.train import TrainOptions, train
 from edgeformer.tasks.classification.recipe import ClassificationRecipe
@@ -17,7 +17,7 @@ ENCODER = [0.69111, 0.69774, 0.70010, 0.68471, 0.69950]
 CRT = [5.98147, 5.80980, 5.41923, 5.11702, 4.95232]
 BUMP = (
     "training computes something else than when results were kept: count TRAINING_REVISION up (in "
-    "formats/study_result.py), so that no study takes them for its own, and put these losses here"
+    "benchmarks/studies/results.py), so that no study takes them for its own, and put these losses here"
 )
 
 

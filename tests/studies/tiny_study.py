@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from edgeformer.formats.study_result import StudyTable
-from edgeformer.studies.study import Plan, StudyOptions, plan_study, run_study
-from edgeformer.studies.writing import write_study
 
 TINY = {
     "data.parts.train.0.rows": 400,
@@ -49,11 +46,3 @@ def write(folder: Path, content: dict[str, Any]) -> str:
     path = folder / f"{content['name']}.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return str(path)
-
-
-def make(path: str, options: StudyOptions) -> tuple[Plan, StudyTable]:
-    """Run a study as the command does."""
-    plan = plan_study(path, options)
-    table = run_study(plan, options)
-    write_study(options.artifacts / "studies" / plan.study.name, plan.study, table, plan.jobs, plan.results)
-    return plan, table

@@ -1,31 +1,25 @@
-"""What a table says of given results: exits, exported precisions, thresholds, labels, times in turns, and picks."""
+"""The table of given results: exits, exported precisions, thresholds, labels, times in turns, and recommendations."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeformer.formats.study import FigureSpec, Study
-from edgeformer.formats.study_result import ExportedSize, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
-from edgeformer.reporting.study_figures import draw_study
-from edgeformer.reporting.study_tables import study_csv, study_markdown, study_page, study_terminal
-from edgeformer.studies.estimating import Estimator
-from edgeformer.studies.jobs import Data, Job, alike
-from edgeformer.studies.lines import Clock, label_lines, mixed_formats, mixed_times
-from edgeformer.studies.needs import lacking
-from edgeformer.studies.results import Found
-from edgeformer.studies.tabulating import Outcome, picks_of, rows_of
-from edgeformer.studies.timing import row_of
 
+from benchmarks.studies.figures import draw_study
+from benchmarks.studies.jobs import Data, Job
+from benchmarks.studies.render import study_csv, study_markdown, study_page
+from benchmarks.studies.results import ExportedSize, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
+from benchmarks.studies.specification import FigureSpec, Study
+from benchmarks.studies.store import Match
+from benchmarks.studies.table import Outcome, mixed_formats, mixed_hosts, pick, rows_of
+from benchmarks.studies.timing import row_of
+from benchmarks.studies.train import missing_steps
 from edgeformer.families import load_recipe
 from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.progress import SILENT
 from edgeformer.formats.report import Energy, Latency, Memory, Row
 from edgeformer.formats.scores import EarlyExitRow, Evaluation, EvaluationRow
-from edgeformer.machine.host import cpu_name
 from edgeformer.tasks.early_exit import Rule
 from tests.studies.tiny_study import run, study
 
@@ -61,7 +55,7 @@ def table_of(
     written = study("made", {name: run(name.title()) for name in results}, table=table)
     found = Study.model_validate(written, strict=False)
     outcomes = [
-        Outcome(job_of(found, name), Found(one, "results in hand")) for name, runs in results.items() for one in runs
+        Outcome(job_of(found, name), Match(one, "results in hand")) for name, runs in results.items() for one in runs
     ]
     return found, rows_of(found, outcomes, times)
 
@@ -120,11 +114,11 @@ def test_precisions_and_the_pick_across_runs(tmp_path: Path) -> None:
     assert half["accuracy"].mean == pytest.approx(0.909) and half["accuracy"].sd == pytest.approx(0.02 / 2**0.5)
     assert half["megabytes"].mean == 2.0 and half["accuracy"].difference == pytest.approx(0.109)
     assert lines[2].missing == "rejected: it loses too much"
-    (pick,) = picks_of(found.table.choices, lines)
-    assert pick.row == 1 and "Wide, fp16: bytes 2,000, of 2 whose accuracy is within 0.01" in pick.reason
+    picked = pick(found.table.choices[0], lines)
+    assert picked.row == 1 and "Wide, fp16: bytes 2,000, of 2 whose accuracy is within 0.01" in picked.reason
     table = StudyTable(
         study="made", title="T|itle", element="Table 0", protocol="-", columns=found.table.columns, rows=lines,
-        picks=(pick,), minutes=3.0,
+        picks=(picked,), minutes=3.0,
     )  # fmt: skip
     page = study_page(table, [])
     assert "0.9090 ± 0.0141" in page and "+0.1090" in page and "it loses too much" in page and "T\\|itle" in page
@@ -148,21 +142,6 @@ def test_thresholds_and_the_schedule() -> None:
     _, lines = table_of({"rows": "thresholds", "columns": ["mean_loops", "loop_ratio"]}, {"model": [one]})
     ratios = [("schedule", 2.5), ("0.85", 2.0), ("cosine 0.85", 5.0)]
     assert [(line.at, line.cells["loop_ratio"].mean) for line in lines] == ratios
-
-
-def test_a_round_that_failed_is_nobody_elses() -> None:
-    """Ratios are of the same round, whichever others are lacking."""
-    entries = [("onnx-fp32", (8.0, None, 10.0)), ("onnx-fp16", (4.0, 3.0, 2.5)), ("onnx-int8", (None, 3.0, None))]
-    times = StudyTimes(
-        key="t", batch=1, seq=8, threads=1, host=HOST, versions={}, code_version="0", started="now", seconds=1.0,
-        entries=tuple(
-            TimedArtifact(run="k", artifact=name, p50_ms=p50, stable=True, provider="p") for name, p50 in entries
-        ),
-    )  # fmt: skip
-    clock = Clock(times)
-    assert clock.ratios("k", "onnx-fp16", ("k", "onnx-fp32")) == [2.0, 4.0]
-    assert clock.ratios("k", "onnx-int8", ("k", "onnx-fp32")) == []
-    assert clock.figures("k", "onnx-fp32") == {"latency_ms": 9.0}
 
 
 def test_the_time_of_another_shape_is_nobodys() -> None:
@@ -189,54 +168,11 @@ def test_times_of_two_processors_are_not_put_side_by_side() -> None:
     spec = {"rows": "tests", "columns": ["loss", "ms_per_sample"]}
     _, lines = table_of(spec, {"here": [scored("this")], "there": [scored("that")]})
     assert [line.cells["ms_per_sample"].mean for line in lines] == [None, None] and lines[0].cells["loss"].mean == 1.0
-    assert "this and that" in mixed_times([scored("this"), scored("that")])
+    assert "this and that" in mixed_hosts([scored("this"), scored("that")])
     fp32, bf16 = (made("k", precision=precision) for precision in ("fp32", "bf16"))
     assert mixed_formats([fp32, fp32]) == "" and "Trained in fp32 and bf16" in mixed_formats([fp32, bf16])
     _, lines = table_of(spec, {"here": [scored("this")], "again": [scored("this")]})
     assert [line.cells["ms_per_sample"].mean for line in lines] == [0.5, 0.5]
-
-
-def test_only_runs_with_as_many_threads_tell_how_long_others_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr(Estimator, "_probe", lambda self, job, progress: pytest.fail(job.row))
-    found, _ = table_of({}, {"model": [made("k")]})
-    job = job_of(found, "model")
-
-    def known(**host: Any) -> StudyRun:
-        recipe = {"training": {"epochs": 2}}
-        host = {"cpu": cpu_name(), **host}
-        return made("other", host=host, alike=alike(job.written), recipe=recipe, overhead_s=10.0)
-
-    for host in ({"threads": 3}, {"threads": 1, "accelerator": "cuda:0"}):
-        estimate = Estimator(tmp_path, [known(**host)], 1, ("test",)).of(job, None, SILENT)
-        assert estimate.seconds >= 100 and "by run-other" in estimate.basis
-    with pytest.raises(pytest.fail.Exception):
-        Estimator(tmp_path, [known(threads=1)], 1, ("test",)).of(job, None, SILENT)
-
-
-def test_two_studies_may_time_runs_of_one_kind_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one begins and ends while the first one's process reads its recipe."""
-    found, _ = table_of({}, {"model": [made("k")]})
-    job = job_of(found, "model")
-    recipes: list[Path] = []
-    times = {"training_s": 8.0, "scoring_s": 1.0, "starting_s": 0.5, "steps": 10, "timed_steps": 3}
-
-    def timed(command: list[str], **asked: Any) -> subprocess.CompletedProcess[str]:
-        recipes.append(path := Path(command[3]))
-        if len(recipes) == 1:
-            assert Estimator(tmp_path, [], 1, ("test",)).of(job, None, SILENT).seconds > 9
-        assert path.is_file()
-        return subprocess.CompletedProcess(command, 0, json.dumps(times), "")
-
-    monkeypatch.setattr(subprocess, "run", timed)
-    assert Estimator(tmp_path, [], 1, ("test",)).of(job, None, SILENT).seconds > 9
-    assert len(recipes) == 2 and not any(path.exists() for path in recipes)
-
-
-def test_labels_are_counted_in_percent() -> None:
-    assert label_lines({"train": {"bad": 1, "good": 3}}) == {"train": {"rows": 4, "share_0": 25.0, "share_1": 75.0}}
 
 
 def test_what_leaks_is_said_and_never_picked() -> None:
@@ -247,8 +183,8 @@ def test_what_leaks_is_said_and_never_picked() -> None:
     found, lines = table_of(
         {"rows": "tests", "columns": ["loss"], "choices": choices}, {k: [v] for k, v in scored.items()}
     )
-    assert "LEAKS FUTURE TOKENS" in lines[0].said
-    assert picks_of(found.table.choices, lines)[0].row == 1
+    assert "LEAKS FUTURE TOKENS" in lines[0].remark
+    assert pick(found.table.choices[0], lines).row == 1
 
 
 def test_what_a_finished_run_still_lacks(tmp_path: Path) -> None:
@@ -258,13 +194,13 @@ def test_what_a_finished_run_still_lacks(tmp_path: Path) -> None:
     job = Job(job.row, 1, spec, job.written, job.recipe, "r", job.data, ())
     scores = Evaluation(rows=(row("torch", "random-split"), row("onnx-fp32", "random-split")))
     one = made("k", evaluation=scores)
-    step = lacking(job, one, tmp_path, ("test",))
-    assert step is not None and step.arguments[:4] == ("export", str(tmp_path), "--int8", "--keep-going")
+    (step,) = missing_steps(job, one, tmp_path, ("test",))
+    assert step[:4] == ("export", str(tmp_path), "--int8", "--keep-going")
     one = one.model_copy(update={"artifacts": (graph("fp32"), graph("int8"))})
-    step = lacking(job, one, tmp_path, ("test",))
-    assert step is not None and step.arguments[:4] == ("evaluate", str(tmp_path), "--artifact", "onnx-int8")
+    (step,) = missing_steps(job, one, tmp_path, ("test",))
+    assert step[:4] == ("evaluate", str(tmp_path), "--artifact", "onnx-int8")
     scored = Evaluation(rows=(*scores.rows, row("onnx-int8", "random-split")))
-    assert lacking(job, one.model_copy(update={"evaluation": scored}), tmp_path, ("test",)) is None
+    assert not [*missing_steps(job, one.model_copy(update={"evaluation": scored}), tmp_path, ("test",))]
 
 
 def test_what_was_asked_for_has_its_line_with_a_reason() -> None:
@@ -275,7 +211,7 @@ def test_what_was_asked_for_has_its_line_with_a_reason() -> None:
     spec = {"rows": "artifacts", "columns": ["size_bytes", "accuracy"], "published": printed}
     written = study("made", {"model": {**run("Model"), "export": ["fp16", "int8"]}}, table=spec)
     found = Study.model_validate(written, strict=False)
-    outcome = Outcome(job_of(found, "model"), Found(one, "results in hand"))
+    outcome = Outcome(job_of(found, "model"), Match(one, "results in hand"))
     whole, half, whole_numbers = rows_of(found, [outcome], None)
     assert whole.missing is None and whole.cells["accuracy"].mean == 0.9
     assert (half.at, half.missing) == ("fp16", "model, seed 1: fp16 is exported, and not scored")
@@ -296,7 +232,7 @@ def test_a_part_of_a_study_or_a_changed_one_says_so_everywhere() -> None:
     part = whole.model_copy(update={"only": ("wide",), "seeds": (1, 2), "overrides": ("training.epochs=1",)})
 
     def printed(table: StudyTable) -> list[str]:
-        return [study_page(table, []), study_markdown(table), str(study_terminal(table).caption)]
+        return [study_page(table, []), study_markdown(table)]
 
     for text in printed(part):
         for said in ("Not the study as it is written", "the rows wide", "runs have 1, 2", "training.epochs=1"):

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeformer.formats.study import FigureSpec
-from edgeformer.formats.study_result import Cell, StudyRow, StudyTable
-from edgeformer.reporting.study_figures import draw_study, seeds_of
 
-from edgeformer.reporting import study_figures
+from benchmarks.studies import figures
+from benchmarks.studies.figures import describe_seeds, draw_study
+from benchmarks.studies.results import Cell, StudyRow, StudyTable
+from benchmarks.studies.specification import FigureSpec
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -40,7 +40,7 @@ def drawn(
         kept.append((title, axes))
         yield axes
 
-    monkeypatch.setattr(study_figures, "drawing", drawing)
+    monkeypatch.setattr(figures, "drawing", drawing)
     assert draw_study(Path("nowhere"), table, [figure], curves or {}) == ["figure1.png"]
     return kept[0]
 
@@ -54,10 +54,12 @@ def whiskers(axis: Any) -> list[Any]:
 def test_a_picture_says_how_many_seeds_and_what_its_whiskers_are() -> None:
     spread, lone = Cell(mean=5.3, sd=0.04, n=3), Cell(mean=5.3, n=1)
     ranged = Cell(mean=2.7, n=3, low=2.6, high=2.9)
-    assert seeds_of([row("a", loss=spread)], ["loss"]) == "3 seeds, whiskers: ± standard deviation"
-    assert seeds_of([row("a", seeds=1, loss=lone)], ["loss"]) == "one seed"
-    assert seeds_of([row("a", seeds=1, loss=lone), row("b", loss=spread)], ["loss"]).startswith("one seed, or up to 3")
-    assert seeds_of([row("a", loss=ranged)], ["loss"]) == "3 seeds, whiskers: least and most of the rounds"
+    assert describe_seeds([row("a", loss=spread)], ["loss"]) == "3 seeds, whiskers: ± standard deviation"
+    assert describe_seeds([row("a", seeds=1, loss=lone)], ["loss"]) == "one seed"
+    assert describe_seeds([row("a", seeds=1, loss=lone), row("b", loss=spread)], ["loss"]).startswith(
+        "one seed, or up to 3"
+    )
+    assert describe_seeds([row("a", loss=ranged)], ["loss"]) == "3 seeds, whiskers: least and most of the rounds"
 
 
 @pytest.mark.parametrize("kind", ["lines", "bubbles"])

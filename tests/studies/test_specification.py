@@ -1,0 +1,166 @@
+"""A study's file and its options are checked before anything is trained; results are found by what decides the weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.studies.__main__ import main
+from benchmarks.studies.jobs import DataReader, Job, decisive, jobs_of, recipe_sha256
+from benchmarks.studies.local_data import load_local_data, source_notes, with_local_data
+from benchmarks.studies.specification import load_study, study_names
+from benchmarks.studies.store import Results
+from edgeformer.families import load_recipe
+from edgeformer.formats.errors import EdgeformerError
+from edgeformer.formats.files import write_json
+from edgeformer.formats.progress import SILENT
+from tests.studies.test_table import SUMMARY, graph, made
+from tests.studies.tiny_study import run, study, write
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_a_study_is_named_like_its_file_and_its_recipes_are_valid(name: str) -> None:
+    loaded, _ = load_study(name)
+    assert loaded.name == name
+    for spec in loaded.runs.values():
+        assert load_recipe(spec.recipe, [f"{key}={json.dumps(value)}" for key, value in spec.set.items()]).to_yaml()
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", study_names())
+def test_every_recipe_has_local_data(name: str, data_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "models" / "all-MiniLM-L6-v2").mkdir(parents=True)
+    (tmp_path / "models" / "all-MiniLM-L6-v2" / "tokenizer.json").touch()
+    for spec in load_study(name)[0].runs.values():
+        recipe = load_recipe(spec.recipe, [f"{key}={json.dumps(value)}" for key, value in spec.set.items()])
+        local: Any = with_local_data(recipe, [data_folder, tmp_path], load_local_data())
+        paths = [Path(source.path) for sources in local.data.parts.values() for source in sources]
+        assert paths and all(path.is_file() for path in paths)
+        assert all("in place of the hub's" in note for note in source_notes(recipe, load_local_data()))
+
+
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [
+        ({"runs": {"a": {**run("A"), "seed": 3}}}, ["runs.a.seed", "did you mean 'seeds'"]),
+        ({"runs": {"a": {**run("A"), "teacher": "b"}}}, ["a: names the run 'b'; there are a"]),
+        (
+            {"runs": {"a": {**run("A"), "teacher": "b"}, "b": {**run("B"), "teacher": "a"}}},
+            ["runs.a.teacher: goes in a circle: a, b, a"],
+        ),
+        ({"runs": {"a": {**run("A"), "set": {"seed": 3}}}}, ["runs.a.set: seed", "write seeds:"]),
+        ({"runs": {"a": run("A", seeds=(1, 1))}}, ["runs.a.seeds: a seed is listed twice"]),
+        ({"figures": [{"kind": "lines", "title": "T", "y": ["accuracy"]}]}, ["'T' is of kind lines and needs x"]),
+        ({"table": {"rows": "tests", "columns": ["acuracy"]}}, ["no figure 'acuracy'", "accuracy"]),
+        ({"runs": {"a": {**run("A"), "recipe": "quickstrat"}}}, ["runs.a", "did you mean 'quickstart'"]),
+        ({"runs": {"a": {**run("A"), "set": {"training.epoch": 3}}}}, ["runs.a", "training.epoch", "'epochs'"]),
+        ({"finding": "{{ of('b', 'test', 'loss') }}"}, ["finding: no run 'b'; there are a"]),
+    ],
+)
+def test_a_bad_study_is_refused_with_file_and_key(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: dict[str, Any], texts: list[str]
+) -> None:
+    path = write(tmp_path, {**study("bad", {"a": run("A")}), **change})
+    assert main([path, "--artifacts", str(tmp_path / "artifacts"), "--dry-run"]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert all(text in message for text in ["bad.yaml", *texts]), message
+    assert not (tmp_path / "artifacts").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["table66"], "no study 'table66': no such file, and did you mean 'table6'?"),
+        (["table6", "--only", "basline"], "--only basline: table6 has no such row; there are baseline"),
+        (["table6", "--seeds", "one"], "--seeds one: write whole numbers"),
+        (["table6", "--data", "nowhere"], "nowhere: is no folder"),
+        (["table6", "--jobs", "0"], "--jobs 0: give 1 or more"),
+        (["table6", "--set", "seed=3"], "--set seed=3: a study trains a row once for each of its seeds; use --seeds 3"),
+    ],
+)
+def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str], words: list[str], text: str) -> None:
+    assert main(words) == 2
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_part_of_a_split_is_not_its_whole_file(tmp_path: Path) -> None:
+    mapping = load_local_data()
+    for file in (file for source in mapping.sources for file in source.files):
+        (tmp_path / file["path"]).parent.mkdir(exist_ok=True)
+        (tmp_path / file["path"]).touch()
+    parts = [
+        {"train": [{"kind": "hub", "name": name, "split": "train[:1000]", "label_value": "positive"}]}
+        for name in ("stanfordnlp/imdb", "fancyzhx/yelp_polarity")
+    ]
+    imdb, yelp = (load_recipe("quickstart", [f"data.parts={json.dumps(part)}"]) for part in parts)
+    with pytest.raises(EdgeformerError, match=r"train\[:1000\] from the hub, a part of a split"):
+        with_local_data(imdb, [tmp_path], mapping)
+    local: Any = with_local_data(yelp, [tmp_path], mapping)  # a stand-in of fewer rows, as its note says
+    assert len(local.data.parts["train"]) == 2
+    with pytest.raises(EdgeformerError, match="wikitext-103-raw-v1 train from the hub, for which no local file is"):
+        with_local_data(load_recipe("crt_deep_rtx4050"), [tmp_path], mapping)
+
+
+def test_only_what_decides_the_weights_changes_the_hash() -> None:
+    recipe = load_recipe("quickstart")
+    same = load_recipe("quickstart", ["name=other", "description=x", "target=null", "training.log_every=3"])
+    other = load_recipe("quickstart", ["training.optimizer.lr=1e-5"])
+    assert recipe_sha256(recipe) == recipe_sha256(same) != recipe_sha256(other)
+    files = (f"data.parts.train=[{{kind: file, path: /{folder}/a.csv}}]" for folder in ("x", "y"))
+    first, second = (load_recipe("quickstart", [file]) for file in files)
+    assert decisive(first) == decisive(second)
+
+
+def test_a_committed_run_is_found_for_every_trained_row() -> None:
+    for name in ("table6", "crt-exits"):
+        loaded, path = load_study(name)
+        results = Results(Path("nowhere"), ())
+        for job in jobs_of(loaded, path, (), DataReader(Path("nowhere"), (), SILENT, offline=True)):
+            match = results.find(job)
+            assert match is not None and match.origin == "results in studies", job.title
+            assert Results(Path("nowhere"), (), committed=False).find(job) is None
+
+
+def jobs(path: str, artifacts: Path, *, offline: bool = False) -> list[Job]:
+    loaded, file = load_study(path)
+    return jobs_of(loaded, file, (), DataReader(artifacts, (), SILENT, offline=offline))
+
+
+def test_a_teacher_that_is_no_row_counts_with_its_weights(tmp_path: Path) -> None:
+    weights = tmp_path / "artifacts" / "elder" / "model" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    taught = run("Taught", training__teacher="elder", training__distillation={"weight": 0.5})
+    path, keys = write(tmp_path, study("taught", {"taught": taught})), []
+    (job,) = jobs(path, tmp_path / "artifacts")
+    assert job.key is None and "elder" in job.data.reason
+    (tmp_path / "artifacts" / "elder" / "run.json").write_text("{}", encoding="utf-8")
+    for content in (b"one", b"two"):
+        weights.write_bytes(content)
+        keys.append(jobs(path, tmp_path / "artifacts")[0].key)
+    assert None not in keys and keys[0] != keys[1]
+
+
+def test_results_of_different_data_are_not_mixed_where_it_cannot_be_read(tmp_path: Path) -> None:
+    hub = {"data.parts": {"train": [{"kind": "hub", "name": "somebody/reviews"}]}}
+    path = write(tmp_path, study("far", {"far": {**run("Far", seeds=(1, 2)), "set": hub}}))
+    first, second = jobs(path, tmp_path / "artifacts", offline=True)
+    results = Results(tmp_path / "artifacts", ())
+    results.keep(made("k1", recipe_sha256=first.sha256))
+    results.check_ambiguity([first, second])
+    assert first.key is None and results.find(first) is not None
+    small = SUMMARY.model_copy(update={"fingerprint": "5a5a5a5a", "rows": {"train": 20}})
+    results.keep(made("k2", recipe_sha256=second.sha256, data=small))  # of another seed, on 20 rows
+    results.check_ambiguity([first, second])
+    assert results.find(first) is None and results.find(second) is None
+    assert "5a5a5a5a with 20 rows (trained here)" in results.ambiguity(first)
+
+
+def test_the_results_with_most_scores_are_used(tmp_path: Path) -> None:
+    (job,) = jobs(write(tmp_path, study("rich", {"a": run("A")})), tmp_path / "artifacts")
+    for folder, graphs in (("one", ("fp32",)), ("two", ("fp32", "int8"))):
+        write_json(tmp_path / folder / f"{job.key}.json", made(job.key or "", artifacts=tuple(map(graph, graphs))))
+    match = Results(tmp_path / "artifacts", (tmp_path / "one", tmp_path / "two")).find(job)
+    assert match is not None and match.origin == "results in two"
