@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.studies.specification import load_study, study_names
+from benchmarks.studies.specification import study_names
 from benchmarks.studies.store import TRAINED
 from benchmarks.studies.study import StudyOptions, plan_study, run_study
 from benchmarks.studies.train import Estimate, total_seconds
@@ -33,7 +33,7 @@ from edgeformer.reporting.columns import Column, Columns
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line, make the study, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", metavar="STUDY", help="a file, or a study's name; left out: list them")
+    parser.add_argument("name", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}")
     parser.add_argument(
         "--data",
         type=Path,
@@ -55,10 +55,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true", help="do not use the committed results")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: 1)")
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="only this row; repeatable")
-    parser.add_argument("--seeds", metavar="1,2,3", help="instead of the study's own seeds")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change every recipe; repeatable"
-    )
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts"), metavar="DIR", help="folder of runs")
     arguments = parser.parse_args(words)  # fmt: skip
     console = Terminal(highlight=False)
@@ -70,26 +66,14 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace, console: Terminal) -> int:
-    if arguments.name is None:
-        studies = [load_study(name)[0] for name in study_names()]
-        console.print(Columns.of_records(("name", "shows", "of")).terminal(
-            "studies", [{"name": study.name, "shows": study.title, "of": study.element} for study in studies]
-        ))  # fmt: skip
-        return 0
     for folder in (*arguments.results, *arguments.data):
         if not folder.is_dir():
             raise InputError(f"{folder}: is no folder; give --data and --results existing folders")
     if arguments.jobs < 1:
         raise InputError(f"--jobs {arguments.jobs}: give 1 or more")
-    try:
-        seeds = tuple(dict.fromkeys(int(part) for part in arguments.seeds.split(","))) if arguments.seeds else ()
-    except ValueError:
-        seeds = (-1,)
-    if any(not 0 <= seed < 2**32 for seed in seeds):
-        raise InputError(f"--seeds {arguments.seeds}: write whole numbers separated by commas, e.g. --seeds 1,2,3")
     options = StudyOptions(
-        arguments.artifacts, tuple(arguments.data), tuple(arguments.results), tuple(arguments.set),
-        tuple(arguments.only), seeds, arguments.jobs, not arguments.no_train, arguments.fresh,
+        arguments.artifacts, tuple(arguments.data), tuple(arguments.results),
+        tuple(arguments.only), arguments.jobs, not arguments.no_train, arguments.fresh,
         shlex.join(["python", "-m", "benchmarks.studies", *sys.argv[1:]]),
     )  # fmt: skip
     progress = show_progress()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
-from pathlib import Path
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 from scipy.stats import ttest_ind_from_stats, ttest_rel
 
@@ -75,41 +74,13 @@ class Questions:
         return row.cell(figure)
 
 
-_ARGUMENTS = {"of": (1, 1), "said": (1, 1), "clear": (2, 1), "apart": (1, 2), "chance": (2, 1), "ranked": (None, 1)}
-"""Function → how many runs it takes (None: any number), and how many rows, before the figure."""
-
-
-def check_finding(study: Study, path: Path) -> None:
-    """Raise RecipeError for a template that names functions, runs or figures that do not exist."""
-    try:
-        calls = [*SandboxedEnvironment().parse(study.finding).find_all(nodes.Call)]
-    except TemplateError as error:
-        raise RecipeError(f"{path}: finding: {error}") from None
-    for call in calls:
-        if not isinstance(call.node, nodes.Name):
-            continue
-        name, arguments = call.node.name, [node.value if isinstance(node, nodes.Const) else None for node in call.args]
-        if name not in _ARGUMENTS:
-            raise RecipeError(f"{path}: finding: no function {name!r}; there are {', '.join(_ARGUMENTS)}")
-        runs, rows = _ARGUMENTS[name]
-        if len(arguments) < 2 + rows or (runs is not None and len(arguments) != runs + rows + 1):
-            takes = f"{runs or 'some'} of the runs, {'a row' if rows == 1 else 'two rows'} and the figure"
-            raise RecipeError(f"{path}: finding: {name} takes {takes}")
-        for run in arguments[: -1 - rows]:
-            if run is not None and run not in study.runs:
-                raise RecipeError(f"{path}: finding: no run {run!r}; there are {', '.join(study.runs)}")
-        try:
-            measure(str(arguments[-1]))
-        except KeyError:
-            raise RecipeError(f"{path}: finding: no figure {arguments[-1]!r}") from None
-
-
 def finding_of(study: Study, rows: Sequence[StudyRow]) -> str:
     """Fill the template from the rows; where one lacks a figure, say which. Raises RecipeError."""
     questions = Questions(rows)
     try:
         template = SandboxedEnvironment(autoescape=False).from_string(study.finding)  # Markdown is escaped on writing
-        return " ".join(template.render({name: getattr(questions, name) for name in _ARGUMENTS}).split())
+        names = ("of", "said", "clear", "apart", "chance", "ranked")
+        return " ".join(template.render({name: getattr(questions, name) for name in names}).split())
     except _MissingFigure as missing:
         return f"Nothing is said yet: {missing}."
     except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:

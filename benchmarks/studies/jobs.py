@@ -15,7 +15,7 @@ from benchmarks.studies.specification import RunSpec, Study
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.families import family_of, load_recipe
 from edgeformer.families.pretrained.source import WEIGHTS, open_source
-from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError, RecipeError
+from edgeformer.formats.errors import ArtifactError, EdgeformerError, RecipeError
 from edgeformer.formats.files import sha256_of
 from edgeformer.formats.manifest import DataSummary
 from edgeformer.formats.progress import Progress
@@ -149,23 +149,17 @@ class DataReader:
         return Data(prepared.summary, origins=origins)
 
 
-def jobs_of(study: Study, path: Path, overrides: Sequence[str], reader: DataReader) -> list[Job]:
+def jobs_of(study: Study, path: Path, reader: DataReader) -> list[Job]:
     """Return all runs of a study, rows in its order.
 
     Args:
         study: with the rows and seeds to make.
         path: of the study's file, beside which recipes are looked for first.
-        overrides: ``key=value`` for every run, as ``--set`` takes them.
         reader: of their data.
 
     Raises:
         RecipeError: a recipe does not exist, or a change does not fit it.
-        InputError: an override of the seed.
     """
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key.strip() == "seed":
-            raise InputError(f"--set {override}: a study trains a row once for each of its seeds; use --seeds {value}")
     jobs: dict[tuple[str, int], Job] = {}
 
     def make(row: str, seed: int) -> Job:
@@ -179,7 +173,7 @@ def jobs_of(study: Study, path: Path, overrides: Sequence[str], reader: DataRead
         changes = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in spec.set.items()]
         try:
             name = str(beside) if beside.is_file() else spec.recipe
-            written = load_recipe(name, [*changes, f"seed={seed}", *overrides])
+            written = load_recipe(name, [*changes, f"seed={seed}"])
         except RecipeError as error:
             raise RecipeError(f"{path}: runs.{row}: {error}") from None
         try:

@@ -44,8 +44,8 @@ def study_markdown(table: StudyTable) -> str:
             columns.append(Column(f"{name}_{attribute}", cell, heading=heading, text=text, number=True))
     if any(row.keys for row in table.rows):  # else nothing was trained
         columns.append(Column("seeds", lambda row: len(row.keys), number=True))
-    changes = f"Not the study as it is written: {'; '.join(table.changes)}."
-    parts = [f"**{markdown(changes)}**"] if table.changes else []
+    only = f"Not the study as it is written: there are only the rows {', '.join(table.only)}."
+    parts = [f"**{markdown(only)}**"] if table.only else []
     for group in dict.fromkeys(row.group for row in table.rows):
         rows = [row for row in table.rows if row.group == group]
         parts.append((f"{markdown_line(group)}\n\n" if group else "") + Columns(columns).markdown(rows))

@@ -41,9 +41,7 @@ class StudyRun(Frozen):
     run: str = Field(description="name of its folder")
     data: DataSummary
     data_notes: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="what was read, part by part")
-    origins: dict[str, str] = Field(
-        {}, description="what else its weights are made of → sha256: tokenizer, source; teacher (its key, if a row)"
-    )
+    origins: dict[str, str] = Field({}, description="sha256 of tokenizer, source, teacher (a key, if it is a row)")
     tokenizer_fingerprint: str | None = None
     parameters: int
     loops: int
@@ -54,16 +52,12 @@ class StudyRun(Frozen):
     seconds: float = Field(description="wall time of training with validation")
     rows_per_s: float | None = Field(description="training alone")
     scoring_s: float = Field(0.0, description="wall time of exporting and scoring artifacts")
-    overhead_s: float | None = Field(
-        None, description="of the training's process, beside `seconds`: imports, data, test sets; None: it was resumed"
-    )
+    overhead_s: float | None = Field(None, description="of the training's process beside `seconds`; None: was resumed")
     precision: str
     leaks: bool = False
     evaluation: Evaluation
     artifacts: Annotated[tuple[ExportedSize, ...], Field(strict=False)] = ()
-    curve: Annotated[tuple[dict[str, Any], ...], Field(strict=False)] = Field(
-        (), description="records of metrics.jsonl, one per epoch and some of the steps between"
-    )
+    curve: Annotated[tuple[dict[str, Any], ...], Field(strict=False)] = Field((), description="from metrics.jsonl")
     versions: dict[str, str]
     code_version: str
     host: dict[str, Any]
@@ -168,18 +162,8 @@ class StudyTable(Frozen):
     minutes: float = Field(description="of training, all runs of the table")
     hosts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     times: str = Field("", description="how times were measured")
-    overrides: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="--set of the command")
+    overrides: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="--set of earlier versions")
     only: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="--only of the command: its rows")
-    seeds: Annotated[tuple[int, ...], Field(strict=False)] = Field((), description="--seeds of the command")
+    seeds: Annotated[tuple[int, ...], Field(strict=False)] = Field((), description="--seeds of earlier versions")
     notes: Annotated[tuple[str, ...], Field(strict=False)] = ()
     finding: str = Field("", description="what the figures say, in a paragraph")
-
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """Differences from the study's file; empty: the table shows all of it."""
-        texts = {
-            "every run was changed by": self.overrides,
-            "there are only the rows": self.only,
-            "instead of the study's own seeds, runs have": self.seeds,
-        }
-        return tuple(f"{text} {', '.join(map(str, values))}" for text, values in texts.items() if values)

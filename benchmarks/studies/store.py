@@ -94,13 +94,8 @@ class Results:
                 groups.setdefault(reads, []).extend((job, match) for match in self._of_any_data(job))
         for group in groups.values():
             by_data = {match.run.data.fingerprint: (match.run.data, match.origin) for _, match in group}
-            for job, _ in group:
-                origins = {json.dumps(match.run.origins) for other, match in group if other.sha256 == job.sha256}
-                if len(by_data) > 1:
-                    self._ambiguous[job.sha256] = _ambiguity([*by_data.values()])
-                elif len(origins) > 1:
-                    reason = "there are results of different tokenizers, starting weights or teachers"
-                    self._ambiguous[job.sha256] = f"{reason}; move the others out of {self.folder}"
+            for job, _ in group if len(by_data) > 1 else ():
+                self._ambiguous[job.sha256] = _ambiguity([*by_data.values()])
 
     def ambiguity(self, job: Job) -> str:
         """Return why none of the job's results is used; empty: there is nothing to choose from."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.studies.figures import draw_study
-from benchmarks.studies.finding import check_finding, finding_of
+from benchmarks.studies.finding import finding_of
 from benchmarks.studies.jobs import DataReader, Job, jobs_of
 from benchmarks.studies.render import study_csv, study_markdown, study_page
 from benchmarks.studies.results import StudyRun, StudyTable, StudyTimes
@@ -32,9 +32,7 @@ class StudyOptions:
         artifacts: the folder that holds the runs.
         data: folders with local files in place of the hub.
         results: further folders with results of finished runs.
-        overrides: ``key=value`` for every run.
         only: rows of the study; empty: all.
-        seeds: instead of those of the study.
         jobs: trainings at a time.
         train: False: nothing is trained or measured.
         fresh: do not use the committed results.
@@ -44,9 +42,7 @@ class StudyOptions:
     artifacts: Path
     data: tuple[Path, ...] = ()
     results: tuple[Path, ...] = ()
-    overrides: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
     jobs: int = 1
     train: bool = True
     fresh: bool = False
@@ -68,12 +64,11 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
     """Read a study, look up the results of its runs, and estimate how long the others take.
 
     Raises:
-        RecipeError: study, recipe or override are not valid.
+        RecipeError: study or recipe are not valid.
         InputError: no such row.
         ArtifactError: damaged results.
     """
     study, path = load_study(name)
-    check_finding(study, path)
     for row in options.only:
         if row not in study.runs:
             raise InputError(f"--only {row}: {study.name} has no such row; there are {', '.join(study.runs)}")
@@ -81,11 +76,9 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
     for row in kept:  # grows: a teacher may have one, too
         if (teacher := study.runs[row].teacher) is not None and teacher not in kept:
             kept.append(teacher)
-    seeds = {"seeds": options.seeds} if options.seeds else {}
-    runs = {row: spec.model_copy(update=seeds) for row, spec in study.runs.items() if row in kept}
-    study = study.model_copy(update={"runs": runs})
+    study = study.model_copy(update={"runs": {row: spec for row, spec in study.runs.items() if row in kept}})
     reader = DataReader(options.artifacts, options.data, progress, offline=not (options.train or options.data))
-    jobs = jobs_of(study, path, options.overrides, reader)
+    jobs = jobs_of(study, path, reader)
     results = Results(options.artifacts, options.results, committed=not options.fresh)
     results.check_ambiguity(jobs)
     trainer = Trainer(options.artifacts, results, study.table.splits, options.jobs, progress)
@@ -206,9 +199,7 @@ def _table(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None, 
         minutes=round(sum(run.seconds for run in runs.values()) / 60, 1),
         hosts=tuple(dict.fromkeys(hosts)),
         times=measured,
-        overrides=options.overrides,
         only=options.only,
-        seeds=options.seeds,
         finding=finding_of(study, rows),
         notes=(*study.notes, *filter(None, (mixed_hosts([*runs.values()]), mixed_formats([*runs.values()])))),
     )

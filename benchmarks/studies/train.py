@@ -16,16 +16,16 @@ from pathlib import Path
 
 from benchmarks.studies.jobs import Job, speed_sha256
 from benchmarks.studies.results import StudyRun
-from benchmarks.studies.store import Results, collect, runs_in
+from benchmarks.studies.store import Results, collect
 from edgeformer.formats.errors import EdgeformerError, InterruptedRun
 from edgeformer.formats.files import write_text
 from edgeformer.formats.manifest import RunStatus
 from edgeformer.formats.progress import Progress, bar
 from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
-from edgeformer.machine.host import cpu_name, default_threads, usable_cores
+from edgeformer.machine.host import default_threads
 from edgeformer.machine.signals import catching
 from edgeformer.run import TORCH, Run
-from edgeformer.stages.training.timing import timed
+from edgeformer.stages.training.timing import TrainingTime, timed
 from edgeformer.tasks import task_named
 
 _EXPORT_S = 20.0
@@ -115,13 +115,13 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.failed: dict[str, str] = {}  # key → reason
-        self._rates: dict[str, tuple[float, float, str]] = {}
+        self._rates: dict[str, tuple[TrainingTime, int]] = {}  # and the rows that its steps are of
         self._futures: dict[str, Future[None]] = {}
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._lock, self._stopping = threading.Lock(), False
 
     def estimate(self, job: Job) -> Estimate:
-        """Return what is left of a run, and how long it will take: by a finished run of its kind, or timed steps."""
+        """Return what is left of a run, and how long it will take: by timing some steps of its kind."""
         match, folder = self.results.find(job), self.artifacts / job.folder_name
         status = status_of(folder) if job.key is not None else None
         if match is not None:
@@ -139,33 +139,16 @@ class Trainer:
         kind = speed_sha256(job.written)
         if kind not in self._rates:
             try:
-                self._rates[kind] = self._rate(job, kind, rows * epochs)
+                with bar(self.progress, f"Timing some steps of {job.row}", None):
+                    cache = self.artifacts / ".cache" / "tokens"
+                    self._rates[kind] = timed(job.recipe, cache, child_environment(self.jobs)), rows * epochs
             except EdgeformerError as error:
                 return Estimate(job, "unavailable", basis=str(error))
-        step_s, steps_per_row, basis = self._rates[kind]
+        probe, probe_rows = self._rates[kind]
         done = Run.open(folder).manifest.steps if status is not None else 0
-        steps = max(0, round(steps_per_row * rows * epochs) - done)
-        seconds = steps * step_s + _EXPORT_S * _graphs(job)
-        return Estimate(job, "resumable" if status else "missing", seconds, steps, basis)
-
-    def _rate(self, job: Job, kind: str, rows: int) -> tuple[float, float, str]:
-        """Return seconds per step, steps per row of an epoch, and where both are from."""
-        threads = child_environment(self.jobs).get("OMP_NUM_THREADS", "")
-        allowed = {int(threads)} if threads.isdecimal() else {default_threads(), usable_cores()}
-        runs = [
-            run
-            for run in runs_in(self.results.folder)
-            if run.alike == kind and run.steps and run.host.get("cpu") == cpu_name()
-            and (run.host.get("threads") in allowed or not str(run.host.get("accelerator", "cpu")).startswith("cpu"))
-        ]  # fmt: skip
-        if runs:  # another process at the same time only ever makes a training slower: the fastest counts
-            run = min(runs, key=lambda run: run.seconds / run.steps)
-            trained_rows = run.recipe["training"]["epochs"] * max(1, run.data.rows["train"])
-            basis = f"by {run.run}, trained on this machine"
-            return (run.seconds + (run.overhead_s or 0)) / run.steps, run.planned_steps / trained_rows, basis
-        with bar(self.progress, f"Timing some steps of {job.row}", None):
-            probe = timed(job.recipe, self.artifacts / ".cache" / "tokens", child_environment(self.jobs))
-        return probe.total_s / probe.steps, probe.steps / rows, f"by {probe.timed_steps} timed steps"
+        steps = max(0, round(probe.steps * rows * epochs / probe_rows) - done)
+        seconds = steps * probe.total_s / probe.steps + _EXPORT_S * _graphs(job)
+        return Estimate(job, "resumable" if status else "missing", seconds, steps, f"by {probe.timed_steps} steps")
 
     def run(self, estimates: Sequence[Estimate], command: str) -> None:
         """Make every run that is missing or incomplete, teachers first; reasons of failures are in ``failed``.

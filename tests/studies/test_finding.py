@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from benchmarks.studies.finding import check_finding, finding_of
+from benchmarks.studies.finding import finding_of
 from benchmarks.studies.results import Cell, StudyRow
 from benchmarks.studies.specification import Study
 from edgeformer.formats.errors import RecipeError
@@ -76,20 +74,3 @@ def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
         for name, mean in (("wide", 1.0), ("small", 1.01))
     ]
     assert finding_of(study_with("{{ clear('wide', 'small', 'test', 'speedup') }}"), rows) == "False"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{{ of('wide', 'test', 'loss'", "unexpected end of template"),
-        ("{{ of('wider', 'test', 'loss') }}", "no run 'wider'; there are wide, small"),
-        ("{{ of('wide', 'test', 'los') }}", "no figure 'los'"),
-        ("{{ clear('wide', 'test', 'loss') }}", "clear takes 2 of the runs"),
-        ("{{ apart('wide', '2', 'loss') }}", "apart takes 1 of the runs, two rows and the figure"),
-        ("{{ mean('wide', 'test', 'loss') }}", "no function 'mean'; there are of, said, clear, apart, chance, ranked"),
-    ],
-)
-def test_a_finding_that_asks_for_what_there_is_not_is_refused_before_training(text: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=r"made\.yaml: finding") as refused:
-        check_finding(study_with(text), Path("made.yaml"))
-    assert said in str(refused.value)
