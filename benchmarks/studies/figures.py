@@ -131,8 +131,8 @@ def _bubbles(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) ->
         axis.annotate(name, point, (0, offset), textcoords="offset points", **look)
     printed = [(row, row.cell(figure.x).published, row.cell(y).published) for row in rows]
     printed = [point for point in printed if None not in point]
-    for row, *point in printed:
-        axis.plot(*point, "x", color=colours[row.run], markersize=7)
+    for row, x_printed, y_printed in printed:
+        axis.plot(x_printed, y_printed, "x", color=colours[row.run], markersize=7)
     if printed:
         axis.plot([], [], "x", color=GREY, label="published")
     if printed or many:

@@ -136,9 +136,9 @@ class DataReader:
         origins = {} if recipe.tokenizer.kind == "trained" else {"tokenizer": fingerprint(prepared.tokenizer)}
         try:
             if (source := getattr(recipe.model, "source", None)) is not None:
-                if ("source", source) not in self._cache:
-                    self._cache["source", source] = open_source(source).weights_sha256()
-                origins["source"] = self._cache["source", source]
+                if (name := f"source {source}") not in self._cache:
+                    self._cache[name] = open_source(source).weights_sha256()
+                origins["source"] = self._cache[name]
             if (teacher := getattr(recipe.training, "teacher", None)) is not None and not taught_by_row:
                 weights = locate(teacher, self.artifacts).require_run() / MODEL_FOLDER / WEIGHTS
                 if not weights.is_file():

@@ -132,13 +132,13 @@ def _lines(run: StudyRun, table: TableSpec, *, per_sample: bool) -> Lines:
         lines = {str(loop): {**by_loop[loop], "loop_ratio": run.loops / loop} for loop in sorted(by_loop)}
     else:
         split = next(iter(table.tests), "validation")
-        for row in run.evaluation.early_exit:
-            if row.artifact == TORCH and row.split == split:
-                figures = {name: getattr(row, name) for name in ("loss", "accuracy", "perplexity", "mean_loops")}
-                rule = "" if row.rule == "confidence" else f"{row.rule} "
-                at = "schedule" if row.threshold is None else f"{rule}{row.threshold:g}"
+        for early in run.evaluation.early_exit:
+            if early.artifact == TORCH and early.split == split:
+                figures = {name: getattr(early, name) for name in ("loss", "accuracy", "perplexity", "mean_loops")}
+                rule = "" if early.rule == "confidence" else f"{early.rule} "
+                at = "schedule" if early.threshold is None else f"{rule}{early.threshold:g}"
                 figures = {name: value for name, value in figures.items() if value is not None}
-                lines[at] = {"rows": row.n, **figures, "loop_ratio": run.loops / row.mean_loops}
+                lines[at] = {"rows": early.n, **figures, "loop_ratio": run.loops / early.mean_loops}
     common = {"parameters": run.parameters, "minutes": run.seconds / 60, "epochs": run.epochs}
     common |= {"best_epoch": run.best_epoch} if run.best_epoch is not None else {}
     common |= {"megabytes": _BYTES["fp32"] * run.parameters / 2**20}

@@ -232,8 +232,9 @@ class Trainer:
                 teacher = self._futures.get(job.teacher.key or "")
                 if teacher is not None and (error := teacher.exception()) is not None:
                     raise EdgeformerError(f"its teacher is missing: {error}")
-                path = str((self.artifacts / job.teacher.folder_name).absolute())
-                recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"teacher": path})})
+                weights = str((self.artifacts / job.teacher.folder_name).absolute())
+                training = recipe.training.model_copy(update={"teacher": weights})
+                recipe = recipe.model_copy(update={"training": training})
             path = self.artifacts / "studies" / "recipes" / f"{job.key}.yaml"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, recipe.to_yaml())
