@@ -17,7 +17,7 @@ from edgeformer.families import load_recipe
 from edgeformer.formats.errors import EdgeformerError
 from edgeformer.formats.files import write_json
 from edgeformer.formats.progress import SILENT
-from tests.studies.test_table import SUMMARY, graph, made
+from tests.studies.test_study_table import SUMMARY, graph, made
 from tests.studies.tiny_study import run, study, write
 
 
