@@ -24,12 +24,11 @@ import numpy as np
 import onnx
 
 from benchmarks.ways import serve
-from edgeformer.backends.decoder import Decoder
-from edgeformer.backends.onnxruntime.decode_graph import FullDepthEngine
-from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.onnxruntime.steps import StepEngine, StepParts
-from edgeformer.families import load_recipe
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.models import load_recipe
+from edgeformer.runtimes.decoder import Decoder
+from edgeformer.runtimes.onnxruntime.decode import FullDepthEngine, StepEngine, StepParts
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.tasks.language_modeling import LanguageRecipe
 
 DECODE, STATES = "decode", "states"
 STEPPED = ("fp32", "int8")
@@ -45,7 +44,7 @@ def model_of(recipe: LanguageRecipe) -> Any:
     """With random weights, the same in every process."""
     import torch
 
-    from edgeformer.families.crt.network import build_crt
+    from edgeformer.models.crt.adapter import build_crt
 
     torch.manual_seed(0)
     return build_crt(recipe.model).eval()
@@ -53,16 +52,16 @@ def model_of(recipe: LanguageRecipe) -> Any:
 
 def write_graphs(recipe: LanguageRecipe, folder: Path) -> None:
     """Every precision's graphs in a folder of its own, where they are not there yet."""
-    from edgeformer.families.crt.network import NETWORK
-    from edgeformer.families.tracing import cut_out, state_name
-    from edgeformer.stages.exporting import int4, int8
-    from edgeformer.stages.exporting.graph_files import weights_file, write_graph
+    from edgeformer.export import int4, int8
+    from edgeformer.export.graphs import weights_file, write_graph
+    from edgeformer.models.crt.adapter import ADAPTER
+    from edgeformer.models.tracing import cut_out, state_name
 
     wanted = [precision for precision in PRECISIONS if not (folder / precision / "done").is_file()]
     if not wanted:
         return
     model = model_of(recipe)
-    plain = NETWORK.trace(model, ["input_ids"], steps=True)
+    plain = ADAPTER.trace(model, ["input_ids"], steps=True)
     assert plain.decode is not None
     for precision in wanted:
         place = folder / precision
@@ -90,7 +89,7 @@ def eight_bits(decode: Any) -> Any:
     # Imported here: the module makes the root logger tell everything that any library does.
     from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
-    from edgeformer.stages.exporting.int8 import prepare
+    from edgeformer.export.int8 import prepare
 
     logging.getLogger().setLevel(logging.WARNING)
     config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=True, accuracy_level=4, bits=8)
@@ -164,8 +163,8 @@ def torch_way(recipe: LanguageRecipe, threads: int) -> Answer:
     import torch
 
     from benchmarks._torch_routes import tune
-    from edgeformer.backends.torch.session import torch_decoder
-    from edgeformer.families.crt.cache import CachedLoops
+    from edgeformer.models.crt.cache import CachedLoops
+    from edgeformer.runtimes.torch.session import torch_decoder
 
     torch.set_num_threads(threads)
     model, plain = model_of(recipe), model_of(recipe)

@@ -36,9 +36,9 @@ def torch_inputs(batch: int, seq: int) -> dict[str, Any]:
 
 def edgeformer(model: Path, threads: int, provider: str) -> Prepare:
     """A bundle's FP32 graph as ``predict`` opens it."""
-    from edgeformer.backends import OpenOptions
+    from edgeformer.benchmark.messages import CheckedArtifact
     from edgeformer.bundle import Bundle
-    from edgeformer.stages.profiling.messages import CheckedArtifact
+    from edgeformer.runtimes import OpenOptions
 
     bundle = Bundle.open(model)
     artifact = bundle.artifact("onnx-fp32")
@@ -60,8 +60,8 @@ def torch_model(model: Path, threads: int, *, compiled: bool) -> Prepare:
     from transformers import AutoModel
 
     torch.set_num_threads(threads)
-    network = AutoModel.from_pretrained(model, attn_implementation="sdpa").eval()
-    called: Any = torch.compile(network, mode="max-autotune-no-cudagraphs", dynamic=False) if compiled else network
+    adapter = AutoModel.from_pretrained(model, attn_implementation="sdpa").eval()
+    called: Any = torch.compile(adapter, mode="max-autotune-no-cudagraphs", dynamic=False) if compiled else adapter
 
     def prepare(batch: int, seq: int) -> Call:
         fed = torch_inputs(batch, seq)
@@ -83,14 +83,14 @@ def sentence_transformers(model: Path, threads: int, backend: str) -> Prepare:
     torch.set_num_threads(threads)
     own: dict[str, Any] = {} if backend == "openvino" else {"session_options": ort_options(threads)}
     own |= {"ov_config": openvino_config(threads)} if backend == "openvino" else {}
-    network = SentenceTransformer(str(model), backend=backend, device="cpu", model_kwargs=own)
+    adapter = SentenceTransformer(str(model), backend=backend, device="cpu", model_kwargs=own)
 
     def prepare(batch: int, seq: int) -> Call:
         fed = torch_inputs(batch, seq)
 
         def call() -> object:
             with torch.inference_mode():
-                return network(dict(fed))
+                return adapter(dict(fed))
 
         return call
 
@@ -121,18 +121,18 @@ def optimum_onnxruntime(model: Path, threads: int, level: int) -> Prepare:
     ORTOptimizer.from_pretrained(exported).optimize(
         save_dir=folder, optimization_config=OptimizationConfig(optimization_level=level)
     )
-    network = ORTModelForFeatureExtraction.from_pretrained(
+    adapter = ORTModelForFeatureExtraction.from_pretrained(
         folder, file_name="model_optimized.onnx", session_options=ort_options(threads)
     )
-    return lambda batch, seq: (lambda fed: lambda: network(**fed))(torch_inputs(batch, seq))
+    return lambda batch, seq: (lambda fed: lambda: adapter(**fed))(torch_inputs(batch, seq))
 
 
 def optimum_openvino(model: Path, threads: int) -> Prepare:
     """Optimum Intel's export in OpenVINO, FP32."""
     from optimum.intel import OVModelForFeatureExtraction
 
-    network = OVModelForFeatureExtraction.from_pretrained(model, export=True, ov_config=openvino_config(threads))
-    return lambda batch, seq: (lambda fed: lambda: network(**fed))(torch_inputs(batch, seq))
+    adapter = OVModelForFeatureExtraction.from_pretrained(model, export=True, ov_config=openvino_config(threads))
+    return lambda batch, seq: (lambda fed: lambda: adapter(**fed))(torch_inputs(batch, seq))
 
 
 def way_named(name: str, model: Path, threads: int) -> Prepare:

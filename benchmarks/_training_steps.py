@@ -9,16 +9,16 @@ import time
 import torch
 from torch import nn
 
-from edgeformer.families import family_of, load_recipe
-from edgeformer.families.network import Place
-from edgeformer.stages.training.optimization import build_optimizer
+from edgeformer.models import load_recipe, model_spec_of
+from edgeformer.models.adapter import Place
+from edgeformer.training.optimizer import build_optimizer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
 arguments = parser.parse_args()
 recipe = load_recipe("recurrent_sst2_fast")
 torch.manual_seed(0)
-model, _ = family_of(recipe).network.build(recipe, Place())
+model, _ = model_spec_of(recipe).adapter.build(recipe, Place())
 optimizer = build_optimizer(model, recipe.training.optimizer)
 ids = torch.randint(1000, 30_000, (64, 12))
 labels = torch.randint(0, 2, (64,))

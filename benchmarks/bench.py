@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.judging import INCOMPLETE
-from edgeformer.backends import library_versions
-from edgeformer.machine.capability import kernel_flags
-from edgeformer.machine.host import code_version, cpu_name, default_threads, now
+from edgeformer.runtimes import library_versions
+from edgeformer.system.capability import kernel_flags
+from edgeformer.system.host import code_version, cpu_name, default_threads, now
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "bench"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.workspace import read_manifest
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
+from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.tasks import Metric, all_tasks, task_named
 
 

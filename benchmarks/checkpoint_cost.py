@@ -25,9 +25,9 @@ from typing import Any
 
 from plan_accuracy import loop_on_random_rows
 
-from edgeformer.formats.files import write_json
-from edgeformer.formats.units import format_bytes
-from edgeformer.machine.host import cpu_name, usable_cores
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.units import format_bytes
+from edgeformer.system.host import cpu_name, usable_cores
 
 STATES = {
     "crt_mini": [],
@@ -48,10 +48,10 @@ def timed_saves(name: str, saves: int, folder: Path) -> dict[str, Any]:
     """A row: seconds of each step and of each save after it, and the bytes of a state."""
     import torch
 
-    from edgeformer.families import load_recipe
-    from edgeformer.formats.progress import SILENT
-    from edgeformer.stages.training.checkpoints import Checkpoints
-    from edgeformer.stages.training.metrics_log import MetricsLog
+    from edgeformer.artifacts.progress import SILENT
+    from edgeformer.models import load_recipe
+    from edgeformer.training.checkpoint import Checkpoints
+    from edgeformer.training.metrics import MetricsLog
 
     steps_s, saves_s = [], []
 

@@ -96,9 +96,9 @@ def bundle_of(axis: Axis, size: int, work: Path) -> Path:
 def timed(axis: Axis, bundles: Sequence[Path], rounds: int, threads: int) -> list[dict[str, float]]:
     """Of every size: median milliseconds, and median and quartiles of the ratio to the first in the same round."""
     from benchmarks.floors import seconds_of
-    from edgeformer.backends import OpenOptions
+    from edgeformer.benchmark.messages import CheckedArtifact
     from edgeformer.bundle import Bundle
-    from edgeformer.stages.profiling.messages import CheckedArtifact
+    from edgeformer.runtimes import OpenOptions
 
     calls = []
     with ExitStack() as stack:
@@ -125,10 +125,10 @@ def peak_bytes(bundle: Path, shape: tuple[int, int], threads: int) -> int:
 
 def tell_peak(path: Path, shape: tuple[int, int], threads: int) -> None:
     """The child of :func:`peak_bytes`."""
-    from edgeformer.backends import OpenOptions
+    from edgeformer.benchmark.memory import peak_meter, release_unused, resident_bytes
+    from edgeformer.benchmark.messages import CheckedArtifact
     from edgeformer.bundle import Bundle
-    from edgeformer.stages.profiling.memory import peak_meter, release_unused, resident_bytes
-    from edgeformer.stages.profiling.messages import CheckedArtifact
+    from edgeformer.runtimes import OpenOptions
 
     bundle = Bundle.open(path)
     artifact = next(one for one in bundle.built("full") if one.precision == "fp32")
@@ -194,9 +194,9 @@ def measured(axis: Axis, work: Path, rounds: int, threads: int) -> dict[str, Any
 def run(file: Path, work: Path, rounds: int, threads: int) -> None:
     """Measure everything, and write it."""
     from benchmarks.judging import Watch
-    from edgeformer.backends import library_versions
-    from edgeformer.formats.files import write_json
-    from edgeformer.machine.host import code_version, cpu_name, now
+    from edgeformer.artifacts.files import write_json
+    from edgeformer.runtimes import library_versions
+    from edgeformer.system.host import code_version, cpu_name, now
 
     print("about 6 minutes on two quiet cores", flush=True)
     work.mkdir(parents=True, exist_ok=True)
@@ -235,7 +235,7 @@ def table(found: dict[str, Any]) -> str:
 
 def figure(file: Path, found: dict[str, Any]) -> None:
     """Time and memory against size, each over that of the smallest, both axes logarithmic."""
-    from edgeformer.reporting.canvas import GREY, PALETTE, drawing
+    from edgeformer.report.canvas import GREY, PALETTE, drawing
 
     with drawing(file, "Cost against size, light recurrent encoder", 2, (12.0, 4.6)) as axes:
         for place, (axis, key, what) in enumerate(
@@ -274,7 +274,7 @@ def main() -> None:
     child.add_argument("numbers", type=int, nargs=3)
     asked = parser.parse_args()
     if asked.command == "run":
-        from edgeformer.machine.host import default_threads
+        from edgeformer.system.host import default_threads
 
         run(asked.file, asked.work.resolve(), asked.rounds, asked.threads or default_threads())
     elif asked.command == "table":

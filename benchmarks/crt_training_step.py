@@ -31,19 +31,17 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from edgeformer.data.batching import IGNORED
-from edgeformer.families import family_of, load_recipe
-from edgeformer.families.crt.kernels import attention
-from edgeformer.families.crt.layers import DilatedConv
-from edgeformer.families.crt.loss import CHUNK_TOKENS, weighted
-from edgeformer.families.crt.model import CRT
-from edgeformer.families.crt.network import build_crt
-from edgeformer.families.network import Batch, Losses
-from edgeformer.machine.host import cpu_name, now
-from edgeformer.stages.training.checkpoints import Position
-from edgeformer.stages.training.connection import connect
-from edgeformer.stages.training.optimization import build_optimizer, resolve_precision
-from edgeformer.stages.training.stepper import Stepper
+from edgeformer.models import load_recipe, model_spec_of
+from edgeformer.models.adapter import Batch, Losses
+from edgeformer.models.crt.adapter import build_crt
+from edgeformer.models.crt.loss import CHUNK_TOKENS, weighted
+from edgeformer.models.crt.model import CRT, DilatedConv, attention
+from edgeformer.system.host import cpu_name, now
 from edgeformer.tasks import task_named
+from edgeformer.training.checkpoint import Position
+from edgeformer.training.distributed import connect
+from edgeformer.training.optimizer import build_optimizer, resolve_precision
+from edgeformer.training.step import Stepper
 
 Loss = Callable[[nn.Module, Batch], Losses]
 
@@ -119,7 +117,12 @@ class RandomText:
     """What the trainer's stepper asks of an objective, for random tokens. Counts the time of what must be computed."""
 
     def __init__(self, recipe: Any, loss: Loss, model: CRT) -> None:
-        self.recipe, self.family, self.task, self.model = recipe, family_of(recipe), task_named(recipe.task), model
+        self.recipe, self.model_spec, self.task, self.model = (
+            recipe,
+            model_spec_of(recipe),
+            task_named(recipe.task),
+            model,
+        )
         self._loss, self._batch, self.computing_s = loss, random_batch(recipe), 0.0
 
     def batch(self, rows: NDArray[np.int64], device: torch.device, *, pinned: bool = False) -> tuple[Batch, int]:
@@ -171,7 +174,7 @@ def measure(recipe: Any, precision: str, rounds: int, steps: int) -> dict[str, A
     """Process and wall milliseconds per step, round by round; a first round warms up and is not counted."""
     models = [build_crt(recipe.model).train() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
-    own = family_of(recipe).network.loss(models[1], recipe, None)
+    own = model_spec_of(recipe).adapter.loss(models[1], recipe, None)
     both = {
         "plain": Steps(recipe, models[0], plain(models[0], recipe.training.exit_weight), precision),
         "edgeformer": Steps(recipe, models[1], own, precision),

@@ -42,10 +42,10 @@ import numpy as np
 from benchmarks._decode import PRECISIONS, STEPPED
 from benchmarks.judging import MET, NOT_JUDGED, NOT_MET, Bar, Limit, Watch, judged, told, unless
 from benchmarks.ways import Way, environment
-from edgeformer.backends import library_versions
-from edgeformer.families import load_recipe
-from edgeformer.machine.host import cpu_name, default_threads, now
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.models import load_recipe
+from edgeformer.runtimes import library_versions
+from edgeformer.system.host import cpu_name, default_threads, now
+from edgeformer.tasks.language_modeling import LanguageRecipe
 
 _TORCH, _FP32_BAR, _BITS_BAR, _EXIT_BAR, _PREFILL_BAR = "torch", 3.0, 6.0, 0.9, 1.5
 Times = dict[str, list[float]]

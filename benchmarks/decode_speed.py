@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from edgeformer.backends.torch.session import torch_decoder
-from edgeformer.families import load_recipe
-from edgeformer.families.crt.cache import CachedLoops
-from edgeformer.families.crt.model import CRT
-from edgeformer.families.crt.network import build_crt
-from edgeformer.machine.host import cpu_name, now
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.models import load_recipe
+from edgeformer.models.crt.adapter import build_crt
+from edgeformer.models.crt.cache import CachedLoops
+from edgeformer.models.crt.model import CRT
+from edgeformer.runtimes.torch.session import torch_decoder
+from edgeformer.system.host import cpu_name, now
+from edgeformer.tasks.language_modeling import LanguageRecipe
 
 
 class Cached:

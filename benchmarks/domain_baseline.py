@@ -30,12 +30,12 @@ from sklearn.linear_model import LogisticRegression
 from tokenizers import Tokenizer
 
 from benchmarks.studies.local_data import load_local_data, with_local_data
+from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.data.cleaning import clean
-from edgeformer.data.findings import load_and_look
+from edgeformer.data.data_warnings import load_and_look
 from edgeformer.data.splits import split
-from edgeformer.families import load_recipe
-from edgeformer.formats.data_config import DataConfig
-from edgeformer.machine.host import cpu_name, now
+from edgeformer.models import load_recipe
+from edgeformer.system.host import cpu_name, now
 
 RECIPE = "recurrent_domains_fast"
 AMAZON, DVD = "amazon/mdsd_8000.jsonl.xz", "dvd"

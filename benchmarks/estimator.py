@@ -26,10 +26,10 @@ from pathlib import Path
 from benchmarks.estimates.measuring import PASSES, Plan
 from benchmarks.estimates.models import foreign_models, own_models
 from benchmarks.estimates.record import Row, enough, rows_of, speeds, summary, without_kind
-from edgeformer.backends import library_versions
-from edgeformer.formats.documents import load_profile
-from edgeformer.formats.files import write_json
-from edgeformer.machine.host import code_version, describe_host, now
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.files import write_json
+from edgeformer.runtimes import library_versions
+from edgeformer.system.host import code_version, describe_host, now
 
 
 def told(text: str) -> None:

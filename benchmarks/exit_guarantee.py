@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.formats.files import write_json
-from edgeformer.formats.progress import SILENT
-from edgeformer.machine.host import code_version, describe_host, now
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.inference.evaluate import EvaluateOptions, Scoring, choose
 from edgeformer.run import locate
-from edgeformer.stages.evaluating.choice import choose
-from edgeformer.stages.evaluating.evaluate import EvaluateOptions, Scoring
+from edgeformer.system.host import code_version, describe_host, now
 from edgeformer.tasks.early_exit import first_exits
 from edgeformer.tasks.risk_control import METHOD, THRESHOLDS, promise
 

@@ -38,16 +38,16 @@ from onnx import TensorProto, helper
 from benchmarks.judging import MET, Bar, Limit, Watch, judged, told, unless
 from benchmarks.openvino_speed import opened
 from benchmarks.ways import Way, environment
-from edgeformer.backends import default_provider, library_versions
-from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.backends.openvino.runtime import missing
-from edgeformer.backends.session import Session
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.benchmark.messages import CheckedArtifact, Item
 from edgeformer.bundle import Bundle
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.machine.host import cpu_name, default_threads
-from edgeformer.stages.profiling.estimating.listing import ListSpec, run_listing
-from edgeformer.stages.profiling.estimating.work import count_nodes, stored_weight_bytes, total
-from edgeformer.stages.profiling.messages import CheckedArtifact, Item
+from edgeformer.estimate.listing import ListSpec, run_listing
+from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
+from edgeformer.runtimes import default_provider, library_versions
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.runtimes.openvino.session import missing
+from edgeformer.runtimes.session import Session
+from edgeformer.system.host import cpu_name, default_threads
 
 _ROWS, _WIDTH = 2048, 1024
 _OPERATIONS = 2 * _ROWS * _WIDTH * _WIDTH

@@ -20,17 +20,17 @@ import onnx_ir
 from tabulate import tabulate
 from tokenizers import Tokenizer
 
-from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.data.trimming import Keeping
-from edgeformer.families.tracing import cut_out
+from edgeformer.export import int4
+from edgeformer.export.bundle_folder import trim_subject
+from edgeformer.export.exportable import open_exportable
+from edgeformer.export.int8 import quantized_graphs
+from edgeformer.models.tracing import cut_out
 from edgeformer.run import Run
-from edgeformer.stages.exporting import int4
-from edgeformer.stages.exporting.bundle_folder import trim_subject
-from edgeformer.stages.exporting.exportable import open_exportable
-from edgeformer.stages.exporting.int8 import quantized_graphs
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks import Origin
 from edgeformer.tasks.early_exit import exit_logits
-from edgeformer.tasks.running import score_batches
+from edgeformer.tasks.scoring import score_batches
 
 
 def table(found: list[dict[str, Any]]) -> str:
@@ -66,7 +66,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(asked.run / "model" / "tokenizer.json"))
     small = trim_subject(open_exportable(run), run.manifest, tokenizer, Keeping(asked.keep, asked.max))
     subject, task = small.subject, small.subject.task
-    graphs = subject.network.trace(subject.model, tuple(subject.inputs), steps=False)
+    graphs = subject.adapter.trace(subject.model, tuple(subject.inputs), steps=False)
     graph = cut_out(graphs.exits, {exit_logits(subject.last): "logits"})
     found: dict[str, Any] = {"run": run.folder.name, "block": asked.block, "keep": asked.keep, "max": asked.max}
     found |= {"tokens": len(small.trimmed.kept), "rows": []}

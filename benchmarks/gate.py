@@ -28,19 +28,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeformer.backends import default_provider, library_versions
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.files import write_json, write_text
+from edgeformer.artifacts.gate import GateCheck
+from edgeformer.benchmark import conditions, gate
+from edgeformer.benchmark.gate_checks import ArtifactPair, GateOptions
+from edgeformer.benchmark.messages import CheckedArtifact, MeasureSpec, phases_of
+from edgeformer.benchmark.paired_run import Pair, PairRules, compare_pair
+from edgeformer.benchmark.paired_worker import PaceSpec
 from edgeformer.bundle import Bundle
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.files import write_json, write_text
-from edgeformer.formats.gate import GateCheck
-from edgeformer.machine.host import cpu_name, default_threads, describe_host, now
 from edgeformer.run import locate
-from edgeformer.stages.profiling import conditions
-from edgeformer.stages.profiling.gating import timed
-from edgeformer.stages.profiling.gating.files import ArtifactPair, GateOptions
-from edgeformer.stages.profiling.gating.pacing import PaceSpec
-from edgeformer.stages.profiling.gating.pair import Pair, PairRules, compare_pair
-from edgeformer.stages.profiling.messages import CheckedArtifact, MeasureSpec, phases_of
+from edgeformer.runtimes import default_provider, library_versions
+from edgeformer.system.host import cpu_name, default_threads, describe_host, now
 
 MOST_ALARMS, LEAST_FOUND, MOST_MEDIAN_S = 0.05, 0.90, 60.0
 _ENOUGH = 3
@@ -79,7 +78,7 @@ def pair_of(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> Pair:
     entry = bundle.artifact(settings["artifact"])
     checked, shape, threads = CheckedArtifact.of(bundle, entry), (1, settings["seq"]), settings["threads"]
     measure = MeasureSpec(
-        checked=checked, provider=default_provider("cpu"), threads=threads, shapes=(shape,), rules=timed.RULES
+        checked=checked, provider=default_provider("cpu"), threads=threads, shapes=(shape,), rules=gate.RULES
     )
     item = (phases_of(entry, bundle.task)[0], *shape)
     first, second = (
@@ -96,7 +95,7 @@ def measured(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> dict[st
     record: dict[str, Any] = {"case": case.name, "created": now(), "load_average_1min": load}
     try:
         options = GateOptions(longest_s=settings["longest_s"])
-        checks = timed.timed_checks(ArtifactPair(entry, entry), pair_of(bundle, settings, case), options, options.error)
+        checks = gate.timed_checks(ArtifactPair(entry, entry), pair_of(bundle, settings, case), options, options.error)
         record["checks"] = [check.model_dump(mode="json") for check in checks]
     except EdgeformerError as error:
         record["error"] = str(error)
@@ -196,7 +195,7 @@ def one_round_s(
 
 def settings_of(bundle: Bundle, arguments: argparse.Namespace) -> dict[str, Any]:
     """What must be equal for runs to be one measurement, down to the gate's own source."""
-    options, sources = GateOptions(), sorted(Path(timed.__file__).parent.glob("*.py"))
+    options, sources = GateOptions(), sorted(Path(gate.__file__).parent.glob("*.py"))
     return {
         "run": bundle.manifest.run,
         "artifact": arguments.artifact,

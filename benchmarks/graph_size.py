@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.estimates.models import trained_one_step
-from edgeformer.backends import library_versions
 from edgeformer.bundle import Bundle
-from edgeformer.machine.host import code_version, cpu_name, now
+from edgeformer.runtimes import library_versions
+from edgeformer.system.host import code_version, cpu_name, now
 
 RECIPE = "recurrent_sst2_fast"
 _DATA = (

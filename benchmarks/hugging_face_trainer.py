@@ -39,8 +39,8 @@ from typing import Any
 
 from benchmarks.judging import Limit, Watch, judged, told, unless
 from benchmarks.ways import environment
-from edgeformer.backends import library_versions
-from edgeformer.machine.host import cpu_name, default_threads
+from edgeformer.runtimes import library_versions
+from edgeformer.system.host import cpu_name, default_threads
 
 _BATCH, _LENGTH, _WINDOW = 32, 64, 5
 _PADDED_STEPS, _SCORED = 30, 64
@@ -116,9 +116,9 @@ def trainer_windows(model: Path, rows: Path, *, grouped: bool, bf16: bool) -> li
             report_to=[], disable_tqdm=True, logging_strategy="no", use_cpu=not torch.cuda.is_available(), bf16=bf16,
             train_sampling_strategy="group_by_length" if grouped else "random",
         )  # fmt: skip
-        network = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)
+        adapter = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)
         collator = DataCollatorWithPadding(tokenizer) if grouped else None
-        Trainer(network, told, train_dataset=Rows(), data_collator=collator, callbacks=[clock]).train()
+        Trainer(adapter, told, train_dataset=Rows(), data_collator=collator, callbacks=[clock]).train()
     return clock.windows
 
 

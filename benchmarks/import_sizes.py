@@ -18,10 +18,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-from edgeformer.backends import library_versions
+from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
-from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.machine.host import cpu_name, now
+from edgeformer.runtimes import library_versions
+from edgeformer.system.host import cpu_name, now
 
 ALBERT_BASE = {
     "vocab_size": 30_000,
@@ -62,10 +62,10 @@ def artifact_row(artifact: ArtifactManifest) -> dict[str, Any]:
 
 def measure(folder: Path, artifacts: Path) -> dict[str, Any]:
     """Import and export one model."""
-    from edgeformer.families.saving import load_model
-    from edgeformer.stages.exporting.export import export
-    from edgeformer.stages.exporting.variants import ExportOptions
-    from edgeformer.stages.importing.import_hf import HfOptions, import_hf
+    from edgeformer.export.export import export
+    from edgeformer.export.import_hf import HfOptions, import_hf
+    from edgeformer.export.variants import ExportOptions
+    from edgeformer.models.weights import load_model
 
     run = import_hf(str(folder), HfOptions(artifacts))
     export(run, ExportOptions(fp16=True, int8=True, build=("tensorrt",), target="rtx4050", keep_going=True))

@@ -34,18 +34,17 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-from edgeformer.backends.onnxruntime.session import OnnxSession
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.prepare import prepare
-from edgeformer.families import read_recipe_of
-from edgeformer.families.saving import load_model
-from edgeformer.families.tracing import export_graph, text_spec
-from edgeformer.machine.host import cpu_name, now
-from edgeformer.stages.exporting import int8
-from edgeformer.stages.exporting.graph_files import write_graph
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
-from edgeformer.tasks.classification.scoring import score
-from edgeformer.tasks.running import answer_rows
+from edgeformer.export import int8
+from edgeformer.export.graphs import write_graph
+from edgeformer.models import read_recipe_of
+from edgeformer.models.tracing import export_graph, text_spec
+from edgeformer.models.weights import load_model
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.system.host import cpu_name, now
+from edgeformer.tasks.classification import ClassificationRecipe, score
+from edgeformer.tasks.scoring import answer_rows
 
 SHAPES = ((1, 16), (16, 64))
 BATCH, LENGTH = 32, 16

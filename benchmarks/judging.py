@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from edgeformer.machine.host import usable_cores
-from edgeformer.stages.profiling.conditions import CpuReading, read_cpu, used_between
+from edgeformer.benchmark.conditions import CpuReading, read_cpu, used_between
+from edgeformer.system.host import usable_cores
 
 ROUNDS = 3
 """Fewer judge nothing."""

@@ -15,11 +15,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from edgeformer.families import load_recipe
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.workspace import RECIPE_FILE
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.workspace import RECIPE_FILE
+from edgeformer.models import load_recipe
 from edgeformer.run import read_run
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.tasks.language_modeling import LanguageRecipe
 
 KEYS = {"run", "recipe", "parameters", "seconds", "steps", "epochs", "best_epoch", "precision", "leaks", "causality"}
 MORE = {"validation", "tests", "memory", "versions", "code_version", "host", "started"}

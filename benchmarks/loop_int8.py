@@ -32,18 +32,17 @@ from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, Q
 from tabulate import tabulate
 
 from benchmarks.int8_methods import clean, latency, static
-from edgeformer.backends.onnxruntime.session import OnnxSession
-from edgeformer.families.tracing import state_name
-from edgeformer.formats.progress import SILENT
-from edgeformer.machine.host import cpu_name, default_threads, now
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.export import int4, int8
+from edgeformer.export.audit import audit_sharing
+from edgeformer.export.exportable import Exportable, measure_drift, open_exportable
+from edgeformer.export.graphs import write_graph
+from edgeformer.models.tracing import state_name
 from edgeformer.run import Run
-from edgeformer.stages.exporting import int4, int8
-from edgeformer.stages.exporting.audit import audit_sharing
-from edgeformer.stages.exporting.exportable import Exportable, open_exportable
-from edgeformer.stages.exporting.graph_files import write_graph
-from edgeformer.stages.exporting.numerics import measure_drift
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.system.host import cpu_name, default_threads, now
 from edgeformer.tasks.early_exit import exit_logits
-from edgeformer.tasks.running import score_batches
+from edgeformer.tasks.scoring import score_batches
 
 _BATCH = 8
 _DEQUANTIZE, _QUANTIZE = "DequantizeLinear", "QuantizeLinear"
@@ -109,7 +108,7 @@ class Case:
     def build(self, folder: Path, calibration: int) -> dict[str, Path]:
         """Name → graph with all exits and states."""
         subject = self.subject
-        traced = subject.network.trace(subject.model, tuple(subject.inputs), steps=False).exits
+        traced = subject.adapter.trace(subject.model, tuple(subject.inputs), steps=False).exits
         paths = {name: folder / f"{name}.onnx" for name in ("fp32", "dynamic")}
         write_graph(traced, paths["fp32"])
         write_graph(int8.quantize(traced, folder), paths["dynamic"])

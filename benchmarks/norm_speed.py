@@ -23,7 +23,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
-from edgeformer.machine.host import cpu_name
+from edgeformer.system.host import cpu_name
 
 ROWS = 16 * 128
 """A batch of 16 texts of 128 tokens."""

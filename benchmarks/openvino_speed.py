@@ -19,12 +19,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from edgeformer.backends import OpenOptions, library_versions, providers_asked
-from edgeformer.backends.session import Session
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.benchmark.messages import CheckedArtifact
 from edgeformer.bundle import Bundle
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.machine.host import cpu_name, default_threads
-from edgeformer.stages.profiling.messages import CheckedArtifact
+from edgeformer.runtimes import OpenOptions, library_versions, providers_asked
+from edgeformer.runtimes.session import Session
+from edgeformer.system.host import cpu_name, default_threads
 
 _CALLS, _WARM_UP = 3, 3
 _BASE = "onnx-fp32 CPUExecutionProvider"

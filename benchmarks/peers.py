@@ -30,10 +30,10 @@ from typing import Any
 from benchmarks.floors import needed_by
 from benchmarks.judging import Bar, Limit, Watch, judged, told, unless
 from benchmarks.ways import Way, environment
-from edgeformer.backends import library_versions
+from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.bundle import Bundle
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.machine.host import cpu_name, default_threads
+from edgeformer.runtimes import library_versions
+from edgeformer.system.host import cpu_name, default_threads
 
 _PROVIDERS = ("CPUExecutionProvider", "openvino-cpu")
 _PEERS = (

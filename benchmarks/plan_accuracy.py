@@ -47,9 +47,9 @@ def peak_resident_bytes() -> int:
 
 def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     """``steps`` optimizer steps of the real training loop on random tokens, with validation and a checkpoint."""
-    from edgeformer.formats.progress import SILENT
-    from edgeformer.stages.training.checkpoints import Checkpoints
-    from edgeformer.stages.training.metrics_log import MetricsLog
+    from edgeformer.artifacts.progress import SILENT
+    from edgeformer.training.checkpoint import Checkpoints
+    from edgeformer.training.metrics import MetricsLog
 
     loop = loop_on_random_rows(recipe, steps, folder)
     loop.checkpoints = Checkpoints(folder)
@@ -62,14 +62,14 @@ def loop_on_random_rows(recipe: Any, steps: int, folder: Path) -> Any:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
+    from edgeformer.artifacts.manifest import DataSummary
+    from edgeformer.artifacts.progress import SILENT
     from edgeformer.data.encoding import Prepared
-    from edgeformer.families.network import Place
-    from edgeformer.formats.manifest import DataSummary
-    from edgeformer.formats.progress import SILENT
-    from edgeformer.stages.training.connection import connect
-    from edgeformer.stages.training.loop import TrainingLoop
-    from edgeformer.stages.training.objective import Objective
+    from edgeformer.models.adapter import Place
     from edgeformer.tasks import task_named
+    from edgeformer.training.distributed import connect
+    from edgeformer.training.loop import TrainingLoop
+    from edgeformer.training.objective import Objective
 
     rows_per_step = recipe.training.effective_batch
     nothing = DataSummary(split="given", synthetic=True, rows={}, fingerprint="")
@@ -96,8 +96,8 @@ def child(kind: str, recipe_name: str, overrides: list[str], steps: int) -> None
     """Load everything, train if asked to, print the peak."""
     import torch._dynamo  # the optimizer and checkpointing import it when they are first used
 
-    import edgeformer.stages.training.train  # noqa: F401
-    from edgeformer.families import load_recipe
+    import edgeformer.training.train  # noqa: F401
+    from edgeformer.models import load_recipe
 
     recipe = load_recipe(recipe_name, overrides)
     torch.manual_seed(0)
@@ -119,9 +119,9 @@ def measured_bytes(size: str, steps: int) -> tuple[int, int]:
 
 def predicted_bytes(size: str) -> int:
     """What `edgeformer plan --device host` predicts."""
-    from edgeformer.families import load_recipe
-    from edgeformer.stages.training.memory import predict_peak
-    from edgeformer.stages.training.optimization import resolve_precision
+    from edgeformer.models import load_recipe
+    from edgeformer.training.memory import predict_peak
+    from edgeformer.training.optimizer import resolve_precision
 
     recipe_name, *overrides = shlex.split(size)
     recipe = load_recipe(recipe_name, overrides)

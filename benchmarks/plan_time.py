@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from edgeformer.families import read_recipe_of
-from edgeformer.formats.files import write_json
-from edgeformer.machine.host import cpu_name
+from edgeformer.artifacts.files import write_json
+from edgeformer.models import read_recipe_of
 from edgeformer.run import Run
-from edgeformer.stages.training.duration import SHARE_OF_PEAK, step_operations
+from edgeformer.system.host import cpu_name
+from edgeformer.training.duration import SHARE_OF_PEAK, step_operations
 
 SIZE, ROUNDS = 2048, 12
 

@@ -27,16 +27,16 @@ from typing import Any
 
 from tabulate import tabulate
 
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.row_files import JsonLines
 from edgeformer.bundle import Bundle
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.unlabelled import Reading, unlabelled, windows
-from edgeformer.formats.files import write_json
-from edgeformer.formats.row_files import JsonLines
-from edgeformer.machine.capability import installed_version
-from edgeformer.machine.host import cpu_name, usable_cores
+from edgeformer.inference.predict import opened
+from edgeformer.inference.predict_file import predict_file
 from edgeformer.run import Location
-from edgeformer.stages.evaluating.predict import opened
-from edgeformer.stages.evaluating.predict_file import predict_file
+from edgeformer.system.capability import installed_version
+from edgeformer.system.host import cpu_name, usable_cores
 
 LIBRARIES = ("onnxruntime", "tokenizers", "numpy")
 MIB = 2**20

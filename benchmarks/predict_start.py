@@ -18,10 +18,10 @@ import sys
 import time
 from pathlib import Path
 
+from edgeformer.artifacts.files import write_json
 from edgeformer.bundle import Bundle
-from edgeformer.formats.files import write_json
-from edgeformer.machine.capability import installed_version
-from edgeformer.machine.host import cpu_name, usable_cores
+from edgeformer.system.capability import installed_version
+from edgeformer.system.host import cpu_name, usable_cores
 
 TEXT = "a warm, funny and quietly moving film"
 LIBRARIES = ("onnxruntime", "tokenizers", "pydantic", "numpy", "typer")

@@ -31,12 +31,12 @@ from urllib.request import urlopen
 
 from tabulate import tabulate
 
+from edgeformer.artifacts.files import write_json
 from edgeformer.bundle import Bundle
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.formats.files import write_json
-from edgeformer.machine.capability import installed_version
-from edgeformer.machine.host import cpu_name, usable_cores
-from edgeformer.stages.serving.served import served
+from edgeformer.inference.serving_engine import served
+from edgeformer.system.capability import installed_version
+from edgeformer.system.host import cpu_name, usable_cores
 
 LIBRARIES = ("onnxruntime", "tokenizers", "starlette", "uvicorn")
 CLIENTS = (1, 8, 64)

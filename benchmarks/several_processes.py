@@ -24,8 +24,8 @@ from pathlib import Path
 
 import torch
 
-from edgeformer.formats.files import write_json
-from edgeformer.machine.host import cpu_name, usable_cores
+from edgeformer.artifacts.files import write_json
+from edgeformer.system.host import cpu_name, usable_cores
 
 PARTS = (
     "data.parts={train: [{kind: synthetic-reviews, rows: 4000, seed: 1}], "

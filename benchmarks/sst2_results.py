@@ -15,8 +15,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from edgeformer.artifacts.scores import EVALUATION_FILE
 from edgeformer.bundle import Bundle
-from edgeformer.formats.scores import EVALUATION_FILE
 from edgeformer.run import read_run
 
 # Paper A, Table 6 (final version): accuracy on its own random split, seed unknown.

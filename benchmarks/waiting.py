@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.judging import Limit, Watch, judged, told, unless
-from edgeformer.backends import library_versions
-from edgeformer.machine.host import cpu_name, default_threads
+from edgeformer.runtimes import library_versions
+from edgeformer.system.host import cpu_name, default_threads
 
 _BARS_S = {"--help": 0.3, "export --fp16": 20.0, "profile beyond measuring": 5.0}
 

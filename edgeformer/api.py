@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgeformer import bundle as bundles
 from edgeformer import run as runs
-from edgeformer.formats.errors import ArtifactError, InputError, needs_extra
-from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
-from edgeformer.machine.leftovers import restore_folder
+from edgeformer.artifacts.errors import ArtifactError, InputError, needs_extra
+from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
+from edgeformer.system.leftovers import restore_folder
 
 if TYPE_CHECKING:
+    from edgeformer.artifacts.device import DeviceProfile
+    from edgeformer.artifacts.plan import Plan
+    from edgeformer.artifacts.recipe import Recipe
+    from edgeformer.artifacts.report import Report
+    from edgeformer.artifacts.scores import Evaluation
+    from edgeformer.artifacts.verification import Verification
     from edgeformer.data.rows import Text
-    from edgeformer.formats.device import DeviceProfile
-    from edgeformer.formats.plan import Plan
-    from edgeformer.formats.recipe import Recipe
-    from edgeformer.formats.report import Report
-    from edgeformer.formats.scores import Evaluation
-    from edgeformer.formats.verification import Verification
-    from edgeformer.stages.generating.generate import Generation
+    from edgeformer.inference.generate import Generation
 
 __all__ = ["Bundle", "Run", "open", "plan", "train", "wrap"]
 
@@ -47,14 +47,14 @@ class Bundle(bundles.Bundle):
             confidence: leave a step artifact's loop at this top probability; ``auto``: as `edgeformer exits` chose.
 
         Returns:
-            Of a classifier a :class:`~edgeformer.tasks.classification.prediction.LabelPrediction` per text: label and
-            probability; of an embedding model a :class:`~edgeformer.tasks.embedding.prediction.TextVector`. Of a text
-            with nothing in it, or whose answer is no number, an :class:`~edgeformer.tasks.prediction.Unanswered`.
+            Of a classifier a :class:`~edgeformer.tasks.classification.LabelPrediction` per text: label and
+            probability; of an embedding model a :class:`~edgeformer.tasks.embedding.TextVector`. Of a text
+            with nothing in it, or whose answer is no number, an :class:`~edgeformer.tasks.task.Unanswered`.
 
         Raises:
             InputError: no text, an unknown artifact, or a language model.
         """
-        from edgeformer.stages.evaluating.predict import predict
+        from edgeformer.inference.predict import predict
 
         if isinstance(texts, str):
             raise InputError("predict takes a list of texts; put the one text into brackets")
@@ -66,12 +66,12 @@ class Bundle(bundles.Bundle):
         Args:
             prompt: may be empty.
             on_text: called with each piece of new text as soon as it is there.
-            options: of :class:`~edgeformer.stages.generating.generate.GenerateOptions`.
+            options: of :class:`~edgeformer.inference.generate.GenerateOptions`.
 
         Raises:
             InputError: not a language model, or options that do not go together.
         """
-        from edgeformer.stages.generating.generate import GenerateOptions, generate
+        from edgeformer.inference.generate import GenerateOptions, generate
 
         return generate(self._location, prompt, GenerateOptions(**options), on_text)
 
@@ -79,12 +79,12 @@ class Bundle(bundles.Bundle):
         """Scores at every exit and with early exit, as ``edgeformer evaluate``.
 
         Args:
-            options: of :class:`~edgeformer.stages.evaluating.evaluate.EvaluateOptions`: artifact, split, data…
+            options: of :class:`~edgeformer.inference.evaluate.EvaluateOptions`: artifact, split, data…
 
         Raises:
             InputError: an unknown artifact or split, or unusable data.
         """
-        from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
+        from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 
         return evaluate(self._location, EvaluateOptions(**options))
 
@@ -97,7 +97,7 @@ class Bundle(bundles.Bundle):
         Raises:
             ArtifactError: the manifest names a file outside the bundle.
         """
-        from edgeformer.stages.verifying.verify import verify
+        from edgeformer.inference.verify import verify
 
         # Of its own: what was hashed when this bundle was opened may have changed since.
         return verify(bundles.Bundle.open(self.folder), artifact)
@@ -107,15 +107,15 @@ class Bundle(bundles.Bundle):
 
         Args:
             device: a profile, its path, or a shipped name; None: what the recipe was made for.
-            options: of :class:`~edgeformer.stages.profiling.profile.ProfileOptions`: batches, seqs, artifacts, search…
+            options: of :class:`~edgeformer.benchmark.profile.ProfileOptions`: batches, seqs, artifacts, search…
                 Limits are also taken with their units, as the flags take them: ``max_latency="20ms"``,
                 ``max_size="30MiB"``, ``max_vram="1GiB"`` and ``max_energy="10mJ"``.
 
         Raises:
             InputError: no device, an unknown artifact, a limit without its unit, or a shape that the model cannot take.
         """
-        from edgeformer.stages.profiling.estimating.rates import known_error
-        from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
+        from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
+        from edgeformer.estimate.rates import known_error
 
         run = runs.run_around(self.folder)
         artifacts = run.parent if run is not None else Path(ARTIFACTS)
@@ -127,7 +127,7 @@ class Bundle(bundles.Bundle):
         """Add precisions and engines to the bundle of a wrapped file, as ``edgeformer export``. Needs the extra train.
 
         Args:
-            options: of :class:`~edgeformer.stages.exporting.variants.ExportOptions`: fp16, int8, build, target…
+            options: of :class:`~edgeformer.export.variants.ExportOptions`: fp16, int8, build, target…
 
         Returns:
             The bundle with them; one that was rejected says so in its ``status``.
@@ -139,8 +139,8 @@ class Bundle(bundles.Bundle):
         if self.manifest.wrapped is None:
             raise InputError(f"{self.folder}: was exported from a run; export that again")
         with needs_extra("train", "exporting"):
-            from edgeformer.stages.exporting.variants import ExportOptions
-            from edgeformer.stages.exporting.wrapped import export_wrapped
+            from edgeformer.export.variants import ExportOptions
+            from edgeformer.export.wrapped import export_wrapped
         export_wrapped(self.folder, ExportOptions(**options))
         return Bundle.open(self.folder)
 
@@ -162,7 +162,7 @@ class Run(runs.Run):
         """Write its bundle, or add to it, as ``edgeformer export``. Needs torch.
 
         Args:
-            options: of :class:`~edgeformer.stages.exporting.variants.ExportOptions`: fp16, int8, exits, replace…
+            options: of :class:`~edgeformer.export.variants.ExportOptions`: fp16, int8, exits, replace…
 
         Returns:
             The bundle; an artifact that was rejected says so in its ``status``.
@@ -173,8 +173,8 @@ class Run(runs.Run):
             MissingDependencyError: torch is not installed.
         """
         with needs_extra("train", "exporting"):
-            from edgeformer.stages.exporting.export import export
-            from edgeformer.stages.exporting.variants import ExportOptions
+            from edgeformer.export.export import export
+            from edgeformer.export.variants import ExportOptions
         export(self.folder, ExportOptions(**{"joining": True, **options}))
         return Bundle.open(self.folder / BUNDLE_FOLDER)
 
@@ -182,12 +182,12 @@ class Run(runs.Run):
         """Scores of its bundle's artifacts, or of its own weights, as ``edgeformer evaluate``.
 
         Args:
-            options: of :class:`~edgeformer.stages.evaluating.evaluate.EvaluateOptions`.
+            options: of :class:`~edgeformer.inference.evaluate.EvaluateOptions`.
 
         Raises:
             InputError: an unknown artifact or split, or unusable data.
         """
-        from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
+        from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 
         location = runs.Location(self.folder, runs.bundle_in(self.folder))
         return evaluate(location, EvaluateOptions(**options))
@@ -217,7 +217,7 @@ def train(
         recipe: a recipe, its path, or a shipped name.
         overrides: ``key.path=value``, as ``--set`` takes them.
         artifacts: the folder that holds the runs.
-        options: of :class:`~edgeformer.stages.training.train.TrainOptions`: name, resume, max_steps…
+        options: of :class:`~edgeformer.training.train.TrainOptions`: name, resume, max_steps…
 
     Raises:
         InputError: recipe, data or tokenizer cannot be used, or it will not fit into memory.
@@ -225,8 +225,8 @@ def train(
     """
     resolved = _recipe(recipe, overrides)
     with needs_extra("train", "training"):
-        from edgeformer.stages.training.train import TrainOptions
-        from edgeformer.stages.training.train import train as run_training
+        from edgeformer.training.train import TrainOptions
+        from edgeformer.training.train import train as run_training
     return Run.open(run_training(resolved, TrainOptions(Path(artifacts), **options)))
 
 
@@ -247,7 +247,7 @@ def plan(
     resolved = _recipe(recipe, overrides)
     profile = _device(device or resolved.target, Path(ARTIFACTS))
     with needs_extra("train", "planning"):
-        from edgeformer.stages.training.plan import plan as run_plan
+        from edgeformer.training.plan import plan as run_plan
     return run_plan(resolved, profile)
 
 
@@ -257,14 +257,14 @@ def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
     Args:
         model: the .onnx file.
         folder: of the bundle.
-        options: of :class:`~edgeformer.stages.wrapping.options.WrapOptions`: shapes, ranges, inputs, tokenizer…
+        options: of :class:`~edgeformer.export.foreign_graph.WrapOptions`: shapes, ranges, inputs, tokenizer…
 
     Raises:
         InputError: a size or a range is missing, or the graph cannot be used; the message says what to give.
         ArtifactError: no ONNX graph, a damaged or a hostile one.
     """
-    from edgeformer.stages.wrapping.wrap import WrapOptions
-    from edgeformer.stages.wrapping.wrap import wrap as run_wrapping
+    from edgeformer.export.import_onnx import WrapOptions
+    from edgeformer.export.import_onnx import wrap as run_wrapping
 
     run_wrapping(Path(model), Path(folder), WrapOptions(**options))
     return Bundle.open(Path(folder))
@@ -272,7 +272,7 @@ def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
 
 def _with_limits(options: dict[str, Any]) -> dict[str, Any]:
     """Replace limits with a unit by the fields of ProfileOptions. Raises InputError for one without a unit."""
-    from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
+    from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
 
     numbers = dict(options)
     limits: dict[str, tuple[str, Callable[[str], float]]] = {
@@ -296,7 +296,7 @@ def _with_limits(options: dict[str, Any]) -> dict[str, Any]:
 
 def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
     if isinstance(recipe, (str, Path)):
-        from edgeformer.families import load_recipe
+        from edgeformer.models import load_recipe
 
         return load_recipe(str(recipe), [*overrides], warnings.warn)
     if overrides:
@@ -307,6 +307,6 @@ def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
 def _device(device: str | DeviceProfile | None, artifacts: Path) -> DeviceProfile:
     if device is not None and not isinstance(device, str):
         return device
-    from edgeformer.formats.documents import load_profile, own_profiles
+    from edgeformer.artifacts.documents import load_profile, own_profiles
 
     return load_profile(device, own_profiles(artifacts), warnings.warn)

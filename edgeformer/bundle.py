@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from edgeformer.backends import ArtifactFiles, OpenOptions, cannot_run, opener_of
-from edgeformer.formats.bundle_files import BundleFiles
-from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.files import as_json, read_at_most, write_text
-from edgeformer.formats.golden import GOLDEN_FILE, Golden, read_golden
-from edgeformer.formats.manifest import ArtifactManifest, BundleManifest
-from edgeformer.formats.target_record import TARGETS_FILE, TargetRecords
-from edgeformer.formats.workspace import (
+from edgeformer.artifacts.bundle_files import TARGETS_FILE, BundleFiles, TargetRecords
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.files import as_json, read_at_most, write_text
+from edgeformer.artifacts.golden import GOLDEN_FILE, Golden, read_golden
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
+from edgeformer.artifacts.workspace import (
     BUNDLE_FILE,
     CONFIG_FILE,
     MOST_JSON_BYTES,
@@ -32,14 +30,15 @@ from edgeformer.formats.workspace import (
     read_json_bytes,
     read_manifest,
 )
-from edgeformer.machine.leftovers import restore_folder
-from edgeformer.machine.lock import claiming
+from edgeformer.runtimes import ArtifactFiles, OpenOptions, cannot_run, opener_of
+from edgeformer.system.leftovers import restore_folder
+from edgeformer.system.lock import claiming
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
 if TYPE_CHECKING:
-    from edgeformer.backends.decoder import Decoder
-    from edgeformer.backends.session import Session
-    from edgeformer.formats.data_config import DataSection
+    from edgeformer.artifacts.data_config import DataSection
+    from edgeformer.runtimes.decoder import Decoder
+    from edgeformer.runtimes.session import Session
 
 
 _ZEROS = "0" * 64

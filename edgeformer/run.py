@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import Self
 
+from edgeformer.artifacts import workspace
+from edgeformer.artifacts.errors import ArtifactError, did_you_mean
+from edgeformer.artifacts.files import read_at_most, whole
+from edgeformer.artifacts.manifest import RunManifest, RunStatus
 from edgeformer.bundle import Bundle, bundle_around
-from edgeformer.formats import workspace
-from edgeformer.formats.errors import ArtifactError, did_you_mean
-from edgeformer.formats.files import read_at_most, whole
-from edgeformer.formats.manifest import RunManifest, RunStatus
-from edgeformer.machine.leftovers import restore_folder
-from edgeformer.machine.lock import owned
-from edgeformer.own_weights import open_decoder, open_session
+from edgeformer.checkpoint_session import open_decoder, open_session
+from edgeformer.system.leftovers import restore_folder
+from edgeformer.system.lock import owned
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
 
 if TYPE_CHECKING:
-    from edgeformer.backends.decoder import Decoder
-    from edgeformer.backends.session import Session
-    from edgeformer.families import Family
-    from edgeformer.formats.data_config import DataSection
-    from edgeformer.formats.recipe import Recipe
+    from edgeformer.artifacts.data_config import DataSection
+    from edgeformer.artifacts.recipe import Recipe
+    from edgeformer.models import ModelSpec
+    from edgeformer.runtimes.decoder import Decoder
+    from edgeformer.runtimes.session import Session
 TORCH = "torch"
 """What the run's own weights are called where an artifact is asked for."""
 
@@ -59,7 +59,7 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The resolved recipe: training it again is the same run. Raises RecipeError."""
-        from edgeformer.families import read_recipe_of
+        from edgeformer.models import read_recipe_of
 
         return read_recipe_of(self.folder)
 
@@ -75,11 +75,11 @@ class Run:
         return task_named(self.manifest.task)
 
     @property
-    def family(self) -> Family:
+    def model_spec(self) -> ModelSpec:
         """The family of its model."""
-        from edgeformer.families import family_of
+        from edgeformer.models import model_spec_of
 
-        return family_of(self.recipe)
+        return model_spec_of(self.recipe)
 
     @property
     def data(self) -> DataSection:
@@ -94,18 +94,18 @@ class Run:
     @property
     def exits(self) -> tuple[int, ...]:
         """Loops that its weights can answer after, the last one last: those with a head, or all of one head."""
-        family, config = self.family, self.recipe.model
-        return family.trained_exits(config) or tuple(range(1, family.loops(config) + 1))
+        model_spec, config = self.model_spec, self.recipe.model
+        return model_spec.trained_exits(config) or tuple(range(1, model_spec.loops(config) + 1))
 
     @property
     def answers_with_losses(self) -> bool:
         """Its weights are scored by losses at every exit that was trained: the logits of all would not fit."""
-        return bool(self.family.trained_exits(self.recipe.model))
+        return bool(self.model_spec.trained_exits(self.recipe.model))
 
     @property
     def leaks(self) -> bool:
         """Whether its model sees what it is asked to predict: by the probe, or by its architecture."""
-        return self.manifest.leaks or self.family.leaks(self.recipe.model)
+        return self.manifest.leaks or self.model_spec.leaks(self.recipe.model)
 
     @property
     def status(self) -> RunStatus:
@@ -129,7 +129,7 @@ class Run:
         return self.task.reader(tokenizer, self.recipe.data, self.recipe.model.vocab_size)
 
     def session(self, *, every_exit: bool = False, provider: str | None = None) -> Session:
-        """Its own weights in torch, to be scored. Raises what :func:`edgeformer.own_weights.open_session` raises.
+        """Open the weights in torch for scoring; raises as ``checkpoint_session.open_session`` does.
 
         Args:
             every_exit: answer with the logits of every exit, ``logits_exitN``; else as the family scores its models.
@@ -138,7 +138,7 @@ class Run:
         return open_session(self.folder, self.recipe, self.exits if every_exit else (), provider)
 
     def decoder(self, provider: str | None = None) -> Decoder[Any]:
-        """Its own weights in torch, to write. Raises what :func:`edgeformer.own_weights.open_decoder` raises."""
+        """Open the weights in torch for generation; raises as ``checkpoint_session.open_decoder`` does."""
         return open_decoder(self.folder, self.recipe, provider)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.families import load_recipe
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.models import load_recipe
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.fakes.nvml import Driver, build
 from tests.mounts import on_disk
 
@@ -135,10 +135,10 @@ def wrapped_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny wrapped graph with a real engine for an RTX 4050. Read it; copy it before changing anything."""
     if util.find_spec("tensorrt_rtx") is None:
         pytest.skip("tensorrt-rtx, of the extra rtx, is not installed: it builds engines without a GPU")
-    from edgeformer.stages.exporting.variants import ExportOptions
-    from edgeformer.stages.exporting.wrapped import export_wrapped
-    from edgeformer.stages.wrapping.wrap import wrap
-    from tests.wrapping import graphs
+    from edgeformer.export.import_onnx import wrap
+    from edgeformer.export.variants import ExportOptions
+    from edgeformer.export.wrapped import export_wrapped
+    from tests.export import graphs
 
     folder = tmp_path_factory.mktemp("engine")
     wrap(graphs.save(folder, graphs.embedding(rows=64, width=16)), folder / "bundle")

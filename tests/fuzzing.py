@@ -15,15 +15,14 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
+from edgeformer.artifacts.documents import load_profile, shipped_folder
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.report import Report, read_report, seal_report
 from edgeformer.bundle import Bundle
 from edgeformer.data.sources import file_source, read
-from edgeformer.families import load_recipe
-from edgeformer.formats.documents import load_profile, shipped_folder
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.report import Report
-from edgeformer.formats.report_file import read_report, seal_report
-from edgeformer.reporting.compare_reports import compare_reports, format_pairs
-from edgeformer.reporting.report_files import as_csv, as_markdown
+from edgeformer.models import load_recipe
+from edgeformer.report.compare import compare_reports, format_pairs
+from edgeformer.report.report_files import as_csv, as_markdown
 from edgeformer.run import Run
 
 _OLD = Path(__file__).parent / "old_format" / "classifier-v1"

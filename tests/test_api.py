@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 
 import edgeformer
-from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.scores import read_evaluation
-from edgeformer.formats.verification import Verification
-from edgeformer.stages.evaluating.evaluate import EvaluateOptions
-from edgeformer.stages.exporting.variants import ExportOptions
-from edgeformer.stages.generating.generate import GenerateOptions
-from edgeformer.stages.profiling.measure import MeasureRules
-from edgeformer.stages.profiling.profile import ProfileOptions
-from edgeformer.stages.training.train import TrainOptions
-from edgeformer.stages.wrapping.wrap import WrapOptions
-from edgeformer.tasks.language_modeling.sampling import Sampling
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.scores import read_evaluation
+from edgeformer.artifacts.verification import Verification
+from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.benchmark.profile import ProfileOptions
+from edgeformer.export.import_onnx import WrapOptions
+from edgeformer.export.variants import ExportOptions
+from edgeformer.inference.evaluate import EvaluateOptions
+from edgeformer.inference.generate import GenerateOptions
+from edgeformer.tasks.sampling import Sampling
+from edgeformer.training.train import TrainOptions
 from tests.cli.run_cli import edgeformer as command
-from tests.wrapping import graphs
-from tests.wrapping.graphs import save
+from tests.export import graphs
+from tests.export.graphs import save
 
 OLD = Path(__file__).parent / "old_format"
 API = Path(__file__).parents[1] / "docs" / "api.md"
@@ -170,7 +170,7 @@ def test_limits_are_taken_with_their_units(monkeypatch: pytest.MonkeyPatch) -> N
     def profile_bundle(location: object, profile: object, options: ProfileOptions) -> None:
         given.append(options)
 
-    monkeypatch.setattr("edgeformer.stages.profiling.profile.profile_bundle", profile_bundle)
+    monkeypatch.setattr("edgeformer.benchmark.profile.profile_bundle", profile_bundle)
     bundle = classifier()
     bundle.profile("host", max_latency="20ms", max_size="30MiB", max_vram="1GiB", max_energy="10mJ")
     (options,) = given

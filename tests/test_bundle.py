@@ -14,14 +14,14 @@ import pytest
 from onnx import external_data_helper, helper
 
 import edgeformer
-from edgeformer.backends import OpenOptions, default_provider
+from edgeformer.artifacts import bundle_files
+from edgeformer.artifacts.errors import ArtifactError, InputError, MissingDependencyError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.bundle import Bundle
-from edgeformer.formats import bundle_files
-from edgeformer.formats.errors import ArtifactError, InputError, MissingDependencyError
-from edgeformer.formats.files import sha256_of
-from edgeformer.formats.onnx_files import external_files
-from tests.backends.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
+from edgeformer.runtimes import OpenOptions, default_provider
 from tests.cli.run_cli import edgeformer as edgeformer_command
+from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 OLD = Path(__file__).parent / "old_format"
 
@@ -205,7 +205,7 @@ def test_only_bundle_py_reads_a_manifest() -> None:
 
 def test_importing_it_loads_no_runtime() -> None:
     program = (
-        "import sys, edgeformer.bundle, edgeformer.run; edgeformer.backends.all_backends()\n"
+        "import sys, edgeformer.bundle, edgeformer.run; edgeformer.runtimes.all_runtimes()\n"
         "print([name for name in ('torch', 'onnxruntime') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

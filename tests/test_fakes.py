@@ -1,7 +1,7 @@
 """The promise to whoever adds a family or a runtime: one folder, and every command works with what it brings.
 
-A family that no file of ours knows (``tests/fakes/averaging_family``) is trained, exported, verified, evaluated, used,
-profiled and reported on, also with a runtime that none knows (``tests/fakes/reference_backend``): by the commands in
+A family that no file of ours knows (``tests/fakes/averaging_model``) is trained, exported, verified, evaluated, used,
+profiled and reported on, also with a runtime that none knows (``tests/fakes/reference_runtime``): by the commands in
 processes of their own, and by the functions that they call.
 """
 
@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle
-from edgeformer.families import load_recipe
-from edgeformer.formats.documents import load_profile
-from edgeformer.reporting.report_files import write_report
+from edgeformer.export.export import ExportOptions, export
+from edgeformer.inference.evaluate import EvaluateOptions, evaluate
+from edgeformer.inference.predict import predict
+from edgeformer.inference.verify import verify
+from edgeformer.models import load_recipe
+from edgeformer.report.report_files import write_report
 from edgeformer.run import Location, locate, read_run
-from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
-from edgeformer.stages.evaluating.predict import predict
-from edgeformer.stages.exporting.export import ExportOptions, export
-from edgeformer.stages.profiling.measure import MeasureRules
-from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
-from edgeformer.stages.training.train import TrainOptions, train
-from edgeformer.stages.verifying.verify import verify
+from edgeformer.training.train import TrainOptions, train
 from tests.cli.run_cli import edgeformer
 from tests.fakes.install import installed
 
@@ -70,7 +70,7 @@ FAST = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, 
 
 @pytest.fixture(scope="module", autouse=True)
 def _averaging() -> Iterator[None]:
-    with installed("averaging_family", "reference_backend"):
+    with installed("averaging_model", "reference_runtime"):
         yield
 
 

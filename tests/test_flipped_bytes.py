@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.bundle import Bundle
-from edgeformer.formats.errors import ArtifactError
 from tests.fakes.install import installed
 from tests.torture.flipped_bytes import ENGINE, classifier, flipped, language_model, outcome
 
@@ -33,7 +33,7 @@ USED = [
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
     folder = tmp_path_factory.mktemp("flipped")
-    with installed("reference_backend"):
+    with installed("reference_runtime"):
         yield classifier(folder), language_model(folder)
 
 

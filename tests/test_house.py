@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.backends import all_backends
+from edgeformer.runtimes import all_runtimes
 
 PACKAGE = Path(__file__).resolve().parents[1] / "edgeformer"
 
@@ -18,7 +18,7 @@ TYPES = re.compile(
     r"|Classification\w*|Language\w*|Embedding\w*|Pretrained\w*|Crt\w*)$"
 )
 """Recipes, scores and models: what they are, only their task and their family ask."""
-FORMATS = {format_ for backend in all_backends() for format_ in backend.formats} - {"onnx"} | {
+FORMATS = {format_ for runtime in all_runtimes() for format_ in runtime.formats} - {"onnx"} | {
     "tensorrt", "tensorrt-rtx", "torch-tensorrt", "openvino"
 }  # fmt: skip
 """Formats of artifacts, those of earlier bundles and of runtimes to come among them.
@@ -97,11 +97,11 @@ def bundle_file(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def test_recipes_scores_and_models_are_told_apart_by_their_tasks_and_families_alone() -> None:
-    assert places(told_apart_by_type, "tasks/", "families/") == []
+    assert places(told_apart_by_type, "tasks/", "models/") == []
 
 
 def test_providers_and_formats_are_named_by_backends_and_formats_alone() -> None:
-    assert places(provider_or_format, "backends/", "formats/") == []
+    assert places(provider_or_format, "runtimes/", "artifacts/") == []
 
 
 def test_one_file_reads_a_bundles_manifest() -> None:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from edgeformer.artifacts.report import Report
+from edgeformer.artifacts.scores import read_evaluation
+from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle
-from edgeformer.formats.report import Report
-from edgeformer.formats.scores import read_evaluation
-from edgeformer.formats.workspace import read_manifest
 from edgeformer.run import Run
 from tests.cli.run_cli import edgeformer
 

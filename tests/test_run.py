@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from edgeformer.api import Bundle
-from edgeformer.families import load_recipe
-from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.scores import read_evaluation
-from edgeformer.machine.lock import locked
-from edgeformer.reporting.compare import score_note
-from edgeformer.reporting.listing import run_records
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.scores import read_evaluation
+from edgeformer.models import load_recipe
+from edgeformer.report.compare import score_note
+from edgeformer.report.listing import run_records
 from edgeformer.run import Location, Run, bundle_in, locate
-from edgeformer.stages.training.run_folder import folder_to_resume
+from edgeformer.system.lock import locked
+from edgeformer.training.run_folder import folder_to_resume
 from tests.cli.run_cli import edgeformer
 
 OLD = Path(__file__).parent / "old_format"
@@ -33,7 +33,7 @@ def artifacts(tmp_path: Path) -> Path:
 
 def test_a_run_says_what_it_is() -> None:
     run = Run.open(OLD / "language-v1")
-    assert (run.name, run.task.name, run.family.kind) == (TRAINED_AS["language-v1"], "language-modeling", "crt")
+    assert (run.name, run.task.name, run.model_spec.kind) == (TRAINED_AS["language-v1"], "language-modeling", "crt")
     assert run.exits == (2, 4) and run.answers_with_losses and not run.leaks
     assert run.reader().vocabulary and run.recipe.name
     assert {row.artifact for row in read_evaluation(run.folder).rows} >= {"torch"}

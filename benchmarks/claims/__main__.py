@@ -18,8 +18,8 @@ from benchmarks.claims.figures import Finder
 from benchmarks.claims.page import VERDICTS, page, tally
 from benchmarks.claims.schema import Claims, read_claims
 from benchmarks.claims.verdicts import judge_all
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.files import write_text
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS, PAGE, RESULTS = ROOT / "docs" / "claims.yaml", ROOT / "docs" / "claims.md", ROOT / "benchmarks" / "results"

@@ -31,7 +31,7 @@ from benchmarks.claims.schema import (
 from benchmarks.claims.tables import NotThere, cell, variance
 from benchmarks.results_page.committed import read_table
 from benchmarks.results_page.provenance import Affected, Change, origin_of, superseded, superseded_study
-from edgeformer.formats.errors import InputError
+from edgeformer.artifacts.errors import InputError
 
 MIB = 2**20
 
@@ -54,8 +54,8 @@ class Found:
 @cache
 def count(recipe: str, overrides: tuple[str, ...]) -> int:
     """Exact parameters of a recipe's model."""
-    from edgeformer.families import load_recipe
-    from edgeformer.stages.training.plan import count_offline
+    from edgeformer.models import load_recipe
+    from edgeformer.training.plan import count_offline
 
     return count_offline(load_recipe(recipe, [*overrides]))
 
@@ -63,9 +63,9 @@ def count(recipe: str, overrides: tuple[str, ...]) -> int:
 @cache
 def planned_peak_gib(recipe: str, device: str) -> float:
     """What `edgeformer plan` predicts."""
-    from edgeformer.families import load_recipe
-    from edgeformer.formats.documents import load_profile
-    from edgeformer.stages.training.plan import plan
+    from edgeformer.artifacts.documents import load_profile
+    from edgeformer.models import load_recipe
+    from edgeformer.training.plan import plan
 
     return plan(load_recipe(recipe), load_profile(device)).peak_bytes / 2**30
 
@@ -73,7 +73,7 @@ def planned_peak_gib(recipe: str, device: str) -> float:
 @cache
 def setting(recipe: str, overrides: tuple[str, ...], key: str) -> Number:
     """A number that a recipe sets. Raises InputError where there is none at that key."""
-    from edgeformer.families import load_recipe
+    from edgeformer.models import load_recipe
 
     place: Any = load_recipe(recipe, [*overrides])
     for step in key.split("."):

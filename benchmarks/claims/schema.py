@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from edgeformer.formats.base import Frozen
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.yaml_text import read_yaml
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.documents import read_yaml
+from edgeformer.artifacts.errors import InputError
 
 MOST_WORDS = 25
 Verdict = Literal["reproduced", "not reproduced", "not testable as published", "not testable here", "not tested yet"]

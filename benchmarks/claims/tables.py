@@ -11,7 +11,7 @@ from benchmarks.claims.schema import Number, Study
 from benchmarks.results_page.committed import read_table
 from benchmarks.studies.specification import Study as Written
 from benchmarks.studies.specification import load_study, measure
-from edgeformer.formats.errors import InputError
+from edgeformer.artifacts.errors import InputError
 
 
 class NotThere(Exception):
@@ -120,7 +120,7 @@ def check_reference(source: Study, figure: str) -> None:
 def places_of(name: str, run: str) -> tuple[str, ...]:
     """What stands in the column ``at`` of a run's rows. Raises InputError for swept thresholds."""
     from edgeformer.data.splits import set_parts
-    from edgeformer.families import load_recipe
+    from edgeformer.models import load_recipe
 
     study, _ = load_study(name)
     spec = study.runs[run]

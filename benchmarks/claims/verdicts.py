@@ -8,7 +8,7 @@ from typing import Literal
 from benchmarks.claims.figures import Finder, Found
 from benchmarks.claims.schema import Claim, Direction, Number, Published, Reached, Result, Rule, Untestable, Within
 from benchmarks.claims.tables import NotHere, NotThere
-from edgeformer.formats.errors import InputError
+from edgeformer.artifacts.errors import InputError
 
 
 def judge(claim: Claim, finder: Finder) -> Result:

@@ -8,7 +8,7 @@ python -m benchmarks.estimates
 from __future__ import annotations
 
 from benchmarks.estimates.page import PAGE, SHIPPED, page, shipped_record
-from edgeformer.formats.files import write_json, write_text
+from edgeformer.artifacts.files import write_json, write_text
 
 if __name__ == "__main__":
     write_text(PAGE, page())

@@ -15,16 +15,15 @@ from pathlib import Path
 from pydantic import Field
 
 from benchmarks.estimates.models import Model
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.files import write_text
+from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.benchmark.messages import CheckedArtifact, Item, Shape
 from edgeformer.bundle import Bundle
-from edgeformer.formats.base import Frozen
-from edgeformer.formats.files import write_text
-from edgeformer.formats.manifest import ArtifactManifest
-from edgeformer.machine.host import now
-from edgeformer.stages.profiling.estimating.listing import ItemNodes, Listing, ListSpec, run_listing
-from edgeformer.stages.profiling.estimating.probe import HostRates, run_probe
-from edgeformer.stages.profiling.estimating.profiled import Timed
-from edgeformer.stages.profiling.estimating.sweeps import SWEEPS, Repeats, in_turn, together
-from edgeformer.stages.profiling.messages import CheckedArtifact, Item, Shape
+from edgeformer.estimate.listing import SWEEPS, ItemNodes, Listing, ListSpec, Repeats, in_turn, run_listing, together
+from edgeformer.estimate.probe import HostRates, run_probe
+from edgeformer.estimate.profiled import Timed
+from edgeformer.system.host import now
 
 SHAPES: tuple[Shape, ...] = ((1, 8), (1, 16), (1, 64), (1, 128), (8, 16), (8, 64))
 TOKENS: tuple[Shape, ...] = ((1, 16), (1, 64), (1, 128), (1, 256))
@@ -129,7 +128,7 @@ class Plan:
         """What would be measured, a line each."""
         for model in self.models:
             made = "made" if model.made(self.work) else "to be made"
-            yield f"{model.name} ({model.family}; {made}): {model.artifacts} artifacts, threads {self.threads}"
+            yield f"{model.name} ({model.model_spec}; {made}): {model.artifacts} artifacts, threads {self.threads}"
         yield f"{self.passes} passes of {SWEEPS} sweeps, {self.pause_s / 60:.0f} minutes between them"
 
     def measure(self) -> Iterator[tuple[int, Stored]]:

@@ -70,10 +70,10 @@ class Model:
 
 def trained_one_step(recipe: str, overrides: tuple[str, ...], folder: Path) -> None:
     """A shipped recipe's model after one step on generated reviews: export wants a finished run."""
-    from edgeformer.families import load_recipe
-    from edgeformer.stages.exporting.export import export
-    from edgeformer.stages.exporting.variants import ExportOptions
-    from edgeformer.stages.training.train import TrainOptions, train
+    from edgeformer.export.export import export
+    from edgeformer.export.variants import ExportOptions
+    from edgeformer.models import load_recipe
+    from edgeformer.training.train import TrainOptions, train
 
     plain = load_recipe(recipe, overrides)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -89,9 +89,9 @@ def imported(kind: str, sizes: Mapping[str, Any], folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModel
 
-    from edgeformer.stages.exporting.export import export
-    from edgeformer.stages.exporting.variants import ExportOptions
-    from edgeformer.stages.importing.import_hf import HfOptions, import_hf
+    from edgeformer.export.export import export
+    from edgeformer.export.import_hf import HfOptions, import_hf
+    from edgeformer.export.variants import ExportOptions
 
     source = folder.parent / f".{folder.name}-source"
     shutil.rmtree(source, ignore_errors=True)
@@ -112,7 +112,7 @@ def _tokenizer(file: Path, tokens: int) -> Path:
     """A WordPiece tokenizer of so many tokens, most of which no text has: embedding tables get their real size."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    from edgeformer.data.english import SENTENCES
+    from edgeformer.data.synthetic import SENTENCES
 
     known = [
         "[PAD]",
@@ -133,7 +133,7 @@ def _tokenizer(file: Path, tokens: int) -> Path:
 
 def wrapped(source: Path, shapes: Mapping[str, Any], ranges: Mapping[str, Any], folder: Path) -> None:
     """Somebody's ONNX file as it is."""
-    from edgeformer.stages.wrapping.wrap import WrapOptions, wrap
+    from edgeformer.export.import_onnx import WrapOptions, wrap
 
     wrap(source, folder / "bundle", WrapOptions(shapes=shapes, ranges=ranges))
 

@@ -11,11 +11,11 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.results_page.tables import ROOT
-from edgeformer.formats.device import EstimateRecord
-from edgeformer.stages.profiling.estimating import evidence
+from edgeformer.artifacts.device import EstimateRecord
+from edgeformer.estimate import estimate
 
 PAGE, RESULTS = ROOT / "docs" / "estimator.md", ROOT / "benchmarks" / "results"
-SHIPPED = Path(evidence.__file__).with_name(evidence.RECORD_FILE)
+SHIPPED = Path(estimate.__file__).with_name(estimate.RECORD_FILE)
 _LABELS = ("least", "5 %", "25 %", "median", "75 %", "95 %", "most")
 _NEVER = """## Never checked
 

@@ -11,22 +11,15 @@ from itertools import combinations
 from typing import Any
 
 from benchmarks.estimates.models import Model
-from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.report import Latency
-from edgeformer.stages.profiling.estimating.estimate import Case, estimate_listed
-from edgeformer.stages.profiling.estimating.held_out import as_taught, left_out, with_left_out
-from edgeformer.stages.profiling.estimating.host_facts import host_facts
-from edgeformer.stages.profiling.estimating.probe import HostRates
-from edgeformer.stages.profiling.estimating.profiled import (
-    Timed,
-    TimedCall,
-    by_process,
-    counted,
-    speeds_of,
-)
-from edgeformer.stages.profiling.estimating.reference import two_speeds, typical
-from edgeformer.stages.profiling.estimating.sweeps import SWEEPS
-from edgeformer.stages.profiling.estimating.teaching import fit
+from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.report import Latency
+from edgeformer.estimate.calibrate import as_taught, fit, left_out, with_left_out
+from edgeformer.estimate.estimate import Case, estimate_listed
+from edgeformer.estimate.host_facts import host_facts
+from edgeformer.estimate.listing import SWEEPS
+from edgeformer.estimate.probe import HostRates
+from edgeformer.estimate.profiled import Timed, TimedCall, by_process, counted, speeds_of
+from edgeformer.estimate.speed_probe import two_speeds, typical
 
 Row = dict[str, Any]
 WITHIN, MEDIAN, HELD, WIDEST, TAU = 0.80, 0.07, 0.95, 2.0, 0.9

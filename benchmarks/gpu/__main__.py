@@ -30,7 +30,7 @@ from benchmarks.gpu.session import (
     options_of,
     parser,
 )
-from edgeformer.machine import nvidia
+from edgeformer.system import nvidia
 
 MOST_MINUTES = {3: 9.0, 5: 8.0, 10: 9.0}
 """Row → minutes that it may take at once; the others have five."""

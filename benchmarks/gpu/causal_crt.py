@@ -26,7 +26,7 @@ def measure(session: Session) -> None:
 
 
 def _train(session: Session) -> Figures:
-    from edgeformer.stages.training.train import TrainOptions, train
+    from edgeformer.training.train import TrainOptions, train
 
     recipe = recipe_for(session, RECIPE, SETTINGS, ("training.batch_size=8", "training.epochs=1"))
     folder = session.work / "causal"

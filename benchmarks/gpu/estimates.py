@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.gpu.number_formats import Variant, timed
 from benchmarks.gpu.recipes import recipe_for
 from benchmarks.gpu.session import Column, Figures, Row, Session, main
-from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.errors import InputError
+from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.errors import InputError
 
 MODELS = {"stacked": "baseline_sst2_fast", "wider": "recurrent_wide_sst2_fast", "light": "recurrent_sst2_fast"}
 PRECISIONS = {"onnx-fp32": "float32", "onnx-fp16": "float16"}
@@ -37,8 +37,8 @@ def measure(session: Session) -> None:
 
 def _profile(session: Session) -> DeviceProfile:
     """The shipped profile that this card is. Raises InputError where none is."""
-    from edgeformer.formats.documents import load_profile, shipped_names
-    from edgeformer.stages.profiling.request import find_target
+    from edgeformer.artifacts.documents import load_profile, shipped_names
+    from edgeformer.benchmark.request import find_target
 
     if session.device != "cuda":
         return load_profile("rtx4050")
@@ -50,9 +50,9 @@ def _profile(session: Session) -> DeviceProfile:
 
 
 def _bundle(session: Session, recipe: Any) -> Path:
-    from edgeformer.stages.exporting.export import export
-    from edgeformer.stages.exporting.variants import ExportOptions
-    from edgeformer.stages.training.train import TrainOptions, train
+    from edgeformer.export.export import export
+    from edgeformer.export.variants import ExportOptions
+    from edgeformer.training.train import TrainOptions, train
 
     folder = session.work / recipe.name
     if not (folder / "bundle" / "bundle.json").is_file():
@@ -66,7 +66,7 @@ def _rows(
     session: Session, recipe: Any, subject: tuple[Path, str, str], device: DeviceProfile, shapes: list[tuple[int, int]]
 ) -> list[Figures]:
     from edgeformer.bundle import Bundle
-    from edgeformer.stages.profiling.estimating.estimate import estimate
+    from edgeformer.estimate.estimate import estimate
 
     folder, name, format_ = subject
     opened = Bundle.open(folder)

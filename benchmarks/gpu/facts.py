@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeformer.formats.documents import load_profile
-from edgeformer.formats.errors import EdgeformerError, InputError
-from edgeformer.formats.files import write_text
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.artifacts.files import write_text
 
 FACTS = {
     "bandwidth_bytes_per_s": ("copied_bytes_per_s", "copying a gibibyte on the card, bytes read and written"),

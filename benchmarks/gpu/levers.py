@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
 from benchmarks.gpu.session import Column, Figures, Row, Session, main
-from edgeformer.formats.errors import EdgeformerError
+from edgeformer.artifacts.errors import EdgeformerError
 
 RECIPE, ENCODER, DEVICE = "crt_deep_rtx4050", "baseline_sst2_fast", "rtx4050"
 AS_IT_IS = "as the recipe is"

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as xml
 from pathlib import Path
 
 from benchmarks.gpu.session import ROOT, Column, Figures, Row, Session, main
-from edgeformer.formats.errors import EdgeformerError
+from edgeformer.artifacts.errors import EdgeformerError
 
 TESTS = ROOT / "tests" / "gpu"
 SECONDS = 280

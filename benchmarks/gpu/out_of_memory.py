@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
 from benchmarks.gpu.session import Column, Figures, Row, Session, main
-from edgeformer.formats.recipe import Recipe
+from edgeformer.artifacts.recipe import Recipe
 
 RECIPE, DEVICE = "crt_deep_rtx4050", "rtx4050"
 OPTIMIZER_STEP = "optimizer step"
@@ -30,8 +30,8 @@ def full_card(phase: str, device: str) -> Iterator[list[str]]:
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
 
-    from edgeformer.stages.training import stepper
-    from edgeformer.stages.training.objective import Objective
+    from edgeformer.training import step as stepper
+    from edgeformer.training.objective import Objective
 
     places: dict[str, tuple[Any, str]] = {
         "optimizer state": (stepper, "allocate_state"),

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.gpu.session import BROUGHT
-from edgeformer.formats.errors import EdgeformerError, InputError
-from edgeformer.formats.files import replacing_folder, sha256_of, write_json
-from edgeformer.formats.units import format_bytes, parse_bytes
-from edgeformer.machine.host import code_version, now
+from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.artifacts.files import replacing_folder, sha256_of, write_json
+from edgeformer.artifacts.units import format_bytes, parse_bytes
+from edgeformer.system.host import code_version, now
 
 PACKAGES = ("pydantic",)
 """What the host lacks of what we need. `datasets` reads the hub and Parquet only, and there is neither."""

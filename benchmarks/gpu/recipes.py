@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.session import Figures, Session
-from edgeformer.families import load_recipe
-from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.documents import load_profile
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.recipe import Recipe
+from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.models import load_recipe
 from edgeformer.run import Run
 
 _WIKITEXT = "kind: hub, name: Salesforce/wikitext, config: wikitext-2-raw-v1, label: null"
@@ -116,7 +116,7 @@ def some_steps(
     """
     import torch
 
-    from edgeformer.stages.training.train import TrainOptions, train
+    from edgeformer.training.train import TrainOptions, train
 
     shutil.rmtree(session.work / name, ignore_errors=True)
     gc.collect()
@@ -164,11 +164,11 @@ def model_of(recipe: Any, device: str) -> Any:
     """A recipe's model with random weights, in evaluation mode: no time depends on them."""
     import torch
 
-    from edgeformer.families import family_of
-    from edgeformer.families.network import Place
+    from edgeformer.models import model_spec_of
+    from edgeformer.models.adapter import Place
 
     torch.manual_seed(0)
-    return family_of(recipe).network.build(recipe, Place(for_export=True))[0].eval().to(device)
+    return model_spec_of(recipe).adapter.build(recipe, Place(for_export=True))[0].eval().to(device)
 
 
 def in_format(model: Any, format_: str) -> Any:

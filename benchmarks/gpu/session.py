@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeformer.backends import library_versions
-from edgeformer.formats.errors import InterruptedRun
-from edgeformer.formats.files import write_json
-from edgeformer.machine import nvidia
-from edgeformer.machine.host import code_version, describe_host, now
+from edgeformer.artifacts.errors import InterruptedRun
+from edgeformer.artifacts.files import write_json
+from edgeformer.runtimes import library_versions
+from edgeformer.system import nvidia
+from edgeformer.system.host import code_version, describe_host, now
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, BROUGHT = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "gpu" / "brought"
@@ -215,7 +215,7 @@ def versions() -> dict[str, str]:
     """Of Python, libraries, CUDA and the driver, as far as they are there."""
     import torch
 
-    found = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver": nvidia.driver_version()}
+    found = {"cuda": torch.version.cuda, "cudnn": torch.runtimes.cudnn.version(), "driver": nvidia.driver_version()}
     return {**library_versions(), **{name: str(version) for name, version in found.items() if version is not None}}
 
 

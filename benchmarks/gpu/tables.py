@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.gpu.session import Figures, Session
 from benchmarks.studies.results import StudyTable
-from edgeformer.formats.errors import EdgeformerError, InputError, InterruptedRun
+from edgeformer.artifacts.errors import EdgeformerError, InputError, InterruptedRun
 
 OWN = Path(__file__).parent / "studies"
 AT_A_TIME = 6

@@ -16,8 +16,8 @@ from benchmarks.results_page.pictures import picture
 from benchmarks.results_page.provenance import measured
 from benchmarks.results_page.studies import studies
 from benchmarks.results_page.tables import ROOT, TABLES, printed, with_command
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.files import write_text
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.files import write_text
 
 TEMPLATE, PAGE = ROOT / "docs" / "results.md.jinja", ROOT / "docs" / "results.md"
 

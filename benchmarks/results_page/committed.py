@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edgeformer.formats.errors import InputError
+from edgeformer.artifacts.errors import InputError
 
 
 def read_table(path: Path) -> dict[str, Any] | None:

@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.gpu.rows import ROWS
 from benchmarks.gpu.session import RESULTS, Column, Row
 from benchmarks.results_page.tables import markdown
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.escaping import markdown as escaped
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.units import markdown as escaped
 
 NONE = """\
 No card has been at hand yet: none of the scripts in `benchmarks/gpu/` has run on one, no figure in this document is of

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.results_page.tables import ROOT, printed
-from edgeformer.formats.errors import MissingDependencyError
-from edgeformer.formats.files import write_text
-from edgeformer.reporting import canvas
+from edgeformer.artifacts.errors import MissingDependencyError
+from edgeformer.artifacts.files import write_text
+from edgeformer.report import canvas
 
 DRAWN = "drawn.json"
 """Beside pictures: a digest of what they show, and their names."""

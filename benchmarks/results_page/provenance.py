@@ -14,7 +14,7 @@ from pydantic import Field
 
 from benchmarks.studies.results import StudyTable
 from benchmarks.studies.specification import measure
-from edgeformer.formats.base import Frozen
+from edgeformer.artifacts.base import Frozen
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

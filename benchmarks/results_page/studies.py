@@ -17,8 +17,8 @@ from benchmarks.studies.finding import finding_of
 from benchmarks.studies.render import study_markdown, study_picks, study_remarks, study_sources
 from benchmarks.studies.results import StudyTable
 from benchmarks.studies.specification import FigureSpec, load_study
-from edgeformer.formats.escaping import markdown
-from edgeformer.reporting import canvas
+from edgeformer.artifacts.units import markdown
+from edgeformer.report import canvas
 
 STANDS_IN = "in place of the hub's"
 STUDIES, PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "studies"

@@ -23,11 +23,11 @@ from benchmarks.studies.specification import study_names
 from benchmarks.studies.store import TRAINED
 from benchmarks.studies.study import StudyOptions, plan_study, run_study
 from benchmarks.studies.train import Estimate, total_seconds
+from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.artifacts.units import format_duration
 from edgeformer.cli.console import Terminal
 from edgeformer.cli.progress import show_progress
-from edgeformer.formats.errors import EdgeformerError, InputError
-from edgeformer.formats.units import format_duration
-from edgeformer.reporting.columns import Column, Columns
+from edgeformer.report.columns import Column, Columns
 
 
 def main(words: Sequence[str] | None = None) -> int:

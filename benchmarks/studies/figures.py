@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.studies.results import StudyRow, StudyTable
 from benchmarks.studies.specification import FigureSpec, measure
-from edgeformer.reporting.canvas import GREY, INK, PALETTE, PAPER, can_draw, drawing
+from edgeformer.report.canvas import GREY, INK, PALETTE, PAPER, can_draw, drawing
 
 Curves = Mapping[str, Sequence[Sequence[dict[str, Any]]]]
 """Name of a run → the records of each of its seeds, see metrics.jsonl."""

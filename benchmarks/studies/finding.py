@@ -12,7 +12,7 @@ from scipy.stats import ttest_ind_from_stats, ttest_rel
 from benchmarks.studies.render import cell_text
 from benchmarks.studies.results import Cell, StudyRow
 from benchmarks.studies.specification import Study, measure
-from edgeformer.formats.errors import RecipeError
+from edgeformer.artifacts.errors import RecipeError
 
 _ALPHA = 0.05
 """Two means are called different where a t test gives chance less than this."""

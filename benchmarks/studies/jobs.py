@@ -12,15 +12,15 @@ from typing import Any
 from benchmarks.studies.local_data import LocalData, load_local_data, source_notes, with_local_data
 from benchmarks.studies.results import TRAINING_REVISION
 from benchmarks.studies.specification import RunSpec, Study
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, RecipeError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.manifest import DataSummary
+from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.artifacts.workspace import MODEL_FOLDER
 from edgeformer.data.tokenization import fingerprint
-from edgeformer.families import family_of, load_recipe
-from edgeformer.families.pretrained.source import WEIGHTS, open_source
-from edgeformer.formats.errors import ArtifactError, EdgeformerError, RecipeError
-from edgeformer.formats.files import sha256_of
-from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.progress import Progress
-from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.workspace import MODEL_FOLDER
+from edgeformer.models import load_recipe, model_spec_of
+from edgeformer.models.pretrained.source import WEIGHTS, open_source
 from edgeformer.run import locate
 from edgeformer.tasks import task_named
 
@@ -92,8 +92,8 @@ class Job:
     @property
     def exits(self) -> set[int]:
         """Loops of which the study needs graphs; the whole model is none of them."""
-        family, config = family_of(self.written), self.written.model
-        exits = family.trained_exits(config) or range(1, family.loops(config) + 1)
+        model_spec, config = model_spec_of(self.written), self.written.model
+        exits = model_spec.trained_exits(config) or range(1, model_spec.loops(config) + 1)
         return set(exits[:-1]) if self.spec.exits else set()
 
 

@@ -10,12 +10,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from benchmarks.studies.specification import FOLDER
-from edgeformer.formats.base import Frozen
-from edgeformer.formats.data_config import FileTokenizer
-from edgeformer.formats.documents import validate
-from edgeformer.formats.errors import DataError
-from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.yaml_text import read_yaml
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.data_config import FileTokenizer
+from edgeformer.artifacts.documents import read_yaml, validate
+from edgeformer.artifacts.errors import DataError
+from edgeformer.artifacts.recipe import Recipe
 
 _HUB_KEYS = {"kind", "name", "config", "split", "revision", "text", "text_pair", "label"}
 """Keys of a hub source that its files replace; other keys of the source, such as ``rows``, are kept."""

@@ -7,8 +7,8 @@ from functools import partial
 
 from benchmarks.studies.results import StudyRow, StudyTable
 from benchmarks.studies.specification import measure
-from edgeformer.formats.escaping import markdown, markdown_line
-from edgeformer.reporting.columns import DASH, Column, Columns
+from edgeformer.artifacts.units import markdown, markdown_line
+from edgeformer.report.columns import DASH, Column, Columns
 
 
 def cell_text(row: StudyRow, name: str, attribute: str = "mean") -> str:

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edgeformer.formats.base import Frozen
-from edgeformer.formats.caution import cautions
-from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.scores import Evaluation
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.data_warnings import cautions
+from edgeformer.artifacts.manifest import DataSummary
+from edgeformer.artifacts.scores import Evaluation
 
 TRAINING_REVISION = 1
 """Counted up when the same recipe on the same data trains to other weights: older results are no longer used."""

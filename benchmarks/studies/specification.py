@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from edgeformer.formats.base import Frozen
-from edgeformer.formats.data_config import Name, PositiveInt, Seed
-from edgeformer.formats.documents import validate
-from edgeformer.formats.errors import RecipeError, did_you_mean
-from edgeformer.formats.manifest import Precision
-from edgeformer.formats.yaml_text import read_yaml
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.data_config import Name, PositiveInt, Seed
+from edgeformer.artifacts.documents import read_yaml, validate
+from edgeformer.artifacts.errors import RecipeError, did_you_mean
+from edgeformer.artifacts.manifest import Precision
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from benchmarks.studies.jobs import Job, decisive, speed_sha256
 from benchmarks.studies.results import TRAINING_REVISION, ExportedSize, StudyRun, StudyTimes
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.manifest import DataSummary
+from edgeformer.artifacts.scores import read_evaluation
+from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle
-from edgeformer.families import family_of
-from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import write_json
-from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.scores import read_evaluation
-from edgeformer.formats.workspace import read_manifest
+from edgeformer.models import model_spec_of
 from edgeformer.run import Run, bundle_in
 
 COMMITTED = Path(__file__).resolve().parents[1] / "results" / "studies"
@@ -199,7 +199,7 @@ def collect(job: Job, folder: Path, previous: StudyRun | None, scoring_s: float,
         data=manifest.data.model_copy(update={"findings": ()}),
         data_notes=job.notes,
         origins=job.origins,
-        loops=family_of(run.recipe).loops(run.recipe.model),
+        loops=model_spec_of(run.recipe).loops(run.recipe.model),
         planned_steps=round(manifest.steps / max(1, manifest.epochs) * run.recipe.training.epochs),
         rows_per_s=manifest.samples_per_second,
         scoring_s=round(scoring_s, 1),

@@ -17,11 +17,11 @@ from benchmarks.studies.store import Results
 from benchmarks.studies.table import Outcome, mixed_formats, mixed_hosts, pick, rows_of
 from benchmarks.studies.timing import measure_times, measured_on_this_machine, timed_artifacts, times_key
 from benchmarks.studies.train import Estimate, Trainer
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.files import write_json, write_text
+from edgeformer.artifacts.progress import SILENT, Progress
+from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER
 from edgeformer.bundle import Bundle
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.files import write_json, write_text
-from edgeformer.formats.progress import SILENT, Progress
-from edgeformer.formats.workspace import BUNDLE_FILE, BUNDLE_FOLDER
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from benchmarks.studies.jobs import Job
 from benchmarks.studies.results import Cell, Picked, StudyRow, StudyRun, StudyTimes
 from benchmarks.studies.specification import Choice, Published, RunSpec, Study, TableSpec, measure
 from benchmarks.studies.store import Match
-from edgeformer.formats.manifest import DataSummary
+from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.run import TORCH
 
 DASH = "–"

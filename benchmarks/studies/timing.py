@@ -10,15 +10,15 @@ from pathlib import Path
 
 from benchmarks.studies.results import StudyRun, StudyTimes, TimedArtifact
 from benchmarks.studies.specification import Timing
-from edgeformer.backends import library_versions
-from edgeformer.formats.device import Budget, Budgets
-from edgeformer.formats.documents import load_profile, own_profiles
-from edgeformer.formats.progress import Progress, bar
-from edgeformer.formats.report import Row
-from edgeformer.formats.workspace import BUNDLE_FOLDER
-from edgeformer.machine.host import code_version, cpu_name, default_threads, describe_host, now
+from edgeformer.artifacts.device import Budget, Budgets
+from edgeformer.artifacts.documents import load_profile, own_profiles
+from edgeformer.artifacts.progress import Progress, bar
+from edgeformer.artifacts.report import Row
+from edgeformer.artifacts.workspace import BUNDLE_FOLDER
+from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.run import Location
-from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
+from edgeformer.runtimes import library_versions
+from edgeformer.system.host import code_version, cpu_name, default_threads, describe_host, now
 
 
 def timed_artifacts(run: StudyRun) -> list[str]:

@@ -17,16 +17,16 @@ from pathlib import Path
 from benchmarks.studies.jobs import Job, speed_sha256
 from benchmarks.studies.results import StudyRun
 from benchmarks.studies.store import Results, collect
-from edgeformer.formats.errors import EdgeformerError, InterruptedRun
-from edgeformer.formats.files import write_text
-from edgeformer.formats.manifest import RunStatus
-from edgeformer.formats.progress import Progress, bar
-from edgeformer.formats.workspace import RECIPE_FILE, RUN_FILE
-from edgeformer.machine.host import default_threads
-from edgeformer.machine.signals import catching
+from edgeformer.artifacts.errors import EdgeformerError, InterruptedRun
+from edgeformer.artifacts.files import write_text
+from edgeformer.artifacts.manifest import RunStatus
+from edgeformer.artifacts.progress import Progress, bar
+from edgeformer.artifacts.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.run import TORCH, Run
-from edgeformer.stages.training.timing import TrainingTime, timed
+from edgeformer.system.host import default_threads
+from edgeformer.system.signals import catching
 from edgeformer.tasks import task_named
+from edgeformer.training.timing import TrainingTime, timed
 
 _EXPORT_S = 20.0
 """Seconds to trace, write and score a graph: a guess."""

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from edgeformer import __version__
+from edgeformer.artifacts.errors import EdgeformerError, ToldElsewhere
 from edgeformer.cli import (
     calibrate,
     compare,
@@ -36,7 +37,6 @@ from edgeformer.cli import (
     train,
     verify,
 )
-from edgeformer.formats.errors import EdgeformerError, ToldElsewhere
 
 app = typer.Typer(
     name="edgeformer",

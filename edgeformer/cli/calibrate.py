@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.cli.import_onnx import locate_or_import
 from edgeformer.cli.options import (
     ADVANCED,
@@ -21,7 +22,6 @@ from edgeformer.cli.options import (
     print_json,
     stdout,
 )
-from edgeformer.formats.errors import InputError
 
 
 def command(
@@ -79,12 +79,12 @@ def command(
 
       edgeformer calibrate --validate-only --device rtx4050
     """
+    from edgeformer.artifacts.documents import load_profile, own_profiles
+    from edgeformer.benchmark.measure import MeasureRules
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.reporting.verification import print_calibration
+    from edgeformer.estimate.validate import CalibrationOptions, improve
+    from edgeformer.report.verification import print_calibration
     from edgeformer.run import locate
-    from edgeformer.stages.profiling.estimating.check import CalibrationOptions, improve
-    from edgeformer.stages.profiling.measure import MeasureRules
 
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
     if also and validate_only:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.cli.options import Artifacts, Json, print_json
-from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
-    from edgeformer.formats.report import Report
+    from edgeformer.artifacts.report import Report
 
 Style = Literal["plain", "markdown", "csv", "json"]
 
@@ -42,8 +42,7 @@ def command(
       edgeformer compare before/rtx4050.json after/rtx4050.json
     """
     from edgeformer.cli.console import say
-    from edgeformer.reporting.compare import format_comparison, run_records, score_note
-    from edgeformer.reporting.compare_reports import compare_reports, format_pairs
+    from edgeformer.report.compare import compare_reports, format_comparison, format_pairs, run_records, score_note
     from edgeformer.run import locate
 
     reports = _reports(runs, device, artifacts)
@@ -66,8 +65,8 @@ def command(
 
 def _reports(arguments: list[str], device: str | None, artifacts: Path) -> tuple[Report, Report] | None:
     """The two reports that the arguments stand for; None: they are runs, to be compared as such."""
-    from edgeformer.formats.report_file import read_report
-    from edgeformer.reporting.compare_reports import report_of
+    from edgeformer.artifacts.report import read_report
+    from edgeformer.report.compare import report_of
     from edgeformer.run import locate
 
     files = [argument for argument in arguments if argument.endswith(".json")]

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
-from edgeformer.formats.escaping import visible
+from edgeformer.artifacts.units import visible
 
 
 class Terminal(Console):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgeformer.cli.options import Artifacts, Json, print_json, stdout
 
 if TYPE_CHECKING:
-    from edgeformer.machine.capability import Capability
+    from edgeformer.system.capability import Capability
 
 _EXTRAS = ("hf", "serve")
 """Extras that belong to no runtime; runtimes describe their own."""
@@ -17,8 +17,8 @@ _EXTRAS = ("hf", "serve")
 
 def command(artifacts: Artifacts = Path("artifacts"), as_json: Json = False) -> None:
     """Show what works on this machine, in which version, and what to install for the rest."""
-    from edgeformer.machine.host import describe_host
-    from edgeformer.reporting.tables import capability_table
+    from edgeformer.report.tables import capability_table
+    from edgeformer.system.host import describe_host
 
     found = [asdict(capability) for capability in capabilities()]
     if as_json:
@@ -35,11 +35,11 @@ def capabilities(timeout_s: float = 20.0) -> list[Capability]:
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from edgeformer.backends import all_backends
-    from edgeformer.machine.capability import describe_extra, machine_capabilities
+    from edgeformer.runtimes import all_runtimes
+    from edgeformer.system.capability import describe_extra, machine_capabilities
 
-    backends = all_backends()
-    with ThreadPoolExecutor(len(backends)) as pool:
-        answers = list(pool.map(lambda backend: backend.capabilities(timeout_s), backends))
-    runtimes = (capability for lines in answers for capability in lines)
-    return [*machine_capabilities(), *runtimes, *map(describe_extra, _EXTRAS)]
+    runtimes = all_runtimes()
+    with ThreadPoolExecutor(len(runtimes)) as pool:
+        answers = list(pool.map(lambda runtime: runtime.capabilities(timeout_s), runtimes))
+    packages = (capability for lines in answers for capability in lines)
+    return [*machine_capabilities(), *packages, *map(describe_extra, _EXTRAS)]

@@ -79,10 +79,9 @@ def command(
       edgeformer evaluate --artifact onnx-fp32-step --threshold 0.9
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.early_exit import draw_early_exit, early_exit_table
-    from edgeformer.reporting.tables import evaluation_table
+    from edgeformer.inference.evaluate import EvaluateOptions, evaluate
+    from edgeformer.report.tables import draw_early_exit, early_exit_table, evaluation_table
     from edgeformer.run import locate
-    from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 
     location = locate(run, artifacts)
     cache = artifacts / ".cache" / "tokens" if location.run is not None else None

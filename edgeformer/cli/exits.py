@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.cli.options import Artifacts, Encoding, Json, Run, Runtime, print_json, stdout
-from edgeformer.formats.errors import InputError
 
 
 def command(
@@ -58,10 +58,10 @@ def command(
       edgeformer exits path/to/bundle --data held-out.tsv --max-drop 0.5% --risk 10%
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.early_exit import guarantee_table
+    from edgeformer.inference.evaluate import EvaluateOptions
+    from edgeformer.inference.exits import GuaranteeOptions, promise_exits
+    from edgeformer.report.tables import guarantee_table
     from edgeformer.run import locate
-    from edgeformer.stages.evaluating.evaluate import EvaluateOptions
-    from edgeformer.stages.evaluating.guarantee import GuaranteeOptions, promise_exits
 
     location = locate(run, artifacts)
     cache = artifacts / ".cache" / "tokens" if location.run is not None else None
@@ -101,7 +101,7 @@ def command(
 
 
 def _share(text: str, option: str) -> float:
-    from edgeformer.formats.units import parse_share
+    from edgeformer.artifacts.units import parse_share
 
     try:
         return parse_share(text)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from edgeformer.artifacts.errors import InputError, InterruptedRun, needs_extra
 from edgeformer.cli.options import ADVANCED, Artifacts, Json, Run, print_json, stdout
-from edgeformer.formats.errors import InputError, InterruptedRun, needs_extra
 
 if TYPE_CHECKING:
-    from edgeformer.formats.manifest import BundleManifest
+    from edgeformer.artifacts.manifest import BundleManifest
 
 
 def command(
@@ -138,9 +138,9 @@ def command(
 
       edgeformer export recurrent_sst2_fast-001 --int8 --vocab-trim --json
     """
+    from edgeformer.artifacts.documents import own_profiles
+    from edgeformer.artifacts.workspace import BUNDLE_FOLDER
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import own_profiles
-    from edgeformer.formats.workspace import BUNDLE_FOLDER
     from edgeformer.run import locate
 
     location, progress = locate(run, artifacts), show_progress()
@@ -150,9 +150,9 @@ def command(
         progress.message(f"exporting {folder.parent}, the newest finished run")
     with _telling_what_is_left(folder):
         with needs_extra("train", "exporting"):
-            from edgeformer.stages.exporting.export import export
-            from edgeformer.stages.exporting.variants import ExportOptions
-            from edgeformer.stages.exporting.wrapped import export_wrapped
+            from edgeformer.export.export import export
+            from edgeformer.export.variants import ExportOptions
+            from edgeformer.export.wrapped import export_wrapped
         options = ExportOptions(
             fp16=fp16,
             int8=int8,
@@ -171,7 +171,7 @@ def command(
             profiles=own_profiles(artifacts),
         )
         bundle = (export_wrapped if wrapped else export)(folder if wrapped else folder.parent, options, progress)
-        from edgeformer.reporting.bundle_figure import draw_bundle
+        from edgeformer.report.plots import draw_bundle
 
         picture = draw_bundle(bundle, (location.reports if wrapped else folder.parent / "plots") / "bundle.png")
     _tell(folder, bundle, picture, as_json)
@@ -207,9 +207,9 @@ def _telling_what_is_left(bundle: Path) -> Iterator[None]:
     Raises:
         InterruptedRun: one of them came.
     """
-    from edgeformer.formats.files import sha256_of
-    from edgeformer.formats.workspace import BUNDLE_FILE
-    from edgeformer.machine.signals import catching
+    from edgeformer.artifacts.files import sha256_of
+    from edgeformer.artifacts.workspace import BUNDLE_FILE
+    from edgeformer.system.signals import catching
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -246,8 +246,8 @@ def _builders(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
     Raises:
         InputError: --trt-via names no way, or goes without --trt.
     """
-    from edgeformer.backends import all_builders
-    from edgeformer.formats.manifest import ONNX
+    from edgeformer.artifacts.manifest import ONNX
+    from edgeformer.runtimes import all_builders
 
     by_flag = {builder.flag: builder.name for builder in all_builders()}
     prefix = "--trt --trt-via "
@@ -263,9 +263,9 @@ def _builders(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
 
 
 def _show(folder: Path, bundle: BundleManifest, picture: Path | None) -> None:
-    from edgeformer.formats.files import whole
-    from edgeformer.reporting.canvas import NO_PICTURE
-    from edgeformer.reporting.tables import artifact_table
+    from edgeformer.artifacts.files import whole
+    from edgeformer.report.canvas import NO_PICTURE
+    from edgeformer.report.tables import artifact_table
 
     console = stdout()
     console.print(artifact_table(bundle))

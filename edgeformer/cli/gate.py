@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.cli.import_onnx import locate_or_import
 from edgeformer.cli.options import (
     ADVANCED,
@@ -22,7 +23,6 @@ from edgeformer.cli.options import (
     print_json,
     stdout,
 )
-from edgeformer.formats.errors import InputError
 
 
 def command(
@@ -114,15 +114,15 @@ def command(
 
       edgeformer gate path/to/candidate --against path/to/baseline --device host --artifact onnx-int8
     """
+    from edgeformer.artifacts.documents import load_profile, own_profiles
+    from edgeformer.artifacts.units import parse_share
+    from edgeformer.artifacts.workspace import require_writable
+    from edgeformer.benchmark.gate import gate_bundles, named_baseline
+    from edgeformer.benchmark.gate_checks import GateOptions
+    from edgeformer.benchmark.request import ProfileOptions
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.formats.units import parse_share
-    from edgeformer.formats.workspace import require_writable
-    from edgeformer.reporting.gate import append_summary, print_gate, write_junit
+    from edgeformer.report.gate import append_summary, print_gate, write_junit
     from edgeformer.run import locate
-    from edgeformer.stages.profiling.gating.files import GateOptions
-    from edgeformer.stages.profiling.gating.gate import gate_bundles, named_baseline
-    from edgeformer.stages.profiling.request import ProfileOptions
 
     texts = {"max_slowdown": max_slowdown, "max_memory_growth": max_memory_growth}
     texts |= {"max_size_growth": max_size_growth, "max_score_loss": max_score_loss}

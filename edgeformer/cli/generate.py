@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.cli.options import ADVANCED, Artifacts, Json, print_json, stdin
 from edgeformer.cli.run_or_text import NamedRun, split
-from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
     from edgeformer.run import Location
@@ -85,8 +85,8 @@ def command(
       edgeformer generate path/to/bundle "The album was" --exit 4 --artifact onnx-fp16-step
     """
     from edgeformer.cli.console import say
-    from edgeformer.stages.generating.generate import EarlyExit, GenerateOptions, generate
-    from edgeformer.tasks.language_modeling.sampling import Sampling
+    from edgeformer.inference.generate import EarlyExit, GenerateOptions, generate
+    from edgeformer.tasks.sampling import Sampling
 
     location, prompt = _split([*(words or ())], artifacts, run)
     thresholds = {"start": threshold, "floor": floor, "decay": decay}

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli.options import Artifacts, Json, print_json, stdout
-from edgeformer.formats.errors import InputError, needs_extra
 
 app = typer.Typer(
     no_args_is_help=True, help="Turn weights that were trained elsewhere into a run, or an ONNX file into a bundle."
@@ -49,11 +49,11 @@ def crt(
       edgeformer export crt_imported-001 --allow-leak
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.tables import run_table
+    from edgeformer.report.tables import run_table
     from edgeformer.run import read_run
 
     with needs_extra("train", "importing a checkpoint"):
-        from edgeformer.stages.importing.import_crt import ImportOptions, import_crt
+        from edgeformer.export.import_crt import ImportOptions, import_crt
     folder = import_crt(path, ImportOptions(artifacts, name, tokenizer, data), show_progress())
     manifest = read_run(folder)
     if as_json:
@@ -108,13 +108,13 @@ def hf(
       edgeformer profile minilm --device raspberry-pi-5
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.tables import run_table
+    from edgeformer.report.tables import run_table
     from edgeformer.run import read_run
 
     if pooling not in (None, "cls", "mean", "max"):
         raise InputError(f"--pooling {pooling!r}: must be cls, mean or max")
     with needs_extra("train", "importing a model"):
-        from edgeformer.stages.importing.import_hf import HfOptions, import_hf
+        from edgeformer.export.import_hf import HfOptions, import_hf
     named = tuple(label.strip() for label in labels.split(",")) if labels is not None else None
     options = HfOptions(artifacts, name, data, named, pooling, max_length, target)
     folder = import_hf(source, options, show_progress())

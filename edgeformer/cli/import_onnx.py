@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.cli.options import Json, print_json, stdout
-from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from edgeformer.export.import_onnx import WrapOptions
     from edgeformer.run import Location
-    from edgeformer.stages.wrapping.wrap import WrapOptions
 
 
 def command(
@@ -88,8 +88,8 @@ def command(
       edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.tables import artifact_table
-    from edgeformer.stages.wrapping.wrap import wrap
+    from edgeformer.export.import_onnx import wrap
+    from edgeformer.report.tables import artifact_table
 
     names = tuple(name.strip() for name in labels.split(",")) if labels else ()
     of_text = {"tokenizer": tokenizer, "labels": names, "data": data, "max_length": max_length}
@@ -111,9 +111,8 @@ def wrap_options(
     shapes: Sequence[str] | None, ranges: Sequence[str] | None, inputs: Path | None, **others: Any
 ) -> WrapOptions:
     """What --shape, --range and the others say together. Raises InputError."""
-    from edgeformer.stages.wrapping.drawing import parse_range
-    from edgeformer.stages.wrapping.sizes import parse_shape
-    from edgeformer.stages.wrapping.wrap import WrapOptions
+    from edgeformer.export.foreign_graph import parse_range, parse_shape
+    from edgeformer.export.import_onnx import WrapOptions
 
     return WrapOptions(
         shapes=dict(map(parse_shape, shapes or ())),
@@ -137,7 +136,7 @@ def locate_or_import(
 
     path = Path(run or "")
     if run is not None and path.suffix == ".onnx" and path.is_file() and bundle_around(path) is None:
-        from edgeformer.stages.wrapping.wrap import wrap_cached
+        from edgeformer.export.import_onnx import wrap_cached
 
         progress = show_progress()
         bundle = wrap_cached(path, artifacts, wrap_options(shapes, ranges, inputs), progress)

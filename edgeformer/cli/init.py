@@ -45,8 +45,8 @@ def command(
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.data.sources import Columns
-    from edgeformer.reporting.drafts import column_table
-    from edgeformer.stages.drafting.draft import DraftOptions, draft
+    from edgeformer.report.tables import column_table
+    from edgeformer.training.init import DraftOptions, draft
 
     found = draft(data, DraftOptions(out, Columns(text, pair, label, encoding), source, name, force), show_progress())
     if as_json:

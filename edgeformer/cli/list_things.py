@@ -17,7 +17,7 @@ def command(
 ) -> None:
     """List the shipped recipes, the hardware profiles, or the runs in artifacts/."""
     from edgeformer.cli.console import say
-    from edgeformer.reporting.listing import (
+    from edgeformer.report.listing import (
         device_records,
         device_table,
         recipe_records,

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeformer.formats.errors import InputError
+from edgeformer.artifacts.errors import InputError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
 
-    from edgeformer.formats.progress import Progress
-    from edgeformer.formats.recipe import Recipe
+    from edgeformer.artifacts.progress import Progress
+    from edgeformer.artifacts.recipe import Recipe
 
 WIDTH_IN_A_PIPE = 140
 ADVANCED = "Advanced"
@@ -192,8 +192,8 @@ def resolve_recipe(
         RecipeError: there is none, or it is not one.
         DataError: the folder does not hold what the recipe needs.
     """
-    from edgeformer.families import load_recipe
-    from edgeformer.formats.data_config import FileTokenizer
+    from edgeformer.artifacts.data_config import FileTokenizer
+    from edgeformer.models import load_recipe
     from edgeformer.tasks import task_named
 
     recipe = load_recipe(name, overrides, progress.message)

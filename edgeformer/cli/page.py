@@ -64,7 +64,7 @@ def command(
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.run import locate
-    from edgeformer.stages.publishing.publish import PageOptions, publish
+    from edgeformer.web.publish import PageOptions, publish
 
     location = locate(bundle, artifacts)
     shapes = tuple(product(integers(batch, "--batch") or (1,), integers(seq, "--seq") or (16, 128)))
@@ -80,7 +80,7 @@ def command(
         told = made.model_dump(mode="json", include={"run", "offline", "versions", "left_out"})
         print_json({"page": str(output), "artifacts": [one.id for one in made.artifacts], **told})
         return
-    from edgeformer.formats.units import format_bytes
+    from edgeformer.artifacts.units import format_bytes
 
     console = stdout()
     size_bytes = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())

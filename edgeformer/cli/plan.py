@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from edgeformer.artifacts.errors import needs_extra
 from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, print_json, resolve_recipe, stdout
-from edgeformer.formats.errors import needs_extra
 
 
 def command(
@@ -37,15 +37,15 @@ def command(
 
       edgeformer plan recurrent_sst2 --device host --set training.batch_size=256
     """
+    from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.reporting.tables import larger_batch_text, plan_table, suggestion_table, time_text
+    from edgeformer.report.tables import larger_batch_text, plan_table, suggestion_table, time_text
 
     progress = show_progress()
     resolved = resolve_recipe(recipe, overrides, data, tokenizer, progress)
     profile = load_profile(device or resolved.target, own_profiles(artifacts), progress.message)
     with needs_extra("train", "planning"):
-        from edgeformer.stages.training.plan import plan
+        from edgeformer.training.plan import plan
     result = plan(resolved, profile, artifacts, progress)
     if as_json:
         print_json(result)

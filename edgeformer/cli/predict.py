@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.cli.options import ADVANCED, Artifacts, Encoding, Json, OneRuntime, print_json, stdin, stdout
 from edgeformer.cli.run_or_text import NamedRun, split
-from edgeformer.formats.errors import InputError
 
 if TYPE_CHECKING:
     from edgeformer.data.rows import Text
+    from edgeformer.inference.predict import Confidence, Model
     from edgeformer.run import Location
-    from edgeformer.stages.evaluating.predict import Confidence, Model
 
 
 _TOP = 5
@@ -142,7 +142,7 @@ def _answer(
         how: artifact, confidence, runtime.
         among: file, column, number and encoding of --nearest.
     """
-    from edgeformer.stages.evaluating.predict import opened_for, predicts_vectors
+    from edgeformer.inference.predict import opened_for, predicts_vectors
 
     if among[0] is not None or (predicts_vectors(location) and not pair and how[1] is None):
         _similarities(location, texts, (how[0], how[2]), among, as_json=as_json)
@@ -155,7 +155,7 @@ def _answer(
         about = {"run": location.name, "artifact": model.id, "provider": model.provider, **model.promised()}
         print_json({**about, "predictions": rows})
     else:
-        from edgeformer.reporting.prediction_tables import prediction_table
+        from edgeformer.report.predictions import prediction_table
 
         stdout().print(prediction_table(location.name, model.id, rows))
     tell_notes(model)
@@ -212,7 +212,7 @@ def _similarities(
     *,
     as_json: bool,
 ) -> None:
-    from edgeformer.stages.evaluating.similarity import Among, compare_texts
+    from edgeformer.inference.similarity import Among, compare_texts
 
     path, column, top, encoding = among
     found = compare_texts(
@@ -221,7 +221,7 @@ def _similarities(
     if as_json:
         print_json({"run": location.name, **asdict(found)})
         return
-    from edgeformer.reporting.similarity_tables import similarity_table
+    from edgeformer.report.predictions import similarity_table
 
     stdout().print(similarity_table(location.name, found))
 

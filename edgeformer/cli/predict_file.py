@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
+from edgeformer.artifacts.errors import InputError, ToldElsewhere
 from edgeformer.cli.options import print_json, stdout
-from edgeformer.formats.errors import InputError, ToldElsewhere
 
 if TYPE_CHECKING:
+    from edgeformer.artifacts.row_files import Row, RowWriter, TableStyle
     from edgeformer.data.unlabelled import Unlabelled
-    from edgeformer.formats.row_files import Row, RowWriter, TableStyle
+    from edgeformer.inference.predict import Confidence, Model
+    from edgeformer.inference.predict_file import Answered, InputColumns
     from edgeformer.run import Location
-    from edgeformer.stages.evaluating.predict import Confidence, Model
-    from edgeformer.stages.evaluating.predict_file import Answered, InputColumns
 
 _STREAM = "-"
 _BROKEN_PIPE = 141
@@ -77,12 +77,12 @@ def answer_file(
     Raises:
         InputError: options that do not go together, or whatever is wrong with the file.
     """
+    from edgeformer.artifacts.row_files import TableStyle
     from edgeformer.cli.predict import tell_notes
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.row_files import TableStyle
+    from edgeformer.inference.predict import opened
+    from edgeformer.inference.predict_file import NO_COLUMNS, choose_columns, example_row, predict_file
     from edgeformer.run import locate
-    from edgeformer.stages.evaluating.predict import opened
-    from edgeformer.stages.evaluating.predict_file import NO_COLUMNS, choose_columns, example_row, predict_file
 
     format_ = _output_format(options, as_json=as_json)
     if len(words) > (run is None):
@@ -108,8 +108,8 @@ def answer_file(
 
 def _output_format(options: FileOptions, *, as_json: bool) -> str:
     """How the answers are written: table, jsonl, csv, parquet, or json for one document. Raises InputError."""
-    from edgeformer.formats.row_files import FORMATS, format_named
-    from edgeformer.formats.workspace import require_writable
+    from edgeformer.artifacts.row_files import FORMATS, format_named
+    from edgeformer.artifacts.workspace import require_writable
 
     allowed = (_TABLE, *FORMATS)
     for option, value, known in (
@@ -157,7 +157,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _refuse_vectors(location: Location) -> None:
-    from edgeformer.stages.evaluating.predict import predicts_vectors
+    from edgeformer.inference.predict import predicts_vectors
 
     if predicts_vectors(location):
         raise InputError(
@@ -169,7 +169,7 @@ def _refuse_vectors(location: Location) -> None:
 def _texts(location: Location, options: FileOptions, confidence: Confidence) -> Generator[Unlabelled]:
     from edgeformer.data.sources import Columns
     from edgeformer.data.unlabelled import Reading, unlabelled
-    from edgeformer.stages.evaluating.predict import check, predicts_vectors
+    from edgeformer.inference.predict import check, predicts_vectors
 
     if len(options.pair) > 1:
         raise InputError("--pair: with --file it is the one column of the second texts")
@@ -187,13 +187,13 @@ def _writer(
     location: Location, model: Model, example: Row, where: tuple[str, Path | None], style: TableStyle
 ) -> Generator[RowWriter]:
     """What takes the answers; ``where``: format and file."""
-    from edgeformer.formats.row_files import JsonDocument, writer_for
+    from edgeformer.artifacts.row_files import JsonDocument, writer_for
 
     format_, target = where
     with _stream(target, whole=format_ == "json") as stream:
         writer: RowWriter
         if format_ == _TABLE:
-            from edgeformer.reporting.prediction_tables import PredictionLines
+            from edgeformer.report.predictions import PredictionLines
 
             writer = PredictionLines(stream, f"{location.name} · {model.id}", example, stdout().width)
         elif format_ == "json":
@@ -211,7 +211,7 @@ def _writer(
 @contextmanager
 def _stream(target: Path | None, *, whole: bool) -> Generator[BinaryIO]:
     """A file, which has its name when all is in it, or standard output; ``whole``: which gets all of it or nothing."""
-    from edgeformer.machine.leftovers import replacing_alone
+    from edgeformer.system.leftovers import replacing_alone
 
     if target is not None:
         with replacing_alone(target) as temporary, temporary.open("wb") as file:

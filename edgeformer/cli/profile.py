@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from edgeformer.artifacts.errors import InputError, InterruptedRun
 from edgeformer.cli.import_onnx import locate_or_import
 from edgeformer.cli.options import (
     ADVANCED,
@@ -22,14 +23,13 @@ from edgeformer.cli.options import (
     print_json,
     stdout,
 )
-from edgeformer.formats.errors import InputError, InterruptedRun
 
 if TYPE_CHECKING:
-    from edgeformer.formats.device import DeviceProfile
-    from edgeformer.formats.manifest import BundleManifest
+    from edgeformer.artifacts.device import DeviceProfile
+    from edgeformer.artifacts.manifest import BundleManifest
+    from edgeformer.benchmark.profile import ProfileOptions
+    from edgeformer.benchmark.search import SearchOptions
     from edgeformer.run import Location
-    from edgeformer.stages.profiling.choosing import SearchOptions
-    from edgeformer.stages.profiling.profile import ProfileOptions
 
 Minimize = Literal["latency", "size", "memory", "energy"]
 
@@ -175,10 +175,10 @@ def command(
 
       edgeformer profile browser.json --device raspberry-pi-5
     """
+    from edgeformer.artifacts.documents import load_profile, own_profiles
+    from edgeformer.benchmark.profile import ProfileOptions
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.stages.profiling.estimating.rates import known_error
-    from edgeformer.stages.profiling.profile import ProfileOptions
+    from edgeformer.estimate.rates import known_error
 
     limits = _limits(max_latency, max_vram, max_size, max_energy)
     bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
@@ -215,11 +215,11 @@ def command(
 
 
 def _measure_and_judge(location: Location, profile: DeviceProfile, options: ProfileOptions, as_json: bool) -> None:
+    from edgeformer.benchmark.profile import ProfileInterrupted, profile_bundle
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.report_files import write_interrupted, write_report
-    from edgeformer.reporting.report_tables import print_report, print_search
-    from edgeformer.runtime_choice import remember
-    from edgeformer.stages.profiling.profile import ProfileInterrupted, profile_bundle
+    from edgeformer.report.report_files import write_interrupted, write_report
+    from edgeformer.report.report_tables import print_report, print_search
+    from edgeformer.runtime_preference import remember
 
     try:
         report = profile_bundle(location, profile, options, show_progress())
@@ -257,11 +257,11 @@ def _judge_report(
     Raises:
         typer.Exit: 3, a budget failed.
     """
+    from edgeformer.artifacts.documents import load_profile, own_profiles
+    from edgeformer.benchmark.recorded_report import judge_report
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.reporting.report_tables import print_report
+    from edgeformer.report.report_tables import print_report
     from edgeformer.run import locate
-    from edgeformer.stages.profiling.elsewhere import judge_report
 
     bundle = locate(run, artifacts).open_bundle() if run is not None else None
     target = bundle.manifest.target if bundle is not None else None
@@ -277,7 +277,7 @@ def _judge_report(
 
 def _limits(latency: str | None, vram: str | None, size: str | None, energy: str | None) -> dict[str, Any]:
     """Return the limits of the command line as fields of ProfileOptions. Raises InputError."""
-    from edgeformer.formats.units import parse_bytes, parse_millijoules, parse_milliseconds
+    from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
 
     limits: dict[str, tuple[str, str | None, Callable[[str], float]]] = {
         "max_latency_ms": ("--max-latency", latency, parse_milliseconds),
@@ -305,7 +305,7 @@ def _search_options(
     search: bool, bounds: dict[str, float | None], minimize: Minimize | None, manifest: BundleManifest
 ) -> SearchOptions | None:
     """What to search for, checked against the bundle before minutes of measuring. ``bounds``: metric → as given."""
-    from edgeformer.stages.profiling.choosing import SearchOptions, check_options
+    from edgeformer.benchmark.search import SearchOptions, check_options
 
     if not search:
         for flag, value in _search_flags(bounds, minimize).items():

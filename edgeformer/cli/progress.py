@@ -12,9 +12,9 @@ from rich.progress import Progress as RichBars
 from rich.table import Column
 from rich.text import Text
 
+from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.units import format_duration
 from edgeformer.cli.console import Terminal, say
-from edgeformer.formats.progress import Progress
-from edgeformer.formats.units import format_duration
 
 _LINE_EVERY_S = 15.0
 _PER_S = ("samples_per_s", "rows_per_s")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeformer.formats.errors import ArtifactError, InputError, nearest_names
+from edgeformer.artifacts.errors import ArtifactError, InputError, nearest_names
 
 if TYPE_CHECKING:
     from edgeformer.run import Location
@@ -68,7 +68,7 @@ def _no_such_run(words: list[str], artifacts: Path, command: str) -> InputError:
 
 
 def _is_name(word: str) -> bool:
-    from edgeformer.formats.data_config import NAME_PATTERN
+    from edgeformer.artifacts.data_config import NAME_PATTERN
 
     return re.fullmatch(NAME_PATTERN, word) is not None
 

@@ -32,10 +32,10 @@ def command(
 
       edgeformer schema recipe --format markdown
     """
+    from edgeformer.artifacts.errors import InputError
     from edgeformer.cli.console import say
     from edgeformer.cli.options import print_json
-    from edgeformer.formats.errors import InputError
-    from edgeformer.reporting.reference import reference, schema_of
+    from edgeformer.report.reference import reference, schema_of
 
     if style == "json":
         print_json(schema_of(document))

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli.options import Artifacts, Json, Run
-from edgeformer.formats.errors import InputError, needs_extra
 
 
 def command(
@@ -54,10 +54,10 @@ def command(
       edgeformer serve path/to/bundle --port 9000 --artifact onnx-int8
     """
     with needs_extra("serve", "serving"):
-        from edgeformer.stages.serving.limits import Limits
-        from edgeformer.stages.serving.server import ServeOptions, serve
+        from edgeformer.inference.server import ServeOptions, serve
+        from edgeformer.inference.serving_engine import Limits
+    from edgeformer.inference.serving_engine import Served
     from edgeformer.run import locate
-    from edgeformer.stages.serving.served import Served
 
     seconds, body = _quantities(timeout, max_body)
     limits = Limits(max_batch, queue, seconds, max_texts, max_characters, body, max_connections)
@@ -82,7 +82,7 @@ def command(
 
 def _quantities(timeout: str, max_body: str) -> tuple[float, int]:
     """Seconds and bytes. Raises InputError."""
-    from edgeformer.formats.units import parse_bytes, parse_milliseconds
+    from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
 
     try:
         found = parse_milliseconds(timeout) / 1e3, parse_bytes(max_body)

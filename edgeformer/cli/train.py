@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, print_json, resolve_recipe, stdout
-from edgeformer.formats.errors import InputError, needs_extra
 
 
 def command(
@@ -67,9 +67,9 @@ def command(
 
       torchrun --nproc-per-node 2 -m edgeformer train crt_mini
     """
+    from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.cli.progress import show_progress
-    from edgeformer.formats.documents import load_profile, own_profiles
-    from edgeformer.machine.host import usable_cores
+    from edgeformer.system.host import usable_cores
 
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch
     # is imported; a value of the user's own is left alone. The cores are counted before the main thread is pinned.
@@ -86,15 +86,14 @@ def command(
     if as_device is not None:
         profile = load_profile(as_device, own_profiles(artifacts), progress.message)
     with needs_extra("train", "training"):
-        from edgeformer.stages.training.train import TrainOptions, train
+        from edgeformer.training.train import TrainOptions, train
     options = TrainOptions(artifacts, name, resume, accelerator, max_steps, profile, ignore_memory, shard)
     folder = train(resolved, options, progress)
     if os.environ.get("RANK", "0") != "0":  # the main process tells what came of it
         return
-    from edgeformer.reporting.canvas import NO_PICTURE
-    from edgeformer.reporting.learning_curve import draw_learning_curve
-    from edgeformer.reporting.tables import run_table
-    from edgeformer.reporting.text_lengths import draw_text_lengths
+    from edgeformer.report.canvas import NO_PICTURE
+    from edgeformer.report.plots import draw_learning_curve, draw_text_lengths
+    from edgeformer.report.tables import run_table
     from edgeformer.run import read_run
 
     manifest, curve = read_run(folder), draw_learning_curve(folder)

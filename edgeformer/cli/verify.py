@@ -48,15 +48,15 @@ def command(
       edgeformer verify path/to/bundle --write
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.reporting.verification import print_verification
+    from edgeformer.inference.verify import verify
+    from edgeformer.report.verification import print_verification
     from edgeformer.run import locate
-    from edgeformer.stages.verifying.verify import verify
 
     location = locate(bundle, artifacts)
     opened, progress = location.open_bundle(), show_progress()
     found = verify(opened, artifact or location.artifact, progress, runtime)
     if write:
-        from edgeformer.stages.verifying.recording import record
+        from edgeformer.inference.verify import record
 
         cache = artifacts / ".cache" / "tokens" if location.run is not None else None
         found = record(opened, found, cache, progress)

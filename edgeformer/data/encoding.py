@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from typing_extensions import Self, TypeVar
 
-from edgeformer.data.labelled import LabelledTexts
-from edgeformer.data.rows import Text
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.files import replacing
+from edgeformer.artifacts.manifest import DataSummary
+from edgeformer.artifacts.progress import SILENT, Progress
+from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import boundary_id, fingerprint
-from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.formats.files import replacing
-from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.progress import SILENT, Progress
-from edgeformer.machine.lock import LockedError, claiming
+from edgeformer.system.lock import LockedError, claiming
 
 FORMAT_VERSION = 2
 """Of what is cached. 2: cleaning collapses marks beyond ASCII; word counts are kept."""

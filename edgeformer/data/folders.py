@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from edgeformer.artifacts.data_config import DataConfig, FileSource, Source, TextConfig
+from edgeformer.artifacts.errors import DataError
+from edgeformer.data.records import COMPRESSIONS
 from edgeformer.data.sources import file_source, pairs_source
-from edgeformer.data.unpacking import COMPRESSIONS
-from edgeformer.formats.data_config import DataConfig, FileSource, Source, TextConfig
-from edgeformer.formats.errors import DataError
 
 IMPORTED_PARTS = ("train", "validation", "test")
 _OTHER_STEMS = {"validation": ("dev", "valid"), "sst-test": ("test",)}
@@ -135,3 +136,32 @@ def _files_of(folder: Path, part: str, kinds: Sequence[str]) -> list[Path]:
     suffixes = [f".{kind}{end}" for kind in kinds for end in (("",) if kind == "parquet" else ("", *COMPRESSIONS))]
     stems = (part, *_OTHER_STEMS.get(part, ()))
     return [path for stem in stems for suffix in suffixes if (path := folder / f"{stem}{suffix}").is_file()]
+
+
+# Data of a model that was trained elsewhere: whatever labelled files, or scored pairs, are at hand for it.
+
+
+def imported_data(path: Path | None, labels: Sequence[str] | None, max_length: int) -> tuple[dict[str, Any], list[str]]:
+    """A recipe's ``data`` on a file, on the files of a folder, or on nothing; and notes for the user.
+
+    Args:
+        path: a file is the test set, which stands in for the validation set; of a folder the files train, validation
+            and test.
+        labels: of a classifier; None: an embedding model.
+        max_length: tokens.
+
+    Raises:
+        DataError: no such file or folder, or no usable columns in one.
+    """
+    path = path.resolve() if path is not None else None
+    section: dict[str, Any] = {"parts": {}, "max_length": max_length}
+    notes: list[str] = []
+    if path is not None and path.is_dir():
+        parts, notes = imported_parts(path, scored=labels is None)
+        section["parts"] = {part: [source.model_dump() for source in sources] for part, sources in parts.items()}
+    elif path is not None:
+        source = pairs_source(path) if labels is None else file_source(path)
+        section["parts"] = {"test": [source.model_dump()]}
+    if labels is not None:
+        section |= {"split": "imported", "labels": list(labels), "cleaning": "none"}
+    return section, notes

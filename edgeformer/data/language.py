@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from edgeformer.artifacts.data_config import Source, TextConfig, TokenizerConfig
+from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data.batching import Packer, TextRows, cut_paragraphs, packed_rows, paragraph_rows
 from edgeformer.data.encoding import PlainText, Prepared
-from edgeformer.data.labelled import LabelledTexts
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.prepare import summarise
+from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import Columns, check_columns, file_source, read
 from edgeformer.data.stored import Pieces
 from edgeformer.data.streaming import Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_language_tokenizer
-from edgeformer.formats.data_config import Source, TextConfig, TokenizerConfig
-from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.progress import SILENT, Progress, bar
 
 
 def prepare_text(

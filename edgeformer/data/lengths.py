@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeformer.artifacts.manifest import Lengths
 from edgeformer.data.cleaning import clean
 from edgeformer.data.encoding import TrainingRows
 from edgeformer.data.rows import Text
-from edgeformer.formats.lengths import Lengths
 
 Int64s = NDArray[np.int64]
 _BINS = 40

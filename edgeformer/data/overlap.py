@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeformer.artifacts.manifest import OverlapCount
+from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.data.cleaning import clean
-from edgeformer.formats.manifest import OverlapCount
-from edgeformer.formats.progress import Progress, bar
 
 Int64s = NDArray[np.int64]
 _ANCHOR_WORDS = 3

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeformer.data.labelled import LabelledTexts
-from edgeformer.data.rows import Row
+from edgeformer.artifacts.data_config import PairsConfig, Source
+from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.data.rows import LabelledTexts, Row
 from edgeformer.data.sources import Columns, pairs_source, read
 from edgeformer.data.splits import IMPORTED_SETS, first_of, unknown_set
-from edgeformer.formats.data_config import PairsConfig, Source
-from edgeformer.formats.errors import DataError, InputError
 
 SCORE_UNIT = 1e-6
 _MOST = 1e6

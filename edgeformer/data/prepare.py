@@ -13,22 +13,20 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from edgeformer.artifacts.data_config import DataConfig, DataSection, TokenizerConfig
+from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.artifacts.manifest import DataFinding, DataSummary
+from edgeformer.artifacts.progress import SILENT, Progress, bar
+from edgeformer.data.data_warnings import Empties, label_findings, load_and_look, rows_per_label, seen_findings
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
-from edgeformer.data.findings import Empties, label_findings, load_and_look, rows_per_label, seen_findings
-from edgeformer.data.labelled import LabelledTexts, label_counts, label_rows, labelled
 from edgeformer.data.lengths import count_words, lengths_of_sets, tally, tally_tokens
 from edgeformer.data.overlap import count_overlaps
-from edgeformer.data.parts import load_part, part_rows
-from edgeformer.data.rows import in_one
-from edgeformer.data.sources import Columns, check_columns, own_file, read, with_text
+from edgeformer.data.rows import LabelledTexts, in_one, label_counts, label_rows, labelled
+from edgeformer.data.sources import Columns, check_columns, load_part, own_file, part_rows, read, with_text
 from edgeformer.data.splits import check_classes, check_sets_differ, draw, set_parts, split, unknown_set
 from edgeformer.data.stored import Pieces
 from edgeformer.data.streaming import Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_tokenizer, special_ids
-from edgeformer.formats.data_config import DataConfig, DataSection, TokenizerConfig
-from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.manifest import DataFinding, DataSummary
-from edgeformer.formats.progress import SILENT, Progress, bar
 
 
 def prepare(

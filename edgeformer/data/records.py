@@ -1,22 +1,350 @@
-"""Records of files (TSV, CSV, JSONL, plain text, Parquet; also .xz, .gz, .bz2) and of hub data sets, streamed."""
+"""Compressed data files and their lines, within limits: a small file must not stand for gigabytes, nor a line for all.
+
+Real files stream through, whatever their size: text packs 3 to 10 times smaller, logs that repeat themselves 50 times.
+"""
 
 from __future__ import annotations
 
+import bz2
+import codecs
+import csv
+import gzip
 import io
+import itertools
 import json
 import lzma
+import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgeformer.data.rows import Record, a_kind
-from edgeformer.data.tables import PLAIN, Layout, Line, csv_records, first_of_table, tsv_records
-from edgeformer.data.text_encoding import not_utf8
-from edgeformer.data.unpacking import COMPRESSIONS, MOST_RATIO, opened, raw_lines
-from edgeformer.formats.data_config import FileSource, HubSource
-from edgeformer.formats.errors import DataError, MissingDependencyError, did_you_mean, install_hint
+from edgeformer.artifacts.data_config import FileSource, HubSource
+from edgeformer.artifacts.errors import DataError, MissingDependencyError, did_you_mean, install_hint
+from edgeformer.data.rows import Record, a_kind, listed
+
+COMPRESSIONS = (".xz", ".gz", ".bz2")
+_OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+MOST_RATIO = 200
+"""Unpacked bytes for each packed one: four times what repetitive logs reach; bombs reach 600 (gz) to 45,000 (bz2)."""
+_WINDOW = 32 << 20
+"""Bytes over which the ratio is taken: less is no bomb, and a bomb behind real text must not hide in the average."""
+_AHEAD = 1 << 20
+"""Packed bytes that are unpacked, and thrown away, before the first row is handed out: rows of a bomb are slow and
+large in memory, its bytes are neither. Costs a real file a tenth of a second."""
+MOST_LINE_BYTES = 16 << 20
+"""Of a line: three times the Bible, while a parsed line takes up to 25 times its bytes in memory."""
+
+
+class _Unpacked(io.RawIOBase):
+    """Unpacks a file, and counts. Raises DataError where it unpacks to absurdly much."""
+
+    def __init__(self, path: Path, packed: BinaryIO) -> None:
+        self._path, self.packed = path, packed
+        self._file: BinaryIO = _OPENERS[path.suffix.lower()](packed)
+        self._since, self._unpacked = 0, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        found = self._file.read(min(len(buffer), 1 << 20))
+        buffer[: len(found)] = found
+        self._unpacked += len(found)
+        if self._unpacked >= _WINDOW:
+            read = self.packed.tell()
+            if self._unpacked > MOST_RATIO * (read - self._since):
+                raise DataError(
+                    f"{self._path}: unpacks to more than {MOST_RATIO} times its size, which no text does; it is not "
+                    "read on; if you trust it, unpack it and name the unpacked file"
+                )
+            self._since, self._unpacked = read, 0
+        return len(found)
+
+
+@contextmanager
+def opened(path: Path, encoding: str | None = None) -> Iterator[BinaryIO]:
+    """The bytes of a file, unpacked where its suffix says so, and in UTF-8 where another ``encoding`` is stated.
+
+    Raises DataError for a bomb or a text in another encoding, else as the packer does.
+    """
+    if path.suffix.lower() not in COMPRESSIONS:
+        with path.open("rb") as file:
+            yield as_utf8(path, file, encoding)
+        return
+    with path.open("rb") as packed:
+        ahead = _Unpacked(path, packed)
+        while packed.tell() < _AHEAD and ahead.read(1 << 20):
+            pass
+        packed.seek(0)
+        yield as_utf8(path, io.BufferedReader(_Unpacked(path, packed), 1 << 18), encoding)
+
+
+def raw_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Number from 1, and bytes with their end, of every line: only ``\\n`` ends one. DataError for a huge one."""
+    number = 0
+    while raw := file.readline(MOST_LINE_BYTES + 1):
+        number += 1
+        if len(raw) > MOST_LINE_BYTES:
+            raise DataError(
+                f"{path}, line {number}: is longer than {MOST_LINE_BYTES >> 20} MiB; break it into lines, one text each"
+            )
+        yield number, raw
+
+
+# Text files that are not UTF-8: reading them as UTF-8, and naming the likely encoding of one that nobody stated.
+
+
+_LIKELY = (
+    "cp1252", "cp1250", "cp1251", "koi8_r", "shift_jis", "euc_jp", "gb18030", "big5", "euc_kr", "utf_16", "utf_16_le",
+    "utf_16_be",
+)  # fmt: skip
+"""Encodings that are suggested; of those that fit equally well, the first."""
+WITH_OPTION = ("evaluate", "exits", "init", "predict")
+"""Commands with ``--encoding``. Other files are UTF-8, or are named in a recipe, which states their encoding."""
+_CHUNK = 1 << 16
+
+
+def as_utf8(path: Path, file: BinaryIO, encoding: str | None) -> BinaryIO:
+    """Return a stream of ``file``'s text in UTF-8.
+
+    Args:
+        path: for messages.
+        file: bytes in ``encoding``.
+        encoding: a codec's name; None: the file is UTF-8, and comes back as it is.
+    """
+    if encoding is None or codecs.lookup(encoding).name == "utf-8":
+        return file
+    return io.BufferedReader(_Transcoder(path, file, encoding), 1 << 18)
+
+
+class _Transcoder(io.RawIOBase):
+    """Decodes a stream and encodes it in UTF-8. Raises DataError where it is not in the stated encoding."""
+
+    def __init__(self, path: Path, file: BinaryIO, encoding: str) -> None:
+        self._path, self._file, self._encoding = path, file, encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._waiting = b""
+        self._read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting:
+            chunk = self._file.read1(_CHUNK)  # type: ignore[attr-defined]  # a pipe's lines are read as they come
+            try:
+                self._waiting = self._decoder.decode(chunk, final=not chunk).encode("utf-8")
+            except UnicodeError as error:
+                reason = getattr(error, "reason", error)
+                raise DataError(
+                    f"{self._path}: not {self._encoding} text ({reason}, between byte {self._read + 1} and byte "
+                    f"{self._read + len(chunk)}); state another encoding"
+                ) from None
+            self._read += len(chunk)
+            if not chunk:
+                break
+        size = min(len(buffer), len(self._waiting))
+        buffer[:size], self._waiting = self._waiting[:size], self._waiting[size:]
+        return size
+
+
+def not_utf8(path: Path, number: int, raw: bytes, reason: str, more: bytes = b"") -> DataError:
+    """Make the error for a line that is not UTF-8 text.
+
+    Args:
+        number: of the line, from 1.
+        raw: the line.
+        reason: what is wrong with it.
+        more: bytes behind the line, by which the likely encoding is chosen, too.
+    """
+    encoding = likely_encoding(raw + more)
+    likely, name = ("", "NAME") if encoding is None else (f"it is likely {encoding}: ", encoding)
+    remedy = (
+        f"{likely}save the file as UTF-8, or state its encoding: --encoding {name} ({', '.join(WITH_OPTION)}), or "
+        f"encoding: {name} in a recipe's source"
+    )
+    return DataError(f"{path}, line {number}: not UTF-8 text ({reason}); {remedy}")
+
+
+def likely_encoding(sample: bytes) -> str | None:
+    """Name the encoding that a text which is not UTF-8 is likely in, or return None where none fits."""
+    if sample[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    # In UTF-16, every second byte of Latin letters is 0.
+    if sample[:400].count(0) * 3 > len(sample[:400]):
+        return "utf-16-le" if sample[1:400:2].count(0) > sample[0:400:2].count(0) else "utf-16-be"
+    from charset_normalizer import from_bytes
+
+    matches = [*from_bytes(sample, cp_isolation=[*_LIKELY])]
+    fit = min(((match.chaos, -match.coherence) for match in matches), default=None)
+    best = {name for match in matches if (match.chaos, -match.coherence) == fit for name in match.could_be_from_charset}
+    return next((name.replace("_", "-") for name in _LIKELY if name in best), None)
+
+
+# Tables of text: TSV, and CSV with any delimiter; the first line names the columns, or they have numbers.
+
+
+Line = tuple[int, str]
+"""Its number from 1, and its text with its end."""
+Cells = tuple[int, list[str]]
+"""Number of the line in which a row begins, and what stands in its columns."""
+
+DELIMITERS = (",", ";", "\t", "|")
+_MOST_COLUMNS = 10_000
+"""A table has a dozen; every row makes a dictionary of them."""
+_SAMPLE_LINES, _SAMPLE_CHARACTERS = 200, 1 << 16
+"""By which a delimiter is found."""
+_SAYS_DELIMITER = re.compile(r"sep=([,;\t|])\r?\n?")
+"""What some spreadsheets write in front of the header."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a table is written down.
+
+    Attributes:
+        delimiter: between the columns of a CSV file; None: found in its first lines.
+        header: whether the first row names the columns; else these are called 1, 2, 3 …
+        encoding: of the text; None: UTF-8.
+    """
+
+    delimiter: str | None = None
+    header: bool = True
+    encoding: str | None = None
+
+
+PLAIN = Layout()
+
+
+def tsv_records(path: Path, lines: Iterator[Line], layout: Layout) -> Iterator[Record]:
+    """Records of a table without any quoting. Raises DataError."""
+    rows = ((number, line.rstrip("\r\n").split("\t")) for number, line in lines if line.rstrip("\r\n"))
+    remedy = "a tab inside a text needs CSV or JSONL, because TSV has no quoting"
+    return _records(path, rows, remedy, header=layout.header)
+
+
+def csv_records(path: Path, lines: Iterator[Line], layout: Layout) -> Iterator[Record]:
+    """Records of a table with quoting. Raises DataError."""
+    delimiter, lines = known_delimiter(lines, layout.delimiter)
+    named = {",": "a comma", ";": "a semicolon", "\t": "a tab"}.get(delimiter, repr(delimiter))
+    remedy = f'put a text that holds {named} in double quotes ("...")'
+    return _records(path, _rows(path, lines, delimiter), remedy, header=layout.header)
+
+
+def known_delimiter(lines: Iterator[Line], stated: str | None) -> tuple[str, Iterator[Line]]:
+    """The delimiter ``stated``, else the one of a CSV file's first lines; and all lines of the table."""
+    sample = list(first_of_table(lines))
+    said = said_delimiter([text for _, text in sample])
+    if said:
+        del sample[0]
+    rest = next(lines, None)
+    more = [] if rest is None else [rest]
+    found = stated or (said or delimiter_of([text for _, text in sample], whole=rest is None))
+    return found, itertools.chain(sample, more, lines)
+
+
+def said_delimiter(lines: list[str]) -> str | None:
+    """The delimiter that the first line states, as some spreadsheets write it."""
+    said = _SAYS_DELIMITER.fullmatch(lines[0]) if lines else None
+    return said[1] if said else None
+
+
+def first_of_table(lines: Iterator[Line]) -> Iterator[Line]:
+    """As many lines as tell the delimiter."""
+    characters = 0
+    for number, line in itertools.islice(lines, _SAMPLE_LINES):
+        characters += len(line)
+        yield number, line
+        if characters > _SAMPLE_CHARACTERS:
+            return
+
+
+def delimiter_of(lines: list[str], *, whole: bool = True) -> str:
+    """What parts the columns of a CSV file: most rows have as many as the first one, which has two at least.
+
+    Args:
+        lines: the first ones of the file, with their ends.
+        whole: they are all of it; else the last row may be cut off, and does not count.
+
+    Returns:
+        A comma where nothing else does better: also of a table with one column.
+    """
+    best, most = ",", 0.0
+    for delimiter in DELIMITERS:
+        try:
+            rows = [cells for cells in csv.reader(lines, delimiter=delimiter) if cells]
+        except csv.Error:
+            continue
+        if not whole and len(rows) > 1:
+            rows.pop()
+        if not rows or len(rows[0]) < 2:
+            continue
+        share = sum(len(cells) == len(rows[0]) for cells in rows) / len(rows)
+        if share > most:
+            best, most = delimiter, share
+    return best
+
+
+def _rows(path: Path, lines: Iterator[Line], delimiter: str) -> Iterator[Cells]:
+    """Rows that are not empty. Raises DataError for quotes that are not closed, and the like."""
+    last = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal last
+        for number, line in lines:
+            last = number
+            yield line
+
+    csv.field_size_limit(MOST_LINE_BYTES)  # as any line; Python's own 128 KiB are less than some texts have
+    reader = csv.reader(texts(), delimiter=delimiter, strict=True)
+    while True:
+        before = last
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {before + 1}: not valid CSV: {error}; look for a double quote that is not "
+                'closed or not doubled ("")'
+            ) from None
+        if cells is None:
+            return
+        if cells:
+            yield before + 1, cells
+
+
+def _records(path: Path, rows: Iterable[Cells], remedy: str, *, header: bool) -> Iterator[Record]:
+    """Records of a table. ``remedy``: for a row with too few or too many cells."""
+    names: list[str] = []
+    first = "the header" if header else "the first row"
+    for number, cells in rows:
+        if not names:
+            names = _names(path, cells) if header else [str(place) for place in range(1, len(cells) + 1)]
+            if len(cells) > _MOST_COLUMNS:
+                raise DataError(f"{path}, line 1: names {len(cells):,} columns; at most {_MOST_COLUMNS:,} are read")
+            if header:
+                continue
+        if len(cells) != len(names):
+            columns = f"{len(cells)} columns, {first} {len(names)} ({listed(names)})"
+            raise DataError(f"{path}, line {number}: has {columns}; {remedy}")
+        yield f"{path}, line {number}", dict(zip(names, cells, strict=True))
+
+
+def _names(path: Path, cells: list[str]) -> list[str]:
+    """Names of the columns; one without a name is called by its number. Raises DataError."""
+    twice = sorted(name for name, count in Counter(cells).items() if count > 1 and name)
+    if twice:
+        raise DataError(
+            f"{path}, line 1: column {listed(twice[:1])!r} is there twice; the first line must name each column once"
+        )
+    return [name or f"column {place}" for place, name in enumerate(cells, start=1)]
+
+
+# Records of files (TSV, CSV, JSONL, plain text, Parquet; also .xz, .gz, .bz2) and of hub data sets, streamed.
+
 
 FORMATS = {
     ".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet",

@@ -11,9 +11,9 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeformer.artifacts.data_config import Amount
+from edgeformer.artifacts.errors import DataError
 from edgeformer.data.rows import Row, Told
-from edgeformer.formats.data_sources import Amount
-from edgeformer.formats.errors import DataError
 
 Int64s = NDArray[np.int64]
 

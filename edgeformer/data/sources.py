@@ -9,18 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeformer.data.records import check_file, file_records, format_of_source, hub_records, suffix_format
-from edgeformer.data.rows import Record, Row, Told, is_empty, listed, missing_column, rows_of
+from edgeformer.artifacts.data_config import DataConfig, FileSource, HubSource, Source, SyntheticSource, check_encoding
+from edgeformer.artifacts.errors import DataError, InputError, did_you_mean
+from edgeformer.data.records import Layout, check_file, file_records, format_of_source, hub_records, suffix_format
+from edgeformer.data.rows import LabelledTexts, Record, Row, Told, is_empty, label_rows, listed, missing_column, rows_of
+from edgeformer.data.selection import sampled_rows
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.data.tables import Layout
-from edgeformer.formats.data_config import (
-    FileSource,
-    HubSource,
-    Source,
-    SyntheticSource,
-)
-from edgeformer.formats.data_sources import check_encoding
-from edgeformer.formats.errors import DataError, InputError, did_you_mean
 
 TEXT_COLUMNS = ("text", "sentence", "content", "review")
 PAIR_COLUMNS = (
@@ -354,3 +348,41 @@ def pairs_source(path: Path, like: Source | None = None, columns: Columns | None
     if source.text_pair is None:
         raise DataError(f"{path}: has single texts, no pairs; name two columns sentence1 and sentence2, a third score")
     return source
+
+
+# Parts of a recipe's data: the rows of all their sources, or as many of them as these say.
+
+
+def source_rows(config: DataConfig, part: str, number: int, empty: Told = lambda row: None) -> Iterator[Row]:
+    """Rows of one source of a part, as many as its ``rows`` says, as :func:`with_text` has them."""
+    source = config.parts[part][number]
+
+    def rows(told: Told) -> Iterator[Row]:
+        return with_text(read(source, config.labels, config.separator), told)
+
+    if source.kind == "synthetic-reviews" or source.rows is None:  # a generator makes as many as are wanted
+        return rows(empty)
+    key = f"data.parts.{part}.{number}.rows"
+    return sampled_rows(rows, source.rows, config.split_seed, key, empty)
+
+
+def part_rows(config: DataConfig, part: str, empty: Told = lambda row: None) -> Iterator[Row]:
+    """Rows of all sources of one part, one after the other, as :func:`source_rows` has them."""
+    return (row for number in range(len(config.parts[part])) for row in source_rows(config, part, number, empty))
+
+
+def load_part(config: DataConfig, part: str, empty: Told = lambda row: None) -> LabelledTexts:
+    """Read :func:`part_rows`; with the numbers of their sources where rows are balanced by these.
+
+    Raises DataError, MissingDependencyError.
+    """
+    if config.balance in (None, "label"):
+        return label_rows(part_rows(config, part, empty), config.labels)
+    numbers = range(len(config.parts[part]))
+    found = [label_rows(source_rows(config, part, number, empty), config.labels) for number in numbers]
+    return LabelledTexts.joined(found, apart=True)
+
+
+def load_parts(config: DataConfig) -> dict[str, LabelledTexts]:
+    """Read every part of the config. Raises DataError, MissingDependencyError."""
+    return {part: load_part(config, part) for part in config.parts}

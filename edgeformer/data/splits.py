@@ -7,14 +7,13 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeformer.artifacts.data_config import DataConfig
+from edgeformer.artifacts.errors import DataError
 from edgeformer.data.cleaning import clean_at_first
-from edgeformer.data.labelled import LabelledTexts, label_counts
 from edgeformer.data.lengths import count_words
 from edgeformer.data.overlap import contained_pairs, number_words
-from edgeformer.data.rows import alike, in_one
+from edgeformer.data.rows import LabelledTexts, alike, in_one, label_counts
 from edgeformer.data.selection import count_of, equal, extreme, sample
-from edgeformer.formats.data_config import DataConfig
-from edgeformer.formats.errors import DataError
 
 Int64s = NDArray[np.int64]
 MIN_ROWS = 10

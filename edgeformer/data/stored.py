@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.files import read_at_most, replacing_folder, sha256_of, write_json, write_text
+from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.data.encoding import RowsT
-from edgeformer.formats.base import Frozen
-from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import read_at_most, replacing_folder, sha256_of, write_json, write_text
-from edgeformer.formats.workspace import read_manifest
 
 Int64s = NDArray[np.int64]
 Pieces = Mapping[str, NDArray[np.integer]]

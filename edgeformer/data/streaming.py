@@ -19,21 +19,20 @@ from typing import Any, Generic, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
+from edgeformer.artifacts.data_config import FileTokenizer, Source, TokenizerConfig, stated
+from edgeformer.artifacts.errors import ArtifactError, DataError
+from edgeformer.artifacts.files import sha256_of, write_text
+from edgeformer.artifacts.manifest import DataFinding, OverlapCount
+from edgeformer.artifacts.progress import SILENT, Progress, bar
+from edgeformer.data.data_warnings import empty_texts
 from edgeformer.data.encoding import FORMAT_VERSION, RowsT, TrainingRows, counted, encode_texts
-from edgeformer.data.findings import empty_texts
-from edgeformer.data.labelled import Fingerprint, LabelledTexts
 from edgeformer.data.overlap import OverlapCounter
 from edgeformer.data.records import check_file, format_of_source, hub_fingerprint
+from edgeformer.data.rows import Fingerprint, LabelledTexts
 from edgeformer.data.stored import Pieces, StoredRows, read_stored, writing
 from edgeformer.data.tokenization import fingerprint
-from edgeformer.formats.data_config import FileTokenizer, Source, TokenizerConfig
-from edgeformer.formats.data_sources import stated
-from edgeformer.formats.errors import ArtifactError, DataError
-from edgeformer.formats.files import sha256_of, write_text
-from edgeformer.formats.manifest import DataFinding, OverlapCount
-from edgeformer.formats.progress import SILENT, Progress, bar
-from edgeformer.machine.leftovers import remove_leftovers
-from edgeformer.machine.lock import LockedError, claiming
+from edgeformer.system.leftovers import remove_leftovers
+from edgeformer.system.lock import LockedError, claiming
 
 _MOST_ROWS, _MOST_CHARACTERS = 2048, 1_000_000  # of a piece: what is tokenized takes some hundred bytes a token
 _WAIT_S, _MOST_S = 0.5, 600.0  # of another machine only a file knows: it may be gone

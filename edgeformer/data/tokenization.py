@@ -14,13 +14,13 @@ from typing import TypeVar
 from tokenizers import Tokenizer
 from tokenizers.normalizers import Normalizer, Sequence
 
+from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TokenizerConfig
+from edgeformer.artifacts.errors import DataError
+from edgeformer.artifacts.files import read_at_most
+from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.cleaning import RULES, VERSIONS, normalizers
 from edgeformer.data.records import check_file, first_line
 from edgeformer.data.tokenizer_training import BOUNDARY, train_language_tokenizer, train_tokenizer
-from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TokenizerConfig
-from edgeformer.formats.errors import DataError
-from edgeformer.formats.files import read_at_most
-from edgeformer.formats.recipe import Recipe
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 BOUNDARIES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")

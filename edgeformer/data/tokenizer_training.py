@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from edgeformer.formats.errors import DataError
+from edgeformer.artifacts.errors import DataError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BOUNDARY = "<|endoftext|>"

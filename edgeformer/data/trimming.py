@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
+from edgeformer.artifacts.data_config import DataConfig
+from edgeformer.artifacts.errors import DataError
+from edgeformer.artifacts.manifest import Vocabulary
 from edgeformer.data.encoding import Encoded, counted, encode
-from edgeformer.data.labelled import LabelledTexts
-from edgeformer.data.parts import load_part, load_parts
 from edgeformer.data.prepare import class_stream
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.sources import load_part, load_parts
 from edgeformer.data.splits import draw, split
 from edgeformer.data.streaming import streamed_tokens
-from edgeformer.formats.data_config import DataConfig
-from edgeformer.formats.errors import DataError
-from edgeformer.formats.manifest import Vocabulary
 
 Document = dict[str, Any]
 _UNUSED = re.compile(r"\[unused\d+\]")

@@ -14,14 +14,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
-from edgeformer.data.records import check_file, first_lines, format_of, format_of_source, lines_of
+from edgeformer.artifacts.data_config import FileSource, Source
+from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.data.records import (
+    COMPRESSIONS,
+    MOST_LINE_BYTES,
+    as_utf8,
+    check_file,
+    first_lines,
+    format_of,
+    format_of_source,
+    known_delimiter,
+    lines_of,
+    opened,
+    said_delimiter,
+)
 from edgeformer.data.rows import Text
 from edgeformer.data.sources import Columns, columns_of, file_source, read
-from edgeformer.data.tables import known_delimiter, said_delimiter
-from edgeformer.data.text_encoding import as_utf8
-from edgeformer.data.unpacking import COMPRESSIONS, MOST_LINE_BYTES, opened
-from edgeformer.formats.data_config import FileSource, Source
-from edgeformer.formats.errors import DataError, InputError
 
 WINDOW_ROWS, WINDOW_CHARACTERS = 2048, 4 << 20
 """What is in memory at once. Rows of similar length are found among so many."""

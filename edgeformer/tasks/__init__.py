@@ -6,17 +6,16 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.files import read_at_most
+from edgeformer.artifacts.workspace import MOST_JSON_BYTES
 from edgeformer.data.encoding import Prepared
-from edgeformer.discovery import Room
-from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.files import read_at_most
-from edgeformer.formats.workspace import MOST_JSON_BYTES
-from edgeformer.tasks.calls import Run
+from edgeformer.registry import Registry
 from edgeformer.tasks.metric import Meter, Metric, ScoreColumn
-from edgeformer.tasks.task import Origin, Task, TextReader
+from edgeformer.tasks.task import Origin, Run, Task, TextReader
 
 __all__ = [
-    "ROOM",
+    "REGISTRY",
     "Meter",
     "Metric",
     "Origin",
@@ -31,17 +30,17 @@ __all__ = [
 ]
 
 
-ROOM: Room[Task] = Room(__name__, "TASK", Task, lambda task: (task.name,))
+REGISTRY: Registry[Task] = Registry(__name__, "TASK", Task, lambda task: (task.name,), modules=True)
 
 
 def all_tasks() -> tuple[Task, ...]:
     """Every task, in alphabetical order."""
-    return ROOM.all()
+    return REGISTRY.all()
 
 
 def task_named(name: str) -> Task:
     """The task that a recipe or manifest names. Raises ArtifactError for one that this edgeformer does not know."""
-    task = ROOM.find(name)
+    task = REGISTRY.find(name)
     if task is not None:
         return task
     known = ", ".join(task.name for task in all_tasks())
@@ -57,4 +56,4 @@ def import_task_of(manifest: Path) -> None:
     with suppress(OSError, ValueError, RecursionError):
         document = json.loads(read_at_most(manifest, MOST_JSON_BYTES))
         if isinstance(document, dict):
-            ROOM.find(str(document.get("task")))
+            REGISTRY.find(str(document.get("task")))

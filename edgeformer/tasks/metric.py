@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.formats.scores import Score
+from edgeformer.artifacts.scores import Score
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]

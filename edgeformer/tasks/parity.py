@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.formats.manifest import Parity, Precision
+from edgeformer.artifacts.manifest import Parity, Precision
 
 FP32_ABSOLUTE = 1e-4
 FP16_RELATIVE = 1e-2

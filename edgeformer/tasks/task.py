@@ -1,9 +1,10 @@
-"""What a task is to the rest of the house: its recipe, its data, its metric, how it is scored, its golden inputs."""
+"""Prediction: what a model answers to one text, or to a pair of texts; Unanswered: why there is no answer to one."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,24 +12,260 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.golden import Golden, Tokens
+from edgeformer.artifacts.manifest import DataFinding, Parity, Precision, Vocabulary
+from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.recipe import Recipe, TrainingConfig
+from edgeformer.artifacts.scores import EvaluationRow, Score
 from edgeformer.data.encoding import Prepared, Rows
-from edgeformer.data.rows import Text
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.manifest import Parity, Precision, Vocabulary
-from edgeformer.formats.progress import Progress
-from edgeformer.formats.recipe import Recipe, TrainingConfig
-from edgeformer.formats.scores import EvaluationRow, Score
-from edgeformer.tasks.calls import TextCalls
+from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.tasks.early_exit import Departures, ExitNotes
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn
 from edgeformer.tasks.parity import measure_parity
-from edgeformer.tasks.prediction import Prediction
-from edgeformer.tasks.reading import Origin as Origin
-from edgeformer.tasks.reading import OwnData
-from edgeformer.tasks.reading import TextReader as TextReader
 
 if TYPE_CHECKING:
+    from edgeformer.data.sources import Columns
     from edgeformer.data.trimming import Keeping, Trimmed
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What every task's answers have.
+
+    Attributes:
+        text: as it was given; of a pair both.
+        truncated: the model read its beginning only.
+    """
+
+    text: Text
+    truncated: bool
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON output; the second text of a pair is ``pair``."""
+        return {**said(self.text), "truncated": self.truncated}
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """A text, or a pair, that a model was not asked about, or has no answer to.
+
+    Attributes:
+        text: as it was given; of a pair both.
+        error: why, for a person.
+    """
+
+    text: Text
+    error: str
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON output."""
+        return {**said(self.text), "error": self.error}
+
+
+Answer = Prediction | Unanswered
+"""What every text gets."""
+
+
+def said(text: Text) -> dict[str, object]:
+    """The text, or both texts of a pair, as keys of JSON."""
+    return {"text": text} if isinstance(text, str) else {"text": text[0], "pair": text[1]}
+
+
+# How a trained model reads text, and what is known of the text that it was trained on.
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """How a trained model reads text: its tokenizer, the token that fills up rows, and how many tokens it knows."""
+
+    tokenizer: Tokenizer
+    pad: int
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known of a trained model's data.
+
+    Attributes:
+        cache: where encoded sets are kept; None: nowhere.
+        trained_on: set → fingerprint, as training recorded it; other data cut by the same protocol is refused.
+        as_trained: cut the text as training did. Exported graphs read every document by itself.
+    """
+
+    cache: Path | None = None
+    trained_on: Mapping[str, str] = field(default_factory=dict)
+    as_trained: bool = False
+
+
+class OwnData(ABC):
+    """What a task does with files that a user has. ``data`` is of the task's own type."""
+
+    @abstractmethod
+    def local_data(self, data: Any, folder: Path) -> tuple[Any, list[str]]:
+        """``--data DIR``: the same data section on the files of a folder, and notes. Raises DataError."""
+
+    def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
+        """The texts of every set that is there for a model which was trained elsewhere. Raises DataError."""
+        return {}
+
+    def set_texts(self, data: Any, name: str) -> LabelledTexts:
+        """Read one set, not encoded: ``train``, ``validation`` or a test set by its own name.
+
+        Pairs of an embedding model are flat: rows 2i and 2i + 1 are pair i. A language model's labels are all 0.
+
+        Raises:
+            DataError: it cannot be read, or nothing is known of it.
+            InputError: a task without texts.
+        """
+        raise InputError("this model reads no text")
+
+    def file_texts(self, data: Any, path: Path) -> LabelledTexts:
+        """Read a labelled or plain file, not encoded; with the columns and labels of ``data``. Raises as set_texts."""
+        raise InputError("this model reads no text")
+
+    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts) -> Rows:
+        """Encode such texts as exported artifacts read them. Labels are indices into those of ``data``."""
+        raise InputError("this model reads no text")
+
+    def findings(self, data: Any) -> Sequence[DataFinding]:
+        """What the owner of the data should know of it, which is read for that. Raises DataError."""
+        return ()
+
+    @abstractmethod
+    def read_file(
+        self, data: Any, reader: TextReader, path: Path, columns: Columns | None = None, *, as_trained: bool = False
+    ) -> Rows:
+        """Encode a labelled or plain file as the model's own sets were.
+
+        Args:
+            columns: those that the user named; None: there is no way to name any.
+
+        Raises:
+            DataError: the file, its columns or its rows.
+        """
+
+
+# What a measuring process gives a model that reads text: real inputs at a stated shape.
+#
+# They are the bundle's golden rows, cut or repeated. Never zeros, never random tokens, which would falsify
+# confidence exits and lookups.
+
+
+Run = Callable[[Arrays], Arrays]
+"""Inputs by name → outputs by name: a session's ``run``."""
+
+Axes = Mapping[str, tuple[str, ...]]
+"""Input → what sizes each of its axes: ``batch``, ``seq``, or nothing (it is fixed). Empty: of text, [batch, seq]."""
+
+
+def fit_row(row: Tokens, seq: int) -> Tokens:
+    """One row cut or repeated: the first token (such as [CLS]) stays first, those after it repeat.
+
+    Args:
+        row: token ids, int64 [k].
+        seq: tokens of the result.
+    """
+    if row.size >= seq:
+        return row[:seq]
+    body = row[1:] if row.size > 1 else row
+    return np.concatenate([row[:1], np.resize(body, seq - 1)])
+
+
+def make_buffers(golden: Golden, batch: int, seq: int, count: int = 8) -> list[dict[str, Tokens]]:
+    """Different inputs of shape [batch, seq], nothing padded, the golden rows used in turn.
+
+    Several buffers in rotation keep a cache from answering instead of the artifact.
+
+    Args:
+        golden: of the bundle; the model takes an attention mask where it has one (classifiers).
+        batch: rows of an input.
+        seq: tokens of each row.
+        count: how many inputs.
+    """
+    buffers: list[dict[str, Tokens]] = []
+    rows = golden.texts()
+    for number in range(count):
+        picked = [rows[(number * batch + offset) % len(rows)] for offset in range(batch)]
+        ids = np.ascontiguousarray(np.stack([fit_row(row, seq) for row in picked]), dtype=np.int64)
+        mask = {"attention_mask": np.ones_like(ids)} if golden.padded else {}
+        buffers.append({"input_ids": ids, **mask})
+    return buffers
+
+
+class TextCalls:
+    """Golden inputs as calls of a session: as models do it that read text. Other tasks do it their own way."""
+
+    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
+
+    def axes(self, data: Any) -> Axes:
+        """How the inputs of a model with this data section are sized."""
+        return {}
+
+    def fit_shape(self, data: Any, batch: int, seq: int) -> tuple[int, int]:
+        """The batch size and length that a model can take instead of what is asked for: where its own are fixed."""
+        return batch, seq
+
+    def shape_notes(self, data: Any) -> list[str]:
+        """What a reader of a report must be told of the inputs; nothing of text."""
+        return []
+
+    def input_shapes(self, data: Any, batch: int, seq: int) -> dict[str, tuple[int, ...]]:
+        """Input → sizes in a call, where batch size and length do not tell them; nothing of text."""
+        return {}
+
+    def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
+        """Different inputs of one shape, of the golden inputs cut or repeated.
+
+        Args:
+            axes: from :meth:`axes`.
+            shape: batch size and length.
+            count: how many inputs.
+        """
+        return [dict(call) for call in make_buffers(golden, *shape, count)]
+
+    def golden_outputs(self, golden: Golden, run: Run, most: int | None) -> Any:
+        """What a model computes of the golden inputs, as :meth:`golden_parity` takes it: logits of all rows.
+
+        In as few calls as it takes: INT8 graphs scale their activations by the whole batch, so that another batch is
+        another (if similar) answer.
+
+        Args:
+            most: rows that one call takes; None: any number.
+
+        Raises:
+            GoldenError: an input is not there.
+            ArtifactError: it has no logits.
+        """
+        inputs = golden.inputs(self.golden_names[0])
+        pieces = []
+        for start in range(0, len(golden), most or len(golden)):
+            outputs = run({name: array[start : start + (most or len(golden))] for name, array in inputs.items()})
+            if "logits" not in outputs:
+                names = ", ".join(outputs) or "none"
+                raise ArtifactError(f"it has no output `logits`, but {names}; export the run again")
+            pieces.append(outputs["logits"])
+        return np.concatenate(pieces)
+
+
+def longest_call(task: Task, max_positions: int | None, max_length: int | None) -> int | None:
+    """Tokens of the longest call that a model ever gets: what it takes, and no more than its texts are cut to.
+
+    Args:
+        task: of the model. What writes text goes on behind the length that it was trained with.
+        max_positions: tokens that the model takes; None: any number.
+        max_length: tokens that its texts are cut to; None: not known.
+
+    Returns:
+        None: any number.
+    """
+    cut_to = max_length if task.reads_text and not task.writes_text else None
+    return min((length for length in (max_positions, cut_to) if length is not None), default=None)
+
+
+# What a task is to the rest of the house: its recipe, its data, its metric, how it is scored, its golden inputs.
+
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]

@@ -16,7 +16,7 @@ _FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 _CONTEXT = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
 _SETTINGS = {"HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 if _FORKS:
-    heavy = ["edgeformer.cli", "edgeformer.stages.training.train", "edgeformer.stages.exporting.export"]
+    heavy = ["edgeformer.cli", "edgeformer.training.train", "edgeformer.export.export"]
     _CONTEXT.set_forkserver_preload(heavy)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.cli.export import _builders
-from edgeformer.formats.errors import InputError
 
 
 @pytest.mark.parametrize(

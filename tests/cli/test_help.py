@@ -93,11 +93,11 @@ def test_package_itself_loads_nothing() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "edgeformer.stages.profiling.profile",
-        "edgeformer.stages.evaluating.evaluate",
-        "edgeformer.stages.generating.generate",
-        "edgeformer.stages.verifying.verify",
-        "edgeformer.reporting.tables",
+        "edgeformer.benchmark.profile",
+        "edgeformer.inference.evaluate",
+        "edgeformer.inference.generate",
+        "edgeformer.inference.verify",
+        "edgeformer.report.tables",
     ],
 )
 def test_what_an_edge_device_uses_needs_no_torch(module: str) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from edgeformer.artifacts.documents import own_profiles, shipped_folder
 from edgeformer.cli import main
-from edgeformer.formats.documents import own_profiles, shipped_folder
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
 

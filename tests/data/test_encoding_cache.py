@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
+from edgeformer.artifacts.data_config import TrainedTokenizer
+from edgeformer.artifacts.progress import Silent
 from edgeformer.data.encoding import cache_key, encode
-from edgeformer.data.labelled import LabelledTexts
+from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, load_tokenizer
-from edgeformer.formats.data_config import TrainedTokenizer
-from edgeformer.formats.progress import Silent
-from edgeformer.machine.lock import claiming
+from edgeformer.system.lock import claiming
 
 ROWS = list(synthetic_reviews(200, 0))
 TEXTS = LabelledTexts([row.text for row in ROWS], np.array([row.label for row in ROWS]))

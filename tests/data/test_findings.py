@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from edgeformer.data.findings import label_findings
-from edgeformer.data.parts import load_part, part_rows
+from edgeformer.artifacts.data_config import DataConfig, TrainedTokenizer
+from edgeformer.artifacts.manifest import DataFinding
+from edgeformer.data.data_warnings import label_findings
 from edgeformer.data.prepare import encode_file, look, prepare
 from edgeformer.data.rows import is_empty
-from edgeformer.formats.data_config import DataConfig, TrainedTokenizer
-from edgeformer.formats.manifest import DataFinding
+from edgeformer.data.sources import load_part, part_rows
 from tests.tasks.test_embedding import tiny_tokenizer
 
 CLEAN = [(f"row number {n} is {'fine' if n % 2 else 'dull'}", "good" if n % 2 else "bad") for n in range(40)]

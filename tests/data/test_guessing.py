@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.data.guessing import MOST_LABELS, Guess, guess
+from edgeformer.artifacts.errors import AmbiguousDataError, DataError
+from edgeformer.data.column_detection import MOST_LABELS, Guess, guess
 from edgeformer.data.sources import Columns
-from edgeformer.formats.errors import AmbiguousDataError, DataError
 
 TEXTS = [f"this is the text of row number {n}, which is long" for n in range(12)]
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from edgeformer.artifacts.data_config import FileSource, HubSource
+from edgeformer.artifacts.errors import DataError
 from edgeformer.data.sources import read
-from edgeformer.formats.data_config import FileSource, HubSource
-from edgeformer.formats.errors import DataError
 
 datasets = pytest.importorskip("datasets")
 

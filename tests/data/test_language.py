@@ -5,17 +5,17 @@ import lzma
 import numpy as np
 import pytest
 
+from edgeformer.artifacts.data_config import TextConfig
+from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.artifacts.manifest import DataSummary
+from edgeformer.artifacts.progress import SILENT, Silent
 from edgeformer.data.batching import text_batch
 from edgeformer.data.encoding import Prepared
 from edgeformer.data.folders import local_text_parts
 from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.families import recipe_type
-from edgeformer.formats.data_config import TextConfig
-from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.progress import SILENT, Silent
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.models import recipe_type
+from edgeformer.tasks.language_modeling import LanguageRecipe
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 LONG = [text for text in TEXTS if len(text) > 50]

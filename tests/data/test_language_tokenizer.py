@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from edgeformer.artifacts.data_config import FileTokenizer, TrainedTokenizer
+from edgeformer.artifacts.errors import DataError
 from edgeformer.data.encoding import PlainText
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import boundary_id, fingerprint, load_language_tokenizer, load_tokenizer
-from edgeformer.formats.data_config import FileTokenizer, TrainedTokenizer
-from edgeformer.formats.errors import DataError
 
 TEXTS = [row.text for row in synthetic_reviews(300, seed=5)]
 BPE = TrainedTokenizer(kind="trained", algorithm="bpe")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.data.lengths import count_words, edges_of, lengths_of, lengths_of_sets, tally
 from edgeformer.data.prepare import prepare
-from edgeformer.families.data_card import data_tables
-from edgeformer.formats.manifest import DataSummary
+from edgeformer.models.card import data_tables
 from tests.data.test_prepare import recipe, synthetic
 
 

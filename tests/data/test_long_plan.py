@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeformer.data.batching import WINDOW_BATCHES
-from edgeformer.data.long_plan import LongPlan, permuted
+from edgeformer.data.batching import WINDOW_BATCHES, LongPlan, permuted
 
 KEYS = np.random.default_rng(0).integers(2**64, size=8, dtype=np.uint64).tolist()
 

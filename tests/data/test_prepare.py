@@ -3,14 +3,14 @@ import json
 import numpy as np
 import pytest
 
+from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.prepare import encode_file, look, prepare, prepare_test
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, special_ids
-from edgeformer.families import recipe_type
-from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.manifest import DataSummary
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.models import recipe_type
+from edgeformer.tasks.classification import ClassificationRecipe
 
 MODEL = {
     "kind": "encoder",

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from edgeformer.data.labelled import LabelledTexts
-from edgeformer.data.parts import load_part, load_parts
+from edgeformer.artifacts.data_config import DataConfig, PairsConfig, TextConfig
+from edgeformer.artifacts.errors import DataError
 from edgeformer.data.prepare import prepare, prepare_test
+from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.selection import apportioned, count_of, equal, extreme, sample
+from edgeformer.data.sources import load_part, load_parts
 from edgeformer.data.splits import set_parts, split
-from edgeformer.families import load_recipe
-from edgeformer.formats.data_config import DataConfig, PairsConfig, TextConfig
-from edgeformer.formats.errors import DataError
+from edgeformer.models import load_recipe
 from tests.data.test_prepare import recipe
 
 LABELS = ["bad", "good", "odd"]

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
+from edgeformer.artifacts.data_config import DataConfig, FileSource, HubSource, SyntheticSource
+from edgeformer.artifacts.errors import DataError
 from edgeformer.data.folders import local_parts
 from edgeformer.data.rows import Row
 from edgeformer.data.sources import read
-from edgeformer.formats.data_config import DataConfig, FileSource, HubSource, SyntheticSource
-from edgeformer.formats.errors import DataError
 
 
 def source(path, **settings) -> FileSource:
@@ -284,7 +284,7 @@ def test_reading_files_needs_neither_torch_nor_datasets():
 
 def test_hub_source_without_the_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    from edgeformer.formats.errors import MissingDependencyError
+    from edgeformer.artifacts.errors import MissingDependencyError
 
     with pytest.raises(MissingDependencyError, match=r'pip install "\.\[train\]" in the clone'):
         list(read(HubSource(kind="hub", name="nyu-mll/glue")))

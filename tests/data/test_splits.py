@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
+from edgeformer.artifacts.data_config import DataConfig
+from edgeformer.artifacts.errors import DataError
 from edgeformer.data.cleaning import clean
-from edgeformer.data.labelled import LabelledTexts
-from edgeformer.data.parts import load_parts
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.sources import load_parts
 from edgeformer.data.splits import draw, hold_out, set_parts, split
-from edgeformer.formats.data_config import DataConfig
-from edgeformer.formats.errors import DataError
 
 PARTS = {"random-split": ["train"], "glue-dev": ["train", "validation"], "given": ["train", "test"]}
 PARTS |= {"sst-test": ["train", "validation", "sst-test"], "stratified": ["train"]}

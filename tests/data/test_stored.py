@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.stored import DiskArray, read_stored, writing
-from edgeformer.formats.errors import ArtifactError
 
 FACTS = {"key": "this", "fingerprint": "f", "truncated": 3}
 

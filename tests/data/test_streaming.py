@@ -8,6 +8,9 @@ import threading
 import numpy as np
 import pytest
 
+from edgeformer.artifacts.data_config import DataConfig, TextConfig, TrainedTokenizer
+from edgeformer.artifacts.errors import DataError
+from edgeformer.artifacts.progress import SILENT, Silent
 from edgeformer.data import prepare as preparing
 from edgeformer.data import sources, streaming
 from edgeformer.data.language import prepare_text
@@ -15,10 +18,7 @@ from edgeformer.data.prepare import prepare
 from edgeformer.data.streaming import Streaming
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.trimming import trim_to_training
-from edgeformer.formats.data_config import DataConfig, TextConfig, TrainedTokenizer
-from edgeformer.formats.errors import DataError
-from edgeformer.formats.progress import SILENT, Silent
-from edgeformer.machine.lock import claiming
+from edgeformer.system.lock import claiming
 
 BPE = TrainedTokenizer(kind="trained", algorithm="bpe")
 WORDPIECE = TrainedTokenizer(kind="trained")

@@ -2,9 +2,9 @@ from collections import Counter
 
 import numpy as np
 
+from edgeformer.artifacts.progress import SILENT
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.synthetic import WHERE, synthetic_reviews
-from edgeformer.formats.progress import SILENT
 
 
 def test_the_seed_decides_everything():

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from edgeformer.data.guessing import guess
+from edgeformer.artifacts.data_config import FileSource
+from edgeformer.artifacts.errors import DataError
+from edgeformer.data.column_detection import guess
+from edgeformer.data.records import delimiter_of
 from edgeformer.data.sources import Columns, file_source, own_file, read
-from edgeformer.data.tables import delimiter_of
-from edgeformer.formats.data_config import FileSource
-from edgeformer.formats.errors import DataError
 
 
 def write(folder: Path, name: str, content: str) -> Path:

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from edgeformer.artifacts.data_config import FileSource, stated
+from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.cli.app import app
-from edgeformer.data.guessing import guess
+from edgeformer.data.column_detection import guess
+from edgeformer.data.records import WITH_OPTION, likely_encoding
 from edgeformer.data.sources import Columns, read
-from edgeformer.data.text_encoding import WITH_OPTION, likely_encoding
-from edgeformer.formats.data_config import FileSource
-from edgeformer.formats.data_sources import stated
-from edgeformer.formats.errors import DataError, InputError
-from edgeformer.stages.drafting.draft import DraftOptions, draft
+from edgeformer.training.init import DraftOptions, draft
 from tests.cli.run_cli import edgeformer
 
 OLD = Path(__file__).parents[1] / "old_format"

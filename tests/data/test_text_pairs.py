@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from edgeformer.artifacts.data_config import DataConfig, FileSource, TrainedTokenizer
+from edgeformer.artifacts.errors import DataError
 from edgeformer.data.encoding import encode
-from edgeformer.data.imported import imported_data
-from edgeformer.data.labelled import LabelledTexts
-from edgeformer.data.parts import load_part
+from edgeformer.data.folders import imported_data
 from edgeformer.data.prepare import encode_file, prepare, prepare_test
-from edgeformer.data.sources import file_source, read
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.sources import file_source, load_part, read
 from edgeformer.data.splits import split
-from edgeformer.formats.data_config import DataConfig, FileSource, TrainedTokenizer
-from edgeformer.formats.errors import DataError
 from tests.tasks.test_embedding import tiny_tokenizer
 
 ROWS = "premise\thypothesis\tlabel\na b\tc\tyes\nb\td a\tno\nc c c c\td\tyes\n"

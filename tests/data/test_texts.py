@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
 
-from edgeformer.data.labelled import LabelledTexts, label_rows
-from edgeformer.data.parts import load_parts
-from edgeformer.data.rows import Row
-from edgeformer.formats.data_config import DataConfig
-from edgeformer.formats.errors import DataError
+from edgeformer.artifacts.data_config import DataConfig
+from edgeformer.artifacts.errors import DataError
+from edgeformer.data.rows import LabelledTexts, Row, label_rows
+from edgeformer.data.sources import load_parts
 
 SENTIMENT = ("negative", "positive")
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer
+from edgeformer.artifacts.errors import DataError
 from edgeformer.data.cleaning import VERSIONS, clean
 from edgeformer.data.cleaning import normalizers as cleaning_steps
 from edgeformer.data.encoding import encode, encode_texts
-from edgeformer.data.labelled import LabelledTexts
+from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import cleaning_as_now, fingerprint, load_tokenizer, special_ids
-from edgeformer.formats.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer
-from edgeformer.formats.errors import DataError
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 ALGORITHMS = ("wordpiece", "bpe")
@@ -66,7 +66,7 @@ def test_training_is_the_same_in_another_process(algorithm):
     program = (
         "from edgeformer.data.synthetic import synthetic_reviews\n"
         "from edgeformer.data.tokenization import fingerprint, load_tokenizer\n"
-        "from edgeformer.formats.data_config import TrainedTokenizer\n"
+        "from edgeformer.artifacts.data_config import TrainedTokenizer\n"
         "texts = [row.text for row in synthetic_reviews(400, seed=5)]\n"
         f"config = TrainedTokenizer(kind='trained', algorithm={algorithm!r})\n"
         "print(fingerprint(load_tokenizer(config, cleaning='paper', vocab_size=320, training_texts=texts)))"

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from edgeformer.artifacts.errors import DataError
 from edgeformer.data.cleaning import normalizers
-from edgeformer.data.labelled import LabelledTexts
-from edgeformer.data.parts import load_parts
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.sources import load_parts
 from edgeformer.data.splits import split
 from edgeformer.data.tokenization import special_ids, tokenizer_from_file
 from edgeformer.data.tokenizer_training import train_tokenizer
 from edgeformer.data.trimming import Keeping, Trimmed, trim_effect, trim_to_training, trim_tokenizer
-from edgeformer.formats.errors import DataError
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.tasks.classification import ClassificationRecipe
 
 TEXTS = [
     "The film is a wonderful, moving story; wonderfully told.",

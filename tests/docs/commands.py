@@ -43,34 +43,34 @@ RUN: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Command line → options that are added."""
 
-_MEASURES = "measures for minutes; tests/profiling runs it on a small bundle"
-_IMPORTED = "needs the model; tests/importing/test_import_hf_export.py does it with a small one"
-_WRAPPED = "needs that file; tests/wrapping/test_wrap.py wraps others"
+_MEASURES = "measures for minutes; tests/benchmark runs it on a small bundle"
+_IMPORTED = "needs the model; tests/export/test_import_hf_export.py does it with a small one"
+_WRAPPED = "needs that file; tests/export/test_wrap.py wraps others"
 _OWN = "needs that file; tests/cli/test_own_data.py does it with a messy one"
-_FILES = "needs that file; tests/evaluating/test_predict_file.py answers others in every format"
+_FILES = "needs that file; tests/inference/test_predict_file.py answers others in every format"
 NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
     "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
     "edgeformer profile --device raspberry-pi-5": _MEASURES,
-    "edgeformer exits --max-drop 1% --risk 5%": "needs a step bundle; tests/evaluating/test_guarantee.py has one",
+    "edgeformer exits --max-drop 1% --risk 5%": "needs a step bundle; tests/inference/test_guarantee.py has one",
     'edgeformer predict --confidence auto "a warm, funny and quietly moving film"': "the same",
-    "edgeformer gate --against before.json --max-slowdown 5%": "needs two bundles; tests/profiling/test_gate.py has",
+    "edgeformer gate --against before.json --max-slowdown 5%": "needs two bundles; tests/benchmark/test_gate.py has",
     "edgeformer calibrate --validate": _MEASURES,
     "edgeformer calibrate": _MEASURES,
     "edgeformer calibrate --also other-run-001 --also third-run-001": _MEASURES,
     "edgeformer calibrate --validate-only": _MEASURES,
     "edgeformer profile crt_imported-001 --device rtx4050 --allow-leak": _MEASURES,
     "edgeformer import hf path/to/model": _IMPORTED,
-    "edgeformer export --int8": "tests/exporting/test_int8.py runs it",
+    "edgeformer export --int8": "tests/export/test_int8.py runs it",
     "edgeformer init reviews.csv": _OWN,
     "edgeformer train reviews.yaml": _OWN,
     "edgeformer train reviews.yaml --set data.rows.train=0.1": "needs that file; tests/data/test_selection.py",
     'edgeformer predict "the soup was cold"': _OWN,
     "edgeformer evaluate --data other.csv": _OWN,
     "edgeformer evaluate --data survey.csv --text answer --label mood": _OWN,
-    "edgeformer export --fp16 --int8": "takes a quarter of a minute; tests/exporting/test_int8.py runs it",
+    "edgeformer export --fp16 --int8": "takes a quarter of a minute; tests/export/test_int8.py runs it",
     "edgeformer export crt_imported-001 --allow-leak": (
-        "takes half a minute; tests/exporting/test_export_language.py exports a model that leaks"
+        "takes half a minute; tests/export/test_export_language.py exports a model that leaks"
     ),
     "edgeformer import hf path/to/all-MiniLM-L6-v2 --name minilm --data path/to/sts --target raspberry-pi-5": _IMPORTED,
     "edgeformer export minilm --fp16 --int8 --vocab-trim": _IMPORTED,
@@ -82,46 +82,46 @@ NOT_RUN: dict[str, str] = {
         '{kind: file, path: further.csv, text: text, label: label}]"'
     ): "needs a finished teacher; tests/training/test_distillation.py trains a fold",
     "edgeformer predict --file - --format csv < reviews.txt": _FILES,
-    "edgeformer serve path/to/bundle": "does not end by itself; tests/serving starts one and asks it",
+    "edgeformer serve path/to/bundle": "does not end by itself; tests/inference starts one and asks it",
     'edgeformer predict minilm "How do I reset my password?" --nearest questions.txt': _IMPORTED,
     "edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000": (
-        "needs that file; tests/profiling/test_profile_wrapped.py profiles others"
+        "needs that file; tests/benchmark/test_profile_wrapped.py profiles others"
     ),
     "edgeformer import onnx detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz": _WRAPPED,
     "edgeformer verify detector": _WRAPPED,
     "edgeformer export detector --fp16 --int8 --trt --target rtx4050": (
-        "needs that file; tests/exporting/test_wrapped.py exports others"
+        "needs that file; tests/export/test_wrapped.py exports others"
     ),
     "edgeformer profile detector --device rtx4050 --search --min-cosine 0.999 --minimize size": _MEASURES,
     "edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv": (
-        "needs that file; tests/exporting/test_wrapped.py wraps another classifier"
+        "needs that file; tests/export/test_wrapped.py wraps another classifier"
     ),
     "edgeformer page path/to/bundle -o site --libraries node_modules": (
-        "needs packages from npm; tests/publishing makes pages and opens them"
+        "needs packages from npm; tests/web makes pages and opens them"
     ),
     "edgeformer profile browser.json --device raspberry-pi-5": (
-        "needs a report from a browser; tests/publishing/test_in_browser.py measures one and judges it"
+        "needs a report from a browser; tests/web/test_in_browser.py measures one and judges it"
     ),
     "edgeformer plan crt_deep_rtx4050 --device rtx4050": "test_plan_in_documents.py runs it and reads what it says",
     "edgeformer train crt_mini": "reads WikiText-2 from the hub; with --data it is run",
     "edgeformer export --fp16 --int8 --vocab-trim --trt --exit all --target rtx4050": (
-        "half a minute and more; tests/exporting/test_export_everything.py runs it"
+        "half a minute and more; tests/export/test_export_everything.py runs it"
     ),
 }
 """Command line → why it is parsed only."""
 
 NOT_OURS = {
-    "curl": "asks a server; tests/serving does so over HTTP",
+    "curl": "asks a server; tests/inference does so over HTTP",
     "docker": "is not everywhere; test_deploy.py reads docs/Dockerfile",
     "cp": "copies the reader's own bundle",
     "make": "installs packages or runs these tests; the target must be in the Makefile",
     "scp": "needs another machine; the test copies the folder",
     "torchrun": "tests/training/test_processes.py starts two processes with it; the names of machines are the reader's",
     "accelerate": "starts processes for cards",
-    "npm": "installs packages; tests/publishing installs those that are named, in the same versions",
+    "npm": "installs packages; tests/web installs those that are named, in the same versions",
     "python": (
         "installs packages, or prints a benchmark whose script must be there (tables: test_figures.py); one line of "
-        "Python is run by test_api.py; or serves a folder, as tests/publishing does"
+        "Python is run by test_api.py; or serves a folder, as tests/web does"
     ),
 }
 """First word of other command lines → why they are not run."""

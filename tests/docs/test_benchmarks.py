@@ -57,10 +57,10 @@ import edgeformer.run, edgeformer.runs
 from edgeformer import bundle, bundles
 def inside():
     from edgeformer.bundle import Bundle, Bindle
-    from edgeformer.families.building import build
+    from edgeformer.models.building import build
     import edgeform
 """
-    wrong = ["edgeformer.runs", "edgeformer bundles", "edgeformer.bundle Bindle", "edgeformer.families.building build"]
+    wrong = ["edgeformer.runs", "edgeformer bundles", "edgeformer.bundle Bindle", "edgeformer.models.building build"]
     assert missing(source) == (wrong, [])
 
 
@@ -69,7 +69,7 @@ def test_what_another_package_lacks_is_no_wrong_name(monkeypatch: pytest.MonkeyP
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     monkeypatch.setitem(globals(), "import_module", without_torch)
-    assert missing("from edgeformer.families.saving import load_model") == ([], ["torch"])
+    assert missing("from edgeformer.models.weights import load_model") == ([], ["torch"])
 
 
 def test_the_table_has_every_script() -> None:

@@ -17,7 +17,7 @@ from benchmarks.claims.page import page, tally
 from benchmarks.claims.schema import Claim, Claims, Each, Formula, Result, Study, read_claims
 from benchmarks.claims.tables import check_reference
 from benchmarks.claims.verdicts import fault, judge
-from edgeformer.formats.errors import InputError
+from edgeformer.artifacts.errors import InputError
 
 WORDS = "word_counts.json"
 
@@ -367,9 +367,9 @@ def test_the_variance_of_a_formula_is_that_of_what_decides_it() -> None:
 
 
 def test_constants_and_defaults_are_read_from_the_code() -> None:
-    assert from_code("edgeformer.families.crt.layers:KERNEL") == 3
-    assert from_code("edgeformer.tasks.language_modeling.scoring:exit_thresholds.decay") == 0.98
-    for wrong in ("edgeformer.nowhere:KERNEL", "edgeformer.families.crt.layers:NONE", "math:floor", "math:pi.x"):
+    assert from_code("edgeformer.models.crt.model:KERNEL") == 3
+    assert from_code("edgeformer.tasks.language_modeling:exit_thresholds.decay") == 0.98
+    for wrong in ("edgeformer.nowhere:KERNEL", "edgeformer.models.crt.model:NONE", "math:floor", "math:pi.x"):
         with pytest.raises(InputError, match="code"):
             from_code(wrong)
 

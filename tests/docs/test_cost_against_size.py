@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cost_against_size import AXES, exponents, figure, peak_bytes, table
-from tests.backends.tiny_bundle import write_bundle
+from tests.runtimes.tiny_bundle import write_bundle
 
 
 def test_an_exponent_is_the_slope_of_the_logarithms() -> None:

@@ -15,15 +15,15 @@ import pytest
 from tokenizers import Tokenizer
 
 import edgeformer
-from edgeformer.families.network import count_parameters
-from edgeformer.families.saving import load_model
+from edgeformer.export.export import export
+from edgeformer.export.variants import ExportOptions
+from edgeformer.inference.predict import predict
+from edgeformer.models.adapter import count_parameters
+from edgeformer.models.weights import load_model
 from edgeformer.run import locate, read_run
-from edgeformer.stages.evaluating.predict import predict
-from edgeformer.stages.exporting.export import export
-from edgeformer.stages.exporting.variants import ExportOptions
-from edgeformer.tasks.prediction import Answer
+from edgeformer.tasks.task import Answer
 from tests.docs.document import programs
-from tests.exporting.language_run import write_language_run
+from tests.export.language_run import write_language_run
 
 PROGRAMS = programs(Path(__file__).resolve().parents[2] / "docs" / "deploy.md")
 # As tried; another version is no reason for a test to fail on a day when nothing of ours changed.

@@ -15,16 +15,16 @@ import pytest
 import torch
 import yaml
 
+from edgeformer.artifacts.documents import shipped_folder
 from edgeformer.cli import main
-from edgeformer.data.english import PARAGRAPHS
-from edgeformer.data.labelled import label_sets
-from edgeformer.data.parts import load_parts
+from edgeformer.data.rows import label_sets
+from edgeformer.data.sources import load_parts
+from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenizer_training import train_language_tokenizer
-from edgeformer.families import load_recipe
-from edgeformer.formats.documents import shipped_folder
+from edgeformer.models import load_recipe
 from tests.docs.commands import RUN
 from tests.docs.document import ROOT, Block, blocks, words
-from tests.families.crt_oracle import public_weights, small_config
+from tests.models.crt_oracle import public_weights, small_config
 
 Edgeformer = Callable[..., str]
 CLASSIFIER = ROOT / "tests" / "old_format" / "classifier-v1"

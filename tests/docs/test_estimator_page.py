@@ -9,7 +9,7 @@ import pytest
 from benchmarks.estimates import page
 from benchmarks.estimates.record import enough, order_of, summary
 from benchmarks.estimator import met
-from edgeformer.stages.profiling.estimating import evidence
+from edgeformer.estimate import estimate
 
 
 def test_the_page_is_what_the_json_says() -> None:
@@ -18,8 +18,8 @@ def test_the_page_is_what_the_json_says() -> None:
 
 def test_the_record_that_ships_is_that_of_the_page() -> None:
     """Its figures are read from the measurements, so that no report states others than the page."""
-    assert evidence.shipped_record() == page.shipped_record(), "run: make results"
-    record = evidence.shipped_record()
+    assert estimate.shipped_record() == page.shipped_record(), "run: make results"
+    record = estimate.shipped_record()
     assert f"{record.within_15_percent:.0%} of {record.cases} cases within" in page.page()
     assert f"median error {record.median_error:.1%}" in page.page()
 

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from benchmarks import _peer, crt_training_step
 from benchmarks.floors import floor_s, needed_by
 from edgeformer.bundle import Bundle
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.docs.document import ROOT
 
 

@@ -14,7 +14,7 @@ import benchmarks.results_page.__main__ as results_page
 from benchmarks.results_page.facts import facts, minutes, serving
 from benchmarks.results_page.studies import studies
 from benchmarks.results_page.tables import TABLES, result
-from edgeformer.formats.errors import InputError
+from edgeformer.artifacts.errors import InputError
 from tests.docs.document import ROOT
 
 TEMPLATE = results_page.TEMPLATE.read_text(encoding="utf-8")

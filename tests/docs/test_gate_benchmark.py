@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gate import cases_of, fault, judged, main, minutes_left, next_case, seconds_of
-from edgeformer.formats.gate import GateCheck
-from tests.backends.tiny_bundle import classifier_graph, write_bundle
+from edgeformer.artifacts.gate import GateCheck
+from tests.runtimes.tiny_bundle import classifier_graph, write_bundle
 
 CASES = cases_of(20, 10)
 SAME, LARGE, SMALL = (case.name for case in CASES)

@@ -19,11 +19,11 @@ from benchmarks.gpu import session as sessions
 from benchmarks.gpu.rows import ROWS
 from benchmarks.gpu.session import DONE, FAILED, RESULTS, UNFINISHED, Column, Options, Row, Session, perform
 from benchmarks.results_page.gpu import NONE, gpu, table
-from edgeformer.data.english import SENTENCES
-from edgeformer.families import load_recipe
-from edgeformer.formats.documents import load_profile
-from edgeformer.formats.errors import InputError, InterruptedRun
-from edgeformer.formats.recipe import Recipe
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import InputError, InterruptedRun
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.data.synthetic import SENTENCES
+from edgeformer.models import load_recipe
 from tests.docs.document import ROOT
 
 

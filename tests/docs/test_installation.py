@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.documents import load_profile, shipped_names
-from edgeformer.formats.errors import install_hint
-from edgeformer.machine.capability import CUDA_13_DRIVER
+from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.documents import load_profile, shipped_names
+from edgeformer.artifacts.errors import install_hint
+from edgeformer.system.capability import CUDA_13_DRIVER
 
 ROOT = Path(__file__).resolve().parents[2]
 # pip install [options] edgeformer, quoted or not, unless it is a path or a wheel's file name; edgeformer[extra]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.backends.tensorrt.jetson import jetson_capability
+from edgeformer.runtimes.tensorrt.state import jetson_capability
 from tests.docs.document import DOCUMENTS, ROOT, blocks
 
 RELEASE = "# R{} (release), REVISION: {}.0, GCID: 1, BOARD: generic, EABI: aarch64, DATE: Wed Sep 11 2025\n"

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgeformer.formats.documents import find
-from edgeformer.formats.yaml_text import read_yaml
+from edgeformer.artifacts.documents import find, read_yaml
 from tests.docs.document import ROOT, blocks
 
 DOCUMENT = ROOT / "docs" / "pretrained.md"

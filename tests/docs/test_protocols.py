@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from edgeformer.families import load_recipe
+from edgeformer.models import load_recipe
 from tests.docs.document import ROOT
 
 TEXT = " ".join((ROOT / "docs" / "protocols.md").read_text(encoding="utf-8").split())

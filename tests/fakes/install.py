@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer import discovery
+from edgeformer import registry
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-FAMILIES = sorted(folder.name for folder in HERE.glob("*_family"))
-BACKENDS = sorted(folder.name for folder in HERE.glob("*_backend"))
+MODELS = sorted(folder.name for folder in HERE.glob("*_family"))
+RUNTIMES = sorted(folder.name for folder in HERE.glob("*_backend"))
 """What there is: nothing else lists them."""
 
 
@@ -23,13 +23,13 @@ def installed(*names: str) -> Iterator[None]:
     """Put folders of this one on the path, for this process and for those that it starts meanwhile.
 
     Args:
-        names: e.g. ``averaging_family``; each holds a package and its ``dist-info``.
+        names: e.g. ``averaging_model``; each holds a package and its ``dist-info``.
     """
     folders = [str(HERE / name) for name in names]
     with pytest.MonkeyPatch.context() as patch:
         for folder in folders:
             patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", os.pathsep.join([*folders, str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        discovery._announced.cache_clear()
+        registry._announced.cache_clear()
         yield
-    discovery._announced.cache_clear()
+    registry._announced.cache_clear()

@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from edgeformer.families import load_recipe
-from edgeformer.stages.exporting.export import export
-from edgeformer.stages.exporting.variants import ExportOptions
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.export.export import export
+from edgeformer.export.variants import ExportOptions
+from edgeformer.models import load_recipe
+from edgeformer.training.train import TrainOptions, train
 from tests.conftest import GOLDEN, SMALL, SMALL_LANGUAGE
 
 OMITTED = ("checkpoints", "plots", "tensorboard")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgeformer.machine import cuda_driver, nvidia
+from edgeformer.system import cuda_driver, nvidia
 
 
 @pytest.fixture(scope="session", autouse=True)

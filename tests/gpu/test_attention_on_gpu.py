@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from edgeformer.families.crt.kernels import attention
-from edgeformer.families.crt.layers import CausalAttention, document_mask
-from edgeformer.families.encoder.model import MASKED, sdpa
-from edgeformer.families.encoder.network import flash
+from edgeformer.models.crt.model import CausalAttention, attention, document_mask
+from edgeformer.models.encoder.adapter import flash
+from edgeformer.models.encoder.model import MASKED, sdpa
 
 pytestmark = pytest.mark.gpu
 

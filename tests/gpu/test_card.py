@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks.gpu.timing import TINY, on_device_ms, times
-from edgeformer.machine import nvidia
-from edgeformer.machine.cuda_driver import Cuda, DeviceMemory, devices
-from edgeformer.stages.profiling.energy import energy_counter, measure_energy
+from edgeformer.benchmark.energy import energy_counter, measure_energy
+from edgeformer.system import nvidia
+from edgeformer.system.cuda_driver import Cuda, DeviceMemory, devices
 
 pytestmark = pytest.mark.gpu
 

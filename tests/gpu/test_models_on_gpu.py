@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from benchmarks.gpu.recipes import in_format
-from edgeformer.families import load_recipe
-from edgeformer.families.crt.cache import CachedLoops
-from edgeformer.families.crt.network import build_crt
-from edgeformer.families.encoder.model import EncoderClassifier
+from edgeformer.models import load_recipe
+from edgeformer.models.crt.adapter import build_crt
+from edgeformer.models.crt.cache import CachedLoops
+from edgeformer.models.encoder.model import EncoderClassifier
 from tests.conftest import SMALL_LANGUAGE
 
 pytestmark = pytest.mark.gpu

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.inference.evaluate import EvaluateOptions, evaluate
+from edgeformer.inference.generate import GenerateOptions, generate
+from edgeformer.inference.predict import opened, predict
 from edgeformer.run import Location, bundle_in, locate
-from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
-from edgeformer.stages.evaluating.predict import opened, predict
-from edgeformer.stages.generating.generate import GenerateOptions, generate
-from edgeformer.tasks.language_modeling.sampling import Sampling
+from edgeformer.tasks.sampling import Sampling
 
 pytestmark = pytest.mark.gpu
 

@@ -10,21 +10,20 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.timing import TINY
-from edgeformer.backends import default_provider, on_gpu
-from edgeformer.backends.backend import OpenOptions
-from edgeformer.backends.onnxruntime.providers import CUDA, available_providers
-from edgeformer.backends.tensorrt.state import why_engine_cannot_run
+from edgeformer.artifacts.documents import load_profile, shipped_names
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.manifest import ArtifactManifest, Parity
+from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
+from edgeformer.benchmark.request import find_target
+from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle, seal
-from edgeformer.formats.documents import load_profile, shipped_names
-from edgeformer.formats.errors import ArtifactError
-from edgeformer.formats.manifest import ArtifactManifest, Parity
+from edgeformer.estimate.validate import CalibrationOptions, improve
+from edgeformer.inference.verify import record, verify
 from edgeformer.run import Location
-from edgeformer.stages.profiling.choosing import SearchOptions
-from edgeformer.stages.profiling.estimating.check import CalibrationOptions, improve
-from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
-from edgeformer.stages.profiling.request import find_target
-from edgeformer.stages.verifying.recording import record
-from edgeformer.stages.verifying.verify import verify
+from edgeformer.runtimes import default_provider, on_gpu
+from edgeformer.runtimes.onnxruntime.providers import CUDA, available_providers
+from edgeformer.runtimes.runtime import OpenOptions
+from edgeformer.runtimes.tensorrt.state import why_engine_cannot_run
 
 pytestmark = pytest.mark.gpu
 
@@ -76,8 +75,8 @@ def test_caches_that_stay_on_the_card_write_what_the_cpu_writes() -> None:
 
 def built(bundle: Path, *, int8: bool = False, exits: tuple[int, ...] | Literal["all"] = ()) -> list[ArtifactManifest]:
     """Engines for this very card, added to the bundle. Skips where nothing here can build or run one."""
-    from edgeformer.stages.exporting.export import export
-    from edgeformer.stages.exporting.variants import ExportOptions
+    from edgeformer.export.export import export
+    from edgeformer.export.variants import ExportOptions
 
     here = [
         profile.name

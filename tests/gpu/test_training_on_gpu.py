@@ -12,15 +12,15 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import GradScalerKwargs
 
-from edgeformer.families import load_recipe
-from edgeformer.formats.device import Fact
-from edgeformer.formats.documents import load_profile
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.progress import Silent
-from edgeformer.formats.recipe import Recipe
+from edgeformer.artifacts.device import Fact
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.models import load_recipe
 from edgeformer.run import read_run
-from edgeformer.stages.training import connection
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.training import distributed
+from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL, SMALL_LANGUAGE
 
 pytestmark = pytest.mark.gpu
@@ -72,7 +72,7 @@ def test_a_scaler_that_is_too_loud_skips_steps_and_recovers(tmp_path: Path, monk
         given["kwargs_handlers"] = [*given["kwargs_handlers"], GradScalerKwargs(init_scale=2.0**30)]
         return Accelerator(**given)
 
-    monkeypatch.setattr(connection, "Accelerator", loud)
+    monkeypatch.setattr(distributed, "Accelerator", loud)
     said = Messages()
     options = TrainOptions(tmp_path, name="loud", accelerator="cuda", max_steps=40)
     run = train(language("training.precision=fp16", "training.epochs=40"), options, said)

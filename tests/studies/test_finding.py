@@ -7,7 +7,7 @@ import pytest
 from benchmarks.studies.finding import finding_of
 from benchmarks.studies.results import Cell, StudyRow
 from benchmarks.studies.specification import Study
-from edgeformer.formats.errors import RecipeError
+from edgeformer.artifacts.errors import RecipeError
 from tests.studies.tiny_study import run, study
 
 TEXT = """

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.studies.results import TRAINING_REVISION
-from edgeformer.formats.recipe import Recipe
-from edgeformer.stages.training.train import TrainOptions, train
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.tasks.language_modeling import LanguageRecipe
+from edgeformer.training.train import TrainOptions, train
 
 ENCODER = [0.69111, 0.69774, 0.70010, 0.68471, 0.69950]
 CRT = [5.98147, 5.80980, 5.41923, 5.11702, 4.95232]

@@ -13,10 +13,10 @@ from benchmarks.studies.jobs import DataReader, Job, decisive, jobs_of, recipe_s
 from benchmarks.studies.local_data import load_local_data, source_notes, with_local_data
 from benchmarks.studies.specification import load_study, study_names
 from benchmarks.studies.store import Results
-from edgeformer.families import load_recipe
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.files import write_json
-from edgeformer.formats.progress import SILENT
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.models import load_recipe
 from tests.studies.test_study_table import SUMMARY, graph, made
 from tests.studies.tiny_study import run, study, write
 

@@ -16,10 +16,10 @@ from benchmarks.studies.store import Match
 from benchmarks.studies.table import Outcome, mixed_formats, mixed_hosts, pick, rows_of
 from benchmarks.studies.timing import row_of
 from benchmarks.studies.train import missing_steps
-from edgeformer.families import load_recipe
-from edgeformer.formats.manifest import DataSummary
-from edgeformer.formats.report import Energy, Latency, Memory, Row
-from edgeformer.formats.scores import EarlyExitRow, Evaluation, EvaluationRow
+from edgeformer.artifacts.manifest import DataSummary
+from edgeformer.artifacts.report import Energy, Latency, Memory, Row
+from edgeformer.artifacts.scores import EarlyExitRow, Evaluation, EvaluationRow
+from edgeformer.models import load_recipe
 from edgeformer.tasks.early_exit import Rule
 from tests.studies.tiny_study import run, study
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from edgeformer.tasks.classification import TASK
-from edgeformer.tasks.classification.scoring import ClassificationMeter, ClassificationScore, score, softmax
+from edgeformer.tasks.classification import TASK, ClassificationMeter, ClassificationScore, score, softmax
 from edgeformer.tasks.metric import token_losses
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeformer.tasks import task_named
-from edgeformer.tasks.classification.scoring import score, softmax
+from edgeformer.tasks.classification import score, softmax
 from edgeformer.tasks.early_exit import SWEEP, ExitNotes, exit_logits
 from edgeformer.tasks.metric import top_probability
 

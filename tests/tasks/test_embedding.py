@@ -9,21 +9,23 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from edgeformer.artifacts.data_config import PairsConfig
+from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.artifacts.scores import Score, merge_rows, read_evaluation
 from edgeformer.data.pairs import pair_part, read_pairs, read_texts
 from edgeformer.data.sources import file_source
 from edgeformer.data.trimming import ALL_USED
-from edgeformer.families import load_recipe
-from edgeformer.formats.data_config import PairsConfig
-from edgeformer.formats.errors import DataError, InputError
-from edgeformer.formats.files import write_json
-from edgeformer.formats.progress import SILENT
-from edgeformer.formats.scores import Score, merge_rows, read_evaluation
+from edgeformer.models import load_recipe
 from edgeformer.tasks import TextReader, task_named
 from edgeformer.tasks.early_exit import exit_logits
-from edgeformer.tasks.embedding.prediction import TextVector, cosines, nearest
-from edgeformer.tasks.embedding.scoring import (
+from edgeformer.tasks.embedding import (
     EmbeddingScore,
     PairsMeter,
+    TextVector,
+    cosines,
+    nearest,
     pairs_score,
     reference_score,
     row_cosines,

@@ -7,13 +7,9 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from edgeformer.data.batching import IGNORED
-from edgeformer.tasks.classification.scoring import softmax
+from edgeformer.tasks.classification import softmax
 from edgeformer.tasks.early_exit import ExitNotes
-from edgeformer.tasks.language_modeling.scoring import (
-    LanguageMeter,
-    LanguageScore,
-    exit_thresholds,
-)
+from edgeformer.tasks.language_modeling import LanguageMeter, LanguageScore, exit_thresholds
 from edgeformer.tasks.metric import token_losses, top_probability
 
 EXITS = (2, 4, 6, 8)

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from edgeformer.tasks.classification.scoring import ClassificationScore
+from edgeformer.tasks.classification import ClassificationScore
 from edgeformer.tasks.metric import Metric, ScoreColumn, token_losses, top_probability
 
 ACCURACY = Metric("accuracy", True, 4, 0.0, 1.0, "--min-accuracy")

@@ -14,18 +14,17 @@ from pyarrow import parquet
 from sklearn import metrics
 
 import edgeformer
-from edgeformer.data.findings import label_findings, rows_per_label
-from edgeformer.data.labelled import label_counts, label_sets
-from edgeformer.data.parts import load_part, load_parts
+from edgeformer.artifacts.data_config import DataSection
+from edgeformer.artifacts.errors import DataError, RecipeError
+from edgeformer.data.data_warnings import label_findings, rows_per_label
+from edgeformer.data.rows import label_counts, label_sets
+from edgeformer.data.sources import load_part, load_parts
 from edgeformer.data.splits import split
-from edgeformer.families import load_recipe, read_recipe_of
-from edgeformer.formats.data_config import DataSection
-from edgeformer.formats.errors import DataError, RecipeError
+from edgeformer.inference.evaluate import EvaluateOptions, evaluate
+from edgeformer.models import load_recipe, read_recipe_of
 from edgeformer.run import Run, locate
-from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
 from edgeformer.tasks import task_named
-from edgeformer.tasks.multilabel.recipe import MultiLabelData
-from edgeformer.tasks.multilabel.scoring import best_thresholds, probabilities, score
+from edgeformer.tasks.multilabel import MultiLabelData, best_thresholds, probabilities, score
 from tests.cli.run_cli import edgeformer as command
 
 LABELS = ("food", "service", "price")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.artifacts.data_config import DataSection, FileSource, Source, SyntheticSource
+from edgeformer.artifacts.errors import InputError
 from edgeformer.data.rows import Text
-from edgeformer.formats.data_config import DataSection, FileSource, Source, SyntheticSource
-from edgeformer.formats.errors import InputError
+from edgeformer.inference.predict import predict
 from edgeformer.run import Run, locate
-from edgeformer.stages.evaluating.predict import predict
 from edgeformer.tasks import task_named
-from edgeformer.tasks.answering import pairs_problem, reads_pairs
+from edgeformer.tasks.text_answers import pairs_problem, reads_pairs
 
 OLD = Path(__file__).parents[1] / "old_format"
 SINGLE = FileSource(kind="file", path="x")

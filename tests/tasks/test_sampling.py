@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgeformer.formats.errors import ArtifactError, InputError
-from edgeformer.tasks.classification.scoring import softmax
-from edgeformer.tasks.language_modeling.sampling import Sampler, Sampling
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.tasks.classification import softmax
+from edgeformer.tasks.sampling import Sampler, Sampling
 
 # Few different values, so that equal logits are common.
 all_logits = arrays(np.float32, st.integers(1, 30), elements=st.sampled_from([-4.0, -1.0, 0.0, 0.5, 1.0, 3.0]))

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.golden import Golden, GoldenError
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.golden import Golden, GoldenError
 from edgeformer.tasks import task_named
 from edgeformer.tasks.parity import out_of_tolerance
-from edgeformer.tasks.tensors.data import Axis, TensorData
-from edgeformer.tasks.tensors.scoring import agreement, as_parity, measure_error, measure_errors, score_of
+from edgeformer.tasks.tensors import Axis, TensorData, agreement, as_parity, measure_error, measure_errors, score_of
 
 RNG = np.random.default_rng(0)
 REFERENCE = RNG.normal(size=(4, 2, 5)).astype(np.float32)

@@ -11,14 +11,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from edgeformer.families import load_recipe
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.progress import Silent
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.progress import Silent
+from edgeformer.models import load_recipe
+from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL
 
 _CONTEXT = multiprocessing.get_context("forkserver")  # importing torch takes longer than what is trained here
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "edgeformer.families.encoder.network", "tests.torture.children"])
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "edgeformer.models.encoder.adapter", "tests.torture.children"])
 COUNTED = ("replace", "rename", "fsync", "link", "unlink", "rmdir", "mkdir")
 """What changes names on the disk, and what makes sure that it did."""
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edgeformer.artifacts.workspace import BUNDLE_FOLDER
 from edgeformer.bundle import Bundle
-from edgeformer.formats.workspace import BUNDLE_FOLDER
-from edgeformer.stages.verifying.verify import verify
+from edgeformer.inference.verify import verify
 
 _CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
 COUNTED = ("replace", "rename", "fsync", "link", "unlink", "rmdir", "mkdir")

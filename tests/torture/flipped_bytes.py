@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle, seal
-from edgeformer.formats.documents import load_profile
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.files import sha256_of
+from edgeformer.inference.evaluate import EvaluateOptions, evaluate
+from edgeformer.inference.generate import GenerateOptions, generate
+from edgeformer.inference.predict import predict
+from edgeformer.inference.verify import verify
 from edgeformer.run import Location
-from edgeformer.stages.evaluating.evaluate import EvaluateOptions, evaluate
-from edgeformer.stages.evaluating.predict import predict
-from edgeformer.stages.generating.generate import GenerateOptions, generate
-from edgeformer.stages.profiling.measure import MeasureRules
-from edgeformer.stages.profiling.profile import ProfileOptions, profile_bundle
-from edgeformer.stages.verifying.verify import verify
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
 ENGINE = "engines/model.reference.onnx"
@@ -28,7 +28,7 @@ Command = Callable[[Path, str], None]
 
 
 def classifier(folder: Path) -> Path:
-    """A bundle with an artifact of another runtime too, which the package in tests/fakes/reference_backend opens."""
+    """A bundle with an artifact of another runtime too, which the package in tests/fakes/reference_runtime opens."""
     bundle = Path(shutil.copytree(OLD / "classifier-v1" / "bundle", folder / "classifier"))
     (bundle / "engines").mkdir()
     shutil.copy(bundle / "onnx" / "model.onnx", bundle / ENGINE)

@@ -27,10 +27,10 @@ import onnx
 import torch
 from onnx import external_data_helper
 
-from edgeformer.formats.files import sha256_of
+from edgeformer.artifacts.files import sha256_of
+from tests.artifacts.test_hostile_yaml import BOMB
 from tests.cli.measure_cli import MOST_BYTES, MOST_SECONDS, Cost, measured
 from tests.data.test_bombs import bomb, train
-from tests.formats.test_hostile_yaml import BOMB
 from tests.torture.children import OFTEN, TINY
 from tests.torture.flipped_bytes import OLD
 

@@ -24,7 +24,7 @@ def test_random_flips(tmp_path: Path) -> None:
     files = [
         (b, path) for b in bundles for path in sorted(b.rglob("*")) if path.is_file() and path.name != "bundle.json"
     ]
-    with installed("reference_backend"):
+    with installed("reference_runtime"):
         for number in range(FLIPS):
             bundle, path = files[number % len(files)]
             artifact, use = bundles[bundle]
@@ -42,7 +42,7 @@ def test_random_flips_in_the_manifest(tmp_path: Path) -> None:
     """bundle.json vouches for the others, and for itself: not a changed digit in a figure, nor a blank more."""
     choose = random.Random(1)
     bundle = classifier(tmp_path)
-    with installed("reference_backend"):
+    with installed("reference_runtime"):
         for _ in range(FLIPS):
             path = bundle / "bundle.json"
             with flipped(path, choose.randrange(path.stat().st_size), choose.randrange(8)):

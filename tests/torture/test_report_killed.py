@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from edgeformer.formats.report import Report
-from edgeformer.formats.workspace import REPORTS_FOLDER, read_manifest
-from edgeformer.reporting.report_files import write_report
+from edgeformer.artifacts.report import Report
+from edgeformer.artifacts.workspace import REPORTS_FOLDER, read_manifest
+from edgeformer.report.report_files import write_report
 from edgeformer.run import Location
-from tests.reporting.made_reports import made_report, made_row, measured
+from tests.report.made_reports import made_report, made_row, measured
 
 pytestmark = pytest.mark.torture
 _CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")

@@ -10,14 +10,14 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # a fork of a process with OpenMP threads would wait for them for ever
 
 import edgeformer.cli  # noqa: F401
-from edgeformer.families.tracing import Graphs
+from edgeformer.export.export import export  # noqa: F401
+from edgeformer.export.exportable import open_exportable
+from edgeformer.models.tracing import Graphs
 from edgeformer.run import Run
-from edgeformer.stages.exporting.export import export  # noqa: F401
-from edgeformer.stages.exporting.exportable import open_exportable
 from tests.torture.export_children import OLD
 
 _SUBJECT = open_exportable(Run.open(OLD))
-GRAPHS = _SUBJECT.network.trace(_SUBJECT.model, tuple(_SUBJECT.inputs), steps=False)
+GRAPHS = _SUBJECT.adapter.trace(_SUBJECT.model, tuple(_SUBJECT.inputs), steps=False)
 
 
 def traced(*_: object, steps: bool) -> Graphs:
@@ -26,4 +26,4 @@ def traced(*_: object, steps: bool) -> Graphs:
     return GRAPHS
 
 
-type(_SUBJECT.network).trace = traced  # type: ignore[method-assign,assignment]
+type(_SUBJECT.adapter).trace = traced  # type: ignore[method-assign,assignment]

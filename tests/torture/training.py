@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from edgeformer.machine.lock import LOCK_FILE
 from edgeformer.run import read_run
+from edgeformer.system.lock import LOCK_FILE
 from tests.torture.children import OFTEN, ends, kill, start
 
 SHORT = [*OFTEN, "training.batch_size=160", "training.log_every=1"]

@@ -19,13 +19,13 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import nn
 
-from edgeformer.formats.errors import ArtifactError, EdgeformerError
-from edgeformer.formats.files import sha256_of, write_json
-from edgeformer.formats.recipe import CosineSchedule, OptimizerConfig
-from edgeformer.stages.training import state
-from edgeformer.stages.training.checkpoints import Checkpoints, Position, remove
-from edgeformer.stages.training.optimization import LearningRate, build_optimizer
-from edgeformer.stages.training.processes import Processes
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
+from edgeformer.artifacts.files import sha256_of, write_json
+from edgeformer.artifacts.recipe import CosineSchedule, OptimizerConfig
+from edgeformer.training import checkpoint
+from edgeformer.training.checkpoint import Checkpoints, Position, remove
+from edgeformer.training.distributed import Processes
+from edgeformer.training.optimizer import LearningRate, build_optimizer
 from tests.training.test_checkpoints import as_written_before, flip, states
 
 
@@ -66,7 +66,7 @@ class TestFiles:
 
     def save(self, made: SimpleNamespace, step: int, best: bool = True, **changes: Any) -> None:
         position = Position(step=step, validation={"loss": 1.0}, **changes)
-        found = state.gather(made.processes, made.model, made.optimizer)
+        found = checkpoint.gather(made.processes, made.model, made.optimizer)
         made.checkpoints.save(found, made.rate, position, best=best)
 
     def restore(self, made: SimpleNamespace, say: Callable[[str], None]) -> Position | None:
@@ -75,7 +75,7 @@ class TestFiles:
             return None
 
         def restore(folder: Path) -> None:
-            state.load(folder, made.processes, made.model, made.optimizer)
+            checkpoint.load(folder, made.processes, made.model, made.optimizer)
 
         return made.checkpoints.load(found[0], restore, made.rate, best=found[1])
 
@@ -132,7 +132,7 @@ class TestFiles:
 
     def test_before_the_first_validation_there_are_no_best_weights(self, run: Path) -> None:
         made = self.start(run)
-        found = state.gather(made.processes, made.model, made.optimizer)
+        found = checkpoint.gather(made.processes, made.model, made.optimizer)
         made.checkpoints.save(found, made.rate, Position(step=1), best=False)
         assert not (states(run)[0] / "best.safetensors").exists()
 
@@ -278,12 +278,12 @@ class TestFiles:
             raise error
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(state, "write", full)
+            patch.setattr(checkpoint, "write", full)
             with pytest.raises(EdgeformerError, match=rf"000001-step-1: cannot .* \({reason}.*B free.*begins anew"):
                 self.save(made, 1)
         self.save(made, 1)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(state, "write", full)
+            patch.setattr(checkpoint, "write", full)
             with pytest.raises(EdgeformerError, match="--resume goes on from 000001-step-1"):
                 self.save(made, 2)
         assert [folder.name for folder in states(run)] == ["000001-step-1"]

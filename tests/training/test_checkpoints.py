@@ -15,16 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeformer.formats.errors import ArtifactError, InterruptedRun
-from edgeformer.formats.files import sha256_of, write_json
-from edgeformer.formats.progress import Silent
+from edgeformer.artifacts.errors import ArtifactError, InterruptedRun
+from edgeformer.artifacts.files import sha256_of, write_json
+from edgeformer.artifacts.progress import Silent
 from edgeformer.run import read_run
-from edgeformer.stages.training import loop
-from edgeformer.stages.training.checkpoints import Checkpoints
-from edgeformer.stages.training.loop import TrainingLoop
-from edgeformer.stages.training.stepper import Stepper
-from edgeformer.stages.training.train import TrainOptions, train
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training import loop
+from edgeformer.training.checkpoint import Checkpoints
+from edgeformer.training.loop import TrainingLoop
+from edgeformer.training.step import Stepper
+from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL, classifier_recipe
 from tests.torture.refusals import RunsCode
 from tests.training.test_out_of_memory import Messages

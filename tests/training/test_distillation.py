@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import nn
 
-from edgeformer.data.parts import load_parts
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import InputError, RecipeError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.data.sources import load_parts
 from edgeformer.data.tokenizer_training import train_tokenizer
-from edgeformer.families import family_of, load_recipe, read_recipe_of
-from edgeformer.families.network import Place, count_parameters
-from edgeformer.families.pretrained.network import NETWORK, _of_teacher
-from edgeformer.families.saving import load_model
-from edgeformer.formats.documents import load_profile
-from edgeformer.formats.errors import InputError, RecipeError
-from edgeformer.formats.files import sha256_of
-from edgeformer.formats.progress import SILENT
-from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.plan import plan
-from edgeformer.stages.training.probe import probe
-from edgeformer.stages.training.teacher import with_teacher, without_teacher
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.models import load_recipe, model_spec_of, read_recipe_of
+from edgeformer.models.adapter import Place, count_parameters
+from edgeformer.models.pretrained.adapter import ADAPTER, _of_teacher
+from edgeformer.models.weights import load_model
+from edgeformer.training.objective import Objective
+from edgeformer.training.plan import plan
+from edgeformer.training.teacher import with_teacher, without_teacher
+from edgeformer.training.timing import probe
+from edgeformer.training.train import TrainOptions, train
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 
@@ -145,7 +145,7 @@ def test_what_cannot_teach_says_why(source: Path, teacher: Path, tmp_path: Path)
 def test_states_need_a_teacher_of_that_shape(source: Path, teacher: Path, tmp_path: Path) -> None:
     def begin(**model: Any) -> None:
         recipe = taught(source, teacher, "training.distillation.states=1.0", **model)
-        family_of(recipe).network.loss(nn.Identity(), recipe, None)
+        model_spec_of(recipe).adapter.loss(nn.Identity(), recipe, None)
 
     with pytest.raises(RecipeError, match="has 4 stages, of which none stands for each of 3 iterations"):
         begin(fold={"layers": 1, "iterations": 3})
@@ -153,7 +153,7 @@ def test_states_need_a_teacher_of_that_shape(source: Path, teacher: Path, tmp_pa
         begin(architecture={**STACK, "hidden_size": 32})
     with pytest.raises(RecipeError, match=r"takes 32 tokens; set data\.max_length: 32"):
         recipe = taught(source, teacher, "data.max_length=64", max_positions=64, architecture={**STACK, **LONGER})
-        family_of(recipe).network.loss(nn.Identity(), recipe, None)
+        model_spec_of(recipe).adapter.loss(nn.Identity(), recipe, None)
 
 
 LONGER = {"max_position_embeddings": 64}
@@ -226,8 +226,8 @@ def test_a_fold_can_begin_with_its_teachers_layers(source: Path, teacher: Path) 
     whole = {"layers": STACK["num_hidden_layers"], "iterations": 1, "weights": "teacher"}
     for own in ("none", "norms"):
         recipe = taught(source, teacher, fold={**whole, "own": own})
-        model, _ = NETWORK.build(recipe, Place())
-        assert NETWORK.start(model, recipe) == ()
+        model, _ = ADAPTER.build(recipe, Place())
+        assert ADAPTER.start(model, recipe) == ()
         ids, mask = torch.randint(5, 20, (3, 8)), torch.ones(3, 8, dtype=torch.int64)
         with torch.inference_mode():
             torch.testing.assert_close(model.eval()(ids, mask), load_model(teacher).eval()(ids, mask))
@@ -237,9 +237,9 @@ def test_layers_of_which_teachers_can_be_folded(source: Path, teacher: Path) -> 
     with pytest.raises(RecipeError, match=r"model\.fold\.weights: teacher needs training\.teacher"):
         taught(source, teacher, "training.teacher=null", "model.fold.weights=teacher", fold=FOLD)
     recipe = taught(source, teacher, fold={**FOLD, "weights": "teacher"}, pooling="mean")
-    model, _ = NETWORK.build(recipe, Place())
+    model, _ = ADAPTER.build(recipe, Place())
     with pytest.raises(RecipeError, match="is not this source as it is, read with pooling mean"):
-        NETWORK.start(model, recipe)
+        ADAPTER.start(model, recipe)
     recipe = taught(source, teacher, fold={**FOLD, "weights": "teacher"}, weights_sha256="0" * 64)
     with pytest.raises(RecipeError, match="is not this source as it is"):
         _of_teacher(None, recipe)  # type: ignore[arg-type]

@@ -16,19 +16,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edgeformer.families import load_recipe
-from edgeformer.families.network import Place
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.progress import SILENT
-from edgeformer.formats.recipe import Recipe
-from edgeformer.stages.training import connection
-from edgeformer.stages.training import stepper as stepper_module
-from edgeformer.stages.training.checkpoints import Position
-from edgeformer.stages.training.connection import connect
-from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.optimization import LearningRate, allocate_state, build_optimizer
-from edgeformer.stages.training.processes import Processes
-from edgeformer.stages.training.stepper import Stepper
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.models import load_recipe
+from edgeformer.models.adapter import Place
+from edgeformer.training import distributed
+from edgeformer.training import step as stepper_module
+from edgeformer.training.checkpoint import Position
+from edgeformer.training.distributed import Processes, connect
+from edgeformer.training.objective import Objective
+from edgeformer.training.optimizer import LearningRate, allocate_state, build_optimizer
+from edgeformer.training.step import Stepper
 from tests.conftest import SMALL
 
 ROWS, STEPS = 8, 2
@@ -115,7 +114,7 @@ def recipe_of(kernels: str, *changes: str) -> Recipe:
 def connected(recipe: Recipe, precision: str) -> Processes:
     """Processes that compute in ``precision``; edgeformer refuses fp16 on a CPU, which is slow but the same code."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "resolve_precision", lambda *_: precision)
+        patch.setattr(distributed, "resolve_precision", lambda *_: precision)
         processes = connect(recipe, "cpu", sharded=False)
     if precision == FP16:
         processes.accelerator.native_amp = True

@@ -13,13 +13,12 @@ import psutil
 import pytest
 import torch
 
-from edgeformer.formats.data_config import DataConfig, DataSection, FileSource, SyntheticSource, TextConfig
-from edgeformer.formats.errors import InputError
-from edgeformer.machine import free_memory
-from edgeformer.machine.free_memory import group_free_bytes
-from edgeformer.stages.training import memory
-from edgeformer.stages.training.memory import check_data_fits, free_bytes
-from edgeformer.stages.training.memory_ledger import KINDS, Event
+from edgeformer.artifacts.data_config import DataConfig, DataSection, FileSource, SyntheticSource, TextConfig
+from edgeformer.artifacts.errors import InputError
+from edgeformer.system import memory as free_memory
+from edgeformer.system.memory import group_free_bytes
+from edgeformer.training import memory
+from edgeformer.training.memory import KINDS, Event, check_data_fits, free_bytes
 
 
 def test_free_memory_of_this_host() -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from edgeformer.families import load_recipe
-from edgeformer.formats.device import DeviceProfile
-from edgeformer.formats.documents import load_profile
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.reporting.tables import larger_batch_text, time_text
-from edgeformer.stages.training import gpu_time
-from edgeformer.stages.training.gpu_time import count_kernels
-from edgeformer.stages.training.plan import plan
+from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.models import load_recipe
+from edgeformer.report.tables import larger_batch_text, time_text
+from edgeformer.training import gpu_time
+from edgeformer.training.gpu_time import count_kernels
+from edgeformer.training.plan import plan
 
 RTX = load_profile("rtx4050")
 TINY = load_recipe(

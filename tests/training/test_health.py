@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from edgeformer.families import load_recipe
-from edgeformer.families.network import Batch, Losses
-from edgeformer.formats.errors import EdgeformerError
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.models import load_recipe
+from edgeformer.models.adapter import Batch, Losses
 from edgeformer.run import read_run
-from edgeformer.stages.training import health
-from edgeformer.stages.training import train as training
-from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.training import metrics
+from edgeformer.training import train as training
+from edgeformer.training.objective import Objective
+from edgeformer.training.train import TrainOptions, train
 from tests.torture.children import OFTEN, TINY
 from tests.training.test_checkpoints import states
 from tests.training.test_out_of_memory import Messages
@@ -57,7 +57,7 @@ def test_a_gradient_that_is_not_finite_stops_training_and_is_named(
         monkeypatch.undo()
         run = train(recipe, TrainOptions(tmp_path, name="run", accelerator="cpu", resume=True))
         straight = train(recipe, TrainOptions(tmp_path, name="straight", accelerator="cpu"))
-    from edgeformer.families.saving import load_model
+    from edgeformer.models.weights import load_model
 
     name = [name for name, _ in load_model(run).named_parameters()][3]
     assert f"first layer with a gradient that is not finite is {name};" in str(caught.value)
@@ -123,7 +123,7 @@ class TestScaling:
         assert rates[2] == before[2] and rates[4] != before[4]  # the schedule waited
 
     def test_so_many_in_a_row_end_training(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(health, "SKIPPED_IN_A_ROW", 4)
+        monkeypatch.setattr(metrics, "SKIPPED_IN_A_ROW", 4)
         change(monkeypatch, {number: times(float("nan")) for number in (1, *range(3, 99))})
         with pytest.raises(EdgeformerError, match="4 steps in a row were skipped up to step 6"):
             train(self.recipe, TrainOptions(tmp_path, name="run"))
@@ -151,7 +151,7 @@ def test_a_leap_of_the_loss_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_what_a_spike_is(loss: float, before: list[float], spike: bool) -> None:
     """More than six standard deviations (here 0.1) above the mean (here 1), of at least 20 steps."""
-    assert health.is_spike(loss, before) is spike
+    assert metrics.is_spike(loss, before) is spike
 
 
 def two_layers() -> nn.Module:
@@ -164,21 +164,21 @@ def two_layers() -> nn.Module:
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
 def test_weights_are_worth_keeping_if_all_are_finite(wrong: float) -> None:
     model = two_layers()
-    assert health.weights_are_finite(model)
+    assert metrics.weights_are_finite(model)
     model[1].weight.data[0] = wrong
-    assert not health.weights_are_finite(model)
+    assert not metrics.weights_are_finite(model)
 
 
 def test_the_first_layer_where_it_shows_is_named() -> None:
     model = two_layers()
-    assert health.divergence(model, 7, "the loss is nan").startswith(
+    assert metrics.divergence(model, 7, "the loss is nan").startswith(
         "training diverged at step 7: the loss is nan; the"
     )
     model[2].weight.data[0, 0] = torch.nan
-    assert "the first layer with weights that are not finite is 2.weight;" in health.divergence(model, 7, "x")
+    assert "the first layer with weights that are not finite is 2.weight;" in metrics.divergence(model, 7, "x")
     model[1].weight.grad[1] = torch.inf
-    assert "the first layer with a gradient that is not finite is 1.weight;" in health.divergence(model, 7, "x")
+    assert "the first layer with a gradient that is not finite is 1.weight;" in metrics.divergence(model, 7, "x")
 
 
 def test_a_loss_that_only_reaches_the_bound_is_no_spike() -> None:
-    assert not health.is_spike(7.0, [0.0, 2.0] * 20)
+    assert not metrics.is_spike(7.0, [0.0, 2.0] * 20)

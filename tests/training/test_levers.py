@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.progress import SILENT, Silent
+from edgeformer.artifacts.recipe import CompileConfig, TrainingConfig
 from edgeformer.data.batching import IGNORED
-from edgeformer.families import load_recipe
-from edgeformer.families.network import Place
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.progress import SILENT, Silent
-from edgeformer.formats.recipe import CompileConfig, TrainingConfig
-from edgeformer.stages.training import compiled, connection
-from edgeformer.stages.training.compiled import CompiledModel, _keep_gradients
-from edgeformer.stages.training.levers import Levers
-from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.models import load_recipe
+from edgeformer.models.adapter import Place
+from edgeformer.training import distributed
+from edgeformer.training import step as compiled
+from edgeformer.training.objective import Objective
+from edgeformer.training.step import CompiledModel, Levers, _keep_gradients
+from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL, SMALL_LANGUAGE
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -50,11 +50,11 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of the input of every graph that torch.compile was given; they are run as they are."""
     given: list[int] = []
 
-    def backend(graph: Any, inputs: Any, **options: Any) -> Any:
+    def runtime(graph: Any, inputs: Any, **options: Any) -> Any:
         given.append(max(len(one) for one in inputs if one.dtype == torch.int64))
         return graph.forward
 
-    monkeypatch.setattr(compiled, "BACKEND", backend)
+    monkeypatch.setattr(compiled, "RUNTIME", runtime)
     return given
 
 
@@ -140,10 +140,10 @@ def test_batches_have_few_lengths_and_what_padding_counts_for_stays(tmp_path: Pa
 
 
 def test_a_model_that_cannot_be_compiled_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backend(graph: Any, inputs: Any, **options: Any) -> Any:
+    def runtime(graph: Any, inputs: Any, **options: Any) -> Any:
         raise RuntimeError("no compiler\nand much more")
 
-    monkeypatch.setattr(compiled, "BACKEND", backend)
+    monkeypatch.setattr(compiled, "RUNTIME", runtime)
     fast = CompiledModel(nn.Linear(3, 3), 2, graphs=False)
     fast.starts_over(2)
     with pytest.raises(InputError, match=r"training\.compile: the model cannot be compiled here: .*no compiler; take"):
@@ -161,13 +161,13 @@ def test_a_model_that_cannot_be_compiled_is_bad_input(monkeypatch: pytest.Monkey
 def test_what_cannot_be_recorded_is_bad_input_and_other_errors_are_themselves(
     error: RuntimeError, told: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def backend(graph: Any, inputs: Any, **options: Any) -> Any:
+    def runtime(graph: Any, inputs: Any, **options: Any) -> Any:
         def run(*given: Any) -> Any:
             raise error
 
         return run
 
-    monkeypatch.setattr(compiled, "BACKEND", backend)
+    monkeypatch.setattr(compiled, "RUNTIME", runtime)
     fast = CompiledModel(nn.Linear(3, 3), 2, graphs=False)
     fast.starts_over(2)
     with pytest.raises(told):
@@ -178,12 +178,12 @@ def test_several_processes_do_not_compile(monkeypatch: pytest.MonkeyPatch) -> No
     class Two:
         process_index, num_processes, device = 0, 2, CPU
 
-    monkeypatch.setattr(connection, "_accelerator", lambda precision, use_cpu: Two())
+    monkeypatch.setattr(distributed, "_accelerator", lambda precision, use_cpu: Two())
     recipe = load_recipe("quickstart", ["training.precision=fp32"])
-    assert connection.connect(recipe, "cpu", sharded=False).count == 2
+    assert distributed.connect(recipe, "cpu", sharded=False).count == 2
     compiling = recipe.training.model_copy(update={"compile": CompileConfig()})
     with pytest.raises(InputError, match=r"training\.compile: compiles in one process only, not in 2"):
-        connection.connect(recipe.model_copy(update={"training": compiling}), "cpu", sharded=False)
+        distributed.connect(recipe.model_copy(update={"training": compiling}), "cpu", sharded=False)
 
 
 class FromOneBuffer(torch.autograd.Function):

@@ -10,21 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.families import family_of, load_recipe
-from edgeformer.families.crt.loss import chunked_loss, whole_loss
-from edgeformer.families.crt.network import build_crt
-from edgeformer.families.network import Place
-from edgeformer.formats.errors import InputError
-from edgeformer.stages.training import memory
-from edgeformer.stages.training.memory import predict_peak
-from edgeformer.stages.training.memory_ledger import KINDS, MemoryLedger, worst_moment
-from edgeformer.stages.training.optimization import build_optimizer
-from edgeformer.stages.training.plan import check_fits
-from edgeformer.stages.training.quick import quicken
-from edgeformer.tasks import one_answer
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
-from edgeformer.tasks.language_modeling import task as language_modeling
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
+from edgeformer.artifacts.errors import InputError
+from edgeformer.models import load_recipe, model_spec_of
+from edgeformer.models.adapter import Place
+from edgeformer.models.crt.adapter import build_crt
+from edgeformer.models.crt.loss import chunked_loss, whole_loss
+from edgeformer.tasks import labels as one_answer
+from edgeformer.tasks import language_modeling
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.tasks.language_modeling import LanguageRecipe
+from edgeformer.training import memory
+from edgeformer.training.memory import KINDS, MemoryLedger, predict_peak, worst_moment
+from edgeformer.training.optimizer import build_optimizer, quicken
+from edgeformer.training.plan import check_fits
 
 SMALL = [
     *("model.vocab_size=900", "model.hidden_size=32", "model.embedding_size=16", "model.ffn_size=64"),
@@ -166,7 +164,7 @@ def test_cuda_never_holds_the_attention_weights(length: int) -> None:
 def test_prediction_of_a_classifier_is_what_real_tensors_take() -> None:
     recipe = load_recipe("quickstart", TINY_ENCODER)
     assert isinstance(recipe, ClassificationRecipe)
-    model, _ = family_of(recipe).network.build(recipe, Place())
+    model, _ = model_spec_of(recipe).adapter.build(recipe, Place())
     optimizer = build_optimizer(model, recipe.training.optimizer)
     ids = torch.randint(0, recipe.model.vocab_size, (recipe.training.batch_size, recipe.data.max_length))
     mask, labels = torch.ones_like(ids), torch.zeros(len(ids), dtype=torch.int64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgeformer.stages.training.memory_ledger import KINDS, Event, Kind, MemoryLedger, with_gradients, worst_moment
+from edgeformer.training.memory import KINDS, Event, Kind, MemoryLedger, with_gradients, worst_moment
 
 
 def of(ledger: MemoryLedger) -> list[tuple[int, Kind]]:

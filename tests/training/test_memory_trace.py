@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from edgeformer.families import load_recipe
-from edgeformer.families.network import Losses, Network, Place
-from edgeformer.formats.recipe import Recipe
-from edgeformer.stages.training import memory
-from edgeformer.stages.training.memory import predict_peak, share_of
-from edgeformer.stages.training.memory_ledger import Event, Kind
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.models import load_recipe
+from edgeformer.models.adapter import Losses, ModelAdapter, Place
+from edgeformer.training import memory
+from edgeformer.training.memory import Event, Kind, predict_peak, share_of
 
 PARAMETERS, BUFFERS = 52, 7
 IDS, STATE, LOGITS = 8 * 5 * 8, 640, 480
@@ -54,7 +53,7 @@ class Toy:
     """Task and family of the model; what it is asked for is kept."""
 
     def __init__(self) -> None:
-        self.network = self
+        self.adapter = self
         self.asked: list[Any] = []
         self.dropouts: list[nn.Module] = []
         self.formats: set[torch.dtype] = set()
@@ -78,7 +77,7 @@ class Toy:
         return loss
 
     def learning(self, model: nn.Module, training: Any) -> Any:
-        return Network.learning(self, model, training)  # type: ignore[arg-type]
+        return ModelAdapter.learning(self, model, training)  # type: ignore[arg-type]
 
     def as_on_cuda(self, model: nn.Module) -> None:
         self.asked.append(("as on CUDA", type(model)))
@@ -100,7 +99,7 @@ class Toy:
 def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
     made = Toy()
     monkeypatch.setattr(memory, "task_named", {"language-modeling": made}.__getitem__)
-    monkeypatch.setattr(memory, "family_of", lambda recipe: made if recipe.name == "toy" else None)
+    monkeypatch.setattr(memory, "model_spec_of", lambda recipe: made if recipe.name == "toy" else None)
     monkeypatch.setattr(memory, "_VALIDATIONS", {})
     return made
 

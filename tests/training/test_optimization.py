@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from edgeformer.families import load_recipe
-from edgeformer.families.network import Learning
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.recipe import (
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.recipe import (
     ConstantSchedule,
     CosineSchedule,
     LinearSchedule,
@@ -20,8 +18,10 @@ from edgeformer.formats.recipe import (
     PlateauSchedule,
     Schedule,
 )
-from edgeformer.stages.training.optimization import LearningRate, build_optimizer, resolve_precision
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.models import load_recipe
+from edgeformer.models.adapter import Learning
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training.optimizer import LearningRate, build_optimizer, resolve_precision
 
 
 def rates(schedule: Schedule, steps: int) -> list[float]:

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from edgeformer.families import load_recipe
-from edgeformer.families.network import Batch, Losses
-from edgeformer.formats.errors import EdgeformerError
-from edgeformer.formats.progress import Silent
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.progress import Silent
+from edgeformer.models import load_recipe
+from edgeformer.models.adapter import Batch, Losses
 from edgeformer.run import read_run
-from edgeformer.stages.training.memory import is_out_of_memory
-from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.training.memory import is_out_of_memory
+from edgeformer.training.objective import Objective
+from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL
 
 

@@ -9,20 +9,20 @@ from typing import Any, cast
 import pytest
 import torch
 
-from edgeformer.data import parts
-from edgeformer.families import load_recipe
-from edgeformer.formats.data_config import DataConfig, FileSource
-from edgeformer.formats.device import DeviceProfile, Fact
-from edgeformer.formats.documents import load_profile
-from edgeformer.formats.errors import InputError
-from edgeformer.formats.recipe import Recipe
-from edgeformer.formats.units import format_bytes, parse_bytes
-from edgeformer.stages.training import train
-from edgeformer.stages.training.memory import predict_peak, predict_peaks
-from edgeformer.stages.training.plan import count_offline, plan, planned_precision, suggest
-from edgeformer.stages.training.processes import Processes
-from edgeformer.stages.training.train import TrainOptions
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.artifacts.data_config import DataConfig, FileSource
+from edgeformer.artifacts.device import DeviceProfile, Fact
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.artifacts.units import format_bytes, parse_bytes
+from edgeformer.data import sources
+from edgeformer.models import load_recipe
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training import train
+from edgeformer.training.distributed import Processes
+from edgeformer.training.memory import predict_peak, predict_peaks
+from edgeformer.training.plan import count_offline, plan, planned_precision, suggest
+from edgeformer.training.train import TrainOptions
 from tests.fakes.nvml import LAPTOP, UUID, WINDOWS, Driver
 
 MIB = 2**20
@@ -229,13 +229,13 @@ def test_data_that_is_here_is_read_once(
     part = (FileSource(kind="file", path=str(path)),)
     data = small_recipe.data.model_copy(update={"parts": {"train": part}})
     read: list[str] = []
-    real = parts.part_rows
+    real = sources.part_rows
 
     def counted(config: DataConfig, part: str, *others: Any) -> Any:
         read.append(part)
         return real(config, part, *others)
 
-    monkeypatch.setattr(parts, "part_rows", counted)
+    monkeypatch.setattr(sources, "part_rows", counted)
     found = plan(small_recipe.model_copy(update={"data": data}), RTX)
     assert read == ["train"] and found.time.rows_from == "data"
     assert any("two labels or more" in note for note in found.notes)

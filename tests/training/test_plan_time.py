@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks.studies.jobs import recipe_sha256
-from edgeformer.data.findings import load_and_look
+from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.plan import PlannedTime
+from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.data.data_warnings import load_and_look
 from edgeformer.data.splits import split
-from edgeformer.families import load_recipe
-from edgeformer.formats.device import DeviceProfile, Fact, Peaks
-from edgeformer.formats.documents import load_profile
-from edgeformer.formats.plan import PlannedTime
-from edgeformer.formats.progress import Silent
-from edgeformer.formats.recipe import Recipe
-from edgeformer.reporting.tables import time_text
-from edgeformer.stages.training.duration import SHARE_OF_PEAK, planned_data, planned_time, step_operations
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.models import load_recipe
+from edgeformer.report.tables import time_text
 from edgeformer.tasks import task_named
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training.duration import SHARE_OF_PEAK, planned_data, planned_time, step_operations
+from edgeformer.training.train import TrainOptions, train
 
 PI = load_profile("raspberry-pi-5")
 

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from edgeformer.families import load_recipe
-from edgeformer.formats.errors import EdgeformerError, InputError
-from edgeformer.formats.progress import Silent
+from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.artifacts.progress import Silent
+from edgeformer.models import load_recipe
 from edgeformer.run import read_run
-from edgeformer.stages.training.connection import connect
-from edgeformer.stages.training.memory import predict_peak, share_of
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.training.distributed import connect
+from edgeformer.training.memory import predict_peak, share_of
+from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL_LANGUAGE
 from tests.torture.children import TINY, begin, ends
 from tests.training.test_health import two_layers

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from edgeformer.families import load_recipe
-from edgeformer.families.network import Place
-from edgeformer.formats.progress import SILENT
-from edgeformer.formats.recipe import CompileConfig
-from edgeformer.stages.training import quick
-from edgeformer.stages.training.connection import connect
-from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.quick import LEAST_BYTES, QuickTable, quicken, quickens
-from edgeformer.stages.training.stepper import Stepper
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.artifacts.recipe import CompileConfig
+from edgeformer.models import load_recipe
+from edgeformer.models.adapter import Place
+from edgeformer.training import optimizer as quick
+from edgeformer.training.distributed import connect
+from edgeformer.training.objective import Objective
+from edgeformer.training.optimizer import LEAST_BYTES, QuickTable, quicken, quickens
+from edgeformer.training.step import Stepper
 from tests.training.test_levers import training
 from tests.training.test_recipe_effects import BASE
 

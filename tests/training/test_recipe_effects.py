@@ -15,20 +15,20 @@ from pydantic import BaseModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from edgeformer.families import family_of, load_recipe
-from edgeformer.families.crt import CRTConfig
-from edgeformer.families.distillation import classification_loss
-from edgeformer.families.encoder import EncoderConfig
-from edgeformer.families.network import Place, count_parameters
-from edgeformer.formats.data_config import DataConfig, FileSource
-from edgeformer.formats.progress import SILENT
-from edgeformer.formats.recipe import CompileConfig, EarlyStopping, OptimizerConfig, Recipe
-from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.optimization import build_optimizer
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.artifacts.data_config import DataConfig, FileSource
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.artifacts.recipe import CompileConfig, EarlyStopping, OptimizerConfig, Recipe
+from edgeformer.models import load_recipe, model_spec_of
+from edgeformer.models.adapter import Place, count_parameters
+from edgeformer.models.crt import CRTConfig
+from edgeformer.models.distillation import classification_loss
+from edgeformer.models.encoder import EncoderConfig
 from edgeformer.tasks import task_named
-from edgeformer.tasks.classification.recipe import ClassificationTraining
-from edgeformer.tasks.language_modeling.recipe import LanguageTraining
+from edgeformer.tasks.classification import ClassificationTraining
+from edgeformer.tasks.language_modeling import LanguageTraining
+from edgeformer.training.objective import Objective
+from edgeformer.training.optimizer import build_optimizer
+from edgeformer.training.train import TrainOptions, train
 
 ROWS = 48
 """Rows of the training set: 80 % of what is generated."""
@@ -220,7 +220,7 @@ def test_a_field_of_the_encoder_changes_what_it_says(field: str) -> None:
     for changes in ([], [f"model.{field}={value}"]):
         recipe = load_recipe("quickstart", [*BASE, *changes])
         torch.manual_seed(1)
-        model, _ = family_of(recipe).network.build(recipe, Place("cpu", "fp32"))
+        model, _ = model_spec_of(recipe).adapter.build(recipe, Place("cpu", "fp32"))
         ids = torch.arange(1, 13).reshape(2, 6)
         with torch.no_grad():
             facts = {"parameters": count_parameters(model), "answers": model.eval()(ids), "positions": len(model.cos)}
@@ -240,19 +240,19 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
     ClassificationTraining: {
         "precision": "tests/training/test_train.py", "optimizer": "here, field by field",
         "schedule": "tests/training/test_optimization.py", "checkpoint_minutes": "tests/training",
-        "layer_decay": "tests/families/test_pretrained.py", "teacher": "tests/training/test_distillation.py",
+        "layer_decay": "tests/models/test_pretrained.py", "teacher": "tests/training/test_distillation.py",
         "teacher_sha256": "tests/training/test_distillation.py",
         "distillation": "tests/training/test_distillation.py",
         **dict.fromkeys(("tf32", "pinned_memory", "compile"), "tests/training/test_levers.py"),
     },
     CompileConfig: dict.fromkeys(("shapes", "cuda_graphs"), "tests/training/test_levers.py"),
     LanguageTraining: {
-        "exit_weight": "tests/families/test_crt_loss.py", "chunked_loss": "tests/families/test_crt_loss.py",
-        "checkpointing": "tests/families/test_crt.py", "score_padding": "tests/training/test_train_language.py",
+        "exit_weight": "tests/models/test_crt_loss.py", "chunked_loss": "tests/models/test_crt_loss.py",
+        "checkpointing": "tests/models/test_crt.py", "score_padding": "tests/training/test_train_language.py",
     },
-    EncoderConfig: {"kind": "names the family", "attention": "tests/families/test_encoder.py"},
+    EncoderConfig: {"kind": "names the family", "attention": "tests/models/test_encoder.py"},
     FileSource: {
-        "kind": "names the kind of source", "path": "tests/formats/test_recipe_paths.py",
+        "kind": "names the kind of source", "path": "tests/artifacts/test_recipe_paths.py",
         "delimiter": "tests/data/test_table_files.py", "header": "tests/data/test_table_files.py",
         "text_pair": "tests/data/test_text_pairs.py", "format": "tests/data/test_table_files.py",
         **dict.fromkeys(("text", "label", "label_value", "skip_unlabelled"), "tests/data/test_sources.py"),
@@ -287,4 +287,4 @@ def test_no_field_is_without_a_test_of_its_effect(config: type[BaseModel]) -> No
     inherited = set(ClassificationTraining.model_fields) if config is LanguageTraining else set()
     tested = HERE.get(config, set()) | set(ELSEWHERE.get(config, {}))
     assert set(config.model_fields) - inherited - tested == set()
-    assert CRTConfig.model_fields  # the other family's fields are held against an oracle: tests/families/test_crt.py
+    assert CRTConfig.model_fields  # the other family's fields are held against an oracle: tests/models/test_crt.py

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.formats.progress import Silent
-from edgeformer.stages.training.remaining import RemainingTime
-from edgeformer.stages.training.train import TrainOptions, train
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.artifacts.progress import Silent
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training.loop import RemainingTime
+from edgeformer.training.train import TrainOptions, train
 
 
 def test_steps_validations_and_test_sets_are_counted() -> None:

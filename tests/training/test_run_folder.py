@@ -13,15 +13,15 @@ from typing import ClassVar
 
 import pytest
 
-from edgeformer.families import load_recipe
-from edgeformer.formats.data_config import FileTokenizer
-from edgeformer.formats.errors import ArtifactError, EdgeformerError, InputError, InterruptedRun
-from edgeformer.formats.progress import Silent
-from edgeformer.formats.workspace import resume_command
-from edgeformer.machine import host
+from edgeformer.artifacts.data_config import FileTokenizer
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, InterruptedRun
+from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.workspace import resume_command
+from edgeformer.models import load_recipe
 from edgeformer.run import read_run
-from edgeformer.stages.training.train import TrainOptions, train
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.system import host
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training.train import TrainOptions, train
 from tests.cli.run_cli import edgeformer
 from tests.conftest import classifier_recipe
 from tests.torture.children import OFTEN, TINY, kill, start

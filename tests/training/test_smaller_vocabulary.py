@@ -9,19 +9,19 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.studies.jobs import DataReader
+from edgeformer.artifacts.data_config import SyntheticSource
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import InputError, InterruptedRun
+from edgeformer.artifacts.progress import SILENT, Silent
+from edgeformer.artifacts.recipe import Recipe
 from edgeformer.bundle import Bundle
 from edgeformer.data.sources import read
-from edgeformer.families import load_recipe, read_recipe_of
-from edgeformer.formats.data_config import SyntheticSource
-from edgeformer.formats.documents import load_profile
-from edgeformer.formats.errors import InputError, InterruptedRun
-from edgeformer.formats.progress import SILENT, Silent
-from edgeformer.formats.recipe import Recipe
+from edgeformer.export.export import export
+from edgeformer.export.variants import ExportOptions
+from edgeformer.models import load_recipe, read_recipe_of
 from edgeformer.run import read_run
-from edgeformer.stages.exporting.export import export
-from edgeformer.stages.exporting.variants import ExportOptions
-from edgeformer.stages.training.plan import plan
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.training.plan import plan
+from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL, SMALL_LANGUAGE, classifier_recipe
 
 TOO_LARGE = [*SMALL, "training.epochs=1", "data.rows.train=0.05", "model.vocab_size=4000"]

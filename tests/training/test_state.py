@@ -13,10 +13,10 @@ from accelerate import Accelerator
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
-from edgeformer.formats.recipe import OptimizerConfig
-from edgeformer.stages.training import state
-from edgeformer.stages.training.optimization import build_optimizer
-from edgeformer.stages.training.processes import Processes
+from edgeformer.artifacts.recipe import OptimizerConfig
+from edgeformer.training import checkpoint
+from edgeformer.training.distributed import Processes
+from edgeformer.training.optimizer import build_optimizer
 
 
 class Tied(nn.Module):
@@ -48,16 +48,16 @@ def drawn() -> tuple[float, ...]:
 
 def test_every_librarys_random_numbers_go_on(tmp_path: Path, processes: Processes) -> None:
     model, optimizer = processes.prepare(nn.Linear(2, 2), build_optimizer(nn.Linear(2, 2), OptimizerConfig(lr=0.1)))
-    found = state.gather(processes, model, optimizer)
+    found = checkpoint.gather(processes, model, optimizer)
     assert set(found) == {"model.safetensors", "optimizer.bin", "random_states_0.pkl"}
-    state.write(found, tmp_path)
+    checkpoint.write(found, tmp_path)
     expected = drawn()
     assert all(a != b for a, b in zip(drawn(), expected, strict=True))
-    state.load(tmp_path, processes, model, optimizer)
+    checkpoint.load(tmp_path, processes, model, optimizer)
     assert drawn() == expected
     (tmp_path / "random_states_0.pkl").unlink()  # as where fewer processes wrote it
     before = torch.get_rng_state()
-    state.load(tmp_path, processes, model, optimizer)
+    checkpoint.load(tmp_path, processes, model, optimizer)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -66,11 +66,11 @@ def test_an_optimizers_state_by_names_is_the_one_by_numbers() -> None:
     model = Tied()
     optimizer = stepped(model)
     by_number = optimizer.state_dict()
-    by_name = state._by_name(model, optimizer, by_number)
+    by_name = checkpoint._by_name(model, optimizer, by_number)
     assert [group["params"] for group in by_name["param_groups"]] == [["table"], ["scale"]]
     assert float(by_name["state"]["table"]["exp_avg"].max()) == pytest.approx(0.2)  # (1 − β₁) · its gradient of 2
     assert float(by_name["state"]["scale"]["exp_avg"].max()) == pytest.approx(0.1)
-    again = state._by_number(by_name)
+    again = checkpoint._by_number(by_name)
     assert again["param_groups"] == by_number["param_groups"]
     assert again["state"].keys() == by_number["state"].keys()
     assert all(again["state"][number] is by_number["state"][number] for number in again["state"])
@@ -80,7 +80,7 @@ def test_an_optimizers_state_by_names_is_the_one_by_numbers() -> None:
 def test_weights_that_a_file_has_once_have_all_their_names() -> None:
     model, table, scale = Tied(), torch.rand(4, 3), torch.rand(3)
     for stored in ("table", "head"):
-        found = state._with_shared(model, {stored: table, "scale": scale})
+        found = checkpoint._with_shared(model, {stored: table, "scale": scale})
         assert found.keys() == {"table", "head", "scale"}
         assert found["table"] is table and found["head"] is table and found["scale"] is scale
 
@@ -88,9 +88,9 @@ def test_weights_that_a_file_has_once_have_all_their_names() -> None:
 def test_the_scaler_of_fp16_comes_back(tmp_path: Path, processes: Processes) -> None:
     model, optimizer = processes.prepare(nn.Linear(2, 2), build_optimizer(nn.Linear(2, 2), OptimizerConfig(lr=0.1)))
     processes.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    state.write(state.gather(processes, model, optimizer), tmp_path)
+    checkpoint.write(checkpoint.gather(processes, model, optimizer), tmp_path)
     processes.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    state.load(tmp_path, processes, model, optimizer)
+    checkpoint.load(tmp_path, processes, model, optimizer)
     assert processes.accelerator.scaler.state_dict()["scale"] == 8.0
 
 
@@ -132,20 +132,20 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def test_shards_are_written_whole_and_read_as_shards(tmp_path: Path, one_of_one: Processes) -> None:
     model, optimizer = sharded(one_of_one, 1)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-    found = state.gather(one_of_one, model, optimizer)
+    found = checkpoint.gather(one_of_one, model, optimizer)
     assert set(found) == {"model.safetensors", "optimizer.bin", "random_states_0.pkl"}
     assert not any(isinstance(tensor, DTensor) for tensor in found["model.safetensors"].values())
     moments = found["optimizer.bin"]["state"]
     assert set(moments) == {0, 1}, "by number, as one process writes them"
     assert not any(isinstance(tensor, DTensor) for one in moments.values() for tensor in one.values())
     assert float(moments[0]["exp_avg"].max()) == pytest.approx(0.3)  # the table first: (1 − β₁) · its gradient of 3
-    state.write(found, tmp_path)
+    checkpoint.write(found, tmp_path)
     other, other_optimizer = sharded(one_of_one, 2)
-    state.load(tmp_path, one_of_one, other, other_optimizer)
+    checkpoint.load(tmp_path, one_of_one, other, other_optimizer)
     for name, parameter in other.named_parameters(remove_duplicate=False):
         assert isinstance(parameter, DTensor), "it would not fit into one process"
         assert torch.equal(whole(parameter), whole(dict(model.named_parameters(remove_duplicate=False))[name])), name
-    again = state.gather(one_of_one, other, other_optimizer)["optimizer.bin"]
+    again = checkpoint.gather(one_of_one, other, other_optimizer)["optimizer.bin"]
     for before, after in zip(found["optimizer.bin"]["param_groups"], again["param_groups"], strict=True):
         assert {**after, "betas": tuple(after["betas"])} == before
     for number, one in moments.items():
@@ -157,7 +157,7 @@ def test_shards_are_written_whole_and_read_as_shards(tmp_path: Path, one_of_one:
 def test_only_the_main_process_numbers_the_optimizers_state(one_of_one: Processes) -> None:
     model, optimizer = sharded(one_of_one, 1)
     one_of_one.rank = 1
-    assert state.gather(one_of_one, model, optimizer)["optimizer.bin"] == {}
+    assert checkpoint.gather(one_of_one, model, optimizer)["optimizer.bin"] == {}
 
 
 class Cards:
@@ -173,21 +173,21 @@ class Cards:
 
 def test_a_cards_random_numbers_are_this_process_own(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = Cards(monkeypatch, current=2)
-    saved = state._random_states()
+    saved = checkpoint._random_states()
     assert [int(found) for found in saved["torch_cuda_manual_seed"]] == [72]
-    state._restore(saved)
+    checkpoint._restore(saved)
     assert cards.was_set == [72]
     for of_all, expected in (([60, 61, 62, 63], 62), ([60, 61], 61)):  # as earlier versions wrote them
-        state._restore({**saved, "torch_cuda_manual_seed": [torch.tensor(number) for number in of_all]})
+        checkpoint._restore({**saved, "torch_cuda_manual_seed": [torch.tensor(number) for number in of_all]})
         assert cards.was_set[-1] == expected
     del saved["torch_cuda_manual_seed"]  # written on a CPU
-    state._restore(saved)
+    checkpoint._restore(saved)
     assert len(cards.was_set) == 3
 
 
 def test_a_cards_random_numbers_mean_nothing_to_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = {**state._random_states(), "torch_cuda_manual_seed": [torch.tensor(1)]}
+    saved = {**checkpoint._random_states(), "torch_cuda_manual_seed": [torch.tensor(1)]}
     cards = Cards(monkeypatch, current=0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    state._restore(saved)
+    checkpoint._restore(saved)
     assert cards.was_set == []

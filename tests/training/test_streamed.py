@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from edgeformer.artifacts.errors import InputError, InterruptedRun
+from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.batching import plan_batches
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.families import load_recipe
-from edgeformer.formats.errors import InputError, InterruptedRun
-from edgeformer.formats.recipe import Recipe
+from edgeformer.models import load_recipe
 from edgeformer.run import read_run
-from edgeformer.stages.training import memory, objective
-from edgeformer.stages.training.train import TrainOptions, train
+from edgeformer.training import memory, objective
+from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL, SMALL_LANGUAGE
 from tests.training.test_checkpoints import assert_same
 from tests.training.test_train import StopAfter, weights

@@ -11,17 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeformer.families import load_recipe
-from edgeformer.families.encoder.model import SwiGLU
-from edgeformer.formats.data_config import FileSource
-from edgeformer.formats.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
-from edgeformer.formats.progress import Silent
-from edgeformer.formats.scores import Score
+from edgeformer.artifacts.data_config import FileSource
+from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
+from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.scores import Score
+from edgeformer.models import load_recipe
+from edgeformer.models.encoder.model import SwiGLU
 from edgeformer.run import read_run
-from edgeformer.stages.training import run_folder
-from edgeformer.stages.training.objective import Objective
-from edgeformer.stages.training.train import TrainOptions, train
-from edgeformer.tasks.classification.recipe import ClassificationRecipe
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training import run_folder
+from edgeformer.training.objective import Objective
+from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL
 
 

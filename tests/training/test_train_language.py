@@ -10,13 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeformer.families import load_recipe
-from edgeformer.families.saving import load_model
-from edgeformer.formats.errors import InputError, InterruptedRun
+from edgeformer.artifacts.errors import InputError, InterruptedRun
+from edgeformer.models import load_recipe
+from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
-from edgeformer.stages.training.train import TrainOptions, train
-from edgeformer.tasks.language_modeling.recipe import LanguageRecipe
-from edgeformer.tasks.language_modeling.scoring import LanguageScore
+from edgeformer.tasks.language_modeling import LanguageRecipe, LanguageScore
+from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL_LANGUAGE
 from tests.training.test_train import StopAfter, records
 
@@ -137,7 +136,7 @@ class TestLeaks:
 
 
 def test_as_device_needs_a_card(tmp_path: Path, small_language_recipe: LanguageRecipe) -> None:
-    from edgeformer.formats.documents import load_profile
+    from edgeformer.artifacts.documents import load_profile
 
     with pytest.raises(InputError, match="--as-device"):
         train(small_language_recipe, TrainOptions(tmp_path, accelerator="cpu", as_device=load_profile("rtx4050")))

@@ -1,0 +1,277 @@
+"""The files of a bundle against its manifest: none outside the folder, none without a checksum, none changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from pydantic import Field
+from typing_extensions import Self
+
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.files import as_json, sha256_of
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Parity
+from edgeformer.artifacts.onnx_outline import external_files
+from edgeformer.artifacts.scores import AnyScore
+from edgeformer.artifacts.workspace import BUNDLE_FILE, REMEDY
+
+
+class FileCheck(Frozen):
+    """One file of a bundle against bundle.json."""
+
+    file: str = Field(description="relative to the bundle")
+    status: Literal["intact", "missing", "truncated", "changed", "unexpected"]
+    detail: str | None = None
+
+
+class BundleFiles:
+    """Compares files with a manifest; each is hashed once.
+
+    Args:
+        folder: the bundle's.
+        manifest: what should be there.
+    """
+
+    def __init__(self, folder: Path, manifest: BundleManifest) -> None:
+        self.folder = folder
+        self._manifest = manifest
+        self._checks: dict[str, FileCheck] = {}
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """Every file that the manifest vouches for, and its sha256."""
+        artifacts = self._manifest.artifacts
+        own = {a.file: a.sha256 for a in artifacts if a.file is not None and a.sha256 is not None}
+        return {**self._manifest.files, **own}
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over names and checksums of those files: of what runs, whatever else the manifest says of it."""
+        listed = "".join(f"{sha256} {name}\n" for name, sha256 in sorted(self.checksums.items()))
+        return hashlib.sha256(listed.encode()).hexdigest()
+
+    def inspect(self, name: str) -> FileCheck:
+        """Compare a file with the manifest.
+
+        Args:
+            name: relative to the bundle; a file that the manifest has no checksum of is ``unexpected``.
+
+        Raises:
+            ArtifactError: it lies outside the bundle.
+        """
+        if name not in self._checks:
+            self._checks[name] = self._compare(name)
+        return self._checks[name]
+
+    def intact(self, name: str, need: str) -> Path:
+        """A file's path, after it was compared with the manifest.
+
+        Args:
+            name: relative to the bundle.
+            need: what it is for, for a message: "onnx-fp32 needs onnx/model.onnx".
+
+        Raises:
+            ArtifactError: it is missing, truncated, changed, not listed with a checksum, or outside the bundle.
+        """
+        path, check = self.path(name), self.inspect(name)
+        if check.status == "intact":
+            return path
+        if check.status == "unexpected":
+            raise ArtifactError(f"{self.folder / BUNDLE_FILE}: {need}, which is not listed with a checksum; {REMEDY}")
+        what = {
+            "missing": check.detail or "cannot be read: it is missing",
+            "truncated": f"truncated: {check.detail}",
+            "changed": f"changed since it was exported (its sha256 differs from {BUNDLE_FILE})",
+        }
+        raise ArtifactError(f"{path}: {what[check.status]}; {REMEDY}")
+
+    def path(self, name: str) -> Path:
+        """Where a file lies, unread. Raises ArtifactError for one outside the bundle."""
+        pure, path = PurePosixPath(name), self.folder / name
+        foreign = pure.is_absolute() or ".." in pure.parts or any(character in name for character in "\\:\0")
+        if foreign or not path.resolve().is_relative_to(self.folder.resolve()):
+            raise ArtifactError(
+                f"{self.folder / BUNDLE_FILE}: names {name!r}, which lies outside the bundle; do not use it"
+            )
+        return path
+
+    def needed_by(self, artifact: ArtifactManifest) -> list[str]:
+        """Names of the files without which an artifact does not run, its own first."""
+        own = [name for name in (artifact.file, artifact.weights_file, *artifact.parts.values()) if name is not None]
+        beside = self._neighbours(artifact) if len(set(own)) == 1 else ()
+        return list(dict.fromkeys((*own, *beside)))
+
+    def check_weights(self, artifact: ArtifactManifest) -> None:
+        """Whether the graphs of an artifact read listed files only; to be asked before a runtime opens them.
+
+        Raises:
+            ArtifactError: a graph names a file outside the bundle, or one that is missing, changed or not listed.
+        """
+        files = (str(artifact.file), *artifact.parts.values())
+        # What a builder made for a runtime of its own can be an ONNX file, too.
+        for graph in dict.fromkeys(name for name in files if artifact.is_graph or name.endswith(".onnx")):
+            for location in sorted(external_files(self.path(graph))):
+                name = (PurePosixPath(graph).parent / location).as_posix()
+                # Its parent would bind "/x" and "C:x" to nothing, and drop "./", as the runtime may or may not.
+                if PurePosixPath(location).as_posix() != location or not location:
+                    raise ArtifactError(f"{self.folder / graph}: reads weights from {location!r}, no file name")
+                self.path(name)
+                self.intact(name, f"{graph} reads weights from {name}")
+
+    def _compare(self, name: str) -> FileCheck:
+        path, sha256 = self.path(name), self.checksums.get(name)
+        if sha256 is None:
+            return FileCheck(file=name, status="unexpected", detail=f"{BUNDLE_FILE} has no checksum of it")
+        try:
+            actual_bytes = path.stat().st_size
+            if sha256_of(path) == sha256:
+                return FileCheck(file=name, status="intact")
+        except FileNotFoundError:
+            return FileCheck(file=name, status="missing")
+        except OSError as error:
+            return FileCheck(file=name, status="missing", detail=f"cannot be read: {error.strerror}")
+        size_bytes = self._size_of(name)
+        if size_bytes is not None and actual_bytes < size_bytes:
+            detail = f"{actual_bytes:,} of {size_bytes:,} bytes are there"
+            return FileCheck(file=name, status="truncated", detail=detail)
+        return FileCheck(file=name, status="changed", detail=f"its sha256 is not the one in {BUNDLE_FILE}")
+
+    def _size_of(self, name: str) -> int | None:
+        """Bytes of an artifact that is one file; a size that counts parts or weights beside it says nothing of it."""
+        for artifact in self._manifest.artifacts:
+            if artifact.file == name and not artifact.parts and artifact.weights_file is None:
+                return artifact.size_bytes
+        return None
+
+    def _neighbours(self, artifact: ArtifactManifest) -> Iterator[str]:
+        """The bundle's other files in the same folder: of an older bundle they may be weights. Parts are not."""
+        folder = PurePosixPath(str(artifact.file)).parent
+        parts = {part for other in self._manifest.artifacts for part in other.parts.values()}
+        for name in self._manifest.files:
+            if folder != PurePosixPath() and PurePosixPath(name).parent == folder and name not in parts:
+                yield name
+
+
+# targets.json, beside bundle.json: what the machines that its engines are for found of them.
+#
+# bundle.json is the exporting machine's, and no other writes it again. An engine that could not run where it was
+# exported
+# is compared and scored on its target, by ``verify --write``; each finding is signed with the checksums of the
+# artifact's
+# files, so that it says nothing of another artifact, or of an engine that was built again. The signature is a
+# checksum:
+# it tells a record that was damaged, edited or moved, and nothing of who wrote it.
+
+
+TARGETS_FILE = "targets.json"
+REMEASURE = "run edgeformer verify --write on the target"
+_SHOWN = 12  # digits of a checksum in a message
+
+
+class TargetRecord(Frozen):
+    """What one machine found of one artifact."""
+
+    artifact: str
+    artifact_sha256: str = Field(description="of its file, or over those of all files that it runs from")
+    device: str = Field(description="what computed: the card's name")
+    compute_capability: str | None = Field(None, description="of an NVIDIA card")
+    runtime: dict[str, str] = Field(description="package, driver → version")
+    recorded: str
+    code_version: str
+    status: Literal["verified", "failed"]
+    reason: str | None = Field(None, description="why it failed")
+    parity: Parity
+    score: AnyScore | None = Field(None, description="on the golden inputs")
+    validation: AnyScore | None = Field(None, description="on the rows of the validation split that export scores on")
+    unscored: str | None = Field(None, description="why there is no score on the validation split")
+    signature: str = Field("", description="sha256 of this record with an empty signature")
+
+    def signed(self) -> Self:
+        """The same with its signature."""
+        return self.model_copy(update={"signature": self._sum()})
+
+    def why_refused(self, manifest: BundleManifest) -> str | None:
+        """Why it says nothing of the bundle's artifact; None: it does."""
+        told = f"{TARGETS_FILE}: the record of {self.artifact} on {self.device}"
+        if self.signature != self._sum():
+            return f"{told} was changed since it was written, so it is not used: {REMEASURE}"
+        held = next((entry for entry in manifest.artifacts if entry.id == self.artifact), None)
+        if held is None or held.status != "built":
+            return f"{told} is stale: the bundle holds no such artifact (any more)"
+        sha256 = files_sha256(held, manifest.files)
+        if sha256 != self.artifact_sha256:
+            return (
+                f"{told} is stale: it is of a file with the sha256 {self.artifact_sha256[:_SHOWN]}…, and the bundle's "
+                f"has {str(sha256)[:_SHOWN]}…: another artifact, or built again; {REMEASURE}"
+            )
+        return None
+
+    def _sum(self) -> str:
+        return hashlib.sha256(as_json(self.model_copy(update={"signature": ""})).encode()).hexdigest()
+
+
+class TargetRecords(Frozen):
+    """targets.json."""
+
+    format_version: Literal[1] = 1
+    records: tuple[TargetRecord, ...] = Field((), strict=False)
+
+    def with_new(self, found: Iterable[TargetRecord]) -> Self:
+        """The same with these; each takes the place of what the same device found of the same artifact before."""
+        known = {(record.artifact, record.device): record for record in (*self.records, *found)}
+        return self.model_copy(update={"records": tuple(known.values())})
+
+    def of(self, manifest: BundleManifest) -> Self:
+        """Only those that say something of the bundle's artifacts."""
+        kept = tuple(record for record in self.records if record.why_refused(manifest) is None)
+        return self.model_copy(update={"records": kept})
+
+    def completing(self, manifest: BundleManifest, device: str | None = None) -> dict[str, TargetRecord]:
+        """Artifact that export did not compare → what a target found of it.
+
+        Args:
+            device: a part of the name of the device that is asked about: its own record goes before newer ones.
+        """
+        open_ = {entry.id for entry in manifest.artifacts if lacks_parity(entry)}
+        found = sorted(
+            (record for record in self.of(manifest).records if record.artifact in open_),
+            key=lambda record: (device is not None and device.lower() in record.device.lower(), record.recorded),
+        )
+        return {record.artifact: record for record in found}
+
+
+def lacks_parity(artifact: ArtifactManifest) -> bool:
+    """Whether an artifact was built, and left to its target to compare."""
+    parity = artifact.parity
+    return artifact.status == "built" and parity is not None and parity.status == "unavailable"
+
+
+def files_sha256(artifact: ArtifactManifest, files: Mapping[str, str]) -> str | None:
+    """What an artifact's records are signed with; None: the manifest does not list its file with a checksum.
+
+    Args:
+        artifact: of the bundle.
+        files: the bundle's other files → sha256: parts and weights are among them.
+    """
+    beside = {artifact.weights_file, *artifact.parts.values()} - {artifact.file, None}
+    sums = [f"{name} {files.get(str(name))}" for name in sorted(map(str, beside))]
+    if artifact.sha256 is None or not sums:
+        return artifact.sha256
+    return hashlib.sha256("\n".join([artifact.sha256, *sums]).encode()).hexdigest()
+
+
+def completed(manifest: BundleManifest, records: Mapping[str, TargetRecord]) -> BundleManifest:
+    """The manifest as it would be if export had run on those targets; an artifact that failed there is rejected."""
+
+    def entry(artifact: ArtifactManifest) -> ArtifactManifest:
+        record = records.get(artifact.id)
+        if record is None:
+            return artifact
+        known = {name: getattr(record, name) for name in ("parity", "score", "validation")}
+        failed = {"status": "rejected", "reason": f"on {record.device}: {record.reason}"}
+        return artifact.model_copy(update=known | (failed if record.status == "failed" else {}))
+
+    return manifest.model_copy(update={"artifacts": tuple(map(entry, manifest.artifacts))})

@@ -1,0 +1,299 @@
+"""DeviceProfile: facts and budgets of a target device, each with its source, and what the estimator learned there."""
+
+import re
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.data_config import Name
+from edgeformer.artifacts.units import Bytes, Milliseconds
+
+T = TypeVar("T")
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Fact(Frozen, Generic[T]):
+    """A value, where it comes from, and whether somebody checked it on the device itself."""
+
+    value: T
+    source: str
+    verified: bool
+
+
+class Peaks(Frozen):
+    """Dense peak rates, without sparsity: operations per second, a multiplication and an addition being two.
+
+    GeForce cards halve the rate of FP16 tensor cores that accumulate in FP32, so both are stated.
+    """
+
+    fp32: Fact[float] | None = None
+    fp16: Fact[float] | None = Field(None, description="tensor cores, accumulating in FP16; CPUs: vector units")
+    fp16_fp32_accumulate: Fact[float] | None = Field(None, description="tensor cores, accumulating in FP32")
+    int8: Fact[float] | None = None
+
+    def of(self, precision: str) -> tuple[Fact[float], ...]:
+        """The rates that matrix products of a precision can run at, the surest first; empty: none is known."""
+        candidates = {
+            "fp32": (self.fp32,),
+            "fp16": (self.fp16_fp32_accumulate, self.fp16),
+            "int8": (self.int8,),
+        }
+        return tuple(fact for fact in candidates.get(precision, ()) if fact is not None)
+
+
+class Power(Frozen):
+    """What the device draws, in watts: the lowest and the highest power limit it is sold or configured with."""
+
+    low_w: Positive
+    high_w: Positive
+
+
+class Clocks(Frozen):
+    """Boost clocks of a GPU that laptop makers build with different power limits."""
+
+    at_peaks: Positive = Field(description="Hz, the clock that `peaks` are stated for")
+    at_low_w: Positive = Field(description="Hz, at the lowest power limit")
+    at_high_w: Positive = Field(description="Hz, at the highest power limit")
+
+
+class Budget(Frozen):
+    """What a model of one task may cost on this device. An absent limit is not checked."""
+
+    latency_p50_ms: Milliseconds | None = None
+    batch: Count = Field(1, description="batch size at which latency is judged")
+    seq: Count = Field(128, description="sequence length at which latency is judged")
+    size_bytes: Bytes | None = None
+    memory_bytes: Bytes | None = Field(None, description="absent: the device's usable memory")
+    energy_mj: Positive | None = Field(None, description="millijoules per call above idle")
+
+
+class Budgets(Frozen):
+    """One budget per task."""
+
+    classification: Budget = Budget()
+    language_modeling: Budget = Field(Budget(), alias="language-modeling")
+
+    def for_task(self, task: str) -> Budget:
+        """The budget of ``task`` (a recipe's ``task``); one without limits of a task that profiles have none for."""
+        known = {"language-modeling": self.language_modeling, "multi-label-classification": self.classification}
+        return {"classification": self.classification, **known}.get(task, Budget())
+
+
+OperatorClass = Literal["gemm", "attention", "elementwise", "lookup", "layout"]
+"""What limits an operator: matrix products with weights; products between activations, and softmax; arithmetic per
+element and norms; reading rows of a table; moving or naming data (transpose, slice, concat, reshape)."""
+
+
+class Efficiency(Frozen):
+    """How much of the device's peak rates one class of operators reaches, and what an operator costs at least.
+
+    Its time is the sum of the overhead and of what each rate takes; of a product see `overlap` of the calibration.
+    """
+
+    of_peak: Positive | None = Field(None, description="share of the peak rate; None: not limited by it")
+    of_bandwidth: Positive | None = Field(
+        None, description="share of the bandwidth for what a cache can hold; above 1 where it serves it faster"
+    )
+    of_weights: Positive | None = Field(
+        None, description="share of the bandwidth for weights that a cache holds; None: as `of_bandwidth`"
+    )
+    of_memory: Positive | None = Field(
+        None, description="share of the bandwidth for what no cache can hold; None: as `of_bandwidth`"
+    )
+    overhead_us: NotNegative = Field(0.0, description="per operator, doing nothing")
+
+
+class Speed(Frozen):
+    """A processor's speed at a moment: what a product and a copy of fixed size take (the reference probe)."""
+
+    product_us: Positive
+    copy_us: Positive
+
+
+class Response(Frozen):
+    """How a call's time follows the machine's speed: what the reference takes now over what it took, to these powers.
+
+    Fitted to calls that several processes timed; 0: not at all, as far as those tell.
+    """
+
+    of_product: NotNegative = 0.0
+    of_copy: NotNegative = 0.0
+
+
+class FittedCase(Frozen):
+    """A shape of an artifact that was measured to fit or to validate; times are as they would be at the calibration's
+    speed."""
+
+    run: str
+    artifact: str
+    precision: str = "fp32"
+    phase: Literal["steady", "decode"] = "steady"
+    batch: int
+    seq: int
+    measured_ms: float
+    estimated_ms: float | None = None
+    stable: bool = Field(True, description="false: the measurement cannot be had again, and counts for no error")
+
+
+class EstimateError(Frozen):
+    """How far estimates were from measurements: |log2(estimated / measured)|, 0.25 is 19 % off, 1 is a factor of 2."""
+
+    kind: Literal["cpu", "cuda"] = Field(description="the kind of device that it was found on")
+    device: str = Field(description="the processor or card")
+    cases: int
+    median_log2: float
+    worst_log2: float
+    models: int | None = Field(None, description="each left out once, and estimated by what the others taught")
+    spread_log2: NotNegative | None = Field(
+        None, description="half of a range: what 95 % of a model's cases stay within, of the worst model"
+    )
+    created: str
+
+
+class EstimateRecord(Frozen):
+    """Errors of the estimator on one machine. Errors and shares are fractions: 0.068 is 6.8 %."""
+
+    source: str = Field(description="where the cases are listed")
+    kind: Literal["cpu", "cuda"]
+    processor: str = Field(description="the processor or card that the cases were measured on")
+    cores: int | None = None
+    measured: str = Field(description="date")
+    cases: int
+    models: int | None = Field(None, description="each estimated by a calibration with the others")
+    precisions: tuple[str, ...] = Field((), strict=False)
+    median_error: float
+    worst_error: float
+    within_15_percent: float | None = None
+    ranges_held: float | None = Field(None, description="share of the measurements inside the estimate's range")
+
+
+class Calibration(Frozen):
+    """Efficiencies fitted on this host per precision, what they were fitted on, and the error on other cases."""
+
+    created: str
+    processor: str
+    instructions: tuple[str, ...] | None = Field(
+        None, strict=False, description="by which runtimes choose their kernels; None: not known"
+    )
+    stated_cache_bytes: Bytes | None = Field(None, description="the last-level cache, as the system states it")
+    cache_ramp: tuple[Positive, Positive] | None = Field(
+        None,
+        strict=False,
+        description="shares of the cache from which on it keeps less than all, and nothing; None: usual",
+    )
+    overlap: float = Field(
+        1.0,
+        ge=1,
+        description="x of (computing^x + reading^x)^(1/x), a product's time with weights of the cache; 1: the sum",
+    )
+    threads: int
+    speed: Speed | None = Field(None, description="of the machine, that all times hold for; None: nobody looked")
+    response: Response | None = Field(None, description="how times were brought to `speed`; None: nobody fitted it")
+    other_speed: Speed | None = Field(None, description="the machine has two speeds: the other, slower one")
+    disturbed: str | None = Field(None, description="what else used the machine while times were taken")
+    provider: str
+    versions: dict[str, str] = Field({}, description="library → version")
+    efficiencies: dict[str, dict[OperatorClass, Efficiency]] = Field(description="precision → class → efficiency")
+    operators: dict[str, dict[str, Efficiency]] = Field(
+        {}, description="precision → operator → efficiency, where it was seen often enough to differ from its class"
+    )
+    call_overhead_us: dict[str, NotNegative] = Field(
+        {}, description="precision → microseconds per call, whatever its shape"
+    )
+    fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
+    validated_on: tuple[FittedCase, ...] = Field(
+        (),
+        strict=False,
+        description="`--validate`: other shapes of a model that was fitted; they say nothing of others",
+    )
+    left_out: tuple[FittedCase, ...] = Field(
+        (), strict=False, description="of each fitted model, as the other ones alone estimate it"
+    )
+    error: EstimateError | None = Field(
+        None, description="on `left_out`, else on `validated_on`; None: nothing was held against a measurement"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_earlier_versions_wrote(cls, value: Any) -> Any:
+        """Without ``one_thread``, a second fit beside this one: no estimate was ever made of it. Cases of models that
+        were left out were stored as validated ones."""
+        if not isinstance(value, dict):
+            return value
+        known = {key: value[key] for key in value if key != "one_thread"}
+        error = known.get("error")
+        if isinstance(error, dict) and error.get("models") and "left_out" not in known:
+            known |= {"left_out": known.get("validated_on", ()), "validated_on": ()}
+        return known
+
+
+def names_rtx(name: str) -> bool:
+    """Return whether a card's name says RTX: GeForce RTX 4050, RTX4050, RTX-4070, Quadro RTX 4000; not GTX 1650."""
+    return re.search(r"\bRTX", name, re.IGNORECASE) is not None
+
+
+class DeviceProfile(Frozen):
+    """A target device. ``match`` is how the device is recognised when it is present.
+
+    A fact that is absent is not known; an estimate that needs it is then `unavailable`, and says which fact is missing.
+    """
+
+    name: Name
+    title: str
+    kind: Literal["cuda", "cpu"]
+    tensorrt: Literal["rtx", "enterprise", "none"] | None = Field(
+        None,
+        description="what `export --trt` builds its engines with: TensorRT for RTX; TensorRT itself, on the device; or "
+        "nothing. Absent: `rtx` where a word of the title or `match` begins with RTX, else `enterprise`",
+    )
+    match: str | None = Field(
+        None, description="part of the name that the driver reports (cuda) or of the processor's (cpu); absent: any"
+    )
+    match_not: tuple[str, ...] = Field(
+        (), strict=False, description="words of names that contain `match` and are other devices, e.g. SUPER, Laptop"
+    )
+    boards: tuple[str, ...] = Field(
+        (), strict=False, description="Jetson: part numbers in /proc/device-tree/compatible, one of which must be there"
+    )
+    compute_capability: Fact[str] | None = None
+    memory_bytes: Fact[Bytes] | None = Field(None, description="absent: this host's memory")
+    memory_shared: bool = Field(False, description="CPU and GPU share one memory (Jetson, Apple)")
+    system_bytes: Fact[Bytes] | None = Field(None, description="what system, desktop and driver keep of the memory")
+    usable_memory_bytes: Fact[Bytes] | None = Field(None, description="what the system leaves to a process")
+    context_bytes: Fact[Bytes] | None = Field(
+        None, description="what a process holds before any model: CUDA context and runtime libraries; CPUs: runtime"
+    )
+    bandwidth_bytes_per_s: Fact[float] | None = None
+    cache_bytes: Fact[Bytes] | None = Field(None, description="last-level cache: L2 of a GPU, L3 (or L2) of a CPU")
+    cores: Fact[int] | None = Field(None, description="CPUs: physical cores; GPUs: streaming multiprocessors")
+    peaks: Peaks = Peaks()
+    launch_overhead_us: Fact[float] | None = Field(
+        None, description="microseconds from one kernel (GPU) or operator (CPU) to the next, doing nothing"
+    )
+    power: Fact[Power] | None = None
+    clocks_hz: Fact[Clocks] | None = Field(None, description="absent: the clock is the same at every power limit")
+    budgets: Budgets = Budgets()
+    calibration: Calibration | None = Field(None, description="written by `calibrate`; never by hand")
+
+    @property
+    def tensorrt_edition(self) -> Literal["rtx", "enterprise", "none"]:
+        """``tensorrt``, or what follows from the device's name where the profile does not say it."""
+        if self.tensorrt is not None:
+            return self.tensorrt
+        if self.kind != "cuda":
+            return "none"
+        return "rtx" if names_rtx(f"{self.title} {self.match or ''}") else "enterprise"
+
+    @property
+    def tensorrt_source(self) -> str:
+        """Where :attr:`tensorrt_edition` is from, for messages: the profile, or a guess from the device's name."""
+        if self.tensorrt is not None:
+            return f"its profile says tensorrt: {self.tensorrt}"
+        name = "has" if self.tensorrt_edition == "rtx" else "does not have"
+        return (
+            f"its profile has no key tensorrt; {self.tensorrt_edition} is a guess, because its name {name} RTX in it "
+            "(set tensorrt in the profile to choose)"
+        )

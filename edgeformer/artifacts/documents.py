@@ -1,0 +1,422 @@
+"""YAML from a stranger: read as YAML 1.2 does, each key with its line, and refused before it can cost time or memory.
+
+Aliases (``&base`` … ``*base``, ``<<: *base``) work; each counts with all that it stands for, so that a few lines cannot
+stand for billions, and one that leads back into itself is refused.
+
+Lines come from PyYAML's nodes: ruamel.yaml takes twice the time, has no such limits, and reads dates and 1_000.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.errors import InputError, RecipeError, did_you_mean
+from edgeformer.artifacts.files import write_text
+
+MOST_BYTES = 256 * 1024
+"""Of a file: 60 times the largest recipe or profile that is shipped. PyYAML needs seconds for more."""
+MOST_VALUES = 10_000
+"""Keys and values, aliases written out: 100 times a large recipe, and read and checked in well under a second."""
+DEEPEST = 32
+"""Levels of lists and mappings in each other; recipes have 5. Python's own limit would end in a RecursionError."""
+
+KeyPath = tuple[str | int, ...]
+_BOOL, _FLOAT, _INT, _TIMESTAMP = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "timestamp"))
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the YAML 1.2 core schema for booleans, numbers and dates, and a limit to nesting."""
+
+    # PyYAML follows YAML 1.1: it reads 3e-4 as text, `no` as false and 2026-11-21 as a date.
+    yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML has it)
+        first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _INT, _TIMESTAMP)]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _depth = _nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """As PyYAML does, which would go as deep as the text says."""
+        if self._depth > DEEPEST:
+            raise yaml.composer.ComposerError(None, None, _TOO_DEEP, self.get_mark())
+        self._nodes += 1
+        if self._nodes > 2 * MOST_VALUES + 1:  # a key and its value are two
+            raise yaml.composer.ComposerError(None, None, _TOO_MANY, self.get_mark())
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """As PyYAML does, which lets Python's own errors through where a tag does not fit its value."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
+            problem = f"a value does not fit its type {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+
+_NUMBER = (
+    r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(_FLOAT, re.compile(_NUMBER), list("-+.0123456789"))
+_Loader.add_implicit_resolver(_INT, re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+.0123456789"))
+_Loader.add_constructor(_INT, lambda loader, node: int(node.value, 0 if node.value.startswith(("0o", "0x")) else 10))
+_TOO_DEEP = f"lists and mappings are nested more than {DEEPEST} deep"
+_TOO_MANY = f"holds more than {MOST_VALUES:,} values, with its aliases (*) written out"
+
+
+@dataclass
+class YamlDocument:
+    """A mapping read from YAML, where it came from, and the line of each key path."""
+
+    source: str
+    content: dict[str, Any]
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    overridden: dict[KeyPath, str] = field(default_factory=dict)
+
+    def where(self, path: KeyPath) -> str:
+        """Who set ``path``: ``file:line`` of the nearest enclosing key, or the override that replaced it."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.overridden:
+                return self.overridden[path[:length]]
+            if path[:length] in self.lines:
+                return f"{self.source}:{self.lines[path[:length]]}"
+        return self.source
+
+
+def _lines_of(root: yaml.Node) -> dict[KeyPath, int]:
+    """The line of every key and list item, aliases written out. Raises yaml.MarkedYAMLError beyond a limit."""
+    lines: dict[KeyPath, int] = {}
+    around: list[yaml.Node] = []
+    values, top = 0, root
+
+    def refuse(problem: str, node: yaml.Node) -> None:
+        raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+
+    def walk(node: yaml.Node, path: KeyPath, place: yaml.Node) -> None:
+        nonlocal values, top
+        if any(node is outer for outer in around):
+            refuse("an alias (*) stands inside the value that it stands for, which has no end; write the value", place)
+        if len(around) > DEEPEST:
+            refuse(_TOO_DEEP, top)
+        around.append(node)
+        for step, marked, value in _items(node):
+            values += 1
+            if node is root:
+                top = marked  # its line is the alias's, where an aliased value has the line of its anchor
+            if values > MOST_VALUES:
+                refuse(_TOO_MANY, top)
+            if (*path, step) in lines:
+                refuse(f"key {step!r} is given twice; keep one of them", marked)
+            here = (*path, step)
+            lines[here] = marked.start_mark.line + 1
+            walk(value, here, marked)
+        around.pop()
+
+    walk(root, (), root)
+    return lines
+
+
+def _items(node: yaml.Node) -> list[tuple[str | int, yaml.Node, yaml.Node]]:
+    """Key or position, what marks its line, and value."""
+    if isinstance(node, yaml.SequenceNode):
+        return [(position, item, item) for position, item in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.composer.ComposerError(None, None, "a key must be a plain word", key.start_mark)
+    return [(str(key.value), key, value) for key, value in node.value]
+
+
+def _tree(content: Any) -> Any:
+    """The same values, none of them shared: an override of one place must not change its aliases."""
+    if isinstance(content, dict):
+        return {key: _tree(value) for key, value in content.items()}
+    return [_tree(value) for value in content] if isinstance(content, list) else content
+
+
+def _parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
+    """The value, and the lines of its keys. Raises yaml.YAMLError."""
+    node = yaml.compose(text, Loader=_Loader)
+    if node is None:
+        return None, {}
+    lines = _lines_of(node)
+    return _tree(_Loader("").construct_document(node)), lines
+
+
+def parse_value(text: str) -> Any:
+    """One value as it would be read from a recipe (``--set key=VALUE``). Raises yaml.YAMLError."""
+    return _parse(text)[0]
+
+
+def read_yaml(path: Path) -> YamlDocument:
+    """Read a YAML mapping.
+
+    Raises:
+        RecipeError: the file is missing, too large, not UTF-8, not YAML, not a mapping, repeats a key, or is built to
+            take for ever: too deep, too many values, an alias inside itself.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise RecipeError(f"{path}: cannot be read: {reason}") from None
+    if len(content) > MOST_BYTES:
+        line = content.count(b"\n") + 1
+        raise RecipeError(f"{path}:{line}: goes on after {MOST_BYTES // 1024} KiB; a recipe or profile has a few")
+    try:
+        found, lines = _parse(text.removeprefix("\ufeff"))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise RecipeError(f"{path}:{line}: not valid YAML: {error.problem}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise RecipeError(f"{path}:{line}: not valid YAML: {error.reason} (#x{error.character:04x})") from None
+    if not isinstance(found, dict):
+        raise RecipeError(f"{path}: must hold keys and values (key: value), one per line")
+    return YamlDocument(str(path), found, lines)
+
+
+# Recipes and device profiles: found by path or by name, read as YAML, overridden, validated.
+#
+# An error names file, line, key, what is allowed and the nearest key. Numbers are read as YAML 1.2 does (3e-4 is a
+# number, ``on`` is text).
+
+
+M = TypeVar("M", bound=BaseModel)
+Kind = Literal["recipes", "profiles"]
+_CALLED = {"recipes": "recipe", "profiles": "device profile"}
+_MOST_PROBLEMS = 20
+"""As many as a person reads at once; the file of a stranger could have thousands."""
+_LONGEST_OVERRIDE = 120
+"""Characters of an override that a message repeats."""
+
+
+def validate(model: type[M], document: YamlDocument) -> M:
+    """Validate ``document`` as ``model``. Raises RecipeError with one line per problem."""
+    try:
+        return model.model_validate(document.content)
+    except ValidationError as error:
+        # A list whose items are all wrong also counts as too short; the items say what is wrong.
+        problems = [d for d in error.errors() if d["type"] != "too_short" or d["ctx"].get("actual_length") != 0]
+        problems = problems or error.errors()
+        lines = [_explain(model, document, details) for details in problems[:_MOST_PROBLEMS]]
+        more = [f"… and {len(problems) - _MOST_PROBLEMS:,} more problems"] if len(problems) > _MOST_PROBLEMS else []
+        # A discriminated union reports the same slip once per member; say it once.
+        raise RecipeError("\n".join([*dict.fromkeys(lines), *more])) from None
+
+
+def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
+    """Apply ``key.path=value`` overrides to ``document`` in place; a number in the path is a list position.
+
+    Raises:
+        RecipeError: an override has no ``=``, its value is not YAML, or its path leads through a plain value.
+    """
+    for given in overrides:
+        path_text, equals, value_text = given.partition("=")
+        override = given if len(given) <= _LONGEST_OVERRIDE else f"{given[:_LONGEST_OVERRIDE]}…"
+        if not equals or not path_text.strip():
+            raise RecipeError(f"--set {override}: write key.path=value, e.g. --set training.epochs=3")
+        try:
+            value = parse_value(value_text)
+        except yaml.YAMLError as error:
+            reason = getattr(error, "problem", None) or "it cannot be read"
+            raise RecipeError(f"--set {override}: the value is not valid YAML ({reason}); quote it") from None
+        keys = path_text.strip().split(".")
+        if len(keys) > DEEPEST:
+            raise RecipeError(f"--set {override}: its path has {len(keys):,} steps, more than {DEEPEST}")
+        _assign(document, keys, value, override)
+
+
+def _assign(document: YamlDocument, keys: list[str], value: Any, override: str) -> None:
+    target: Any = document.content
+    path: KeyPath = ()
+    for position, key in enumerate(keys):
+        parent = ".".join(keys[:position])
+        if path:
+            target = target[path[-1]]
+        if isinstance(target, list):
+            if not key.isdigit() or int(key) >= len(target):
+                raise RecipeError(
+                    f"--set {override}: {parent} is a list of {len(target)}; "
+                    f"{key!r} is not one of its positions 0…{len(target) - 1}"
+                )
+            path = (*path, int(key))
+        elif isinstance(target, dict):
+            path = (*path, key)
+            if target.get(key) is None:
+                target[key] = {}
+        else:
+            raise RecipeError(f"--set {override}: {parent} is a single value and has no keys of its own")
+    target[path[-1]] = value
+    # Problems below this key are the override's, not the file's.
+    document.lines = {known: line for known, line in document.lines.items() if known[: len(path)] != path}
+    document.overridden[path] = f"--set {override}"
+
+
+def _raw_path(content: Any, location: tuple[str | int, ...]) -> KeyPath:
+    """pydantic's location without the union tags that it puts between keys."""
+    path: KeyPath = ()
+    for position, step in enumerate(location):
+        missing = position == len(location) - 1 and isinstance(content, dict)
+        if _has(content, step) or missing:
+            path = (*path, step)
+            content = content[step] if _has(content, step) else None
+    return path
+
+
+def _has(here: Any, step: Any) -> bool:
+    if isinstance(here, list):
+        return isinstance(step, int) and step < len(here)
+    return isinstance(here, dict) and step in here
+
+
+def _explain(model: type[BaseModel], document: YamlDocument, details: ErrorDetails) -> str:
+    path = _raw_path(document.content, details["loc"])
+    dotted = ".".join(str(step) for step in path)
+    where, kind, context = document.where(path), details["type"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        parents = _models_at(model, document.content, path[:-1])
+        return f"{where}: unknown key {dotted!r}; {_allowed_keys(parents, str(path[-1]))}"
+    if kind == "missing":
+        return f"{where}: key {dotted!r} is missing; add it"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        discriminator = str(context.get("discriminator", "kind")).strip("'")
+        kinds = [repr(str(kind)) for found in _models_at(model, document.content, path) for kind in _kinds(found)]
+        tags = context.get("expected_tags") or ", ".join(kinds)
+        tag = f", not {context['tag']!r}" if "tag" in context else ""
+        return f"{where}: {dotted}.{discriminator} must be one of {tags}{tag}"
+    message = details["msg"].removeprefix("Value error, ")
+    value = details["input"]
+    shown = f" (got {value!r})" if isinstance(value, (str, int, float, bool)) or value is None else ""
+    return f"{where}: {dotted or 'the file'}: {message[:1].lower()}{message[1:]}{shown}"
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Every pydantic model that an annotation allows, through unions, lists and Annotated."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        arguments = arguments[:1]
+    elif not arguments and not isinstance(annotation, types.UnionType):
+        return []
+    return [found for argument in arguments for found in _models_in(argument)]
+
+
+def _models_at(model: type[BaseModel], content: Any, path: KeyPath) -> list[type[BaseModel]]:
+    """The models that may stand at ``path``; a union is narrowed by the ``kind`` that the document gives."""
+    candidates = [model]
+    for step in path:
+        content = content[step] if _has(content, step) else None
+        fields = [c.model_fields[step] for c in candidates if isinstance(step, str) and step in c.model_fields]
+        if fields:
+            candidates = [found for info in fields for found in _models_in(info.annotation)]
+        if isinstance(content, dict) and "kind" in content:
+            candidates = [c for c in candidates if content["kind"] in _kinds(c)] or candidates
+    return candidates
+
+
+def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
+    info = model.model_fields.get("kind")
+    return typing.get_args(info.annotation) if info else ()
+
+
+def _allowed_keys(models: list[type[BaseModel]], key: str) -> str:
+    keys = sorted({info.alias or name for model in models for name, info in model.model_fields.items()})
+    return f"{did_you_mean(key, keys)}allowed here: {', '.join(keys)}"
+
+
+def shipped_folder(kind: Kind) -> Path:
+    """Where the shipped files lie: inside an installed wheel, or at the top of a source checkout."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "shipped" / kind
+    return installed if installed.is_dir() else package.parent / kind
+
+
+def shipped_names(kind: Kind) -> list[str]:
+    """Names of the shipped recipes or profiles, sorted."""
+    return sorted(path.stem for path in shipped_folder(kind).glob("*.yaml"))
+
+
+def own_profiles(artifacts: Path) -> Path:
+    """The folder of the user's own device profiles: where `calibrate` writes and every command looks."""
+    return artifacts / "profiles"
+
+
+def profile_names(local: Path) -> list[str]:
+    """Names of the shipped device profiles and of those in the folder ``local``, sorted."""
+    return sorted({*shipped_names("profiles"), *(path.stem for path in local.glob("[!.]*.yaml"))})
+
+
+def find(kind: Kind, name: str, local: Path | None = None, note: Callable[[str], None] | None = None) -> Path:
+    """The file that ``name`` (a path or a shipped name) stands for.
+
+    Args:
+        local: a folder of the user's own files; one of the same name is used instead of the shipped one.
+        note: receives a message where a path of the clone, such as ``recipes/crt_mini.yaml``, does not exist and the
+            shipped file is used instead; None: such a path is an error. Other paths always are: a wrong path must not
+            train another recipe that has the same file name.
+
+    Raises:
+        RecipeError: neither exists; the message lists the shipped names.
+    """
+    bare = Path(name).name
+    places = [Path()]
+    if bare == name:
+        places += [folder for folder in (local, shipped_folder(kind)) if folder is not None]
+    for candidate in [place / f"{name}{suffix}" for place in places for suffix in ("", ".yaml", ".yml")]:
+        if candidate.is_file():
+            return candidate
+    names = shipped_names(kind)
+    shipped = bare.removesuffix(".yml").removesuffix(".yaml")
+    if note is not None and Path(name).parent == Path(kind) and shipped in names:
+        path = shipped_folder(kind) / f"{shipped}.yaml"
+        note(f"{name}: no such file; the shipped {_CALLED[kind]} {shipped!r} is used: {path}")
+        return path
+    hint = did_you_mean(Path(name).stem, names)
+    raise RecipeError(f"no {_CALLED[kind]} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
+
+
+def save_profile(device: DeviceProfile, path: Path, comment: str) -> None:
+    """Write a profile as :func:`load_profile` reads it, without what is not known or as everywhere.
+
+    Args:
+        device: the profile.
+        path: of the file.
+        comment: its first lines, each with ``#``.
+    """
+    document = device.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    write_text(path, comment + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
+
+
+def load_profile(
+    name: str | None, local: Path | None = None, note: Callable[[str], None] | None = None
+) -> DeviceProfile:
+    """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
+
+    ``note`` is that of :func:`find`.
+
+    ``local`` is ``<artifacts>/profiles``, where `calibrate` writes. Raises RecipeError; InputError where
+    neither a command nor a recipe's target gave a ``name``.
+    """
+    if name is None:
+        raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
+    return validate(DeviceProfile, read_yaml(find("profiles", name, local, note)))

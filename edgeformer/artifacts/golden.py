@@ -1,0 +1,191 @@
+"""golden.npz: real validation inputs with torch FP32's answers, by which a device can check itself.
+
+The one schema and the one reader. ``input_ids``, and ``attention_mask`` where the model takes one, are int64 [n, S];
+what a task keeps of the right answers and of torch's logits is beside them: numbers only, [n, …], or one for all rows.
+
+Of a graph that takes anything else, ``in.NAME`` and ``out.NAME`` are its inputs and FP32's outputs in n calls, [n, …].
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.files import replacing
+from edgeformer.artifacts.workspace import REMEDY
+
+GOLDEN_FILE = "golden.npz"
+_MOST_BYTES, _MOST_MEMBERS = 256 << 20, 1_000
+"""Unpacked: 20 times the answers of a language model with 8 exits."""
+_IDS, _MASK = "input_ids", "attention_mask"
+INPUT, OUTPUT = "in.", "out."
+"""How the names of arrays begin that are whole inputs and outputs of a graph."""
+
+Array = NDArray[Any]
+Tokens = NDArray[np.int64]
+
+
+class GoldenError(ArtifactError):
+    """golden.npz cannot answer: no artifact is to blame."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The arrays of a golden.npz, checked.
+
+    Attributes:
+        path: where they are from, for messages.
+        arrays: name → array.
+
+    Raises:
+        GoldenError: they are not what the schema says.
+    """
+
+    path: Path
+    arrays: Mapping[str, Array]
+
+    def __post_init__(self) -> None:
+        problem = _problem(self.arrays)
+        if problem is not None:
+            raise GoldenError(f"{self.path}: damaged: {problem}; {REMEDY}")
+
+    def __len__(self) -> int:
+        """Rows, or calls."""
+        return len(next(iter(self.cases(INPUT).values()), self.arrays.get(_IDS, np.empty(0))))
+
+    def cases(self, kind: str) -> dict[str, Array]:
+        """Inputs (``INPUT``) or outputs (``OUTPUT``) of a graph, name → [calls, …]."""
+        return {name.removeprefix(kind): array for name, array in self.arrays.items() if name.startswith(kind)}
+
+    def first(self, rows: int) -> Golden:
+        """The same with its first ``rows`` rows or calls only."""
+        return Golden(self.path, {name: array[:rows] if array.ndim else array for name, array in self.arrays.items()})
+
+    @property
+    def answers(self) -> Mapping[str, Array]:
+        """What its task scores outputs against: the right answers; of a graph without any FP32's outputs."""
+        return self.cases(OUTPUT) or self.arrays
+
+    @property
+    def padded(self) -> bool:
+        """Whether an attention mask tells text from padding; else no row is padded."""
+        return _MASK in self.arrays
+
+    def inputs(self, names: Sequence[str]) -> dict[str, Tokens]:
+        """What goes into the graphs, int64 [n, S] each. Raises GoldenError where one of ``names`` is not there."""
+        missing = [name for name in names if name not in self.arrays]
+        if missing:
+            raise GoldenError(f"{self.path}: holds no {missing[0]!r}; it is of an older version: export the run again")
+        return {name: self.arrays[name] for name in names}
+
+    def texts(self) -> tuple[Tokens, ...]:
+        """The tokens of every row without its padding; none is empty."""
+        ids = self.arrays[_IDS]
+        mask = self.arrays[_MASK] if self.padded else np.ones_like(ids)
+        return tuple(row[keep.astype(bool)] for row, keep in zip(ids, mask, strict=True))
+
+
+def _problem(arrays: Mapping[str, Array]) -> str | None:
+    """What is wrong with the arrays; None: nothing."""
+    if any(name.startswith(INPUT) for name in arrays):
+        return _problem_of_calls(arrays)
+    if _IDS not in arrays:
+        return f"it holds no {_IDS}"
+    ids = arrays[_IDS]
+    mask = arrays.get(_MASK, np.ones_like(ids))
+    if ids.ndim != 2 or ids.shape != mask.shape or {ids.dtype, mask.dtype} != {np.dtype(np.int64)} or 0 in ids.shape:
+        found = f"{ids.dtype}{list(ids.shape)} and {mask.dtype}{list(mask.shape)}"
+        return f"input_ids must be int64 [n, S] with a mask of the same shape, but are {found}"
+    if not mask.any(axis=1).all():
+        return "a row holds padding only"
+    for name, array in arrays.items():
+        if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
+            return f"{name} holds {array.dtype}, not numbers"
+        if array.ndim and (0 in array.shape or len(array) != len(ids)):
+            return f"{name} is {list(array.shape)}, which does not go with {len(ids)} rows"
+    return None
+
+
+def _problem_of_calls(arrays: Mapping[str, Array]) -> str | None:
+    """The same, of whole inputs and outputs."""
+    calls = {len(array) if array.ndim else 0 for array in arrays.values()}
+    if len(calls) > 1 or 0 in calls:
+        return f"its arrays are not of the same calls: {sorted(calls)}"
+    for name, array in arrays.items():
+        if not name.startswith((INPUT, OUTPUT)):
+            return f"{name} is neither an input ({INPUT}…) nor an output ({OUTPUT}…)"
+        if array.dtype.kind not in "iufb":
+            return f"{name} holds {array.dtype}, not numbers"
+        if name.startswith(INPUT) and 0 in array.shape:
+            return f"{name} is empty: {list(array.shape)}"
+    return None
+
+
+def read_golden(path: Path) -> Golden:
+    """Read and check a golden.npz; nothing in it is ever unpickled. Raises GoldenError."""
+    try:
+        return Golden(path, read_arrays(path))
+    except FileNotFoundError:
+        raise GoldenError(f"{path}: missing; without it there are no real inputs to run; {REMEDY}") from None
+    except ValueError as error:
+        raise GoldenError(f"{path}: damaged ({error}); {REMEDY}") from None
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """All arrays of an .npz file, name → array; nothing in it is ever unpickled.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged, or unpacks to more than a golden.npz may.
+    """
+    try:
+        with path.open("rb") as file:
+            _check_archive(file)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile and numpy raise nearly anything for damage: passwords, negative sizes
+        raise ValueError(f"{type(error).__name__}: {str(error)[:120]}") from None
+
+
+def _check_archive(file: BinaryIO) -> None:
+    """Raise ValueError for what numpy would unpack, or make room for, without end."""
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > _MOST_BYTES:
+            raise ValueError(f"it unpacks to more than {_MOST_BYTES >> 20} MiB or {_MOST_MEMBERS} arrays")
+        for member in members:
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"{member.filename} is packed in a way that numpy never packs")
+            with archive.open(member) as array:
+                version = np.lib.format.read_magic(array)
+                readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                shape, _, dtype = readers[version](array)
+            # Before numpy reads the numbers, it makes room for as many as the shape says.
+            if math.prod(shape) * dtype.itemsize > member.file_size:
+                raise ValueError(f"{member.filename} says that it is {list(shape)}, but holds fewer numbers")
+
+
+def write_golden(folder: Path, arrays: Mapping[str, Array]) -> Golden:
+    """Write ``folder/golden.npz``, after a check that it could be read again.
+
+    Args:
+        folder: of a bundle, or of its trimmed companions.
+        arrays: name → array.
+
+    Raises:
+        GoldenError: the arrays are not what the schema says.
+    """
+    golden = Golden(folder / GOLDEN_FILE, arrays)
+    with replacing(golden.path) as temporary:
+        np.savez(temporary, **arrays)  # type: ignore[arg-type]
+    return golden

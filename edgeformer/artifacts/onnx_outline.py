@@ -1,0 +1,410 @@
+"""Which other files an ONNX graph would have a runtime read: found in its bytes, before any runtime opens it.
+
+A graph keeps large weights in files beside it and names them itself, and a runtime reads whatever it names. ONNX
+Runtime 1.31 refuses absolute names, ``..`` and links that lead out of the graph's folder, but reads every file inside
+of it, whether the bundle lists it or not (measured); what older releases refuse was not measured. So the names are
+compared with the bundle's manifest here. The package ``onnx`` is not installed on edge devices; of Protocol Buffers
+only lengths and field numbers are needed.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.workspace import REMEDY
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_INSIDE: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {4: "operator", 5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+    "entry": {1: "key", 2: "value"},
+}
+"""Message → field number → what it holds, on every way from a model to the places of external data (onnx.proto)."""
+_LOCATION = b"location"
+_CONTEXT = b"EPContext"
+"""The operator that names a file of compiled code for a provider."""
+
+
+def external_files(path: Path) -> set[str]:
+    """Every location of external data that a graph names, as it names it.
+
+    Raises:
+        ArtifactError: it is no ONNX graph, damaged, or holds code that was compiled for a provider.
+    """
+    try:
+        if path.suffix != ".onnx":  # ONNX Runtime reads a format of its own from other suffixes
+            raise ValueError("its name does not end in .onnx")
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _walk(content)
+    except (OSError, ValueError, IndexError) as error:
+        raise ArtifactError(f"{path}: is no ONNX graph that can be checked ({error}); {REMEDY}") from None
+
+
+def _walk(content: mmap.mmap) -> set[str]:
+    found: set[str] = set()
+    waiting = [("model", 0, len(content))]
+    while waiting:
+        message, start, end = waiting.pop()
+        texts: dict[str, bytes] = {}
+        for number, first, last, value in read_fields(content, start, end):
+            inside = _INSIDE[message].get(number) if value is None else None
+            if inside in ("key", "value", "operator"):
+                texts[inside] = content[first:last]  # the last one holds, where a field is given twice
+                if texts[inside] == _CONTEXT:
+                    raise ValueError("it holds code that was compiled for a provider (EPContext)")
+            elif inside is not None:
+                waiting.append((inside, first, last))
+        if texts.get("key") == _LOCATION:
+            found.add(texts.get("value", b"").decode("utf-8"))
+    return found
+
+
+class Field(NamedTuple):
+    """One field of a message: its number, and where its bytes are, or the ``value`` of one that is a number."""
+
+    number: int
+    start: int
+    end: int
+    value: int | None
+
+
+def read_fields(content: mmap.mmap, start: int, end: int) -> Iterator[Field]:
+    """Every field of a message that holds bytes or a whole number. Raises ValueError or IndexError."""
+    at = start
+    while at < end:
+        tag, at = _varint(content, at)
+        number, kind = tag >> 3, tag & 7
+        if tag >> 32:  # others would drop the upper bits, and see another field
+            raise ValueError("a field number is too large")
+        if kind == _BYTES:
+            length, at = _varint(content, at)
+            if length > end - at:
+                raise ValueError("a field is longer than what it lies in")
+            yield Field(number, at, at + length, None)
+            at += length
+        elif kind == _VARINT:
+            value, after = _varint(content, at)
+            yield Field(number, at, after, value)
+            at = after
+        elif kind in (_FIXED32, _FIXED64):
+            at += 4 if kind == _FIXED32 else 8
+        else:
+            raise ValueError(f"a field of kind {kind}, which ONNX has none of")
+    if at > end:
+        raise ValueError("a field is longer than what it lies in")
+
+
+def _varint(content: mmap.mmap, at: int) -> tuple[int, int]:
+    """A number of up to ten bytes of seven bits each, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = content[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number has no end")
+
+
+# What an ONNX file says of itself, read out of its bytes: inputs, outputs, operators, opsets, how much it stores.
+#
+# Neither the package ``onnx``, which the base installation lacks, nor a runtime is needed, so that a file is judged
+# before anything opens it; see
+# :mod:`edgeformer.artifacts.onnx_outline` for how its messages are read.
+
+
+_DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
+    10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
+    17: "float8e4m3fn", 18: "float8e4m3fnuz", 19: "float8e5m2", 20: "float8e5m2fnuz", 21: "uint4", 22: "int4",
+    23: "float4e2m1",
+}  # fmt: skip
+_BITS = {
+    "float32": 32, "uint8": 8, "int8": 8, "uint16": 16, "int16": 16, "int32": 32, "int64": 64, "bool": 8,
+    "float16": 16, "float64": 64, "uint32": 32, "uint64": 64, "bfloat16": 16, "uint4": 4, "int4": 4, "float4e2m1": 4,
+}  # fmt: skip
+_PARAMETERS = {"float32", "float16", "float64", "bfloat16", "uint8", "int8", "uint4", "int4"}
+_KINDS = {1: "tensor", 4: "sequence", 5: "map", 7: "opaque", 8: "sparse tensor", 9: "optional"}
+CONTROL = ("If", "Loop", "Scan")
+"""Operators that hold graphs of their own."""
+_SAME = ("Cast", "Identity")
+"""A token id is the same number behind these."""
+
+Dim = int | str | None
+"""A size, the name of a size that is not fixed, or nothing where it has no name."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a graph.
+
+    Attributes:
+        kind: ``tensor``, or ``sequence``, ``map``… which hold several things.
+        dtype: numpy's name of a tensor's numbers; ``string`` and others that numpy has none of by ONNX's name.
+        shape: None: not said.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[Dim, ...] | None
+
+
+@dataclass
+class Outline:
+    """An ONNX file.
+
+    Attributes:
+        opsets: domain → version; the standard one is ``""``.
+        operators: (domain, operator) → nodes, those of subgraphs and functions included.
+        functions: (domain, name) that the file itself defines.
+        stored: type → numbers in stored tensors of more than one element: floating-point ones, and of 8 or 4 bits.
+        weight_bytes: of all stored tensors.
+        tables: input → rows of the stored table whose rows it picks.
+    """
+
+    opsets: dict[str, int] = field(default_factory=dict)
+    operators: Counter[tuple[str, str]] = field(default_factory=Counter)
+    functions: set[tuple[str, str]] = field(default_factory=set)
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+    stored: Counter[str] = field(default_factory=Counter)
+    weight_bytes: int = 0
+    tables: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> int:
+        """Stored numbers that count as parameters."""
+        return self.stored.total()
+
+    @property
+    def has_subgraphs(self) -> bool:
+        """What is computed depends on what is computed: If, Loop or Scan."""
+        return any(operator in CONTROL for _, operator in self.operators)
+
+
+def read_outline(path: Path) -> Outline:
+    """Read what a file says of itself. Raises ArtifactError where it is no ONNX graph, or a damaged one."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            found = _Reader(content).model()
+    except (OSError, ValueError, IndexError) as error:
+        raise ArtifactError(f"{path}: is no ONNX graph that can be read ({error})") from None
+    if not found.outputs or not found.opsets:
+        raise ArtifactError(f"{path}: is no ONNX graph: it has no outputs, or says of no operator set")
+    return found
+
+
+@dataclass
+class _Node:
+    operator: str = ""
+    domain: str = ""
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    axis: int = 0
+
+
+class _Reader:
+    """Walks the messages of a model. Numbers of fields are those of onnx.proto."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content = content
+        self._found = Outline()
+        self._waiting: list[tuple[str, Field]] = []
+
+    def model(self) -> Outline:
+        for part in self._fields(Field(0, 0, len(self._content), None)):
+            if part.value is not None:
+                continue
+            if part.number == 8:
+                domain, version = self._opset(part)
+                self._found.opsets["" if domain == "ai.onnx" else domain] = version
+            elif part.number == 7:
+                self._outermost(part)
+            elif part.number == 25:
+                self._function(part)
+        while self._waiting:
+            kind, part = self._waiting.pop()
+            self._node(part) if kind == "node" else self._subgraph(part)
+        return self._found
+
+    def _fields(self, part: Field) -> Iterator[Field]:
+        return read_fields(self._content, part.start, part.end)
+
+    def _text(self, part: Field) -> str:
+        return self._content[part.start : part.end].decode("utf-8")
+
+    def _opset(self, part: Field) -> tuple[str, int]:
+        domain, version = "", 0
+        for own in self._fields(part):
+            if own.number == 1 and own.value is None:
+                domain = self._text(own)
+            elif own.number == 2 and own.value is not None:
+                version = own.value
+        return domain, version
+
+    def _outermost(self, part: Field) -> None:
+        """The graph itself: beside its operators also what goes in and out, and which tables token ids pick from."""
+        inputs, outputs, tables, nodes = [], [], {}, []
+        for own in self._fields(part):
+            if own.value is not None:
+                continue
+            if own.number == 1:
+                nodes.append(self._node(own))
+            elif own.number == 5:
+                name, dims = self._tensor(own)
+                tables[name] = dims
+            elif own.number == 11:
+                inputs.append(self._port(own))
+            elif own.number == 12:
+                outputs.append(self._port(own))
+        # Before IR version 4 every stored tensor was an input, too.
+        self._found.inputs = tuple(port for port in inputs if port.name not in tables)
+        self._found.outputs = tuple(outputs)
+        self._found.tables = _tables(nodes, [port.name for port in self._found.inputs], tables)
+
+    def _subgraph(self, part: Field) -> None:
+        for own in self._fields(part):
+            if own.value is None and own.number == 1:
+                self._waiting.append(("node", own))
+            elif own.value is None and own.number == 5:
+                self._tensor(own)
+
+    def _function(self, part: Field) -> None:
+        name = domain = ""
+        for own in self._fields(part):
+            if own.value is not None:
+                continue
+            if own.number == 1:
+                name = self._text(own)
+            elif own.number == 10:
+                domain = self._text(own)
+            elif own.number == 7:
+                self._waiting.append(("node", own))
+        self._found.functions.add((domain, name))
+
+    def _node(self, part: Field) -> _Node:
+        node = _Node()
+        for own in self._fields(part):
+            if own.value is not None:
+                continue
+            if own.number == 1:
+                node.inputs.append(self._text(own))
+            elif own.number == 2:
+                node.outputs.append(self._text(own))
+            elif own.number == 4:
+                node.operator = self._text(own)
+            elif own.number == 7:
+                node.domain = self._text(own)
+            elif own.number == 5:
+                self._attribute(own, node)
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        self._found.operators[domain, node.operator] += 1
+        return node
+
+    def _attribute(self, part: Field, node: _Node) -> None:
+        name, number = "", None
+        for own in self._fields(part):
+            if own.value is not None:
+                number = own.value if own.number == 3 else number
+            elif own.number == 1:
+                name = self._text(own)
+            elif own.number == 5:
+                self._tensor(own)
+            elif own.number in (6, 11):
+                self._waiting.append(("graph", own))
+        if name == "axis" and number is not None:
+            node.axis = number
+
+    def _tensor(self, part: Field) -> tuple[str, tuple[int, ...]]:
+        """Name and sizes of a stored tensor, which is counted."""
+        name, dims, kind = "", [], 0
+        for own in self._fields(part):
+            if own.number == 1:
+                dims += [own.value] if own.value is not None else self._packed(own)
+            elif own.number == 2 and own.value is not None:
+                kind = own.value
+            elif own.number == 8 and own.value is None:
+                name = self._text(own)
+        if any(size >> 62 for size in dims):
+            raise ValueError(f"the tensor {name!r} has a size of {max(dims)}")
+        dtype, count = _DTYPES.get(kind, "unknown"), math.prod(dims)
+        self._found.weight_bytes += count * _BITS.get(dtype, 8) // 8
+        if dtype in _PARAMETERS and count > 1:
+            self._found.stored[dtype] += count
+        return name, tuple(dims)
+
+    def _packed(self, part: Field) -> list[int]:
+        """Numbers in one field: as many bytes as say that they go on, and one that does not, for each."""
+        found, value, shift = [], 0, 0
+        for byte in self._content[part.start : part.end]:
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                found.append(value)
+                value = shift = 0
+        return found
+
+    def _port(self, part: Field) -> Port:
+        name, kind, dtype, shape = "", "tensor", "", None
+        for own in self._fields(part):
+            if own.value is not None:
+                continue
+            if own.number == 1:
+                name = self._text(own)
+            elif own.number == 2:
+                for of_type in self._fields(own):
+                    kind = _KINDS.get(of_type.number, "value") if of_type.number != 6 else kind
+                    if of_type.number == 1 and of_type.value is None:
+                        dtype, shape = self._tensor_type(of_type)
+        return Port(name, kind, dtype, shape)
+
+    def _tensor_type(self, part: Field) -> tuple[str, tuple[Dim, ...] | None]:
+        dtype, shape = "", None
+        for own in self._fields(part):
+            if own.number == 1 and own.value is not None:
+                dtype = _DTYPES.get(own.value, "unknown")
+            elif own.number == 2 and own.value is None:
+                shape = tuple(self._dim(dim) for dim in self._fields(own) if dim.number == 1 and dim.value is None)
+        return dtype, shape
+
+    def _dim(self, part: Field) -> Dim:
+        found: Dim = None
+        for own in self._fields(part):
+            if own.number == 1 and own.value is not None:
+                found = own.value if 0 < own.value < 1 << 62 else None  # −1 stands for "not fixed" in some files
+            elif own.number == 2 and own.value is None:
+                found = self._text(own) or None
+        return found
+
+
+_PICKS = ("Gather", "GatherBlockQuantized")
+
+
+def _tables(nodes: list[_Node], inputs: list[str], stored: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """Input → rows of the stored table that a Gather along its first axis picks from, by the input as it is."""
+    origin = {name: name for name in inputs}
+    found: dict[str, int] = {}
+    for node in nodes:  # in the order in which they run
+        if node.operator in _SAME and node.inputs and node.inputs[0] in origin and node.outputs:
+            origin[node.outputs[0]] = origin[node.inputs[0]]
+        elif node.operator == "DequantizeLinear" and node.inputs and node.inputs[0] in stored and node.outputs:
+            stored = {**stored, node.outputs[0]: stored[node.inputs[0]]}
+        elif node.operator in _PICKS and len(node.inputs) >= 2 and node.axis == 0:
+            table, picked = stored.get(node.inputs[0], ()), origin.get(node.inputs[1])
+            if picked is not None and len(table) > 1:
+                found[picked] = min(table[0], found.get(picked, table[0]))
+    return found

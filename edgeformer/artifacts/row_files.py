@@ -1,0 +1,212 @@
+"""Rows of a table that is written as it comes: JSON Lines, CSV, Parquet, or one JSON document. Memory stays flat."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from edgeformer.artifacts.errors import InputError, needs_extra
+from edgeformer.artifacts.units import csv_cell
+
+Row = Mapping[str, object]
+
+FORMATS = ("jsonl", "csv", "parquet")
+"""Of files, as they are called; also their suffixes."""
+ERROR = "error"
+"""The column of rows that have nothing else but what was asked."""
+
+
+class RowWriter(Protocol):
+    """What takes rows in order."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write some more."""
+
+    def close(self) -> None:
+        """Write what belongs behind the last row. The stream stays open."""
+
+
+def columns_of(example: Row) -> list[str]:
+    """The columns of a table whose rows look like ``example``; what it does not have is left out."""
+    return [*(name for name, value in example.items() if value is not None), ERROR]
+
+
+@dataclass(frozen=True)
+class TableStyle:
+    """How a table is written that repeats columns of another one.
+
+    Attributes:
+        columns: names of those columns, which come first.
+        delimiter: of CSV.
+        bom: CSV begins with a byte order mark, by which spreadsheets know UTF-8.
+        types: column → its pyarrow type; text where it has none.
+    """
+
+    columns: Sequence[str] = ()
+    delimiter: str = ","
+    bom: bool = False
+    types: Mapping[str, Any] = field(default_factory=dict)
+
+
+def writer_for(name: str, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> RowWriter:
+    """A writer of the format ``name``.
+
+    Args:
+        name: one of :data:`FORMATS`.
+        stream: for bytes; Parquet's must be a file.
+        example: a row with every column but those of ``style``.
+        style: of a table.
+
+    Raises:
+        MissingDependencyError: Parquet without pyarrow.
+    """
+    if name == "parquet":
+        return ParquetRows(stream, example, style)
+    return JsonLines(stream) if name == "jsonl" else CsvRows(stream, example, style)
+
+
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
+
+
+def _json(value: object) -> bytes:
+    """Write JSON in UTF-8. What JSON has no form for is null (NaN), text (dates), or escaped (half surrogate pairs)."""
+    try:
+        return _ENCODE(value).encode("utf-8")
+    except ValueError:  # UnicodeEncodeError is one, too
+        return json.dumps(_finite(value), default=str).encode("ascii")
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _table_columns(example: Row, style: TableStyle) -> list[str]:
+    return [*dict.fromkeys((*style.columns, *columns_of(example)))]
+
+
+def format_named(path: Path | None, stated: str | None) -> str | None:
+    """The format of an output: as stated, else as its name says; None: neither.
+
+    Raises:
+        InputError: a suffix of no known format.
+    """
+    if stated is not None or path is None:
+        return stated
+    suffix = path.suffix.lower().removeprefix(".")
+    suffix = {"ndjson": "jsonl"}.get(suffix, suffix)
+    if suffix not in FORMATS:
+        raise InputError(
+            f"--output {path}: its suffix does not tell the format; call it .{', .'.join(FORMATS)}, or give --format"
+        )
+    return suffix
+
+
+class JsonLines:
+    """A JSON object per line. What a row does not have (None) is null."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def write(self, rows: Sequence[Row]) -> None:
+        self._stream.write(b"".join([_json(row) + b"\n" for row in rows]))
+
+    def close(self) -> None:
+        """Nothing stands behind the last line."""
+
+
+class JsonDocument:
+    """One JSON document with the rows as the last entry of an object.
+
+    Args:
+        stream: for bytes.
+        head: its other entries.
+        name: of the rows.
+    """
+
+    def __init__(self, stream: BinaryIO, head: Row, name: str) -> None:
+        self._stream = stream
+        self._between = _json(head).removesuffix(b"}") + f', "{name}": [\n'.encode()
+
+    def write(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._stream.write(self._between + _json(row))
+            self._between = b",\n"
+
+    def close(self) -> None:
+        self._stream.write((self._between if self._between != b",\n" else b"") + b"\n]}\n")
+
+
+class CsvRows:
+    """A table for spreadsheets: no text in it is a formula; what is more than a value is JSON in a cell."""
+
+    def __init__(self, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> None:
+        self._stream, self._columns = stream, _table_columns(example, style)
+        self._buffer = io.StringIO()
+        if style.bom:
+            self._buffer.write("\ufeff")
+        self._writer = csv.writer(self._buffer, delimiter=style.delimiter, lineterminator="\n")
+        self._writer.writerow([csv_cell(column) for column in self._columns])
+        self._flush()
+
+    def write(self, rows: Sequence[Row]) -> None:
+        self._writer.writerows([self._cell(row.get(column)) for column in self._columns] for row in rows)
+        self._flush()
+
+    def close(self) -> None:
+        """Nothing stands behind the last line."""
+
+    def _cell(self, value: object) -> object:
+        if isinstance(value, (dict, list)):
+            return _json(value).decode("utf-8")
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return csv_cell(value)
+
+    def _flush(self) -> None:
+        self._stream.write(self._buffer.getvalue().encode("utf-8", "backslashreplace"))
+        self._buffer.seek(0)
+        self._buffer.truncate()
+
+
+class ParquetRows:
+    """A Parquet file, a row group per write; the types of the columns are those of an example."""
+
+    def __init__(self, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> None:
+        with needs_extra("train", "writing Parquet"):
+            import pyarrow
+            from pyarrow import parquet
+        self._arrow: Any = pyarrow
+        found = {name: pyarrow.array([example[name]]).type for name in columns_of(example)[:-1]}
+        # A model's vectors are float32, and the example may happen to have no label.
+        lists = {pyarrow.float64(): pyarrow.float32(), pyarrow.null(): pyarrow.string()}
+        instead = {pyarrow.list_(kind): pyarrow.list_(meant) for kind, meant in lists.items()}
+        types = [(name, instead.get(kind, kind)) for name, kind in found.items()]
+        repeated = {name: style.types.get(name, pyarrow.string()) for name in style.columns}
+        self._texts = [name for name, kind in repeated.items() if kind == pyarrow.string()]
+        self._schema = pyarrow.schema([*({**repeated, **dict(types), ERROR: pyarrow.string()}).items()])
+        self._writer: Any = parquet.ParquetWriter(stream, self._schema)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        plain = [{**row, **{name: _as_text(row.get(name)) for name in self._texts}} for row in rows]
+        self._writer.write_table(self._arrow.Table.from_pylist(plain, schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _as_text(value: object) -> str | None:
+    """A value of any type as text, which UTF-8 can hold."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else _json(value).decode("utf-8")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

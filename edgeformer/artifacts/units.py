@@ -1,0 +1,131 @@
+"""Quantities with a unit, as people write them in flags and profiles ("5.4 GiB", "5ms"), and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_MILLISECONDS = {"US": 1e-3, "MS": 1.0, "S": 1e3, "MIN": 6e4}
+_MILLIJOULES = {"UJ": 1e-3, "MJ": 1.0, "J": 1e3}  # upper or lower case: MJ is a millijoule here
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+
+
+def _parse(text: str, units: dict[str, float], example: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match.group(2).upper() not in units:
+        allowed = ", ".join(units)
+        raise ValueError(f"{text!r} is not a quantity; write a number and a unit ({allowed}), e.g. {example}")
+    return float(match.group(1)) * units[match.group(2).upper()]
+
+
+def parse_bytes(text: str) -> int:
+    """``"5.4GiB"`` → bytes. Raises ValueError naming the allowed units."""
+    return round(_parse(text, dict(_BYTES), "20MiB"))
+
+
+def parse_milliseconds(text: str) -> float:
+    """``"5ms"`` → milliseconds. Raises ValueError naming the allowed units."""
+    return _parse(text, _MILLISECONDS, "5ms")
+
+
+def parse_millijoules(text: str) -> float:
+    """``"10mJ"`` → millijoules. Raises ValueError naming the allowed units."""
+    return _parse(text, _MILLIJOULES, "10mJ")
+
+
+def parse_share(text: str) -> float:
+    """``"5%"`` → 0.05. Raises ValueError for what has no per cent sign, so that nobody's 0.05 becomes 5 %."""
+    number = text.strip().removesuffix("%")
+    if number == text.strip() or not re.fullmatch(r"[0-9]+(\.[0-9]+)?\s*", number):
+        raise ValueError(f"{text!r} is no share; write it in per cent, e.g. 5%")
+    return float(number) / 100
+
+
+def format_bytes(value: float | None) -> str:
+    """Bytes for a table: ``41.9 MiB``; an en dash where there is no value."""
+    if value is None:
+        return "–"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(value) >= size:
+            return f"{value / size:.2f} {unit}" if unit == "GiB" else f"{value / size:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def format_milliseconds(value: float | None) -> str:
+    """Milliseconds for a table with three significant digits; an en dash where there is no value."""
+    if value is None:
+        return "–"
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:.0f}"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds for a person: ``42 s``, ``12 min 05 s``, ``1 h 02 min``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _reading(parse: Callable[[str], float]) -> BeforeValidator:
+    # What schemas for editors say: a number, or one with its unit.
+    either = Annotated[float, Field(ge=0)] | Annotated[str, Field(pattern=_QUANTITY.pattern)]
+    return BeforeValidator(
+        lambda value: parse(value) if isinstance(value, str) else value, json_schema_input_type=either
+    )
+
+
+Bytes = Annotated[int, _reading(parse_bytes), Field(ge=0)]
+"""A size in bytes; YAML may say ``5.4GiB``."""
+
+Milliseconds = Annotated[float, _reading(parse_milliseconds), Field(ge=0)]
+"""A time in milliseconds; YAML may say ``5ms``."""
+
+
+# What came from data (labels, texts, names, titles, messages of libraries) inside of what people read.
+#
+# One function per place; JSON needs none of them, and HTML has its own in the template, behind :func:`visible`. They
+# lie
+# here because model cards, which the families write, need them as reports do.
+
+
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
+"""Control characters (ESC starts a terminal's commands), and those that turn the direction of the text after them."""
+_MARKDOWN = re.compile(r"([\\`*\[\]|~$])|(?<!\w)(_)|(_)(?!\w)|(:)(?=//)|(?<=www)(\.)|(@)(?=\w)")
+"""What starts emphasis, code, links, cells, mathematics and mentions; ``_`` inside a word does not."""
+_AT_START = re.compile(r"(?m)^(\s*)([#+>=-]|\d+(?=[.)]))")
+"""What makes a line a heading, a list or a quotation."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""What makes a spreadsheet compute a cell, or skip to what does."""
+
+
+def visible(text: str) -> str:
+    """Text without characters that act instead of being seen: each becomes U+FFFD. Ends of lines and tabs stay."""
+    return _HIDDEN.sub("\ufffd", text)
+
+
+def markdown(text: str) -> str:
+    """Text for a line of Markdown, which it can neither leave nor format, and for a table's cell."""
+    line = " ".join(visible(text).split("\n")).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKDOWN.sub(lambda found: "\\" + found[0], line)
+
+
+def markdown_line(text: str) -> str:
+    """As :func:`markdown`, for text that begins a line of its own."""
+    return _AT_START.sub(lambda found: f"{found[1]}\\{found[2]}", markdown(text))
+
+
+def csv_cell(value: object) -> object:
+    """A value for CSV: text that a spreadsheet would compute is quoted, numbers stay numbers, also those in text."""
+    if not isinstance(value, str):
+        return value
+    if not value.lstrip(" ").startswith(_FORMULA):
+        return visible(value)
+    try:
+        float(value)
+    except ValueError:
+        return f"'{visible(value)}"
+    return value

@@ -1,0 +1,121 @@
+"""Names of the folders and files that make up a run and a bundle, and reading a JSON manifest."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from edgeformer.artifacts.data_config import NAME_PATTERN
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.files import read_at_most
+
+M = TypeVar("M", bound=BaseModel)
+
+RUN_FILE, BUNDLE_FILE, RECIPE_FILE = "run.json", "bundle.json", "recipe.yaml"
+MODEL_FOLDER, BUNDLE_FOLDER, REPORTS_FOLDER = "model", "bundle", "reports"
+TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "config.json"
+REMEDY = "export the run again, or copy the whole bundle again"
+"""What to do about a bundle whose files are not those that were exported."""
+
+MOST_JSON_BYTES = 16 << 20
+"""Of a manifest, report or configuration: 400 times a large one; parsed, JSON can take 25 times its bytes."""
+
+
+def read_manifest(model: type[M], path: Path) -> M:
+    """Read and validate a JSON manifest.
+
+    Raises:
+        ArtifactError: missing, not JSON, or not what the manifest must hold.
+    """
+    return parse_manifest(model, path, read_json_bytes(path))
+
+
+def read_json_bytes(path: Path) -> bytes:
+    """The bytes of a manifest. Raises ArtifactError where it is missing, or too large to be one."""
+    try:
+        return read_at_most(path, MOST_JSON_BYTES)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_manifest(model: type[M], path: Path, content: bytes) -> M:
+    """Validate a JSON manifest that was read from ``path``. Raises ArtifactError."""
+    try:
+        return model.model_validate_json(content, strict=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise ArtifactError(
+            f"{path}: damaged or written by another version: {place}: {first['msg']}; make it again"
+        ) from None
+
+
+NEW_RUN = ".new-run."
+"""How the folder is called in which a new run is begun, until it appears under its own name."""
+
+
+def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = ", or go on with --resume") -> Path:
+    """A folder for a new run that does not exist yet: ``name``, or the recipe's name with the next free number.
+
+    Args:
+        or_else: what to do but choose another name, for the message.
+
+    Raises:
+        InputError: ``name`` is taken, or cannot be a folder's name; nothing can be written into ``artifacts``.
+    """
+    _require_room(f"--artifacts {artifacts}", artifacts, "choose another folder")
+    if name is None:
+        for number in range(1, 10_000):
+            folder = artifacts / f"{recipe}-{number:03d}"
+            if not folder.exists():
+                return folder
+        raise InputError(f"{artifacts}: holds 9,999 runs of {recipe}; choose a --name")
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+    folder = artifacts / name
+    if folder.exists():
+        raise InputError(f"--name {name}: {folder} exists already; choose another name{or_else}")
+    return folder
+
+
+def require_writable(option: str, path: Path) -> None:
+    """Ask, before minutes of work, whether a file can be written: in a folder that is there or can be made.
+
+    Raises:
+        InputError: it cannot; the message begins with ``option``, which named it.
+    """
+    if path.is_dir():
+        raise InputError(f"{option} {path}: is a folder; name a file in it")
+    if not os.access(path, os.W_OK):
+        _require_room(f"{option} {path}", path, "name another file")
+
+
+def _require_room(named: str, path: Path, instead: str) -> None:
+    """Raises InputError where ``path`` is no folder that can be written, and cannot become anything in one."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise InputError(f"{named}: {there} cannot be written; {instead}, or allow it")
+
+
+def resume_command(folder: Path, flags: Sequence[str] = ()) -> str:
+    """What to type so that the unfinished run in ``folder`` goes on, quoted for this system's shell.
+
+    Several processes go on together where their launcher stands in front of it.
+
+    Args:
+        folder: of the run.
+        flags: that it was started with, and that its recipe does not hold.
+    """
+    words = ["edgeformer", "train", str(folder / RECIPE_FILE), "--resume", "--name", folder.name]
+    if folder.parent != Path("artifacts"):
+        words += ["--artifacts", str(folder.parent)]
+    words += flags
+    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)

@@ -1,0 +1,116 @@
+"""CRT-Deep of paper B: a decoder whose single block is looped, with exits on the way."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from edgeformer.artifacts.data_config import DataSection, PositiveFloat, PositiveInt, Probability
+from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
+from edgeformer.models.spec import ModelSpec
+
+
+class CRTConfig(ModelConfig):
+    """CRT-Deep (paper B, section 3.1): one shared block, applied ``loops`` times, with exits on the way."""
+
+    later: ClassVar[tuple[str, ...]] = ("attention",)
+
+    kind: Literal["crt"]
+    hidden_size: PositiveInt = Field(512, description="width")
+    embedding_size: PositiveInt = Field(256, description="width of the token table, before its projection")
+    embedding_projection: bool = Field(
+        True, description="false: none, the table has the model's own width (the released code's plain embedding)"
+    )
+    embedding_cycles: Annotated[int, Field(ge=0)] = Field(3, description="TRM cycles that refine the embeddings")
+    attention_heads: PositiveInt = Field(8, description="they share the width")
+    ffn_size: PositiveInt = Field(2048, description="inner width of the MLP of a TRM cycle")
+    loops: PositiveInt = Field(8, description="times that the shared block is applied")
+    cycles: PositiveInt = Field(8, description="TRM cycles in the shared block")
+    dilations: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] = (1, 2, 4, 8)
+    exits: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = Field(
+        (2, 4, 6), description="loops after which the model can answer; the last loop always can"
+    )
+    heads: Literal["shared", "separate", "tied"] = Field(
+        "shared", description="exit heads: one for all exits, one for each, or the final head itself"
+    )
+    max_positions: PositiveInt = Field(1024, description="rows of the position table: the longest input it takes")
+    dropout: Probability = 0.1
+    norm: Literal["layer", "rms", "batch", "none"] = Field(
+        "layer", description="batch: its statistics mix all tokens of a batch in training, later ones too"
+    )
+    norm_eps: PositiveFloat = 1e-5
+    trm: Literal["conv_linear", "conv", "linear", "depthwise"] = Field(
+        "conv_linear", description="what a TRM cycle computes (paper B, Table 3)"
+    )
+    causal: bool = Field(True, description="false: convolutions look ahead, as published; such a model cheats")
+    attention: Literal["sdpa", "varlen"] = Field(
+        "sdpa",
+        description="of packed rows in training. sdpa: of whole rows, with a mask between documents; varlen: each "
+        "document by itself, without one, which CUDA cards compute with their flash kernel",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.hidden_size % self.attention_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of attention_heads")
+        if list(self.exits) != sorted(set(self.exits)) or any(exit_ >= self.loops for exit_ in self.exits):
+            raise ValueError(f"exits must rise and lie before the last loop ({self.loops}), not {list(self.exits)}")
+        if not self.embedding_projection and self.embedding_size != self.hidden_size:
+            raise ValueError(
+                f"embedding_projection: false needs embedding_size {self.hidden_size} (hidden_size), not "
+                f"{self.embedding_size}"
+            )
+        return self
+
+    def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
+        """Exits that the loss needs, and settings that contradict each other. Raises ValueError."""
+        if getattr(training, "exit_weight", 0) and not self.exits:
+            raise ValueError("training.exit_weight needs model.exits; without exits set it to 0")
+        if self.norm == "batch" and getattr(training, "checkpointing", "none") != "none":
+            raise ValueError("training.checkpointing: model.norm: batch would count every batch twice; use none")
+        if not self.causal and getattr(data, "mode", None) == "packed":
+            raise ValueError("model.causal: false exists for data.mode: paragraphs only (the published protocol)")
+        if self.attention == "varlen" and getattr(data, "mode", None) != "packed":
+            raise ValueError("model.attention: varlen is for packed rows; use sdpa, or data.mode: packed")
+        if self.attention == "varlen" and training.compile is not None:
+            raise ValueError(
+                "model.attention: varlen takes another shape with every batch, and training.compile wants few; use sdpa"
+            )
+
+
+class CRTDeep(ModelSpec):
+    """One shared block of attention and dilated convolutions, applied L times."""
+
+    kind: ClassVar[str] = "crt"
+    tasks: ClassVar[tuple[str, ...]] = ("language-modeling",)
+    config_type: ClassVar[type[ModelConfig]] = CRTConfig
+    model_type: ClassVar[str] = "edgeformer-crt"
+    architecture: ClassVar[str] = "CRT"
+    adapter_module: ClassVar[str] = "edgeformer.models.crt.adapter"
+
+    def loops(self, config: CRTConfig) -> int:
+        return config.loops
+
+    def trained_exits(self, config: CRTConfig) -> tuple[int, ...]:
+        return (*config.exits, config.loops)
+
+    def leaks(self, config: CRTConfig) -> bool:
+        """The published convolutions look ahead."""
+        return not config.causal
+
+    def card_line(self, config: CRTConfig) -> str:
+        after = ", ".join(map(str, config.exits))
+        exits = f"exits after {after} ({config.heads} heads)" if config.exits else "no early exit"
+        return (
+            f"one shared block × {config.loops} loops, {config.cycles} TRM cycles ({config.trm}), "
+            f"{exits}; width {config.hidden_size}, {config.attention_heads} heads, "
+            f"FFN {config.ffn_size}, {config.norm} norm; {config.vocab_size:,} tokens"
+        )
+
+    def tags(self) -> tuple[str, ...]:
+        return ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx")
+
+
+MODEL = CRTDeep()

@@ -1,0 +1,80 @@
+"""The encoder of paper A: N layers applied R times; the stacked baseline is R = 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from edgeformer.artifacts.data_config import DataSection, PositiveFloat, PositiveInt, Probability
+from edgeformer.artifacts.manifest import Precision
+from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
+from edgeformer.models.spec import ModelSpec, text_client_config
+
+
+class EncoderConfig(ModelConfig):
+    """The encoder of paper A: ``layers`` shared layers, applied ``iterations`` times. Stacked is one iteration."""
+
+    kind: Literal["encoder"]
+    hidden_size: PositiveInt = Field(description="width")
+    layers: PositiveInt = Field(description="layers with weights of their own")
+    iterations: PositiveInt = Field(description="times that all of them are applied")
+    heads: PositiveInt = Field(description="of attention; they share the width")
+    ffn_size: PositiveInt = Field(description="inner width of the feed-forward network")
+    residual_scale: Annotated[float, Field(ge=0.0)] = Field(description="α in h ← F(h) + α·h; 0 for the stacked model")
+    dropout: Probability = 0.1
+    attention: Literal["sdpa", "flash"] = "sdpa"
+    max_positions: PositiveInt = Field(512, description="rows of the rotary table: the longest input it takes")
+    rope_theta: PositiveFloat = 10_000.0
+    norm_eps: PositiveFloat = 1e-6
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be heads ({self.heads}) × an even head size (rotary pairs)"
+            )
+        return self
+
+    def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
+        """Settings that are for pretrained layers only. Raises ValueError."""
+        if getattr(training, "layer_decay", 1.0) != 1.0:
+            raise ValueError(
+                "training.layer_decay: is for pretrained layers, and model.kind: encoder has none; leave it out or "
+                "set it to 1"
+            )
+
+
+class Encoder(ModelSpec):
+    """Shared layers with RoPE, RMSNorm and SwiGLU."""
+
+    kind: ClassVar[str] = "encoder"
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "multi-label-classification")
+    config_type: ClassVar[type[ModelConfig]] = EncoderConfig
+    model_type: ClassVar[str] = "edgeformer-encoder"
+    architecture: ClassVar[str] = "EncoderClassifier"
+    adapter_module: ClassVar[str] = "edgeformer.models.encoder.adapter"
+
+    def loops(self, config: EncoderConfig) -> int:
+        return config.iterations
+
+    def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
+        return text_client_config(
+            config,
+            precision,
+            layers=config["layers"] * config["iterations"],
+            heads=config["heads"],
+            hidden_size=config["hidden_size"],
+            iterations=config["iterations"],
+        )
+
+    def card_line(self, config: EncoderConfig) -> str:
+        return (
+            f"{config.layers} layers × {config.iterations} iterations, width {config.hidden_size}, "
+            f"{config.heads} heads, FFN {config.ffn_size}, α = {config.residual_scale}"
+        )
+
+
+MODEL = Encoder()

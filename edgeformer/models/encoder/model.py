@@ -1,0 +1,302 @@
+"""The encoder classifier of paper A: N layers applied R times; the stacked baseline is R = 1. And its building blocks
+(section Theory): RoPE, SwiGLU, self-attention, pre-norm layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgeformer.models.adapter import sharing_copy
+from edgeformer.models.norms import RMSNorm, written_out
+
+_INITIAL_STD = 0.02
+
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+"""(q, k, v [B, H, S, D], additive mask [B, 1, 1, S] or None, dropout) → [B, H, S, D]"""
+
+MASKED = -1e4
+"""Added to the attention score of a padding token: zero after softmax, and representable in every float type."""
+
+
+def rotary_angles(positions: int, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """cos and sin of m·θ_i, θ_i = theta^(−2i/head_size), each [positions, head_size / 2] in float32 (paper A, RoPE)."""
+    pair = torch.arange(0, head_size, 2, dtype=torch.float64)
+    angle = torch.outer(torch.arange(positions, dtype=torch.float64), theta ** (-pair / head_size))
+    return angle.cos().float(), angle.sin().float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (x_2i, x_2i+1) by its position's angle (paper A, RoPE).
+
+    Args:
+        x: [..., S, H, D]; cos, sin: [S, 1, D / 2] in float32.
+
+    Returns:
+        [..., S, H, D] of x's type, all first members of the pairs before all second ones. Attention only takes
+        products of two vectors that both went through here, so their common order does not matter, and leaving
+        out the interleaving saves two operators per call on every device.
+    """
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.cat((even * cos - odd * sin, even * sin + odd * cos), dim=-1).to(x.dtype)
+
+
+class Rotation(nn.Module):
+    """:func:`rotate` as a module, so that a traced graph shows which of its nodes compute in float32."""
+
+    keeps_float32 = True
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Shapes as :func:`rotate`."""
+        return rotate(x, cos, sin)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """torch's scaled-dot-product attention. Shapes as in :data:`Attention`; scale is D^-0.5."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+
+class SelfAttention(nn.Module):
+    """Bidirectional multi-head self-attention with RoPE on queries and keys; q, k, v are one matrix product."""
+
+    def __init__(self, size: int, heads: int, dropout: float, attention: Attention) -> None:
+        super().__init__()
+        self.heads, self.head_size = heads, size // heads
+        self.qkv = nn.Linear(size, 3 * size)
+        self.out = nn.Linear(size, size)
+        self.rotate = Rotation()
+        self.dropout = dropout
+        self.attention = attention
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
+        """Attend from the first ``queries`` positions (None: all of them) to every real one.
+
+        x [B, S, d]; cos, sin [S, 1, D / 2]; mask [B, 1, 1, S]: 0 for a real token, MASKED for padding
+        → [B, queries, d].
+        """
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size)).unbind(2)  # each [B, S, H, D]
+        q, k = self.rotate(q[:, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
+        dropout = self.dropout if self.training else 0.0
+        mixed = self.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, dropout)
+        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+class SwiGLU(nn.Module):
+    """FFN(x) = W3 (SiLU(W1 x) ⊙ (W2 x)) (paper A, "SwiGLU"); W1 and W2 are stored as one matrix, W1 first."""
+
+    def __init__(self, size: int, inner: int) -> None:
+        super().__init__()
+        self.w12 = nn.Linear(size, 2 * inner)
+        self.w3 = nn.Linear(inner, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] → the same shape."""
+        gate, value = self.w12(x).chunk(2, dim=-1)
+        result: Tensor = self.w3(F.silu(gate) * value)
+        return result
+
+
+class EncoderLayer(nn.Module):
+    """h' = h + MHA(Norm(h)); h'' = h' + FFN(Norm(h')) (paper A, "Transformer Layer Formulation")."""
+
+    def __init__(
+        self, size: int, *, heads: int, ffn_size: int, dropout: float, norm_eps: float, attention: Attention
+    ) -> None:
+        super().__init__()
+        self.norm1 = RMSNorm(size, norm_eps)
+        self.attention = SelfAttention(size, heads, dropout, attention)
+        self.norm2 = RMSNorm(size, norm_eps)
+        self.ffn = SwiGLU(size, ffn_size)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
+        """h [B, S, d] → [B, queries, d]; arguments as in :class:`SelfAttention`."""
+        mixed = self.attention(self.norm1(h), cos, sin, mask, queries)
+        h = h[:, :queries] + self.dropout(mixed)
+        result: Tensor = h + self.dropout(self.ffn(self.norm2(h)))
+        return result
+
+
+class EncoderClassifier(nn.Module):
+    """Token and type embeddings → R × (N shared layers, h ← F(h) + α·h) → RMSNorm → linear head on [CLS].
+
+    The type embedding has two rows of which row 0 is used; with the final norm it accounts for the 3·d parameters
+    that the paper's counts have beyond layers, table and head.
+
+    Shapes: input_ids and attention_mask int64 [B, S] → logits float32 [B, classes].
+    """
+
+    inputs = ("input_ids",)
+    optional = ("attention_mask",)
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        classes: int,
+        hidden_size: int,
+        layers: int,
+        iterations: int,
+        heads: int,
+        ffn_size: int,
+        residual_scale: float,
+        dropout: float,
+        max_positions: int,
+        rope_theta: float = 10_000.0,
+        norm_eps: float = 1e-6,
+        attention: Attention = sdpa,
+    ) -> None:
+        super().__init__()
+        self.iterations = iterations
+        self.residual_scale = residual_scale
+        self.tokens = nn.Embedding(vocab_size, hidden_size)
+        self.types = nn.Embedding(2, hidden_size)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(
+            EncoderLayer(
+                hidden_size,
+                heads=heads,
+                ffn_size=ffn_size,
+                dropout=dropout,
+                norm_eps=norm_eps,
+                attention=attention,
+            )
+            for _ in range(layers)
+        )
+        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.head = nn.Linear(hidden_size, classes)
+        cos, sin = rotary_angles(max_positions, hidden_size // heads, rope_theta)
+        self.cos: Tensor
+        self.sin: Tensor
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self.apply(_initialise)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Logits float32 [B, classes]; without a mask every token is real."""
+        h = self.embed(input_ids)
+        for iteration in range(1, self.iterations + 1):
+            h = self.iterate(h, attention_mask, answer=iteration == self.iterations)
+        return self.readout(h)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """input_ids int64 [B, S] → [B, S, d]."""
+        result: Tensor = self.dropout(self.tokens(input_ids) + self.types(torch.zeros_like(input_ids)))
+        return result
+
+    def iterate(self, h: Tensor, attention_mask: Tensor | None, *, answer: bool = False) -> Tensor:
+        """One pass through the shared layers, h ← F(h) + α·h: [B, S, d] → [B, S, d].
+
+        Args:
+            answer: only the readout follows, which reads [CLS] alone, so the last layer computes its output for that
+                position only: [B, 1, d], the same logits for about an eighth less work at six layers.
+        """
+        cos, sin, mask = self.places(h, attention_mask)
+        start, last = h, len(self.layers) - 1
+        for number, layer in enumerate(self.layers):
+            h = layer(h, cos, sin, mask, 1 if answer and number == last else None)
+        return h + self.residual_scale * start[:, : h.shape[1]] if self.residual_scale else h
+
+    def places(self, h: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What every layer is told of the positions: cos, sin and mask, see :class:`SelfAttention`."""
+        length = h.shape[1]
+        mask = None if attention_mask is None else (1 - attention_mask.to(h.dtype))[:, None, None, :] * MASKED
+        return self.cos[:length, None], self.sin[:length, None], mask
+
+    def readout(self, h: Tensor) -> Tensor:
+        """h [B, S, d] → logits float32 [B, classes]."""
+        logits: Tensor = self.head(self.norm(h[:, 0]))
+        return logits.float()
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=_INITIAL_STD)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=_INITIAL_STD)
+
+
+# The encoder as its graphs are traced: the same parameters, those of queries and keys in another order.
+
+
+def exported_form(model: EncoderClassifier) -> EncoderClassifier:
+    """A model that computes the same in fewer and cheaper operators; ``model`` is left as it was.
+
+    All parameters are the same tensors but ``qkv`` of every layer, whose copies have their rows in another order, and
+    ``w12``, of which there are two halves.
+    """
+    made = sharing_copy(model)
+    layer: Any
+    for layer in made.layers:
+        layer.attention = ExportedAttention(layer.attention)
+        layer.ffn = ExportedSwiGLU(layer.ffn)
+    return made
+
+
+class ExportedAttention(nn.Module):
+    """:class:`~edgeformer.models.encoder.model.SelfAttention` for runtimes.
+
+    There the two members of a rotary pair are neighbours: each is taken with a stride of two, which no runtime does
+    fast. Here the rows of the product are so ordered that every query and key comes out with all first members before
+    all second ones, as :func:`~edgeformer.models.encoder.model.rotate` leaves them anyhow. The heads stand before the
+    positions when they are rotated, so that an angle's table lies as the numbers do that it is multiplied with.
+    """
+
+    def __init__(self, trained: SelfAttention) -> None:
+        super().__init__()
+        self.heads, self.head_size, self.out = trained.heads, trained.head_size, trained.out
+        self.rotate = HalvesRotation()
+        rows = _halves_apart(trained.heads, trained.head_size)
+        self.qkv = nn.Linear(trained.qkv.in_features, trained.qkv.out_features, device="meta")
+        self.qkv.weight = nn.Parameter(trained.qkv.weight.detach()[rows])
+        self.qkv.bias = nn.Parameter(trained.qkv.bias.detach()[rows])
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
+        """Arguments and result are those of :class:`~edgeformer.models.encoder.model.SelfAttention`."""
+        shape, (cos, sin) = (self.heads, self.head_size), (cos[:, 0], sin[:, 0])  # [S, D / 2]
+        q, k, v = (part.unflatten(-1, shape).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))  # [B, H, S, D]
+        q, k = self.rotate(q[:, :, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
+        result: Tensor = self.out(written_out(q, k, v, mask).transpose(1, 2).flatten(2))
+        return result
+
+
+class ExportedSwiGLU(nn.Module):
+    """:class:`~edgeformer.models.encoder.model.SwiGLU` with a product each for W1 and W2, whose weights are views of
+    its own: what comes out of a single one must be taken apart, which is a copy. Of queries, keys and values it would
+    be quicker, too, but TensorRT joins these again, in each loop others, and stores their weights twice.
+    """
+
+    def __init__(self, trained: SwiGLU) -> None:
+        super().__init__()
+        weights, biases = trained.w12.weight.detach().chunk(2), trained.w12.bias.detach().chunk(2)
+        self.gate, self.value = (nn.Linear(trained.w12.in_features, len(bias), device="meta") for bias in biases)
+        for half, weight, bias in zip((self.gate, self.value), weights, biases, strict=True):
+            half.weight, half.bias = nn.Parameter(weight), nn.Parameter(bias)
+        self.w3 = trained.w3
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] → the same shape."""
+        result: Tensor = self.w3(F.silu(self.gate(x)) * self.value(x))
+        return result
+
+
+class HalvesRotation(nn.Module):
+    """Turn each pair (x_i, x_{i + D/2}); a module, so that a traced graph shows which nodes compute in float32."""
+
+    keeps_float32 = True
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [..., S, D], cos and sin [S, D / 2] in float32 → as x, of its type."""
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), -1).to(x.dtype)
+
+
+def _halves_apart(heads: int, head_size: int) -> Tensor:
+    """Which row of ``qkv`` each row of the exported one is, int64 [3 · heads · head_size]."""
+    row = torch.arange(3 * heads * head_size).view(3, heads, head_size)
+    return torch.cat((torch.cat((row[:2, :, 0::2], row[:2, :, 1::2]), -1), row[2:])).flatten()

@@ -1,0 +1,74 @@
+"""A trained model on disk: the run's ``model/`` folder with everything that export and other programs need of it. The
+names are those that Hugging Face clients look for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.files import replacing, write_json, write_text
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.models import model_spec_of, read_recipe_of
+from edgeformer.models.adapter import Place
+from edgeformer.tasks import Prepared, task_named
+
+MODEL_FOLDER, WEIGHTS, GOLDEN_INPUTS = "model", "model.safetensors", "golden_inputs.npz"
+
+
+def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepared) -> None:
+    """Fill ``folder`` with weights, configuration, tokenizer and golden inputs."""
+    model_spec, task = model_spec_of(recipe), task_named(recipe.task)
+    save_weights(model.state_dict(), folder / WEIGHTS)
+    config = {
+        "model_type": model_spec.model_type,
+        "architectures": [model_spec.architecture],
+        **recipe.model.model_dump(mode="json", exclude={"kind"}),
+        **task.client_config(prepared, recipe),
+        **({"leaks": model_spec.leaks(recipe.model)} if task.writes_text else {}),
+    }
+    write_json(folder / "config.json", config)
+    write_text(folder / "tokenizer.json", prepared.tokenizer.to_str(pretty=True))
+    write_json(folder / "tokenizer_config.json", task.tokenizer_config(prepared, recipe))
+    np.savez(folder / GOLDEN_INPUTS, **task.golden_inputs(prepared, recipe))  # type: ignore[arg-type]
+
+
+def load_model(run: Path) -> nn.Module:
+    """The trained model of a run's folder, in evaluation mode on the CPU. Raises RecipeError or ArtifactError."""
+    recipe = read_recipe_of(run)
+    model, _ = model_spec_of(recipe).adapter.build(recipe, Place(for_export=True))
+    load_weights(model, run / MODEL_FOLDER / WEIGHTS)
+    return model
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Plain safetensors with the names of a module's ``state_dict``; every tensor on the CPU and contiguous."""
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    # Through `replacing`, because safetensors makes files that only their owner can read.
+    with replacing(path) as temporary:
+        save_file(state, temporary, metadata={"format": "pt"})
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load ``path`` into ``model``, in evaluation mode. Raises ArtifactError: damaged, or not the model's tensors."""
+    try:
+        state = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"{path}: cannot be read as safetensors: {error}; copy or train it again") from None
+    expected = model.state_dict()
+    problems = [f"missing {name}" for name in expected.keys() - state.keys()]
+    problems += [f"unexpected {name}" for name in state.keys() - expected.keys()]
+    problems += [
+        f"{name} is {list(state[name].shape)}, not {list(expected[name].shape)}"
+        for name in expected.keys() & state.keys()
+        if state[name].shape != expected[name].shape
+    ]
+    if problems:
+        raise ArtifactError(f"{path}: does not fit the recipe beside it: {'; '.join(sorted(problems)[:5])}")
+    model.load_state_dict(state)
+    model.eval()

@@ -1,0 +1,102 @@
+"""ONNX Runtime: the ONNX graphs of a bundle, on any provider that the installed ONNX Runtime has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeformer.artifacts.manifest import ONNX
+from edgeformer.runtimes.onnxruntime.providers import (
+    PLUGIN,
+    SCRIPTS,
+    available_providers,
+    default_provider,
+    describe,
+    facts_of,
+)
+from edgeformer.runtimes.onnxruntime.roles import open_role, open_role_decoder
+from edgeformer.runtimes.runtime import ArtifactFiles, Kind, OpenOptions, ProviderFacts, Runtime
+
+if TYPE_CHECKING:
+    from edgeformer.artifacts.device import DeviceProfile
+    from edgeformer.artifacts.manifest import ArtifactManifest
+    from edgeformer.runtimes.decoder import Decoder
+    from edgeformer.runtimes.onnxruntime.session import OnnxSession
+    from edgeformer.runtimes.session import Session
+    from edgeformer.system.capability import Capability
+
+
+class OnnxRuntime(Runtime):
+    name = "onnxruntime"
+    formats = (ONNX,)
+    distributions = ("onnxruntime", "onnxruntime-gpu")
+
+    def cannot_run(self, artifact: ArtifactManifest) -> str | None:
+        """None: its package is a base dependency, and its CPU provider runs everything."""
+        return None
+
+    def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
+        return open_role(files, options, _opener(files, options))
+
+    def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
+        return open_role_decoder(files, exits, _opener(files, options))
+
+    def providers(self) -> tuple[str, ...]:
+        """The execution providers that the installed ONNX Runtime was built with (a driver may still be missing)."""
+        return tuple(available_providers())
+
+    def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
+        return wanted or default_provider(kind)
+
+    def provider_facts(self, provider: str) -> ProviderFacts | None:
+        return facts_of(provider)
+
+    def load(self, artifact: ArtifactManifest) -> None:
+        import edgeformer.runtimes.onnxruntime.decode
+        import edgeformer.runtimes.onnxruntime.session  # noqa: F401
+
+    def capabilities(self, timeout_s: float) -> Sequence[Capability]:
+        from edgeformer.system import cuda_driver
+        from edgeformer.system.capability import ask_installed
+
+        answers = ask_installed(SCRIPTS, timeout_s)
+        return describe(answers["onnxruntime"], cuda_driver.problem(), answers[PLUGIN])
+
+    def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
+        """ONNX graphs are what estimates are made from, but on a card not every product computes there."""
+        products = artifact.quantized.get("MatMulInteger", 0)
+        if device.kind == "cuda" and products:
+            return (
+                f"its {products} products in INT8 (MatMulInteger, uint8 × int8) cannot run on the card: ONNX Runtime's "
+                "CUDA provider multiplies int8 by int8 only and leaves them to the CPU; use FP16 there"
+            )
+        if device.kind == "cuda" and artifact.precision == "int4":
+            return "no estimate of products with 4-bit weights was ever checked on a card"
+        return None
+
+
+def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], OnnxSession]:
+    in_turns = options.in_turns or files.artifact.role == "step"
+    keeps_caches = files.artifact.role in ("step", "decode")
+
+    def open_part(path: Path) -> OnnxSession:
+        from edgeformer.runtimes.onnxruntime.session import OnnxSession
+
+        provider = options.provider or default_provider()
+        facts = facts_of(provider)
+        # On the CPU arrays cost less than binding: ONNX Runtime returns them without a copy.
+        on_card = keeps_caches and facts is not None and facts.kind == "cuda"
+        return OnnxSession(
+            path,
+            provider,
+            options.threads,
+            files.max_positions,
+            in_turns=in_turns,
+            cache_device="cuda" if on_card else None,
+        )
+
+    return open_part
+
+
+RUNTIME = OnnxRuntime()

@@ -1,0 +1,164 @@
+"""What ONNX Runtime really executes: the nodes of an optimised graph at a shape, with their shapes and durations.
+
+ONNX Runtime's own profiler writes the events; nothing but the base installation is needed. onnxruntime is imported
+where a graph is opened, because the types here are also used where none is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.runtimes.onnxruntime.providers import CPU
+from edgeformer.runtimes.session import Array
+
+_SILENT = 4
+_ENDING = "_kernel_time"
+_BYTES = {
+    "float": 4, "float16": 2, "bfloat16": 2, "double": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+    "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1, "uint4": 0.5, "int4": 0.5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Type (as ONNX Runtime writes it: float, float16, int64…) and shape of an executed node's input or output."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Its size; types that are not known count as 4 bytes per element."""
+        return math.ceil(self.elements * _BYTES.get(self.dtype, 4))
+
+
+@dataclass(frozen=True)
+class ExecutedNode:
+    """One node as it was executed in one call, or in the typical one of several calls.
+
+    Attributes:
+        parameter_bytes: of those inputs that are constants of the graph (weights, tables, shapes).
+        duration_us: mean of the faster half of the calls, in microseconds; the profiler's own cost is part of it.
+    """
+
+    op: str
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    parameter_bytes: int
+    duration_us: float
+
+
+class ProfiledGraph:
+    """An ONNX graph, opened with ONNX Runtime's profiler on.
+
+    Args:
+        path: the .onnx file; external weights lie beside it.
+        threads: of one operator.
+        prepacked: as in production. Without, weights are left as they are, so that their shapes show; products of
+            matrices are then slower than in production.
+
+    Raises:
+        ArtifactError: ONNX Runtime cannot open it.
+    """
+
+    def __init__(self, path: Path, threads: int = 1, *, prepacked: bool = False) -> None:
+        self.path = path
+        self._folder = tempfile.TemporaryDirectory(prefix="edgeformer-nodes-")
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = _SILENT
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(self._folder.name) / "nodes")
+        if not prepacked:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        try:
+            self._session: Any = ort.InferenceSession(str(path), options, providers=[CPU])
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            self._folder.cleanup()
+            raise ArtifactError(f"{path}: cannot be opened to list its nodes ({str(error)[:200]})") from None
+
+    @property
+    def inputs(self) -> dict[str, tuple[str, tuple[int | None, ...]]]:
+        """Name → type as ONNX writes it, shape with None where it is dynamic."""
+        return {
+            node.name: (node.type, tuple(size if isinstance(size, int) else None for size in node.shape))
+            for node in self._session.get_inputs()
+        }
+
+    def list_nodes(self, *feeds: Mapping[str, Array], calls: int = 1) -> list[tuple[ExecutedNode, ...]]:
+        """Run every feed, end the session, and return the executed nodes of each feed in order.
+
+        Args:
+            feeds: inputs of one shape each.
+            calls: how often to run each.
+
+        Raises:
+            InputError: the graph refuses a feed.
+        """
+        try:
+            for feed in feeds:
+                for _ in range(calls):
+                    self._session.run(None, dict(feed))
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise InputError(f"{self.path.name}: the graph refuses an input ({str(error)[:200]})") from None
+        finally:
+            events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
+            self._session = None
+            self._folder.cleanup()
+        found = iter(_calls(events))
+        return [_typical(list(islice(found, calls))) for _ in feeds]
+
+
+def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The node events of each call; ONNX Runtime writes a `model_run` event after the nodes of a call."""
+    calls: list[list[dict[str, Any]]] = [[]]
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith(_ENDING):
+            calls[-1].append(event)
+        elif event.get("name") == "model_run":
+            calls.append([])
+    return calls[:-1]
+
+
+def _typical(calls: list[list[dict[str, Any]]]) -> tuple[ExecutedNode, ...]:
+    """Shapes from the last call; durations over all of them, the slower half left out: others may use the machine."""
+    length = len(calls[-1])
+    alike = [call for call in calls if len(call) == length]
+    durations = np.sort(np.array([[event["dur"] for event in call] for call in alike], dtype=np.float64), axis=0)
+    # Durations are whole microseconds, cut at both ends: a mean resolves what a median cannot.
+    typical = durations[: (len(alike) + 1) // 2].mean(axis=0) if length else np.empty(0)
+    return tuple(_node(event, float(duration)) for event, duration in zip(calls[-1], typical, strict=True))
+
+
+def _node(event: dict[str, Any], duration_us: float) -> ExecutedNode:
+    arguments = event["args"]
+    inputs, outputs = (
+        tuple(Tensor(dtype, tuple(shape)) for entry in arguments.get(key, []) for dtype, shape in entry.items())
+        for key in ("input_type_shape", "output_type_shape")
+    )
+    return ExecutedNode(
+        op=arguments["op_name"],
+        name=event["name"].removesuffix(_ENDING),
+        inputs=inputs,
+        outputs=outputs,
+        parameter_bytes=int(arguments.get("parameter_size", 0)),
+        duration_us=duration_us,
+    )

@@ -1,0 +1,299 @@
+"""Run an ONNX graph with ONNX Runtime. Imports onnxruntime: import this file only where a graph is opened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime as ort
+
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.runtimes.onnxruntime.providers import (
+    CPU,
+    CUDA,
+    RTX,
+    SUFFIX,
+    TENSORRT,
+    available_providers,
+    how_to_start,
+    load_cuda_libraries,
+    rtx_options,
+    rtx_plugin,
+)
+from edgeformer.runtimes.session import KEPT, Array, Session, checked, empty, shape_text
+from edgeformer.system.host import default_threads
+
+_DTYPES = {f"tensor({name})": name for name in ("bool", "float16")} | {
+    f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+_DTYPES |= {"tensor(float)": "float32", "tensor(double)": "float64"}
+_PRESENT = "present"
+"""How the names of outputs begin that are inputs of the next call."""
+_RTX_DEFAULTS = (
+    "the RTX provider runs with its defaults: no CUDA graphs, and no kernels that are specialised before a call; "
+    "rows of tensorrt-rtx engines for whole texts have both, so their times are not measured alike"
+)
+_NAMED = 6  # operators that a note lists
+# onnxruntime writes what it raises to stderr as well; the exception is enough.
+_SILENT = 4
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A ``present…`` output that stays where it was computed, to be a ``past…`` input of the next call."""
+
+    value: Any
+    """ONNX Runtime's OrtValue."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.value.shape())
+
+
+class OnnxSession(Session):
+    """An ONNX graph opened by ONNX Runtime, all graph optimisations on.
+
+    Args:
+        path: the .onnx file; external weights lie beside it.
+        provider: an execution provider's name. It is used or refused, never replaced by another one.
+        threads: threads of one operator; None takes :func:`~edgeformer.system.host.default_threads`.
+        max_positions: longest sequence that the model's positional table covers, when the caller knows it.
+        in_turns: this process runs other sessions in turn with this one. Each has threads of its own, which look out
+            for more work for a while after a run, on the cores that the next session's run needs: with the four graphs
+            of a step bundle that took 2 to 3 times as long on 2 cores. Set, they stop when a run ends.
+        cache_device: of a graph with caches, where ``present…`` outputs stay for the next call, as ONNX Runtime names
+            it: ``cuda`` or ``cpu``. They are :class:`Cache` objects then. None: they are arrays.
+
+    Raises:
+        ArtifactError: the file is missing, truncated, or no ONNX graph that this ONNX Runtime can run.
+        InputError: the provider is not available here; the message lists those that are.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        provider: str = CPU,
+        threads: int | None = None,
+        max_positions: int | None = None,
+        *,
+        in_turns: bool = False,
+        cache_device: Literal["cuda", "cpu"] | None = None,
+    ) -> None:
+        self.path = path
+        self.provider = provider
+        self.threads = threads or default_threads()
+        self.max_positions = max_positions
+        self._provider_options = rtx_options(path, max_positions) if provider == RTX and path.is_file() else {}
+        self._session: Any = _open(path, provider, self.threads, self._provider_options, in_turns=in_turns)
+        self._assigned: Assigned | None = None
+        if provider != CPU and hasattr(self._session, "get_provider_graph_assignment_info"):
+            parts = self._session.get_provider_graph_assignment_info()
+            self._assigned = Counter((part.ep_name, node.op_type) for part in parts for node in part.get_nodes())
+        self._inputs = {
+            node.name: (_DTYPES.get(node.type, node.type), node.shape) for node in self._session.get_inputs()
+        }
+        self._outputs = [node.name for node in self._session.get_outputs()]
+        has_caches = any(name.startswith(KEPT) for name in self._inputs)
+        self._cache_device = cache_device if has_caches else None
+        self._answers_alone = not has_caches and not in_turns
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = _SILENT
+
+    def empty(self, name: str, rows: int) -> Array:
+        """What a ``past…`` input holds at the start of ``rows`` texts: zeros, and nothing along a dynamic axis."""
+        return empty(self._inputs[name], rows)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the graph's inputs."""
+        return tuple(self._inputs)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self._session is None:
+            raise EdgeformerError(f"{self.path}: the session is closed")
+        caches = {name: value for name, value in inputs.items() if isinstance(value, Cache)}
+        feed = {
+            name: checked(self.path.name, name, wanted, inputs, self.max_positions)
+            for name, wanted in self._inputs.items()
+            if name not in caches
+        }
+        try:
+            if self._cache_device is not None:
+                return self._run_bound(feed, caches, self._cache_device)
+            outputs = self._session.run(self._outputs, feed, self._run_options)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise self._explained(error, feed) from None
+        return dict(zip(self._outputs, outputs, strict=True))
+
+    def _run_bound(self, feed: Mapping[str, Array], caches: Mapping[str, Cache], device: str) -> dict[str, Any]:
+        """Run with ``present…`` outputs left on ``device``; ``caches`` are those of the call before."""
+        binding = self._session.io_binding()
+        for name, array in feed.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        for name, cache in caches.items():
+            binding.bind_ortvalue_input(name, cache.value)
+        for name in self._outputs:
+            binding.bind_output(name, device if name.startswith(_PRESENT) else "cpu", 0)
+        self._session.run_with_iobinding(binding, self._run_options)
+        values = zip(self._outputs, binding.get_outputs(), strict=True)
+        return {name: Cache(value) if name.startswith(_PRESENT) else value.numpy() for name, value in values}
+
+    def placement(self) -> dict[str, int] | None:
+        """Provider → nodes; None for the CPU's, which computes all, and where this ONNX Runtime does not say."""
+        if self._assigned is None:
+            return None
+        found: Counter[str] = Counter()
+        for (provider, _), nodes in self._assigned.items():
+            found[provider] += nodes
+        return dict(found)
+
+    def caveats(self) -> tuple[str, ...]:
+        if self.provider == CPU:
+            return ()
+        defaults = _RTX_DEFAULTS if self._answers_alone and self.provider == RTX else None
+        return tuple(filter(None, [placement_note(self.provider, self._assigned), defaults]))
+
+    def settings(self) -> dict[str, Any]:
+        """Options of the RTX provider, without this machine's paths; empty for the other providers."""
+        if self.provider != RTX:
+            return {}
+        folder = "nv_runtime_cache_path"
+        options = {name: "cache folder" if name == folder else text for name, text in self._provider_options.items()}
+        defaults = {"kernel_specialization": "lazy", "cuda_graphs": "disabled"}
+        stated = {name: f"the provider's default ({value}), not read back" for name, value in defaults.items()}
+        return {"provider_options": options, **stated}
+
+    def close(self) -> None:
+        self._session = None
+
+    def _explained(self, error: Exception, feed: Mapping[str, Array]) -> EdgeformerError:
+        name, why = self.path.name, _first_line(str(error))
+        shapes = ", ".join(f"{name} {shape_text(array)}" for name, array in feed.items())
+        if _out_of_memory(error):
+            return EdgeformerError(f"{name}: not enough memory for {shapes} ({why})")
+        if "out of data bounds" in str(error):
+            return InputError(f"{name}: a token id lies outside the model's vocabulary ({why})")
+        longer = "; the sequence may be longer than the model's positional table" if "input_ids" in feed else ""
+        return InputError(f"{name}: the graph refuses {shapes}{longer} ({why})")
+
+
+def _open(path: Path, provider: str, threads: int, provider_options: dict[str, str], *, in_turns: bool) -> Any:
+    available = available_providers()
+    plugged = provider == RTX and RTX not in available
+    if plugged and rtx_plugin().problem is not None:
+        raise InputError(f"provider {provider!r} cannot be used here: {rtx_plugin().problem}")
+    if provider not in available and not plugged:
+        raise InputError(
+            f"provider {provider!r} is not available in the installed onnxruntime {ort.__version__}; "
+            f"available: {', '.join(sorted(available))}"
+        )
+    if not path.is_file():
+        raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.intra_op_num_threads = threads
+    options.log_severity_level = _SILENT
+    if provider != CPU:  # which leaves what it cannot do to the CPU's, without a word
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if in_turns:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    try:
+        session = _create(path, options, provider, provider_options, plugged=plugged)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        explained = _open_error(path, provider, error)
+        if provider == CPU or not isinstance(explained, ArtifactError) or not _opens_on_cpu(path):
+            raise explained from None
+        raise InputError(
+            f"{path}: provider {provider!r} does not open it here, the CPU's does ({_first_line(str(error))})"
+            + (f"; {how_to_start(provider)}" if provider in (CUDA, TENSORRT) else "")
+        ) from None
+    # onnxruntime leaves a provider out by itself when its library cannot be loaded; a measurement must not.
+    if session.get_providers()[0] != provider:
+        why = how_to_start(provider) if provider in (CUDA, TENSORRT) else "run edgeformer doctor"
+        raise InputError(
+            f"provider {provider!r} is built into onnxruntime {ort.__version__} but does not start here ({why}); "
+            f"onnxruntime fell back to {session.get_providers()[0]}"
+        )
+    return session
+
+
+def _create(path: Path, options: Any, provider: str, provider_options: dict[str, str], *, plugged: bool) -> Any:
+    """The session itself. With fallback it would print, and compute on the CPU after an error of the provider."""
+    if plugged:
+        options.add_provider_for_devices(list(rtx_plugin().devices), provider_options)
+        return ort.InferenceSession(str(path), options, enable_fallback=0)
+    if provider in (CUDA, TENSORRT):
+        load_cuda_libraries()
+    if provider == CUDA:
+        # TF32 has 10 bits where FP32 has 23, and CUDA's provider takes it unless told otherwise.
+        provider_options = {"use_tf32": "0"}
+    return ort.InferenceSession(str(path), options, providers=[(provider, provider_options)], enable_fallback=0)
+
+
+def _opens_on_cpu(path: Path) -> bool:
+    """Whether the graph itself is fine, so that it is the provider that fails."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _SILENT
+    try:
+        ort.InferenceSession(str(path), options, providers=[CPU])
+    except Exception:  # onnxruntime's exceptions share no base class
+        return False
+    return True
+
+
+Assigned = Mapping[tuple[str, str], int]
+"""(provider, operator) → nodes, as ONNX Runtime divided the graph among its providers."""
+
+
+def placement_note(provider: str, assigned: Assigned | None) -> str | None:
+    """Which nodes a provider other than the one of a session computes; None where there are none.
+
+    Args:
+        provider: what the session was opened with.
+        assigned: where each node went; None: ONNX Runtime does not tell, which is said, too.
+    """
+    wanted = provider.removesuffix(SUFFIX)
+    if assigned is None:
+        return f"this onnxruntime {ort.__version__} does not tell which nodes {wanted} left to the CPU"
+    operators: Counter[str] = Counter()
+    elsewhere = {where: nodes for where, nodes in assigned.items() if where[0] != provider}
+    for (_, operator), nodes in elsewhere.items():
+        operators[operator] += nodes
+    if not operators:
+        return None
+    most = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{operator} ({nodes})" for operator, nodes in most[:_NAMED])
+    places = ", ".join(dict.fromkeys(where.removesuffix(SUFFIX) for where, _ in elsewhere))
+    more = ", …" if len(most) > _NAMED else ""
+    counts = f"{operators.total()} of {sum(assigned.values())} nodes ran on {places}"
+    return f"{counts}, not on {wanted}: {named}{more}"
+
+
+def _open_error(path: Path, provider: str, error: Exception) -> EdgeformerError:
+    text = str(error)
+    if _out_of_memory(error):
+        return EdgeformerError(f"{path}: not enough memory to open it ({_first_line(text)})")
+    if "INVALID_PROTOBUF" in text or "No graph was found" in text:
+        what = "is truncated, damaged, or not an ONNX file"
+    elif "NOT_IMPLEMENTED" in text:
+        what = f"uses an operator that {provider} of onnxruntime {ort.__version__} cannot run"
+    else:
+        what = f"cannot be opened by onnxruntime {ort.__version__}"
+    return ArtifactError(f"{path}: {what} ({_first_line(text)}); export the run again, or copy the whole bundle again")
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "allocate" in str(error).lower() or "bad_alloc" in str(error)
+
+
+def _first_line(text: str) -> str:
+    """onnxruntime's message without its prefix, status code and source paths."""
+    line = (text.strip().splitlines() or ["no message"])[0]
+    line = line.rsplit("Status Message: ", 1)[-1].rsplit(" : ", 1)[-1]
+    if line.startswith("/"):  # "/onnxruntime_src/….h:583 signature message"
+        line = line.rsplit(") ", 1)[-1]
+    return line[:200]

@@ -1,0 +1,82 @@
+"""``--trt-via torch-tensorrt``: the exported program compiled by torch-tensorrt to one serialised engine.
+
+Not checked by us on a GPU: torch-tensorrt cannot be installed where edgeformer is developed. It follows the
+documentation and the code of ``torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine``, 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.files import replacing
+from edgeformer.runtimes.runtime import BuildJob, Target
+from edgeformer.runtimes.tensorrt.engine import text_shapes
+from edgeformer.runtimes.tensorrt.state import measured_on
+
+_CONVERT = "convert_exported_program_to_serialized_trt_engine"
+
+
+def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: BuildJob) -> dict[str, str]:
+    """Compile a job's module for the GPU that is here, and write the engine, which TensorRT opens without torch.
+
+    The whole module becomes one engine; where an operator cannot be in it, there is none. torch-tensorrt names the
+    engine's outputs ``output0``…; :class:`~edgeformer.runtimes.tensorrt.session.TensorRTSession` gives them the
+    manifest's names back.
+
+    Args:
+        inputs: names of the module's arguments, all int64 [batch, sequence].
+        file: the engine's.
+        target: from :class:`~edgeformer.runtimes.tensorrt.builders.TorchTensorRTBuilder`.
+        job: its module is in the precision that was asked for (types are taken from it); it is moved to the GPU and
+            back.
+
+    Returns:
+        ``built_for``: compute capability, the versions of torch-tensorrt and TensorRT, GPU and driver.
+
+    Raises:
+        EdgeformerError: torch cannot export the module, or torch-tensorrt cannot compile it.
+    """
+    torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
+    module: nn.Module = job.module()
+    sizes = text_shapes(job.max_length, job.max_positions)
+    dims = [torch.export.Dim(name, min=least, max=most) for name, (least, _, most) in sizes.items()]
+    axes = dict.fromkeys(inputs, tuple(dims))
+    smallest, best, largest = zip(*sizes.values(), strict=True)  # the same two sizes for every input
+    shapes = {"min_shape": smallest, "opt_shape": best, "max_shape": largest}
+    example = tuple(torch.ones(2, best[1], dtype=torch.int64, device="cuda") for _ in inputs)
+    described = [torch_tensorrt.Input(**shapes, dtype=torch.int64, name=name) for name in inputs]
+    try:
+        module.to("cuda")
+        program = torch.export.export(module, example, dynamic_shapes=axes)
+        engine = _convert(torch_tensorrt, program, described)
+    except Exception as error:  # of torch.export, of the converters, of TensorRT: no common base class
+        raise EdgeformerError(
+            f"{file.name}: torch-tensorrt cannot compile this model: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        module.to("cpu")
+    with replacing(file) as temporary:
+        temporary.write_bytes(memoryview(engine))
+    return {
+        "compute_capability": str(target.compute_capability),
+        "torch-tensorrt": str(torch_tensorrt.__version__),
+        # What opens the engine must be of this version.
+        "tensorrt": str(importlib.import_module("tensorrt").__version__),
+        **measured_on(),
+    }
+
+
+def _convert(torch_tensorrt: Any, program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> Any:
+    """The engine's bytes, in the types of the module: strongly typed, which newer versions do without being told."""
+    convert: Callable[..., Any] = getattr(torch_tensorrt.dynamo, _CONVERT)
+    known = inspect.signature(convert).parameters
+    typed = {"use_explicit_typing": True} if "use_explicit_typing" in known else {}
+    return convert(program, arg_inputs=list(inputs), disable_tf32=True, **typed)

@@ -1,0 +1,102 @@
+"""torch: modules of the model families, run as they are. Opens nothing from a bundle: bundles never need torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import util
+from typing import TYPE_CHECKING
+
+from edgeformer.artifacts.errors import InputError, install_hint
+from edgeformer.runtimes.runtime import Kind, ProviderFacts, Runtime
+from edgeformer.system import cuda_driver, nvidia
+from edgeformer.system.capability import (
+    Answer,
+    Capability,
+    ask_installed,
+    describe_extra,
+    describe_package,
+    driver_too_old,
+    installed_version,
+)
+
+if TYPE_CHECKING:
+    from edgeformer.artifacts.manifest import ArtifactManifest
+
+_PROVIDERS: dict[str, Kind] = {"torch-cpu": "cpu", "torch-cuda": "cuda"}
+_FLASH_REMEDY = f"optional, on a CUDA machine: {install_hint('flash')}; torch's SDPA is used without it"
+_CPU_ONLY = "for a CPU-only torch, first install torch with the command that pytorch.org's selector gives for CPU"
+_SCRIPTS = {
+    "torch": """
+import torch
+cuda = torch.cuda.is_available()
+say(version=torch.__version__, built_for=torch.version.cuda or "cpu", cuda=cuda,
+    devices=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [])
+""",
+    "flash_attn": "import flash_attn\nsay(version=flash_attn.__version__)\n",
+}
+
+
+class TorchRuntime(Runtime):
+    name = "torch"
+    distributions = ("torch", "accelerate", "safetensors", "flash-attn")
+
+    def providers(self) -> tuple[str, ...]:
+        """The CPU where torch is installed; whether it finds a card is a question for ``doctor``."""
+        return ("torch-cpu",) if util.find_spec("torch") is not None else ()
+
+    def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
+        return wanted or f"torch-{kind or 'cpu'}"
+
+    def device(self, provider: str | None) -> str:
+        """The kind of device, as torch calls it, that ``provider`` computes on; None: a card where torch sees one.
+
+        Raises:
+            InputError: it is not one of this runtime's, or there is no card.
+            ModuleNotFoundError: torch is not installed.
+        """
+        import torch
+
+        card = torch.cuda.is_available()
+        if provider is None:
+            return "cuda" if card else "cpu"
+        if provider not in _PROVIDERS:
+            raise InputError(f"--runtime {provider}: torch computes as {' or '.join(_PROVIDERS)}")
+        if _PROVIDERS[provider] == "cuda" and not card:
+            raise InputError(
+                f"--runtime {provider}: torch sees no CUDA card here; run edgeformer doctor, or leave it out"
+            )
+        return _PROVIDERS[provider]
+
+    def provider_facts(self, provider: str) -> ProviderFacts | None:
+        return ProviderFacts(provider, _PROVIDERS[provider]) if provider in _PROVIDERS else None
+
+    def capabilities(self, timeout_s: float) -> Sequence[Capability]:
+        answers = ask_installed(_SCRIPTS, timeout_s)
+        flash = describe_package("flash-attn", answers["flash_attn"], _FLASH_REMEDY)
+        return [_torch(answers["torch"], cuda_driver.problem()), describe_extra("train"), flash]
+
+
+def _torch(answer: Answer | None, driver: str | None) -> Capability:
+    if answer is None:
+        remedy = f"{install_hint('train')}; {_CPU_ONLY}; what works from a bundle does not need torch"
+        return Capability("torch", "unavailable", None, "not installed", remedy)
+    if answer.error is not None:
+        remedy = install_hint("train", again=True)
+        return Capability("torch", "unavailable", installed_version("torch"), answer.error, remedy)
+    facts = answer.facts
+    hint: str | None = None
+    if facts.get("cuda"):
+        detail = f"CUDA {facts['built_for']} on {', '.join(facts.get('devices', []))}"
+    elif facts.get("built_for") == "cpu":
+        detail = "CPU build: trains on the CPU"
+        if driver is None:
+            hint = "a CUDA driver is here: install a CUDA build of torch (see the README)"
+    else:
+        too_old = driver_too_old(facts.get("built_for"), nvidia.driver_version())
+        why = driver or too_old or "torch finds no card"
+        detail = f"built for CUDA {facts.get('built_for')}, trains on the CPU: {why}"
+        hint = None if driver is None else _CPU_ONLY
+    return Capability("torch", "available", facts.get("version"), detail, hint)
+
+
+RUNTIME = TorchRuntime()

@@ -1,0 +1,115 @@
+"""torch, with numpy outside: a module as a Session, a model with caches as a Decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.runtimes.decoder import Decoder, LoopEngine
+from edgeformer.runtimes.session import Array, Session, shape_text
+
+
+class TorchSession(Session):
+    """A module as a session. It is put into evaluation mode and stays on its device; arrays are copied there and back.
+
+    Args:
+        model: its arguments are called like the inputs, all int64 [batch, seq]; it returns a tensor, which becomes
+            the output ``logits``, or several by name.
+        inputs: those it must be given.
+        optional: those it takes where they are given.
+        outputs: names of the tensors that it returns, in their order; others behind them are left where they are.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        inputs: Sequence[str] = ("input_ids", "attention_mask"),
+        optional: Sequence[str] = (),
+        outputs: Sequence[str] = ("logits",),
+    ) -> None:
+        first = next(model.parameters(), None)
+        self._device = first.device if first is not None else torch.device("cpu")
+        self._model: torch.nn.Module | None = model.eval()
+        self._inputs, self._optional, self._outputs = tuple(inputs), tuple(optional), tuple(outputs)
+        self.provider = f"torch-{self._device.type}"
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the module once under ``torch.inference_mode``; the outputs come back as float32."""
+        if self._model is None:
+            raise EdgeformerError("the torch session is closed")
+        names = (*self._inputs, *(name for name in self._optional if name in inputs))
+        tensors = {name: self._tensor(name, inputs) for name in names}
+        with torch.inference_mode():
+            answer = self._model(**tensors)
+            several = answer if isinstance(answer, tuple) else (answer,)
+            outputs = answer if isinstance(answer, Mapping) else dict(zip(self._outputs, several, strict=False))
+            # .cpu() waits for the device, so the call blocks until the answer is here.
+            return {name: output.float().cpu().numpy() for name, output in outputs.items()}
+
+    def close(self) -> None:
+        self._model = None
+
+    def _tensor(self, name: str, inputs: Mapping[str, Array]) -> torch.Tensor:
+        if name not in inputs:
+            raise InputError(f"input {name!r} is missing (given: {', '.join(sorted(inputs)) or 'none'})")
+        array = inputs[name]
+        if array.dtype != "int64" or array.ndim != 2 or 0 in array.shape:
+            raise InputError(f"input {name!r} must be int64[batch, seq] and not empty, but is {shape_text(array)}")
+        return torch.from_numpy(array).to(self._device)
+
+
+class CachedModel(Protocol):
+    """What is wrapped: a causal model that keeps what it computed for earlier tokens."""
+
+    loops: int
+    max_positions: int
+    device: torch.device
+
+    def embed(self, input_ids: torch.Tensor, start: int, *, keep: bool) -> torch.Tensor:
+        """Embeddings [B, n, C] of the next tokens, int64 [B, n], the first of them at place ``start``."""
+
+    def run_loop(self, number: int, x: torch.Tensor, *, keep: bool) -> torch.Tensor:
+        """Tokens [B, n, C] through the loop ``number``, from 0."""
+
+    def logits(self, state: torch.Tensor, loop: int) -> torch.Tensor:
+        """Logits float32 [B, V] of ``state`` [B, C], a token's after ``loop``."""
+
+
+class TorchEngine(LoopEngine[torch.Tensor]):
+    """A cached model; stops after every loop. A state is [B, n, C], on the model's device."""
+
+    def __init__(self, model: CachedModel) -> None:
+        self._model: CachedModel | None = model
+        self._device = model.device
+        self.provider = f"torch-{self._device.type}"
+        self.stops = tuple(range(1, model.loops + 1))
+        self.max_positions: int | None = model.max_positions
+
+    def embed(self, ids: Array, start: int, *, keep: bool) -> torch.Tensor:
+        return self._opened.embed(torch.from_numpy(ids).to(self._device), start, keep=keep)
+
+    def advance(self, stretch: int, state: torch.Tensor, *, keep: bool) -> torch.Tensor:
+        return self._opened.run_loop(stretch, state, keep=keep)
+
+    def joined(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([*states], dim=1)
+
+    def readout(self, state: torch.Tensor, loop: int) -> Array:
+        return self._opened.logits(state[:, -1], loop).cpu().numpy()
+
+    def close(self) -> None:
+        self._model = None
+
+    @property
+    def _opened(self) -> CachedModel:
+        if self._model is None:
+            raise ValueError("the decoder is closed")
+        return self._model
+
+
+def torch_decoder(model: CachedModel) -> Decoder[torch.Tensor]:
+    """A decoder on a cached model in evaluation mode, which serves this decoder alone."""
+    return Decoder(TorchEngine(model))

@@ -1,1 +1,0 @@
-"""Weights that were trained elsewhere become a run."""

@@ -1,0 +1,137 @@
+"""What came from data is seen, never obeyed: by terminals, browsers, Markdown and spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeformer.artifacts.report import Report
+from edgeformer.artifacts.units import csv_cell, markdown, markdown_line, visible
+from edgeformer.report.columns import Column, Columns
+from edgeformer.report.html_report import as_html
+from edgeformer.report.report_files import as_csv, as_markdown, badge_svg
+from tests.cli.run_cli import edgeformer
+from tests.report.made_reports import made_report
+
+ESC, BIDI = "\x1b[2J\x1b]0;owned\x07", "\u202egpj.exe\u2066"
+HOSTILE = f"=cmd|' /C calc'!A0 <script>alert(1)</script> | `x` **b** [l](http://e) {ESC}{BIDI}\x9b31m\x00"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@given(st.text())
+def test_nothing_that_acts_is_left(text: str) -> None:
+    assert not CONTROL.search(visible(text))
+    assert visible(visible(text)) == visible(text)
+    assert "\n" not in markdown(text) and not re.search(r"(?<!\\)(\\\\)*\|", markdown(text))
+    assert "<" not in markdown(text)
+
+
+@given(st.one_of(st.integers(), st.floats(allow_nan=False), st.none(), st.booleans()))
+def test_numbers_in_csv_stay_numbers(value: object) -> None:
+    assert csv_cell(value) is value
+
+
+@pytest.mark.parametrize("text", ["-3.5", "+1", "-1e-3", "plain", "3 - 2", "onnx-fp32"])
+def test_text_in_csv_that_no_spreadsheet_computes(text: str) -> None:
+    assert csv_cell(text) == text
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1+cmd|x", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "  =1", "＝1"])
+def test_formulas_in_csv_are_text(text: str) -> None:
+    assert str(csv_cell(text)).startswith("'")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model_fp16.onnx", "model_fp16.onnx"),
+        ("_x_", "\\_x\\_"),
+        ("a|b`c`", "a\\|b\\`c\\`"),
+        ("<img src=x>", "&lt;img src=x&gt;"),
+        ("https://evil.example", "https\\://evil.example"),
+        ("two\nlines", "two lines"),
+        ("1.23 ms", "1.23 ms"),
+    ],
+)
+def test_markdown(text: str, expected: str) -> None:
+    assert markdown(text) == expected
+
+
+def test_a_line_of_markdown_starts_nothing() -> None:
+    assert [markdown_line(text) for text in ("# x", "- x", "1. x", "+ x", "x # y")] == [
+        "\\# x", "\\- x", "\\1. x", "\\+ x", "x # y"
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Report:
+    """A report in which everything that came from elsewhere is hostile."""
+    report = made_report()
+    rows = [row.model_copy(update={"artifact": HOSTILE, "precision": HOSTILE}) for row in report.rows]
+    checks = [check.model_copy(update={"artifact": HOSTILE, "reason": HOSTILE}) for check in report.verdict.checks]
+    return report.model_copy(
+        update={
+            "run": HOSTILE,
+            "device": HOSTILE,
+            "device_title": HOSTILE,
+            "rows": tuple(rows),
+            "verdict": report.verdict.model_copy(update={"checks": tuple(checks)}),
+            "notes": (HOSTILE, "# heading"),
+            "host": {**report.host, "cpu": HOSTILE},
+        }
+    )
+
+
+def test_markdown_of_a_hostile_report(hostile: Report) -> None:
+    text = as_markdown(hostile)
+    assert not CONTROL.search(text)
+    assert "<script" not in text and "\n# heading" not in text and "- # heading" not in text
+    assert "[l](http" not in text and re.search(r"(?<!\\)`x", text) is None
+
+
+def test_html_and_svg_of_a_hostile_report(hostile: Report) -> None:
+    page = as_html(hostile)
+    assert not CONTROL.search(page)
+    assert "<script" not in page and "&lt;script&gt;" in page
+    svg = badge_svg(hostile)
+    assert not CONTROL.search(svg)
+    assert {element.tag.rpartition("}")[2] for element in ET.fromstring(svg).iter()} <= {
+        "svg", "title", "clipPath", "rect", "g", "text"
+    }  # fmt: skip
+
+
+def test_csv_of_a_hostile_report(hostile: Report) -> None:
+    text = as_csv(hostile)
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert not CONTROL.search(text)
+    assert all(row["artifact"].startswith("'=cmd") for row in rows)
+    assert any(re.fullmatch(r"[0-9.]+", row["p50_ms"]) for row in rows)
+    made = Columns([Column("x", lambda row: row)]).csv([-3.5, "-3.5", "-x"])
+    assert made.splitlines()[1:] == ["-3.5", "-3.5", "'-x"]
+
+
+def test_terminal_of_real_commands(tmp_path: Path) -> None:
+    """A bundle whose labels, and a text whose characters, are a terminal's commands."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle", folder)
+    manifest = folder / "bundle.json"
+    text = manifest.read_text(encoding="utf-8").replace('"positive"', '"\\u001b[2Jpos\\u202e"')
+    manifest.write_text(text.replace('"negative"', '"[red]neg\\u001b]0;owned\\u0007"'), encoding="utf-8")
+    predicted = edgeformer("predict", str(folder), f"a {ESC} text {BIDI}", cwd=tmp_path)
+    assert predicted.code == 0, predicted
+    assert not CONTROL.search(predicted.out) and "\ufffd[2J" in predicted.out
+    as_json = edgeformer("predict", str(folder), f"a {ESC} text", "--json", cwd=tmp_path)
+    assert "\\u001b[2J" in as_json.out and "\ufffd" not in as_json.out
+    (tmp_path / "data.tsv").write_text(f"label\ttext\n{ESC}\tx\n", encoding="utf-8")
+    refused = edgeformer("evaluate", str(folder), "--data", "data.tsv", cwd=tmp_path)
+    assert refused.code == 2 and not CONTROL.search(refused.err) and "[red]neg" in refused.err
+    table = edgeformer("compare", str(folder), str(folder), "--format", "markdown", cwd=tmp_path)
+    assert table.code == 0 and not CONTROL.search(table.out)

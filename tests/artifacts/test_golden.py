@@ -1,0 +1,74 @@
+"""golden.npz has one schema: what does not keep to it is neither read nor written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeformer.artifacts.golden import GOLDEN_FILE, Golden, GoldenError, read_golden, write_golden
+
+IDS = np.array([[1, 5, 6, 0], [1, 7, 0, 0]])
+MASK = np.array([[1, 1, 1, 0], [1, 1, 0, 0]])
+LOGITS = np.array([[0.5, 1.5], [2.5, -1.0]], dtype=np.float32)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    write_golden(tmp_path, {"input_ids": IDS, "attention_mask": MASK, "logits": LOGITS, "spread": np.array(2.0)})
+    golden = read_golden(tmp_path / GOLDEN_FILE)
+    assert len(golden) == 2 and golden.padded
+    assert list(golden.inputs(("attention_mask", "input_ids"))) == ["attention_mask", "input_ids"]
+    assert [row.tolist() for row in golden.texts()] == [[1, 5, 6], [1, 7]]
+    assert golden.arrays["logits"].dtype == np.float32 and float(golden.arrays["spread"]) == 2.0
+
+
+def test_without_a_mask_no_row_is_padded(tmp_path: Path) -> None:
+    golden = Golden(tmp_path, {"input_ids": IDS})
+    assert not golden.padded and [row.tolist() for row in golden.texts()] == IDS.tolist()
+    with pytest.raises(GoldenError, match="holds no 'attention_mask'; it is of an older version"):
+        golden.inputs(("input_ids", "attention_mask"))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"attention_mask": MASK}, "it holds no input_ids"),
+        ({"input_ids": IDS.astype(np.int32)}, "must be int64"),
+        ({"input_ids": IDS, "attention_mask": MASK.astype(np.float32)}, "must be int64"),
+        ({"input_ids": IDS, "attention_mask": MASK[:, :3]}, "mask of the same shape"),
+        ({"input_ids": IDS[:0]}, "must be int64"),
+        ({"input_ids": IDS, "attention_mask": MASK * [[1], [0]]}, "a row holds padding only"),
+        ({"input_ids": IDS, "logits": LOGITS[:1]}, "does not go with 2 rows"),
+        ({"input_ids": IDS, "logits": LOGITS[:, :0]}, "does not go with 2 rows"),
+        ({"input_ids": IDS, "names": np.array(["a", "b"])}, "names holds <U1, not numbers"),
+    ],
+)
+def test_what_does_not_keep_to_the_schema(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(GoldenError, match=message):
+        write_golden(tmp_path, arrays)
+    assert not (tmp_path / GOLDEN_FILE).exists()
+    np.savez(tmp_path / GOLDEN_FILE, **arrays)
+    with pytest.raises(GoldenError, match=message):
+        read_golden(tmp_path / GOLDEN_FILE)
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    np.savez(tmp_path / GOLDEN_FILE, input_ids=IDS, logits=np.array([Trap()], dtype=object))
+    with pytest.raises(GoldenError, match="damaged"):
+        read_golden(tmp_path / GOLDEN_FILE)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_missing_and_cut(tmp_path: Path) -> None:
+    with pytest.raises(GoldenError, match=r"golden\.npz: missing"):
+        read_golden(tmp_path / GOLDEN_FILE)
+    path = write_golden(tmp_path, {"input_ids": IDS}).path
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(GoldenError, match=r"golden\.npz: damaged"):
+        read_golden(path)

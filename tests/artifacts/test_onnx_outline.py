@@ -1,0 +1,121 @@
+"""What an ONNX file says of itself, read without the package onnx, against that package."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.onnx_outline import read_outline
+from tests.export import graphs
+from tests.export.graphs import FLOAT, save, value
+
+GRAPHS = {
+    "convolutions": graphs.convolutions(),
+    "recurrent": graphs.recurrent(),
+    "If": graphs.branching(),
+    "Loop": graphs.looping(),
+    "embedding": graphs.embedding(),
+}
+
+
+def stored_in(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+    """Every tensor of a graph and of its subgraphs, wherever it stands."""
+    found = list(graph.initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            found += [attribute.t] if attribute.HasField("t") else []
+            found += stored_in(attribute.g) if attribute.HasField("g") else []
+    return found
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_as_the_package_onnx_reads_it(tmp_path: Path, name: str) -> None:
+    proto = GRAPHS[name]
+    found = read_outline(save(tmp_path, proto))
+    assert found.opsets == {"": 17}
+    assert [port.name for port in found.inputs] == [port.name for port in proto.graph.input]
+    for port, wanted in zip((*found.inputs, *found.outputs), (*proto.graph.input, *proto.graph.output), strict=True):
+        kind = wanted.type.tensor_type
+        assert port.dtype == helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+        assert port.shape == tuple(dim.dim_param or dim.dim_value or None for dim in kind.shape.dim)
+    tensors = stored_in(proto.graph)
+    assert found.weight_bytes == sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in tensors)
+    floats = [tensor for tensor in tensors if tensor.data_type == FLOAT and math.prod(tensor.dims) > 1]
+    assert found.parameters == sum(math.prod(tensor.dims) for tensor in floats) == found.stored["float32"]
+    assert found.has_subgraphs == (name in ("If", "Loop"))
+
+
+def test_operators_of_subgraphs_count(tmp_path: Path) -> None:
+    assert read_outline(save(tmp_path, graphs.branching())).operators == {
+        ("", "If"): 1,
+        ("", "MatMul"): 1,
+        ("", "Add"): 1,
+    }
+
+
+def test_the_table_that_token_ids_pick_from(tmp_path: Path) -> None:
+    assert read_outline(save(tmp_path, graphs.embedding(rows=40))).tables == {"input_ids": 40}
+
+
+def test_a_table_behind_a_cast(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["wide"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "wide"], ["y"], axis=0),
+    ]
+    graph = graphs.model(
+        nodes, [value("ids", TensorProto.INT32, ["N"])], [value("y", FLOAT, None)], [graphs.weights("table", 9, 4)]
+    )
+    assert read_outline(save(tmp_path, graph)).tables == {"ids": 9}
+
+
+def test_stored_inputs_of_old_files_are_none(tmp_path: Path) -> None:
+    graph = graphs.convolutions()
+    graph.graph.input.append(value("w", FLOAT, [4, 8]))
+    assert [port.name for port in read_outline(save(tmp_path, graph)).inputs] == ["x"]
+
+
+def test_external_weights_count(tmp_path: Path) -> None:
+    inside = read_outline(save(tmp_path, graphs.convolutions()))
+    beside = read_outline(graphs.save_beside(tmp_path, graphs.convolutions(), name="other.onnx"))
+    assert (inside.parameters, inside.weight_bytes) == (beside.parameters, beside.weight_bytes)
+
+
+def test_functions(tmp_path: Path) -> None:
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    function = helper.make_function("mine", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    graph = graphs.model(
+        [helper.make_node("Twice", ["x"], ["y"], domain="mine")],
+        [value("x", FLOAT, ["N"])],
+        [value("y", FLOAT, ["N"])],
+        domains={"mine": 1},
+    )
+    graph.functions.append(function)
+    found = read_outline(save(tmp_path, graph))
+    assert found.functions == {("mine", "Twice")} and found.operators["", "Relu"] == 1
+
+
+@pytest.mark.parametrize("cut", [1, 7, 40, 200])
+def test_a_cut_file_is_damaged_or_no_graph(tmp_path: Path, cut: int) -> None:
+    path = save(tmp_path, graphs.embedding())
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(ArtifactError, match="is no ONNX graph"):
+        read_outline(path)
+
+
+def test_any_flipped_byte_is_read_or_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, graphs.convolutions())
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for place in rng.integers(0, len(whole), 300):
+        content = bytearray(whole)
+        content[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(content)
+        with contextlib.suppress(ArtifactError):
+            assert read_outline(path).outputs

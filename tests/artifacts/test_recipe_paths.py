@@ -1,0 +1,118 @@
+"""Relative paths of a recipe are found from its own folder, and stay valid in the run that it becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeformer.artifacts.documents import YamlDocument
+from edgeformer.artifacts.recipe import resolve_paths
+from edgeformer.models import load_recipe
+
+RECIPE = """\
+name: mine
+task: classification
+data:
+  parts:
+    train:
+      - {kind: file, path: data/reviews.csv}
+  split: random-split
+  labels: [bad, good]
+  max_length: 16
+tokenizer: {kind: file, path: ../words/tokenizer.json}
+model:
+  {kind: encoder, vocab_size: 99, hidden_size: 8, layers: 1, iterations: 2, heads: 2, ffn_size: 8, residual_scale: 0.5}
+training: {epochs: 1, batch_size: 8, optimizer: {lr: 1.0e-3}, schedule: {kind: constant}}
+"""
+
+
+def test_what_is_not_beside_the_recipe_is_told(place: Path) -> None:
+    notes: list[str] = []
+    load_recipe(str(place / "project" / "mine.yaml"), None, notes.append)
+    assert not notes
+    own = place / "project" / "data" / "reviews.csv"
+    own.rename(place / "elsewhere" / "data" / "reviews.csv")
+    load_recipe(str(place / "project" / "mine.yaml"), None, notes.append)
+    (note,) = notes
+    assert note.startswith("data.parts.train.0.path: data/reviews.csv is not beside the recipe; taken: ")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with ``project/mine.yaml``, its data beside it; commands are started in ``elsewhere``."""
+    for folder in ("project/data", "words", "elsewhere/data"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "project" / "mine.yaml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "project" / "data" / "reviews.csv").write_text("text,label\nfine,good\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path
+
+
+def paths(*overrides: str) -> tuple[str, str]:
+    recipe: Any = load_recipe("../project/mine.yaml", [*overrides])
+    return recipe.data.parts["train"][0].path, recipe.tokenizer.path
+
+
+def test_a_path_starts_at_the_recipe(place: Path) -> None:
+    (place / "elsewhere" / "data" / "reviews.csv").write_text("another one", encoding="utf-8")
+    assert paths() == (str(place / "project/data/reviews.csv"), str(place / "words/tokenizer.json"))
+
+
+def test_what_is_not_there_is_found_where_the_command_was_started(place: Path) -> None:
+    (place / "project" / "data" / "reviews.csv").rename(place / "elsewhere" / "data" / "reviews.csv")
+    assert paths()[0] == str(place / "elsewhere/data/reviews.csv")
+    (place / "elsewhere" / "data" / "reviews.csv").unlink()
+    assert paths()[0] == str(place / "project/data/reviews.csv")  # which the message about it then names
+
+
+def test_a_typed_path_starts_where_it_was_typed(place: Path) -> None:
+    (place / "elsewhere" / "data" / "reviews.csv").write_text("text,label\n", encoding="utf-8")
+    assert paths("data.parts.train.0.path=data/reviews.csv")[0] == str(place / "elsewhere/data/reviews.csv")
+    whole = "data.parts.train=[{kind: file, path: data/reviews.csv}]"
+    assert paths(whole)[0] == str(place / "elsewhere/data/reviews.csv")
+    assert paths("data.parts.train.0.text=text")[0] == str(place / "project/data/reviews.csv")
+
+
+def test_a_saved_recipe_is_the_same_wherever_it_is_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("../project/mine.yaml")
+    saved = place / "elsewhere" / "artifacts" / "mine-001" / "recipe.yaml"
+    saved.parent.mkdir(parents=True)
+    saved.write_text(recipe.to_yaml(), encoding="utf-8")
+    monkeypatch.chdir(place / "words")
+    assert load_recipe(str(saved)) == recipe
+    assert load_recipe(str(saved)).fingerprint() == recipe.fingerprint()
+
+
+def test_folders_are_found_and_names_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "minilm").mkdir()
+    (tmp_path / "glue").mkdir()
+    document = YamlDocument(
+        "mine.yaml",
+        {
+            "data": {"parts": {"train": [{"kind": "hub", "name": "glue"}, {"kind": "hub", "name": "nyu-mll/glue"}]}},
+            "model": {"source": "minilm"},
+            "training": {"teacher": "another-run"},
+        },
+    )
+    resolve_paths(document, tmp_path, {"model": ("source",), "training": ("teacher",)})
+    sources = document.content["data"]["parts"]["train"]
+    assert [source["name"] for source in sources] == [str(tmp_path / "glue"), "nyu-mll/glue"]
+    assert document.content["model"] == {"source": str(tmp_path / "minilm")}
+    assert document.content["training"] == {"teacher": "another-run"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"data": 3, "tokenizer": "x", "model": None},
+        {"data": {"parts": [1]}, "model": {"source": ["a"]}},
+        {"data": {"parts": {"train": {"kind": "file"}, "test": ["x"]}}},
+        {"data": {"parts": {"train": [{"kind": "file", "path": "\0" * 5}, {"kind": "file", "path": "x" * 9999}]}}},
+    ],
+)
+def test_what_is_no_recipe_is_left_to_validation(tmp_path: Path, content: dict[str, Any]) -> None:
+    before = repr(content)
+    resolve_paths(YamlDocument("mine.yaml", content), tmp_path, {"model": ("source",)})
+    assert repr(content) == before

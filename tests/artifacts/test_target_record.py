@@ -1,0 +1,109 @@
+"""A record says something of the very file that it was made of, and of nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgeformer.artifacts.bundle_files import TargetRecord, TargetRecords, completed, files_sha256
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Parity
+from tests.benchmark.search_cases import accuracy, artifact, bundle
+
+CARD = "NVIDIA GeForce RTX 4050 Laptop GPU"
+OPEN = Parity(status="unavailable", tolerance=1e-2, tolerance_kind="relative", reason="not here")
+
+
+def engine(sha256: str = "a" * 64, **changes: Any) -> ArtifactManifest:
+    facts = {"format": "tensorrt-rtx", "precision": "fp16", "validation": None, "parity": OPEN, "sha256": sha256}
+    return artifact("engine", **{**facts, **changes})
+
+
+def record(manifest: BundleManifest, device: str = CARD, **changes: Any) -> TargetRecord:
+    held = next(entry for entry in manifest.artifacts if entry.id == "engine")
+    facts: dict[str, Any] = {
+        "artifact": held.id,
+        "artifact_sha256": files_sha256(held, manifest.files),
+        "device": device,
+        "compute_capability": "8.9",
+        "runtime": {"tensorrt-rtx": "1.7.1"},
+        "recorded": "2026-11-22T00:00:00.000+00:00",
+        "code_version": "1",
+        "status": "verified",
+        "parity": Parity(status="measured", n=64, max_abs_error=1e-3, tolerance=1e-2, tolerance_kind="relative"),
+        "score": accuracy(0.90),
+        "validation": accuracy(0.91),
+    }
+    return TargetRecord.model_validate(facts | changes).signed()
+
+
+def test_a_record_completes_what_export_left_open() -> None:
+    manifest = bundle(artifact("exact"), engine())
+    known = TargetRecords(records=(record(manifest),)).completing(manifest)
+    found = completed(manifest, known).artifacts[1]
+    assert found.validation == accuracy(0.91) and found.parity is not None and found.parity.status == "measured"
+    assert found.status == "built" and completed(manifest, known).artifacts[0] == manifest.artifacts[0]
+
+
+def test_what_failed_on_its_target_counts_as_rejected() -> None:
+    manifest = bundle(engine())
+    failed = record(manifest, status="failed", reason="parity: too far off", validation=None)
+    (found,) = completed(manifest, TargetRecords(records=(failed,)).completing(manifest)).artifacts
+    assert (found.status, found.reason) == ("rejected", f"on {CARD}: parity: too far off")
+
+
+def test_an_engine_that_was_built_again_makes_its_record_stale() -> None:
+    kept = record(bundle(engine("a" * 64)))
+    rebuilt = bundle(engine("b" * 64))
+    reason = kept.why_refused(rebuilt)
+    assert reason is not None and "stale" in reason and "aaaaaaaaaaaa…" in reason and "bbbbbbbbbbbb…" in reason
+    assert "verify --write" in reason
+    records = TargetRecords(records=(kept,))
+    assert records.completing(rebuilt) == {} and records.of(rebuilt).records == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"validation": accuracy(0.99)}, {"artifact_sha256": "b" * 64}, {"device": "another"}, {"status": "failed"}],
+)
+def test_an_edited_record_is_refused(changes: dict[str, object]) -> None:
+    manifest = bundle(engine())
+    edited = record(manifest).model_copy(update=changes)
+    assert "was changed since it was written" in str(edited.why_refused(manifest))
+
+
+def test_a_record_of_another_artifact_is_refused() -> None:
+    manifest = bundle(engine())
+    assert "no such artifact" in str(record(manifest, artifact="other").why_refused(manifest))
+    gone = bundle(engine(status="rejected"))
+    assert "no such artifact" in str(record(manifest).why_refused(gone))
+
+
+def test_parts_and_weights_are_signed_too() -> None:
+    parts = {"embed": "engines/embed", "loop": "onnx/engine.onnx"}
+    one, other = (bundle(engine(role="step", parts=parts), files={"engines/embed": sha * 64}) for sha in "cd")
+    kept = record(one)
+    assert kept.why_refused(one) is None
+    assert "stale" in str(kept.why_refused(other))
+
+
+def test_the_latest_of_a_device_counts_and_the_device_that_is_asked_about() -> None:
+    manifest = bundle(engine())
+    old, new = (record(manifest, recorded=f"2026-11-2{day}", validation=accuracy(day / 10)) for day in (1, 2))
+    other = record(manifest, "NVIDIA GeForce RTX 4090", recorded="2026-11-23", validation=accuracy(0.3))
+    records = TargetRecords().with_new([old]).with_new([other, new])
+    assert len(records.records) == 2
+    assert records.completing(manifest)["engine"] == other
+    assert records.completing(manifest, "RTX 4050")["engine"] == new
+
+
+def test_what_export_scored_itself_needs_no_record() -> None:
+    manifest = bundle(engine(parity=OPEN.model_copy(update={"status": "measured"}), validation=accuracy(0.8)))
+    assert TargetRecords(records=(record(manifest),)).completing(manifest) == {}
+
+
+def test_it_survives_its_file() -> None:
+    manifest = bundle(engine())
+    records = TargetRecords(records=(record(manifest),))
+    again = TargetRecords.model_validate_json(records.model_dump_json(), strict=False)
+    assert again == records and again.records[0].why_refused(manifest) is None

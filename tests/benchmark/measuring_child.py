@@ -1,0 +1,74 @@
+"""A measuring child for tests: what it is told, a program in its place, and what is left of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_bundle import artifact_of
+
+from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.report import Row
+from edgeformer.benchmark import process
+from edgeformer.benchmark.launch import measure_in_child
+from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.benchmark.messages import CheckedArtifact, MeasureSpec
+from edgeformer.bundle import Bundle
+
+RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
+
+
+def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
+    """The tiny bundle's artifact at two shapes."""
+    artifact = artifact_of(bundle, "onnx/model.onnx")
+    return MeasureSpec(
+        checked=CheckedArtifact.of(Bundle.open(bundle), artifact),
+        provider="CPUExecutionProvider",
+        threads=1,
+        shapes=((1, 8), (2, 8)),
+        rules=RULES,
+    ).model_copy(update=changes)
+
+
+def another(spec: MeasureSpec, **changes: object) -> CheckedArtifact:
+    """What ``spec`` opens, changed."""
+    return spec.checked.model_copy(update=changes)
+
+
+class Recorder(Silent):
+    """Remembers what was told while it went on."""
+
+    def __init__(self) -> None:
+        self.advanced = 0
+        self.messages: list[str] = []
+        self.open = False
+
+    def start(self, description: str, total: int | None, unit: str = "") -> None:
+        self.open = True
+
+    def advance(self, amount: int = 1, **fields: float) -> None:
+        self.advanced += amount
+
+    def finish(self) -> None:
+        self.open = False
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def run_as(monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, **changes: object) -> list[Row]:
+    """The rows that are left when the child runs ``program`` instead of measuring."""
+    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", program])
+    return measure_in_child(make_spec(bundle, **changes), Silent())
+
+
+def reasons(rows: list[Row]) -> list[str]:
+    """Why nothing was measured."""
+    assert all(row.latency_ms.status == row.memory_bytes.status == "unavailable" for row in rows)
+    return [str(row.latency_ms.reason) for row in rows]
+
+
+def states(rows: list[Row]) -> list[tuple[str, int, str]]:
+    """Phase, batch and status of every row."""
+    return [(row.phase, row.batch, row.latency_ms.status) for row in rows]

@@ -1,0 +1,122 @@
+"""Artifacts, their scores and their rows, by hand, for what a search picks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+from edgeformer.artifacts.bundle_files import TargetRecord
+from edgeformer.artifacts.data_config import DataConfig
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
+from edgeformer.artifacts.report import Energy, Latency, Memory, Row, Search
+from edgeformer.artifacts.scores import ExitScore
+from edgeformer.benchmark.profile import rows_there
+from edgeformer.benchmark.search import SearchOptions, search
+from edgeformer.benchmark.verdict import Evidence, Limits
+from edgeformer.tasks.classification import ClassificationScore
+from edgeformer.tasks.language_modeling import LanguageScore
+
+FREE = Limits(size_bytes=None, latency_ms=None, memory_bytes=None, batch=1, seq=128)
+CPU = "CPUExecutionProvider"
+
+
+def accuracy(value: float) -> ClassificationScore:
+    return ClassificationScore(n=1000, accuracy=value, precision=value, recall=value, f1=value, loss=0.3)
+
+
+def perplexity(value: float) -> LanguageScore:
+    return LanguageScore(n=1000, loss=3.0, perplexity=value, exits={"8": ExitScore(loss=3.0, perplexity=value)})
+
+
+def artifact(name: str, size: int = 500, **changes: Any) -> ArtifactManifest:
+    entry = ArtifactManifest(
+        id=name,
+        file=f"onnx/{name}.onnx",
+        format="onnx",
+        precision="fp32",
+        status="built",
+        size_bytes=size,
+        validation=accuracy(0.9),
+    )
+    return entry.model_copy(update=changes)
+
+
+def bundle(*artifacts: ArtifactManifest, **changes: Any) -> BundleManifest:
+    manifest = BundleManifest(
+        run="tiny",
+        task="classification",
+        created="2026-11-21T00:00:00.000+00:00",
+        max_length=128,
+        max_positions=512,
+        pad_id=0,
+        parameters=100,
+        synthetic=False,
+        data=DataConfig.model_validate(
+            {
+                "parts": {"train": [{"kind": "synthetic-reviews", "rows": 10}]},
+                "split": "random-split",
+                "labels": ["negative", "positive"],
+            },
+            strict=False,
+        ),
+        data_fingerprints={},
+        files={},
+        artifacts=artifacts,
+        code_version="1",
+    )
+    return manifest.model_copy(update=changes)
+
+
+def row(name: str, p50: float = 4.0, size: int = 500, peak: int = 1000, **changes: Any) -> Row:
+    measured = Row(
+        artifact=name,
+        precision="fp32",
+        provider=CPU,
+        where="host",
+        phase="steady",
+        batch=1,
+        seq=128,
+        latency_ms=Latency(status="measured", p50=p50, n=100, stable=True),
+        memory_bytes=Memory(status="measured", peak=peak),
+        size_bytes=size,
+        energy_mj=Energy(status="unavailable", reason="no counter"),
+        threads=2,
+    )
+    return measured.model_copy(update=changes)
+
+
+def estimate(name: str, low: float, high: float, size: int = 500) -> Row:
+    return row(
+        name,
+        size=size,
+        where="device",
+        provider="CUDAExecutionProvider",
+        threads=None,
+        latency_ms=Latency(status="estimated", low=low, high=high, p50=(low * high) ** 0.5),
+        memory_bytes=Memory(status="estimated", low=1000, high=2000),
+    )
+
+
+def run(
+    manifest: BundleManifest,
+    rows: list[Row],
+    limits: Limits = FREE,
+    options: SearchOptions | None = None,
+    kind: Literal["cuda", "cpu"] = "cpu",
+    on_target: bool = True,
+    records: Mapping[str, TargetRecord] = MappingProxyType({}),
+) -> Search:
+    known: list[Evidence] = []
+    for one in manifest.artifacts:
+        own = [row for row in rows if row.artifact == one.id]
+        of_device = rows_there(own, kind) if on_target else [row for row in own if row.where == "device"]
+        if own:
+            known.append(Evidence(one.id, own[0].size_bytes, of_device, "", one.role in ("full", "exit")))
+    return search(manifest, rows, known, limits, options or SearchOptions(), records)
+
+
+def picked(found: Search) -> tuple[str, int | None] | None:
+    if found.pick is None:
+        return None
+    return found.candidates[found.pick].artifact, found.candidates[found.pick].threads

@@ -1,0 +1,175 @@
+"""What else the machine, and the measuring process itself, did while something was measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from edgeformer.benchmark import conditions
+from edgeformer.benchmark.conditions import CpuReading, CpuUse, doubts, used_between
+from edgeformer.runtimes import provider_facts
+from edgeformer.system import nvidia
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def reading(at_s: float = 0.0, busy_s: float = 0.0, own_s: float = 0.0, **more: object) -> CpuReading:
+    return CpuReading(**{"at_s": at_s, "busy_s": busy_s, "own_s": own_s, "stolen_s": 0.0, "throttled": None, **more})
+
+
+def use(**changes: object) -> CpuUse:
+    return CpuUse(**{"own_cores": 1.0, "foreign_cores": 0.0, "stolen_cores": 0.0, "throttled": False, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "cores", "disturbed"),
+    [
+        ({}, 2, False),
+        ({"foreign_cores": 0.15}, 2, False),
+        ({"foreign_cores": 0.3}, 2, True),
+        ({"foreign_cores": 0.15, "stolen_cores": 0.1}, 2, True),
+        ({"foreign_cores": 0.3}, 16, False),  # a warning, but not a tenth of this machine
+        ({"foreign_cores": 1.7}, 16, True),
+        ({"throttled": True}, 16, True),
+        ({"own_cores": 1.31}, 16, True),
+        ({"own_cores": 1.0, "busy_threads": {1: 0.5}}, 2, True),  # two threads share a core, where there should be one
+    ],
+)
+def test_what_makes_figures_that_cannot_be_had_again(changes: dict[str, object], cores: int, disturbed: bool) -> None:
+    assert use(**changes).disturbed(cores, 1) is disturbed
+
+
+def test_threads_of_a_provider_that_brings_its_own_are_not_counted() -> None:
+    crowd = use(own_cores=7.5, busy_threads=dict.fromkeys(range(8), 0.9))
+    assert provider_facts(CPU).counts_threads and not provider_facts(CUDA).counts_threads
+    assert not crowd.disturbed(16, None)
+    assert crowd.warnings(None) == []
+    assert crowd.disturbed(16, 1)
+
+
+def test_graphs_that_run_in_turns_have_threads_each() -> None:
+    """A step bundle's: three graphs with two threads bring three threads beside the calling one."""
+    two = use(own_cores=1.6, busy_threads={1: 0.4, 2: 0.4})
+    assert two.crowd(2) and not two.crowd(2, pools=3)
+    assert two.warnings(2, pools=3) == [] and not two.disturbed(2, 2, pools=3)
+
+
+def test_a_crowd_is_named_thread_by_thread() -> None:
+    (noted,) = use(busy_threads={999999998: 0.5, 999999999: 0.6}).warnings(2)
+    assert noted == (
+        "this process used 1.0 cores, where the artifact was given 2 threads; beside the calling one: "
+        "thread 999999999 0.6 cores, thread 999999998 0.5 cores"
+    )
+    assert use(busy_threads={999999998: 0.5}).warnings(2) == [], "the artifact's second thread"
+    (noted,) = use(own_cores=2.6).warnings(2)
+    assert noted == "this process used 2.6 cores, where the artifact was given 2 threads"
+    (noted,) = use(busy_threads={5: 0.5, 999999999: 0.6}, strangers=frozenset({999999999})).warnings(4)
+    assert noted.endswith("not the artifact's computed while this was measured: thread 999999999 0.6 cores")
+
+
+def test_a_real_spinning_thread_is_seen_beside_the_one_that_measures() -> None:
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    earlier = conditions.other_threads()
+    before = conditions.read_cpu()
+    until = time.thread_time() + 0.3
+    while time.thread_time() < until:
+        sum(range(1000))
+    after = conditions.read_cpu()
+    found, known = used_between(before, after), used_between(before, after, earlier)
+    noted = found.warnings(1)[-1]
+    stop.set()
+    thread.join()
+    assert found.crowd(1) and not found.crowd(2)
+    assert list(found.busy_threads) == [thread.native_id]
+    assert known.crowd(2) and known.strangers == {thread.native_id}
+    if sys.platform == "linux":
+        assert f"thread {thread.native_id} (" in noted
+
+
+def test_a_falling_clock_warns() -> None:
+    assert used_between(reading(mhz=4000.0), reading(at_s=1.0, mhz=3800.0)).warnings() == []
+    found = used_between(reading(mhz=4000.0), reading(at_s=1.0, mhz=2000.0))
+    assert found.warnings() == ["the processor's clock fell by 50% while this was measured"]
+    assert used_between(reading(mhz=None), reading(at_s=1.0, mhz=2000.0)).clock_fall == 0.0
+
+
+def test_battery_and_a_governor_that_keeps_the_clock_low_are_doubts() -> None:
+    assert doubts({"power": "mains", "governor": "performance"}, CPU) == []
+    noted = doubts({"power": "battery 83 %", "governor": "powersave"}, CPU)
+    assert "measured on battery 83 %" in noted[0] and "lowest clock" in noted[1]
+    assert doubts({"power": "mains", "governor": "powersave", "governor_scales": True}, CPU) == []
+
+
+def test_the_governor_is_read_where_the_system_has_one(tmp_path: Path) -> None:
+    folder = tmp_path / "cpu0" / "cpufreq"
+    folder.mkdir(parents=True)
+    (folder / "scaling_governor").write_text("powersave\n", encoding="ascii")
+    assert conditions._cpufreq("scaling_governor", tmp_path) == "powersave"
+    assert conditions._cpufreq("scaling_driver", tmp_path) is None
+
+
+def test_what_slows_the_card_and_who_else_uses_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        state = nvidia.GpuState(
+            1500, 8000, 71, 55.0, "0x24", None, (other.pid, 2**31 - 1), ("power limit", "heat (software)")
+        )
+        monkeypatch.setattr(nvidia, "state", lambda uuid: state)
+        described = conditions.describe(1, "GPU-1")
+        other.kill()
+    assert described["gpu_slowed_by"] == ["power limit", "heat (software)"]
+    named, gone = described["gpu_foreign_processes"]
+    assert named.endswith(f"({other.pid})") and "python" in named.lower()
+    assert gone == f"process {2**31 - 1}", "a process that cannot be asked keeps its number"
+    noted = doubts(described, CUDA)
+    assert noted[-3:-1] == [
+        "the card's clocks were lowered: power limit",
+        "the card's clocks were lowered: heat (software)",
+    ]
+    assert named in noted[-1]
+    assert not any("card" in note for note in doubts(described, CPU))
+
+
+def test_foreign_work_is_told_apart_from_our_own() -> None:
+    before = CpuReading(at_s=10, busy_s=100, own_s=50, stolen_s=0, throttled=3)
+    after = CpuReading(at_s=12, busy_s=105, own_s=53.9, stolen_s=0, throttled=3)
+    use = used_between(before, after)
+    assert (round(use.own_cores, 2), round(use.foreign_cores, 2)) == (1.95, 0.55)
+    assert use.warnings() == ["other processes used 0.6 cores while this was measured"] or use.warnings() == [
+        "other processes used 0.5 cores while this was measured"
+    ]
+    quiet = used_between(before, CpuReading(at_s=12, busy_s=104, own_s=53.9, stolen_s=0, throttled=3))
+    assert quiet.warnings() == []
+
+
+def test_stolen_time_and_throttling_are_named() -> None:
+    before = CpuReading(at_s=0, busy_s=0, own_s=0, stolen_s=0, throttled=3)
+    after = CpuReading(at_s=1, busy_s=1, own_s=1, stolen_s=0.5, throttled=4)
+    noted = " / ".join(used_between(before, after).warnings())
+    assert "hypervisor took 0.5 cores" in noted and "throttled because of heat" in noted
+
+
+def test_a_real_spin_is_our_own_work() -> None:
+    before = conditions.read_cpu()
+    until = time.perf_counter() + 0.3
+    while time.perf_counter() < until:
+        pass
+    assert used_between(before, conditions.read_cpu()).own_cores > 0.3
+
+
+def test_conditions_leave_out_what_is_not_known() -> None:
+    described = conditions.describe(threads=2, gpu_uuid=None)
+    assert described["threads"] == 2
+    assert "power" in described
+    assert None not in described.values()

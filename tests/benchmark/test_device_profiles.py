@@ -1,0 +1,440 @@
+"""The shipped hardware profiles, and how a device is recognised."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from edgeformer.artifacts import documents
+from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
+from edgeformer.artifacts.documents import shipped_folder, shipped_names
+from edgeformer.benchmark.request import find_target
+from edgeformer.system import nvidia
+from tests.cli.run_cli import edgeformer
+
+load_profile = cache(documents.load_profile)  # reading YAML is most of what these tests would do
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "devices.md"
+MIB, GIB = 2**20, 2**30
+NAMES = (
+    "a100-80gb", "apple-m4", "gtx1650", "h100", "h200", "host", "intel-n100", "jetson-agx-orin-64gb",
+    "jetson-orin-nano-8gb", "jetson-orin-nx-16gb", "l4", "raspberry-pi-5", "rtx3050-6gb", "rtx4050",
+    "rtx4060-laptop", "t4",
+)  # fmt: skip
+DEVICES = tuple(name for name in NAMES if name != "host")
+GEFORCE_WITH_TENSOR_CORES = ("rtx3050-6gb", "rtx4050", "rtx4060-laptop")
+NEEDED = (
+    "memory_bytes", "system_bytes", "usable_memory_bytes", "context_bytes", "bandwidth_bytes_per_s", "cache_bytes",
+    "cores", "launch_overhead_us", "power",
+)  # fmt: skip
+
+
+def test_every_profile_says_which_tensorrt_supports_it() -> None:
+    """By NVIDIA's support matrix: T4, L4 and A100 are no RTX cards, although tensorrt-rtx has code for 7.5, 8.0 and
+    8.9."""
+    by_name = {name: load_profile(name).tensorrt for name in NAMES}
+    assert [name for name, key in by_name.items() if key == "rtx"] == ["rtx3050-6gb", "rtx4050", "rtx4060-laptop"]
+    for name, key in by_name.items():
+        assert (key == "none") == (load_profile(name).kind == "cpu"), name
+
+
+def facts(profile: DeviceProfile) -> Iterator[tuple[str, Fact[object]]]:
+    """Every fact of a profile, the peaks among them."""
+    for owner in (profile, profile.peaks):
+        for field in type(owner).model_fields:
+            if isinstance(fact := getattr(owner, field), Fact):
+                yield field, fact
+
+
+def value(fact: Fact[float] | Fact[int] | None) -> float:
+    assert fact is not None
+    return fact.value
+
+
+_HOW = re.compile(r"\b(measured|nvidia-smi|deviceQuery|cudaDeviceProp|NVML|lscpu|benchmarks?/)", re.IGNORECASE)
+_DENIED = re.compile(r"\b(not|never|un)[ -]?measured|\bassum|\bspecification|data sheet|\barithmetic", re.IGNORECASE)
+_DAY = re.compile(r"\b20\d\d-\d\d-\d\d\b")
+
+
+def honest(fact: Fact[object]) -> bool:
+    """A source says where a figure is from; that of a verified one how and on which day it was measured there."""
+    source = fact.source
+    if not fact.verified:
+        return len(source) > 10
+    return _HOW.search(source) is not None and _DAY.search(source) is not None and _DENIED.search(source) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "verified", "expected"),
+    [
+        ("third-party specifications of this cut of AD107", False, True),
+        ("data sheet", False, False),  # of what?
+        ("nvidia-smi on the card, with the desktop running, 2026-11-21", True, True),
+        ("measured by benchmarks/gpu/bandwidth.py on 2027-01-15 on an RTX 4050 laptop", True, True),
+        ("measured on the card", True, False),  # when?
+        ("public specifications, 2026-11-21", True, False),
+        ("edgeformer's assumption, not measured on this card, 2026-11-21", True, False),
+    ],
+)
+def test_a_verified_fact_says_how_and_when_it_was_measured(source: str, verified: bool, expected: bool) -> None:
+    assert honest(Fact[object](value=1.0, source=source, verified=verified)) is expected
+
+
+def test_the_shipped_profiles_are_those_that_were_promised() -> None:
+    assert tuple(shipped_names("profiles")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_profile_is_valid_and_honest(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.calibration is None, "a calibration belongs to one machine"
+    for field, fact in facts(profile):
+        assert honest(fact), f"{field}: {fact.source!r}, verified: {fact.verified}"
+    assert profile.budgets.classification.size_bytes is not None
+    assert profile.budgets.language_modeling.size_bytes is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_budget_says_why(name: str) -> None:
+    """The first limit of each task, and every later one that the file does not merely repeat, has a comment."""
+    text = (shipped_folder("profiles") / f"{name}.yaml").read_text(encoding="utf-8")
+    lines = text[text.index("budgets:") :].splitlines()
+    limits = [
+        i for i, line in enumerate(lines) if re.match(r" +(latency_p50_ms|size_bytes|memory_bytes|energy_mj):", line)
+    ]
+    assert len(limits) >= 4
+    if name == "host":  # says why once, for both tasks
+        limits = [i for i in limits if "size_bytes" not in lines[i] or lines[i - 1].lstrip().startswith("#")]
+    for i in limits:
+        assert lines[i - 1].lstrip().startswith("#"), f"{name}: {lines[i].strip()} has no reason"
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_what_an_estimate_needs_is_there_and_agrees_with_itself(name: str) -> None:
+    profile = load_profile(name)
+    peaks = profile.peaks
+    for field in NEEDED:
+        assert getattr(profile, field) is not None, field
+    memory, system, usable = (
+        value(profile.memory_bytes),
+        value(profile.system_bytes),
+        value(profile.usable_memory_bytes),
+    )
+    assert 0 < usable <= memory - system
+    assert value(profile.context_bytes) < usable
+    assert value(profile.cache_bytes) < memory
+    assert profile.power is not None and profile.power.value.low_w <= profile.power.value.high_w
+    assert 0 < value(profile.launch_overhead_us) < 20
+    assert value(peaks.fp32) > 0
+    if profile.kind == "cuda":
+        assert profile.compute_capability is not None
+        assert value(peaks.fp32) <= value(peaks.fp16_fp32_accumulate) <= value(peaks.fp16)
+    for task in (profile.budgets.classification, profile.budgets.language_modeling):
+        assert task.latency_p50_ms is not None and task.size_bytes is not None
+        assert (task.memory_bytes or task.size_bytes) <= usable
+
+
+@pytest.mark.parametrize("name", GEFORCE_WITH_TENSOR_CORES)
+def test_geforce_halves_products_that_are_summed_in_fp32(name: str) -> None:
+    peaks = load_profile(name).peaks
+    assert value(peaks.fp16_fp32_accumulate) == pytest.approx(value(peaks.fp16) / 2, rel=1e-3)
+    assert value(peaks.fp16) == pytest.approx(4 * value(peaks.fp32), rel=1e-3)
+    assert value(peaks.int8) == pytest.approx(2 * value(peaks.fp16), rel=1e-3)
+
+
+def test_without_tensor_cores_fp16_is_twice_fp32() -> None:
+    peaks = load_profile("gtx1650").peaks
+    assert value(peaks.fp16) == pytest.approx(2 * value(peaks.fp32), rel=1e-3)
+    assert peaks.int8 is None
+
+
+_RESULT = re.compile(r" = ([\d,.]+) ([TG])(?:FLOP|OP|B)/s")
+
+
+def stated(source: str) -> tuple[float, float] | None:
+    """A product in a source ("16 multiprocessors × 256 × 1.3 GHz = 5.3 TFLOP/s"): what it gives, what it says."""
+    found = _RESULT.search(source)
+    if found is None:
+        return None
+    product = 1.0
+    for factor in re.split(r"[;:,.] ", source[: found.start()])[-1].split("×"):
+        first, divisor = re.findall(r"^\s*([\d,.]+)(?: / (\d+))?", factor)[0]
+        product *= float(first.replace(",", "")) / float(divisor or 1)
+    return product, float(found[1].replace(",", ""))
+
+
+def test_the_arithmetic_in_the_sources_is_right() -> None:
+    checked = 0
+    for name in DEVICES:
+        for field, fact in facts(load_profile(name)):
+            calculation = fact.source.partition(" = ")[0]
+            found = stated(fact.source) if "+" not in calculation else None
+            if found is None:
+                continue
+            product, result = found
+            rate = fact.value
+            assert isinstance(rate, float)
+            unit = 1e12 if re.search(r" = [\d,.]+ T", fact.source) else 1e9
+            # Clocks are stated in GHz, memory rates in Gbit/s per pin: the products are in 10⁹ per second.
+            product = product * 1e9 / unit
+            assert product == pytest.approx(result, rel=0.011), f"{name} {field}: {fact.source}"
+            assert rate / unit == pytest.approx(result, rel=0.011), f"{name} {field}: {rate}"
+            checked += 1
+    assert checked >= 40
+
+
+def test_streaming_multiprocessors_are_the_lanes_divided() -> None:
+    checked = 0
+    for name in DEVICES:
+        cores = load_profile(name).cores
+        assert cores is not None
+        found = re.search(r"([\d,]+) (?:FP32 lanes|CUDA cores) / (\d+) per multiprocessor", cores.source)
+        if found is not None:
+            assert int(found[1].replace(",", "")) / int(found[2]) == cores.value
+            checked += 1
+    assert checked == 9
+
+
+def test_the_budgets_of_the_rtx4050() -> None:
+    profile = load_profile("rtx4050")
+    assert value(profile.usable_memory_bytes) == round(5.4 * GIB)
+    classification, language = profile.budgets.classification, profile.budgets.language_modeling
+    assert (classification.latency_p50_ms, classification.batch, classification.seq) == (5, 1, 128)
+    assert classification.size_bytes == 100 * MIB
+    assert (language.latency_p50_ms, language.size_bytes) == (20, 512 * MIB)
+    assert profile.compute_capability is not None and profile.compute_capability.value == "8.9"
+    assert math.isclose(value(profile.peaks.fp16), 42.1e12, rel_tol=1e-2)
+
+
+def test_a_profile_without_rates_is_still_a_profile() -> None:
+    assert load_profile("host").peaks == Peaks()
+
+
+def test_the_document_names_every_profile_and_its_own_one_is_valid(tmp_path: Path) -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in NAMES)
+    example = next(block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "name: my-card" in block)
+    file = tmp_path / "my-card.yaml"
+    file.write_text(example, encoding="utf-8")
+    profile = documents.load_profile(str(file))
+    assert value(profile.usable_memory_bytes) <= value(profile.memory_bytes) - value(profile.system_bytes)
+    assert all(honest(fact) for _, fact in facts(profile))
+
+
+def test_the_document_says_whether_anything_shipped_was_measured() -> None:
+    verified = [name for name in NAMES if any(fact.verified for _, fact in facts(load_profile(name)))]
+    denied = "**None of the shipped facts was measured by us.**" in DOCUMENT.read_text(encoding="utf-8")
+    assert denied == (not verified), f"docs/devices.md must name what was measured: {verified}"
+
+
+# Recognition
+
+
+def test_the_cpu_profile_is_this_host() -> None:
+    assert find_target(load_profile("host")).present
+
+
+def card(name: str, memory_bytes: int | None = 6 * GIB) -> nvidia.Gpu:
+    return nvidia.Gpu(index=0, name=name, uuid=f"GPU-{name}", memory_bytes=memory_bytes, compute_capability="8.9")
+
+
+def present(monkeypatch: pytest.MonkeyPatch, found: nvidia.Gpu) -> list[str]:
+    """The profiles that a host with this card is the target of."""
+    monkeypatch.setattr(nvidia, "gpus", lambda: [found])
+    cuda = [profile for profile in map(load_profile, DEVICES) if profile.kind == "cuda" and not profile.boards]
+    return [profile.name for profile in cuda if find_target(profile).present]
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "profile"),
+    [
+        ("NVIDIA GeForce RTX 4050 Laptop GPU", 6141, "rtx4050"),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", 8188, "rtx4060-laptop"),
+        ("NVIDIA GeForce RTX 3050", 6144, "rtx3050-6gb"),
+        ("NVIDIA GeForce GTX 1650", 4096, "gtx1650"),
+        ("Tesla T4", 15360, "t4"),
+        ("NVIDIA L4", 23034, "l4"),
+        ("NVIDIA A100-SXM4-80GB", 81920, "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3", 81559, "h100"),
+        ("NVIDIA H200", 143771, "h200"),
+    ],
+)
+def test_a_card_is_its_own_profile_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, name: str, mib: int, profile: str
+) -> None:
+    assert present(monkeypatch, card(name, mib * MIB)) == [profile]
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("NVIDIA GeForce RTX 4060", 8),
+        ("NVIDIA GeForce RTX 3050", 8),
+        ("NVIDIA GeForce RTX 3050 Laptop GPU", 4),
+        ("NVIDIA GeForce RTX 3050 6GB Laptop GPU", 6),
+        ("NVIDIA GeForce RTX 3050 Ti Laptop GPU", 4),
+        ("NVIDIA GeForce GTX 1650 SUPER", 4),
+        ("NVIDIA GeForce GTX 1650 Ti", 4),
+        ("NVIDIA GeForce GTX 1650 with Max-Q Design", 4),
+        ("NVIDIA L40S", 45),
+        ("NVIDIA T4G", 16),
+        ("NVIDIA A100-SXM4-40GB", 40),
+        ("NVIDIA A100 80GB PCIe", 80),
+        ("NVIDIA H100 PCIe", 80),
+        ("NVIDIA H200 NVL", 140),
+        ("NVIDIA GeForce RTX 5090", 32),
+    ],
+)
+def test_a_sibling_of_a_card_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch, name: str, gib: int) -> None:
+    assert present(monkeypatch, card(name, gib * GIB)) == []
+
+
+def test_why_a_card_is_not_the_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    laptop, server = card("NVIDIA GeForce RTX 4050 Laptop GPU"), card("NVIDIA H200")
+    profile = load_profile("rtx4050")
+    monkeypatch.setattr(nvidia, "gpus", lambda: [server, laptop])
+    found = find_target(profile)
+    assert (found.present, found.gpu) == (True, laptop)
+    monkeypatch.setattr(nvidia, "gpus", lambda: [server])
+    other = find_target(profile)
+    assert (other.present, other.gpu) == (False, server)
+    assert "NVIDIA H200" in other.reason
+    monkeypatch.setattr(nvidia, "gpus", lambda: [card("NVIDIA GeForce RTX 3050", 8 * GIB)])
+    assert "NVIDIA GeForce RTX 3050 with 8.00 GiB" in find_target(load_profile("rtx3050-6gb")).reason
+    monkeypatch.setattr(nvidia, "gpus", list)
+    nothing = find_target(profile)
+    assert (nothing.present, nothing.gpu) == (False, None)
+    assert "not present on this host (no NVIDIA card)" in nothing.reason
+
+
+def test_a_card_that_does_not_say_its_memory_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert present(monkeypatch, card("Tesla T4", None)) == ["t4"]
+
+
+def jetson(root: Path, part: str, model: str = "NVIDIA Jetson Orin Developer Kit") -> Path:
+    """The root folder of a Jetson with the module ``part``."""
+    tree = root / part / "proc" / "device-tree"
+    tree.mkdir(parents=True)
+    (tree / "model").write_bytes(model.encode() + b"\0")
+    (tree / "compatible").write_bytes(f"nvidia,p0000-0000+{part}\0nvidia,{part}\0nvidia,tegra234\0".encode())
+    return root / part
+
+
+JETSONS = {
+    "p3767-0000": "jetson-orin-nx-16gb",
+    "p3767-0003": "jetson-orin-nano-8gb",
+    "p3767-0005": "jetson-orin-nano-8gb",
+    "p3701-0005": "jetson-agx-orin-64gb",
+}
+ORIN = card("Orin (nvgpu)", None)
+
+
+@pytest.mark.parametrize("part", [*JETSONS, "p3767-0001", "p3767-0004", "p3701-0004"])
+def test_jetsons_are_told_apart_by_their_part_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    monkeypatch.setattr(nvidia, "gpus", lambda: [ORIN])
+    # Some board makers' model text names another module: it decides nothing.
+    root = jetson(tmp_path, part, "NVIDIA Jetson Orin NX Engineering Reference Developer Kit Super")
+    found = {name: find_target(load_profile(name), root) for name in sorted(set(JETSONS.values()))}
+    assert [name for name, target in found.items() if target.present] == [name for name in [JETSONS.get(part)] if name]
+    for name, target in found.items():
+        assert target.gpu == ORIN
+        assert target.present or "none of the part numbers p37" in target.reason, name
+        assert "Engineering Reference Developer Kit" in target.reason
+
+
+def test_a_jetson_whose_gpu_nvml_does_not_list_is_still_that_jetson(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia, "gpus", list)
+    target = find_target(load_profile("jetson-agx-orin-64gb"), jetson(tmp_path, "p3701-0005"))
+    assert (target.present, target.gpu) == (True, None)
+
+
+def test_a_jetson_that_hides_which_one_it_is_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "gpus", lambda: [ORIN])
+    target = find_target(load_profile("jetson-orin-nano-8gb"), tmp_path)
+    assert (target.present, target.gpu) == (False, ORIN)
+    assert "/proc/device-tree is hidden" in target.reason
+    monkeypatch.setattr(nvidia, "gpus", lambda: [card("NVIDIA H200")])
+    assert "(NVIDIA H200)" in find_target(load_profile("jetson-orin-nano-8gb"), tmp_path).reason
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the files are those of Linux")
+@pytest.mark.parametrize(
+    ("cpuinfo", "model", "profile"),
+    [
+        ("model name\t: Intel(R) N100\n", None, "intel-n100"),
+        ("CPU part\t: 0xd0b\n", "Raspberry Pi 5 Model B Rev 1.1", "raspberry-pi-5"),
+        ("CPU part\t: 0xd08\n", "Raspberry Pi 4 Model B Rev 1.5", None),
+        ("CPU part\t: 0xd0b\n", "Raspberry Pi 500 Rev 1.0", None),
+        ("model name\t: Apple M4\n", None, "apple-m4"),
+        ("model name\t: Apple M4 Pro\n", None, None),
+        ("model name\t: Intel(R) N1000\n", None, None),
+    ],
+)
+def test_a_cpu_is_its_own_profile_and_no_other(
+    tmp_path: Path, cpuinfo: str, model: str | None, profile: str | None
+) -> None:
+    tree = tmp_path / "proc" / "device-tree"
+    tree.mkdir(parents=True)
+    (tmp_path / "proc" / "cpuinfo").write_text(cpuinfo, encoding="utf-8")
+    if model is not None:
+        (tree / "model").write_bytes(model.encode() + b"\0")
+    cpus = [load_profile(name) for name in DEVICES if load_profile(name).kind == "cpu"]
+    assert [device.name for device in cpus if find_target(device, tmp_path).present] == [profile] * (
+        profile is not None
+    )
+
+
+def test_a_cpu_profile_with_a_name_is_only_that_processor() -> None:
+    other = load_profile("host").model_copy(update={"match": "No Such Processor"})
+    assert not find_target(other).present
+
+
+# edgeformer list devices
+
+CALIBRATED = """\
+name: host
+title: My laptop
+kind: cpu
+peaks:
+  fp32: {value: 400.0e+9, source: measured by this test, verified: true}
+calibration:
+  created: "2026-11-21T12:00:00.000+00:00"
+  processor: Some Processor
+  threads: 2
+  provider: CPUExecutionProvider
+  efficiencies: {fp32: {gemm: {of_peak: 0.8}}}
+  error:
+    {kind: cpu, device: Some Processor, cases: 18, median_log2: 0.14, worst_log2: 0.4, created: "2026-11-21T12:00:00Z"}
+"""
+
+
+def test_list_devices_shows_the_local_calibration_and_survives_a_broken_file(tmp_path: Path) -> None:
+    local = tmp_path / "artifacts" / "profiles"
+    local.mkdir(parents=True)
+    (local / "host.yaml").write_text(CALIBRATED, encoding="utf-8")
+    (local / "mine.yaml").write_text("name: mine\n", encoding="utf-8")
+    outcome = edgeformer("list", "devices", "--json", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    rows = {row["name"]: row for row in json.loads(outcome.out)["devices"]}
+    assert set(rows) == {*NAMES, "mine"}
+    assert rows["host"]["device"] == "My laptop" and rows["host"]["calibrated"] == "2026-11-21T12:00:00.000+00:00"
+    assert rows["mine"]["device"].startswith("unreadable: ") and "title" in rows["mine"]["device"]
+    assert rows["rtx4050"]["fp16_ops_per_s"] == 42.09e12 and rows["rtx4050"]["calibrated"] is None
+    assert rows["rtx4050"]["power_w"] == [35, 115]
+    table = edgeformer("list", "devices", cwd=tmp_path)
+    assert table.code == 0, table.err
+    lines = [" ".join(line.split()) for line in table.out.splitlines()]
+    assert "host cpu – – – – 2026-11-21, median error 10% –" in lines
+    assert "rtx4050 cuda 5.4 GiB 192 42.1 35–115 no –" in lines
+    assert any(line.startswith("mine – – – – – – ") for line in lines) and "unreadable" in table.out

@@ -1,0 +1,236 @@
+"""profile REPORT.json: reports that were measured elsewhere, honest ones, foreign ones and hostile ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.benchmark.recorded_report import judge_report
+from edgeformer.benchmark.request import ProfileOptions
+from edgeformer.bundle import Bundle
+from edgeformer.report.words import verdict_words
+from edgeformer.tasks import all_tasks
+from tests.cli.in_process import Edgeformer, in_process
+
+OLD = Path(__file__).resolve().parents[1] / "old_format"
+BUNDLE = OLD / "classifier-v1" / "bundle"
+SHA256 = {one.id: one.sha256 for one in Bundle.open(BUNDLE).artifacts}
+PI, CARD = "raspberry-pi-5", "rtx4050"
+
+Document = dict[str, Any]
+
+
+def latency(p50: float = 2.0, **others: Any) -> Document:
+    return {"status": "measured", "p50": p50, "p90": None, "p95": None, "p99": None, "mean": p50, "min": p50,
+            "cv": 0.01, "n": 100, "stable": True, "reason": None, "warnings": [],
+            "quantiles_ms": [], **others}  # fmt: skip
+
+
+def row(artifact: str = "onnx-fp32", provider: str = "wasm", seq: int = 64, **others: Any) -> Document:
+    why = {"status": "unavailable", "reason": "a browser does not tell"}
+    return {"artifact": artifact, "precision": "fp32", "provider": provider, "where": "host", "phase": "steady",
+            "batch": 1, "seq": seq, "latency_ms": latency(), "memory_bytes": why, "energy_mj": why,
+            "size_bytes": 56904, "threads": 1 if provider == "wasm" else None, **others}  # fmt: skip
+
+
+def report(*rows: Document, **others: Any) -> Document:
+    known = {name: {"role": "exit" if "exit" in name else "full", "sha256": sum_} for name, sum_ in SHA256.items()}
+    return {"format_version": 1, "device": "browser", "device_title": "my phone",
+            "host": {"cpu": "my phone, in Firefox 150"},
+            "on_target": True, "run": "classifier-v1", "bundle": "b", "created": "2026-11-22T12:00:00.000+00:00",
+            "synthetic": True, "leaks": False, "parameters": 1, "rows": list(rows), "verdict": {"status": "unknown"},
+            "notes": ["measured in a browser"], "measured_in": "browser",
+            "subject": {"task": "classification", "max_positions": 64, "artifacts": known}, **others}  # fmt: skip
+
+
+Write = Callable[[Document], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(document: Document) -> Path:
+        (tmp_path / "browser.json").write_text(json.dumps(document), encoding="utf-8")
+        return tmp_path / "browser.json"
+
+    return written
+
+
+def statuses(path: Path, device: str = PI, **options: Any) -> dict[tuple[str, str], str]:
+    judged = judge_report(path, load_profile(device), ProfileOptions(**options))
+    return {(check.name, check.artifact): check.status for check in judged.verdict.checks}
+
+
+def test_rows_are_held_against_the_budget_at_its_shape(write: Write) -> None:
+    path = write(report(row(), row(seq=16, latency_ms=latency(9000.0)), row("onnx-int8", latency_ms=latency(101.0))))
+    judged = judge_report(path, load_profile(PI), ProfileOptions())
+    found = {(check.name, check.artifact): check for check in judged.verdict.checks}
+    assert found["latency", "onnx-fp32"].status == "pass" and found["latency", "onnx-fp32"].basis == "measured"
+    assert found["latency", "onnx-int8"].status == "fail" and judged.verdict.status == "fail"
+    assert found["memory", "onnx-fp32"].status == "unknown" and "does not tell" in str(
+        found["memory", "onnx-fp32"].reason
+    )
+    assert (judged.device, judged.on_target, judged.judged_from) == (PI, True, str(path))
+    assert (
+        any("the word of whoever judges" in note for note in judged.notes) and "measured in a browser" in judged.notes
+    )
+    assert any("at most 64 tokens" in note for note in judged.notes)
+
+
+def test_a_judged_report_names_what_has_no_limit(write: Write) -> None:
+    """The memory limit of ``host`` is that of this machine, which says nothing about the one that measured."""
+    judged = judge_report(write(report(row())), load_profile("host"), ProfileOptions())
+    assert (judged.verdict.status, judged.verdict.judged) == ("pass", ("size", "latency"))
+    assert [(kind.name, kind.reason) for kind in judged.verdict.not_judged] == [
+        ("memory", "the profile host sets no limit")
+    ]
+    assert verdict_words(judged) == "pass (size and latency only)"
+    assert "no limit for memory; set one with --max-vram" in judged.notes
+
+
+def test_limits_and_artifacts_of_the_command_line_win(write: Write) -> None:
+    path = write(report(row(), row("onnx-int8")))
+    assert statuses(path, max_latency_ms=1.0, artifacts=("onnx-int8",))["latency", "onnx-int8"] == "fail"
+    assert ("latency", "onnx-fp32") not in statuses(path, artifacts=("onnx-int8",))
+    with pytest.raises(InputError, match=r"--artifact onnx-fp16: .* has onnx-fp32, onnx-int8"):
+        statuses(path, artifacts=("onnx-fp16",))
+
+
+def test_a_shape_that_was_not_measured_is_unknown(write: Write) -> None:
+    judged = judge_report(write(report(row(seq=16))), load_profile(PI), ProfileOptions())
+    (check,) = [check for check in judged.verdict.checks if check.name == "latency"]
+    assert check.status == "unknown" and check.reason == "1×64 was not measured, but 1×16"
+
+
+def test_what_a_processor_computes_says_nothing_of_a_card(write: Write) -> None:
+    assert statuses(write(report(row())), CARD)["latency", "onnx-fp32"] == "unknown"
+    assert statuses(write(report(row(), row(provider="webgpu"))), CARD)["latency", "onnx-fp32"] == "pass"
+    # On a device without such a card, the better one of both is judged.
+    slow = row(latency_ms=latency(500.0))
+    assert statuses(write(report(slow, row(provider="webgpu"))))["latency", "onnx-fp32"] == "pass"
+
+
+def test_an_unstable_row_says_so(write: Write) -> None:
+    path = write(report(row(latency_ms=latency(stable=False))))
+    judged = judge_report(path, load_profile(PI), ProfileOptions())
+    assert any("not stable" in str(check.reason) for check in judged.verdict.checks if check.name == "latency")
+
+
+def test_with_the_bundle_the_files_must_be_the_same(write: Write) -> None:
+    bundle, device = Bundle.open(BUNDLE), load_profile(PI)
+    assert judge_report(write(report(row())), device, ProfileOptions(), bundle).rows
+    assert judge_report(write(report(row(), subject=None)), device, ProfileOptions(), bundle).rows
+    other = report(row())
+    other["subject"]["artifacts"]["onnx-fp32"]["sha256"] = "0" * 64
+    with pytest.raises(ArtifactError, match="their checksums differ"):
+        judge_report(write(other), device, ProfileOptions(), bundle)
+    with pytest.raises(ArtifactError, match="does not have"):
+        judge_report(write(report(row("onnx-fp99"))), device, ProfileOptions(), bundle)
+    with pytest.raises(InputError, match="--bundle RUN"):
+        judge_report(write(report(row(), subject=None)), device, ProfileOptions())
+
+
+def test_the_checksum_notices_an_edit(write: Write) -> None:
+    document, device = report(row()), load_profile(PI)
+    judged = judge_report(write(document), device, ProfileOptions())
+    assert any(note.startswith("browser.json has no checksum") for note in judged.notes)
+    sealed = json.loads(judged.model_dump_json())
+    judged = judge_report(write(dict(reversed(sealed.items()))), device, ProfileOptions())
+    assert sum("no checksum" in note for note in judged.notes) == 1, "of the first report, which the second one quotes"
+    for edit in ({"device_title": "a faster phone"}, {"report_sha256": "0" * 64}):
+        with pytest.raises(ArtifactError, match=r"browser\.json: edited since it was written: .*measure again"):
+            judge_report(write({**sealed, **edit}), device, ProfileOptions())
+
+
+def test_another_bundle_json_around_the_same_artifacts_is_noted(write: Write) -> None:
+    bundle, document = Bundle.open(BUNDLE), report(row())
+    document["subject"]["manifest_sha256"] = "0" * 64
+    judged = judge_report(write(document), load_profile(PI), ProfileOptions(), bundle)
+    assert any("bundle.json has changed since browser.json was measured" in note for note in judged.notes)
+
+
+def test_a_language_model_is_judged_by_what_a_token_costs(write: Write) -> None:
+    """Its graphs have no caches in a browser: each token costs a pass over the text."""
+    subject = {
+        "task": "language-modeling",
+        "max_positions": None,
+        "artifacts": {"lm": {"role": "full", "sha256": None}},
+    }
+    path = write(report(row("lm", seq=128), subject=subject))
+    judged = judge_report(path, load_profile("host"), ProfileOptions())
+    (check,) = [check for check in judged.verdict.checks if check.name == "latency"]
+    assert check.status == "pass" and "a whole pass" in str(check.reason)
+    # Of this host's memory, nothing is said of another one's.
+    assert not [check for check in judged.verdict.checks if check.name == "memory"]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (report(), "holds no measured row"),
+        (report(row(where="device")), "holds no measured row"),
+        (report(row(latency_ms={"status": "unavailable", "reason": "no"})), "holds no measured row"),
+        (report(row(), on_target=False), "has estimates"),
+        (report(row(latency_ms=latency(float("nan")))), "no finite number"),
+        (report(row(), host={"cpu": [1, {"deep": float("inf")}]}), "no finite number"),
+        (report(row(latency_ms=latency(-1.0))), "below zero"),
+        (report(row(latency_ms=latency(p90=1.0))), "p50 is above p90"),
+        (report(row(latency_ms=latency(p99=3.0))), "p99 of 100 calls, where 662 are needed"),
+        (report(row(latency_ms=latency(n=0))), "without a time or a call"),
+        (report(row(batch=0)), "a shape of nothing"),
+        (report(row(size_bytes=-5)), "a size below zero"),
+        (report(row(), unknown=1), "unknown"),
+        ({**report(row()), "rows": "many"}, "rows"),
+        (report(row(), subject={"task": "poetry", "artifacts": {}}), "poetry"),
+    ],
+)
+def test_what_no_page_writes_is_refused(document: Document, message: str, write: Write) -> None:
+    with pytest.raises(InputError, match=message):
+        judge_report(write(document), load_profile(PI), ProfileOptions())
+
+
+@pytest.fixture
+def edgeformer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
+    """The command line in this process, in ``tmp_path``."""
+    monkeypatch.chdir(tmp_path)
+    return in_process(monkeypatch, capsys)
+
+
+def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> None:
+    write(report(row(), row("onnx-int8", "webgpu"), device_title="\x1b[31mphone [bold]", notes=["[red]x"]))
+    command = ("profile", "browser.json", "--device", PI)
+    said = edgeformer(*command)
+    assert "measured elsewhere: my phone" in said and "WebGPU" in said and "not known" in said
+    assert "[red]x" in said and "\x1b[31m" not in said
+    failed = edgeformer(*command, "--max-latency", "1ms", "--json", code=3)
+    assert json.loads(failed)["verdict"]["status"] == "fail"
+    assert list(tmp_path.iterdir()) == [tmp_path / "browser.json"]
+    searching: list[tuple[str, ...]] = [(task.metric.flag, "0") for task in all_tasks()]
+    searching += [("--minimize", "size"), ("--allow-leak",)]
+    for option in (("--batch", "1"), ("--strict",), ("--search",), ("--shape", "x=1"), *searching):
+        assert f"{option[0]}: nothing is measured" in edgeformer(*command, *option, code=2)
+    edgeformer("profile", "browser.json", code=2)
+    assert "Verdict for raspberry-pi-5" in edgeformer(*command, "--bundle", str(BUNDLE))
+    write(report(row("onnx-fp99")))
+    assert "does not have" in edgeformer(*command, "--bundle", str(BUNDLE), code=2)
+    assert "gone.json: cannot be read" in edgeformer("profile", "gone.json", "--device", PI, code=2)
+    (tmp_path / "browser.json").write_text("{" * 50_000, encoding="utf-8")
+    edgeformer(*command, code=2)
+    edgeformer("compare", "browser.json", "browser.json", code=2)
+
+
+def test_browsers_are_compared_with_each_other_and_with_this_machine(
+    write: Write, tmp_path: Path, edgeformer: Edgeformer
+) -> None:
+    write(report(row(), host={"cpu": "my phone", "versions": "none"}))
+    measured = row(provider="CPUExecutionProvider", latency_ms=latency(1.0))
+    native = report(measured, host={"versions": {"onnxruntime": "1"}})
+    (tmp_path / "native.json").write_text(json.dumps(native), encoding="utf-8")
+    found = json.loads(edgeformer("compare", "native.json", "browser.json", "--json"))
+    assert found["rows"][0]["mark"] == "slower" and found["rows"][0]["ratio"] == 2.0
+    assert "computed by different providers: CPU and WASM" in found["notes"]

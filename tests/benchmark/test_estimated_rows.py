@@ -1,0 +1,325 @@
+"""What an estimated row is made of, from nodes that were listed by hand: no graph is run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_bundle import artifact_of, classifier_graph, write_bundle
+
+from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Sharing
+from edgeformer.artifacts.report import Row
+from edgeformer.benchmark.messages import Item
+from edgeformer.bundle import Bundle
+from edgeformer.estimate import estimate as stage
+from edgeformer.estimate.estimate import Case, estimate, estimate_listed, onnx_origin
+from edgeformer.estimate.listing import ItemNodes, Listing
+from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
+from edgeformer.estimate.rates import rates_of
+from edgeformer.estimate.roofline import estimate_memory, fitted_us, range_us
+from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
+from edgeformer.system.host import cpu_name
+
+ITEM: Item = ("steady", 4, 16)
+TOKEN: Item = ("decode", 1, 64)
+WEIGHT = 256 * 512 * 4
+LINEAR = ExecutedNode(
+    "MatMul", "n", (Tensor("float", (4, 16, 256)), Tensor("float", (256, 512))), (Tensor("float", (4, 16, 512)),),
+    WEIGHT, 1.0,
+)  # fmt: skip
+ADD = ExecutedNode("Add", "n", (Tensor("float", (4, 16, 512)),) * 2, (Tensor("float", (4, 16, 512)),), 0, 1.0)
+NODES = (LINEAR, ADD, LINEAR, ADD, ADD)
+
+
+def fact(value: Any) -> Any:
+    return Fact(value=value, source="a test", verified=False)
+
+
+def device(kind: str = "cpu", **changes: Any) -> DeviceProfile:
+    known = DeviceProfile(
+        name="made-up", title="Made up", kind="cuda" if kind == "cuda" else "cpu",
+        peaks=Peaks(fp32=fact(1e11), fp16=fact(4e11), int8=fact(8e11)), bandwidth_bytes_per_s=fact(2e10),
+        cache_bytes=fact(2**18), context_bytes=fact(100 * 2**20), launch_overhead_us=fact(5.0), cores=fact(4),
+    )  # fmt: skip
+    return known.model_copy(update=changes)
+
+
+def artifact(precision: Any = "fp32", **changes: Any) -> ArtifactManifest:
+    known = ArtifactManifest(
+        id="a", file="a", format="onnx", precision=precision, status="built", size_bytes=WEIGHT + 9,
+        sharing=Sharing(unique_parameters=1, stored_parameters=1, weight_bytes=WEIGHT),
+    )  # fmt: skip
+    return known.model_copy(update=changes)
+
+
+ENGINE = Engine(builder="b", seconds=1, checked_by="size", activation_bytes=2**22, graph_bytes=1, shapes={})
+COMPILED = {"format": "tensorrt-rtx", "engine": ENGINE}
+
+
+def listed(item: Item = ITEM, runs: int = 1) -> Listing:
+    return Listing(items={item: ItemNodes(item=item, nodes=NODES, runs=runs, feed_bytes=640)})
+
+
+def row_for(
+    target: DeviceProfile,
+    of: ArtifactManifest,
+    origin: ArtifactManifest | None = None,
+    *,
+    item: Item = ITEM,
+    runs: int = 1,
+) -> Row:
+    return estimate_listed(Case(of, origin or of, target), listed(item, runs), item)
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "float_bytes"),
+    [("cpu", "fp32", None), ("cpu", "fp16", None), ("cuda", "fp32", None), ("cuda", "fp16", 2), ("cuda", "int8", None)],
+)
+def test_a_row_is_the_roofline_of_its_nodes(kind: str, precision: str, float_bytes: int | None) -> None:
+    target, of = device(kind), artifact(precision)
+    works = count_nodes(NODES, float_bytes)
+    weights = stored_weight_bytes(NODES, works, of)
+    row = row_for(target, of)
+    low, high = range_us(works, rates_of(target, precision), weights, fused=False)
+    latency = row.latency_ms
+    assert (latency.low, latency.high) == (low / 1000, high / 1000)
+    assert latency.p50 == pytest.approx((low * high) ** 0.5 / 1000) and "not calibrated" in str(latency.reason)
+    step = max(work.moved_bytes for work in works)
+    assert row.memory_bytes == estimate_memory(of, target, WEIGHT, step, 640)
+    assert row.work == total(works)
+    assert (row.size_bytes, row.threads, row.where) == (WEIGHT + 9, 4 if kind == "cpu" else None, "device")
+    assert (row.phase, row.batch, row.seq) == ITEM
+    assert row.provider.startswith(kind.upper()), "of the device, not of this host"
+    assert (row.energy_mj.status, row.energy_mj.reason) == ("unavailable", "energy is measured, never estimated")
+
+
+@pytest.mark.parametrize(("of", "weights"), [("fp32", WEIGHT / 2), ("fp16", WEIGHT)])
+def test_an_engine_is_fused_and_its_weights_are_its_own_precisions(of: str, weights: float) -> None:
+    target, engine, origin = device("cuda"), artifact("fp16", sharing=None, **COMPILED), artifact(of)
+    works = count_nodes(NODES, 2)
+    row = row_for(target, engine, origin)
+    stored = stored_weight_bytes(NODES, works, origin)
+    low, high = range_us(works, rates_of(target, "fp16"), stored, fused=True)
+    assert (row.latency_ms.low, row.latency_ms.high) == (low / 1000, high / 1000)
+    step = max(work.moved_bytes for work in works)
+    assert row.memory_bytes == estimate_memory(engine, target, weights, step, 640)
+    # nobody audited either: the file's size is what is known
+    plain = row_for(target, engine.model_copy(update={"engine": None}), origin.model_copy(update={"sharing": None}))
+    assert plain.memory_bytes == estimate_memory(artifact("fp16"), target, WEIGHT + 9, step, 640)
+
+
+def test_an_engine_with_an_audit_of_its_own_needs_no_other() -> None:
+    own = artifact("fp16", **COMPILED)
+    row = row_for(device("cuda"), own, artifact("fp16", sharing=None))
+    step = max(work.moved_bytes for work in count_nodes(NODES, 2))
+    assert row.memory_bytes == estimate_memory(own, device("cuda"), WEIGHT, step, 640)
+
+
+CHECKED = {
+    precision: FittedCase(run="r", artifact="a", precision=precision, batch=1, seq=8, measured_ms=1.0)
+    for precision in ("fp32", "fp16")
+}
+
+
+def checked(precision: str, log2: float, run: str = "mine", **changes: Any) -> FittedCase:
+    return FittedCase(
+        run=run, artifact="a", precision=precision, batch=1, seq=1, measured_ms=1.0, estimated_ms=2**log2
+    ).model_copy(update=changes)
+
+
+def calibrated(*validated: FittedCase, spread: float | None = None, left_out: str = "fp32") -> DeviceProfile:
+    """``validated``: at other shapes of models that were fitted; ``spread``: of four models that were left out."""
+    found = EstimateError(
+        kind="cpu", device="x", cases=6, median_log2=0.1, worst_log2=0.9, created="now", models=4, spread_log2=spread
+    )  # fmt: skip
+    classes = dict.fromkeys(("gemm", "elementwise"), Efficiency(overhead_us=10.0, of_peak=0.5, of_bandwidth=1.0))
+    known = Calibration(
+        created="now", processor=cpu_name(), threads=2, provider="CPUExecutionProvider",
+        efficiencies=dict.fromkeys(("fp32", "int8"), classes), call_overhead_us={"fp32": 50.0},
+        error=found if spread is not None else None, validated_on=validated,
+        left_out=(checked(left_out, 0.1, "other"),) if spread is not None else (),
+        fitted_on=(checked("fp32", 0.0),) * 5,
+    )  # fmt: skip
+    return device(calibration=known)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_calibrated_row_has_the_fitted_time_in_its_middle(runs: int) -> None:
+    target = calibrated(spread=0.5)
+    works = count_nodes(NODES)
+    assert target.calibration is not None
+    middle = fitted_us(
+        works, rates_of(target, "fp32"), target.calibration, "fp32", stored_weight_bytes(NODES, works, artifact()), runs
+    ) / 1000  # fmt: skip
+    row = row_for(target, artifact(), runs=runs)
+    assert row.latency_ms.p50 == pytest.approx(middle)
+    assert row.latency_ms.low == pytest.approx(middle / 2**0.5) and row.latency_ms.high == pytest.approx(
+        middle * 2**0.5
+    )
+    says = "the range is the largest of the 95 % quantiles of the errors on 6 cases of 4 models, each left out once"
+    assert f"calibrated on {cpu_name()} with 5 shapes; {says}" in str(row.latency_ms.reason)
+    assert row.threads == 2
+
+
+def test_a_doubt_widens_the_range_and_leaves_the_fitted_time_where_it_is() -> None:
+    """A pooling may take 1.5 times less or 4 times more: the middle of that is no estimate of anything."""
+    pool = replace(ADD, op="MaxPool")
+    items = ItemNodes(item=ITEM, nodes=(LINEAR, pool), runs=1, feed_bytes=640)
+    plain = ItemNodes(item=ITEM, nodes=(LINEAR, ADD), runs=1, feed_bytes=640)
+    case = Case(artifact(), artifact(), calibrated(spread=0.5))
+    doubted, sure = (
+        estimate_listed(case, Listing(items={ITEM: one}), ITEM).latency_ms for one in (items, plain)
+    )  # fmt: skip
+    assert doubted.p50 == pytest.approx(sure.p50) and doubted.warnings and not sure.warnings
+    assert doubted.low is not None and sure.low is not None and doubted.low < sure.low
+    assert doubted.high is not None and sure.high is not None and doubted.high > sure.high
+
+
+FOUR = tuple(checked("fp32", log2) for log2 in (0.1, -0.2, 0.05, 0.1))
+GUESS = "so the range is a guess"
+
+
+@pytest.mark.parametrize(
+    ("target", "of", "item", "log2", "says"),
+    [
+        (calibrated(), artifact(), ITEM, 0.6, "no model was left out of the calibration, " + GUESS),
+        (calibrated(spread=0.3), artifact(), ITEM, 0.3, "of 4 models, each left out once"),
+        (calibrated(spread=0.3), artifact(role="exit"), ITEM, 0.3, "each left out once"),
+        (calibrated(spread=0.3), artifact(role="step"), ITEM, 0.6, GUESS),
+        (calibrated(spread=0.3), artifact(role="decode"), ITEM, 0.6, GUESS),
+        (calibrated(spread=0.3), artifact(role="decode"), TOKEN, 0.6, "left out in fp32 calls only"),
+        (calibrated(spread=0.3), artifact("int8"), ITEM, 0.6, "left out in fp32 calls only"),
+        (calibrated(spread=0.9), artifact("int8"), ITEM, 0.9, GUESS),
+        (calibrated(spread=0.3, left_out="int8"), artifact("int8"), ITEM, 0.3, "each left out once"),
+        (calibrated(*FOUR), artifact(), ITEM, 0.2, "the worst error on 4 other shapes of this model"),
+        (calibrated(*FOUR, spread=0.3), artifact(), ITEM, 0.2, "other shapes of this model"),
+        (calibrated(*FOUR), artifact("int8"), ITEM, 0.6, GUESS),
+        (calibrated(*FOUR[1:], spread=0.3), artifact(), ITEM, 0.3, "each left out once"),
+        (calibrated(*FOUR[1:], checked("fp32", 0.1, "theirs")), artifact(), ITEM, 0.6, GUESS),
+        (calibrated(*FOUR[1:], checked("fp32", 0.1, stable=False)), artifact(), ITEM, 0.6, GUESS),
+        (calibrated(*(checked("fp32", 0.4),) * 3, checked("fp32", 0.5)), artifact(), ITEM, 0.8, "of this model"),
+    ],
+)
+def test_a_range_is_as_narrow_as_what_is_known_of_this_model_or_of_others(
+    target: DeviceProfile, of: ArtifactManifest, item: Item, log2: float, says: str
+) -> None:
+    latency = estimate_listed(Case(of, of, target, "mine"), listed(item), item).latency_ms
+    assert latency.p50 is not None and latency.high is not None
+    assert latency.high / latency.p50 == pytest.approx(2**log2)
+    assert says in str(latency.reason)
+
+
+def test_a_precision_that_was_not_calibrated_has_the_rooflines_range() -> None:
+    assert "not calibrated" in str(row_for(calibrated(spread=0.3), artifact("fp16")).latency_ms.reason)
+
+
+@pytest.mark.parametrize(
+    ("target", "threads"),
+    [
+        (device("cuda"), None),
+        (device("cpu"), 4),
+        (device("cpu", cores=None), None),
+        (calibrated(), 2),
+    ],
+)
+def test_threads_are_those_of_the_calibration_or_the_cores(target: DeviceProfile, threads: int | None) -> None:
+    assert row_for(target, artifact()).threads == threads
+
+
+def test_an_item_that_was_not_listed_says_why() -> None:
+    case = Case(artifact(size_bytes=None), artifact(), device())
+    row = estimate_listed(case, Listing(), ITEM)
+    assert row.latency_ms.reason == row.memory_bytes.reason == "the graph's nodes were not listed"
+    assert (row.latency_ms.status, row.size_bytes, row.where) == ("unavailable", 0, "device")
+    refused = estimate_listed(case, Listing(refused={ITEM: "too long"}), ITEM)
+    assert refused.latency_ms.reason == "too long"
+    lacking = estimate_listed(Case(artifact(), artifact(), device(launch_overhead_us=None)), listed(), ITEM)
+    assert lacking.latency_ms.status == "unavailable" and "launch_overhead_us" in str(lacking.latency_ms.reason)
+    assert lacking.size_bytes == WEIGHT + 9
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(tmp_path_factory.mktemp("rows") / "bundle", {"model": classifier_graph(50, 64)})
+
+
+def test_the_graph_of_an_engine_is_that_of_its_exit_in_its_precision_or_the_next_wider_one(bundle: Path) -> None:
+    manifest = Bundle.open(bundle).manifest
+    engine = artifact("fp16", id="engine", role="exit", exit=2, **COMPILED)
+
+    def origin(*known: ArtifactManifest, of: ArtifactManifest = engine) -> str | None:
+        found = onnx_origin(manifest.model_copy(update={"artifacts": known}), of)
+        return None if found is None else found.id
+
+    def exit_(precision: str, **changes: Any) -> ArtifactManifest:
+        return artifact(precision, id=precision, role="exit", exit=2, **changes)
+
+    fp32, fp16, int8 = exit_("fp32"), exit_("fp16"), exit_("int8")
+    assert origin(fp32, fp16, int8, engine) == "fp16"
+    assert origin(int8, fp32) == "fp32"
+    assert origin(fp32, fp16, int8, of=exit_("int8", **COMPILED)) == "int8"
+    assert origin(fp32, fp16, of=exit_("int8", **COMPILED)) == "fp16"
+    assert origin(int8) is None and origin() is None
+    for other in ({"status": "rejected"}, {"exit": 1}, {"trimmed": True}, {"role": "step"}, COMPILED):
+        assert origin(fp32, fp16.model_copy(update=other)) == "fp32", other
+    assert origin(fp16, of=fp32) == "fp32", "a graph is its own"
+
+
+def test_what_is_estimated_is_listed_once_with_one_thread(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run(spec: Any) -> Listing:
+        asked.append(spec)
+        return listed()
+
+    monkeypatch.setattr(stage, "run_listing", run)
+    opened, of = Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx")
+    first, second = estimate(opened, of, device(), [ITEM, TOKEN])
+    assert (first.latency_ms.status, second.latency_ms.status) == ("estimated", "unavailable")
+    assert second.latency_ms.reason == "the graph's nodes were not listed"
+    (spec,) = asked
+    assert (spec.items, spec.threads, spec.checked.artifact.id) == ((ITEM, TOKEN), 1, of.id)
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "says"),
+    [
+        (
+            {"format": "tensorrt-rtx", "engine": ENGINE, "precision": "fp16", "exit": 7},
+            device("cuda"),
+            "need an ONNX graph",
+        ),
+        ({}, device(launch_overhead_us=None), "launch_overhead_us"),
+        ({"precision": "int8"}, device("cuda", peaks=Peaks(fp32=fact(1e11))), "does not say peaks.int8"),
+        ({}, calibrated().model_copy(update={"match": "Another 9000"}), "calibrated for another processor"),
+        ({"quantized": {"MatMulInteger": 4}, "precision": "int8"}, device("cuda"), "its 4 products in INT8"),
+    ],
+)
+def test_what_cannot_be_estimated_is_not_even_listed(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], target: DeviceProfile, says: str
+) -> None:
+    monkeypatch.setattr(stage, "run_listing", lambda spec: pytest.fail("nothing is listed"))
+    of = artifact_of(bundle, "onnx/model.onnx", **changes)
+    found = estimate(Bundle.open(bundle), of, target, [ITEM, TOKEN])
+    assert [row.latency_ms.status for row in found] == ["unavailable"] * 2
+    assert all(says in str(row.latency_ms.reason) for row in found)
+
+
+def test_a_listing_that_fails_is_every_rows_reason(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(spec: Any) -> Listing:
+        raise EdgeformerError("out of luck")
+
+    monkeypatch.setattr(stage, "run_listing", fails)
+    found = estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(), [ITEM, TOKEN])
+    assert [row.latency_ms.reason for row in found] == ["out of luck"] * 2
+
+
+def test_a_graph_of_no_nodes_and_no_known_size_takes_no_memory_of_its_own() -> None:
+    nothing, of = ItemNodes(item=ITEM, nodes=(), runs=1, feed_bytes=640), artifact(size_bytes=None, sharing=None)
+    row = estimate_listed(Case(of, of, device()), Listing(items={ITEM: nothing}), ITEM)
+    assert row.memory_bytes == estimate_memory(of, device(), 0, 0.0, 640)
+    assert row.size_bytes == 0

@@ -1,0 +1,513 @@
+"""gate: real bundles, measured in turns in fresh processes, and what CI gets to read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from xml.etree import ElementTree
+
+import pytest
+from measuring_child import RULES, make_spec
+from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
+
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.gate import UNDECIDED, Gate, GateCheck
+from edgeformer.artifacts.manifest import ArtifactManifest, Drift, LoopDrift
+from edgeformer.artifacts.report import Memory
+from edgeformer.artifacts.units import parse_share
+from edgeformer.benchmark import gate as gate_module
+from edgeformer.benchmark import paired_run, paired_worker
+from edgeformer.benchmark.gate import gate_bundles, named_baseline
+from edgeformer.benchmark.gate_checks import ArtifactPair, GateOptions, SidePeak, file_checks, memory_check
+from edgeformer.benchmark.memory import peak_meter
+from edgeformer.benchmark.paired_run import Pair, Pairing, PairRules, Player, compare_pair
+from edgeformer.benchmark.paired_worker import Block, PaceSpec, Ready
+from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
+from edgeformer.benchmark.sequential import Interval
+from edgeformer.bundle import Bundle, seal
+from edgeformer.report.gate import append_summary, junit_xml, markdown_summary
+from edgeformer.run import Location
+from edgeformer.system import nvidia
+from tests.cli.in_process import in_process
+
+HOST = load_profile("host")
+ONE = ProfileOptions(threads=(1,), batches=(1,), seqs=(8,), artifacts=("model",), rules=RULES)
+GATE = GateOptions(rules=RULES)
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(tmp_path_factory.mktemp("gate") / "bundle", {"model": classifier_graph()})
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fifty thousand numbers per token instead of eight."""
+    return write_bundle(tmp_path_factory.mktemp("slower") / "bundle", {"model": classifier_graph(width=50_000)})
+
+
+def gated(candidate: Path, baseline: Path, gate: GateOptions = GATE, options: ProfileOptions = ONE) -> Gate:
+    return gate_bundles(Location(None, candidate), Bundle.open(baseline), HOST, (options, gate))
+
+
+OPTIONS = ["--device", "host", "--threads", "1", "--batch", "1", "--seq", "8"]
+
+
+@pytest.fixture(scope="module")
+def written(slower: Path) -> Path:
+    """Where the command writes what CI reads."""
+    return slower.parent
+
+
+@pytest.fixture(scope="module")
+def failed(slower: Path, baseline: Path, written: Path) -> Gate:
+    """The real command: eight rounds are the fewest that say anything."""
+    files = ["--junit", str(written / "gate.xml"), "--summary", str(written / "gate.md")]
+    command = ["gate", str(slower), *OPTIONS, "--against", str(baseline), *files, "--json"]
+    done = subprocess.run([sys.executable, "-m", "edgeformer", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    return Gate.model_validate_json(done.stdout, strict=False)
+
+
+def checks(gate: Gate) -> dict[str, GateCheck]:
+    return {check.name: check for check in gate.checks}
+
+
+def test_what_is_slower_fails_as_soon_as_that_is_clear(failed: Gate) -> None:
+    latency = checks(failed)["latency"]
+    assert (failed.status, failed.exit_code) == ("fail", 3)
+    assert (latency.status, latency.found, latency.rounds) == ("fail", "slower", 8)
+    assert latency.low is not None and latency.low > 0.05 and len(latency.log_ratios) == 8
+    assert latency.candidate is not None and latency.baseline is not None and latency.candidate > latency.baseline
+    assert (latency.phase, latency.batch, latency.seq) == ("steady", 1, 8)
+    assert checks(failed)["size"].status == checks(failed)["memory"].status == "fail"
+    assert checks(failed)["score"].status == "undecided", "the tiny bundle was never scored"
+
+
+def test_too_few_rounds_leave_it_undecided_with_an_exit_code_of_its_own(baseline: Path) -> None:
+    gate = gated(baseline, baseline, replace(GATE, longest_s=0.0001))
+    latency = checks(gate)["latency"]
+    assert (gate.status, gate.exit_code) == ("undecided", UNDECIDED)
+    assert (latency.status, latency.found, latency.low) == ("undecided", "not known", None)
+    assert "8 rounds are the fewest that say anything" in latency.reason and latency.rounds == 1
+    case = next(case for case in ElementTree.fromstring(junit_xml(gate)) if "latency" in case.attrib["name"])
+    assert [child.tag for child in case] == ["error"]
+
+
+def test_junit_and_summary_hold_every_check(failed: Gate, tmp_path: Path) -> None:
+    suite = ElementTree.fromstring(junit_xml(failed))
+    assert int(suite.attrib["tests"]) == len(failed.checks) == len(suite)
+    assert int(suite.attrib["failures"]) == sum(check.status == "fail" for check in failed.checks)
+    assert {child.tag for case in suite for child in case} == {"failure", "error"}
+    assert int(suite.attrib["errors"]) == sum(check.status == "undecided" for check in failed.checks) > 0
+    text = markdown_summary(failed)
+    assert text.startswith("## edgeformer gate: fail") and "| **fail**" in text and "1 × 8" in text
+    for _ in range(2):  # a workflow's steps write one file
+        append_summary(failed, tmp_path / "made" / "summary.md")
+    assert (tmp_path / "made" / "summary.md").read_text(encoding="utf-8").count("## edgeformer gate") == 2
+
+
+def test_a_range_that_holds_anything_is_not_called_no_different() -> None:
+    wide = GateCheck(
+        name="latency", artifact="a", status="undecided", unit="ms", baseline=1.0, candidate=1.1, change=0.1,
+        low=-0.4, high=0.9, found=Interval(0.1, -0.4, 0.9).change(0.05), limit=0.05,
+    )  # fmt: skip
+    gate = Gate(
+        status="undecided", candidate="a", baseline="b", host={}, created="now", seconds=1.0, error=0.05, checks=(wide,)
+    )
+    assert "-40.0% to +90.0%; whether faster or slower is not known" in junit_xml(gate)
+
+
+def test_text_of_a_bundle_breaks_no_xml() -> None:
+    check = GateCheck(name="presence", artifact='a"<\x00>&', status="fail", reason="<x>\x1b[31m")
+    gate = Gate(
+        status="fail", candidate="a", baseline="b", host={}, created="now", seconds=1.0, error=0.05, checks=(check,)
+    )
+    assert ElementTree.fromstring(junit_xml(gate)).attrib["failures"] == "1"
+
+
+def test_the_command_writes_what_ci_reads(failed: Gate, written: Path) -> None:
+    assert (written / "gate.xml").read_text(encoding="utf-8") == junit_xml(failed)
+    assert (written / "gate.md").read_text(encoding="utf-8") == markdown_summary(failed)
+
+
+def test_options_that_make_no_sense(
+    slower: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, asked = in_process(monkeypatch, capsys), [*OPTIONS, "--against", str(baseline)]
+    for options, said in (
+        (["--max-slowdown", "0.05"], "--max-slowdown: '0.05' is no share; write it in per cent"),
+        (["--max-latency", "5ms"], "No such option"),
+        (["--artifact", "onnx-other"], "--artifact onnx-other: neither bundle has it; they have model"),
+        (["--max-slowdown", "off"], "'off' is no share"),
+        (["--eval-data", "nowhere.csv"], "nowhere.csv"),
+        (["--eval-data", "x.csv", "--max-score-loss", "off"], "--max-score-loss off checks no score"),
+    ):
+        assert said in run("gate", str(slower), *asked, *options, code=2).replace("\n", "")
+    assert "Missing option" in run("gate", str(slower), code=2)
+
+
+def test_a_report_names_its_bundle_which_must_still_be_the_one_that_was_measured(
+    slower: Path, baseline: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run" / "bundle"
+    shutil.copytree(baseline, folder)
+    report = profile_bundle(Location(None, folder), HOST, ONE)
+    path = tmp_path / "run" / "reports" / "host.json"
+    path.parent.mkdir()
+    write_json(path, report)
+    assert named_baseline(path)[0].folder == folder and named_baseline(path)[1] == []
+    moved, path = tmp_path / "moved", tmp_path / "moved" / "reports" / "host.json"
+    shutil.move(tmp_path / "run", moved)
+    assert named_baseline(path)[0].folder == moved / "bundle", "a run may be moved as a whole"
+    bundle = Bundle.open(moved / "bundle")
+    seal(bundle.folder, bundle.manifest.model_copy(update={"notes": ("exported again",)}))
+    assert "bundle.json has changed since host.json was measured" in named_baseline(path)[1][0]
+    shutil.rmtree(moved / "bundle")
+    shutil.copytree(slower, moved / "bundle")
+    with pytest.raises(ArtifactError, match="not the one that was measured"):
+        named_baseline(path)
+
+
+def test_an_edited_report_is_no_baseline(
+    baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run = tmp_path / "bundle", in_process(monkeypatch, capsys)
+    shutil.copytree(baseline, folder)
+    path = tmp_path / "reports" / "host.json"
+    write_json(path, profile_bundle(Location(None, folder), HOST, ONE))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["rows"][0]["latency_ms"]["p50"] = 0.001
+    path.write_text(json.dumps(document), encoding="utf-8")
+    said = run("gate", str(folder), *OPTIONS, "--against", str(path), code=2).replace("\n", " ")
+    assert f"{path}: edited since it was written" in said and "measure again" in said
+    del document["report_sha256"]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    arguments = ("gate", str(folder), *OPTIONS, "--against", str(path), "--max-slowdown", "900%", "--json")
+    gate = json.loads(run(*arguments, code=UNDECIDED))  # the bundle does not record its drift
+    assert gate["notes"][0].startswith("host.json has no checksum")
+
+
+@pytest.mark.parametrize(("broken", "status"), [("candidate", "fail"), ("baseline", "undecided")])
+def test_what_does_not_run_is_told_with_its_side(baseline: Path, tmp_path: Path, broken: str, status: str) -> None:
+    crashing = write_bundle(tmp_path / "crashing", {"model": greedy_graph()})  # asks for more memory than there is
+    sides = (crashing, baseline) if broken == "candidate" else (baseline, crashing)
+    latency = checks(gated(*sides))["latency"]
+    assert latency.status == status and latency.reason.startswith(f"the {broken} cannot be measured: ")
+    assert "not enough memory" in latency.reason and "(its second failure)" in latency.reason
+
+
+def stumbling(monkeypatch: pytest.MonkeyPatch, *killed: int) -> None:
+    """Kills the child processes of these numbers, in the order in which they are started."""
+    real, started = paired_run.player, count()
+
+    @contextmanager
+    def player(spec: PaceSpec) -> Iterator[Player]:
+        with real(spec) as process:
+            if next(started) in killed:
+                process._process.kill()
+            yield process
+
+    monkeypatch.setattr(paired_run, "player", player)
+
+
+def test_a_process_that_dies_once_is_measured_again_and_one_that_dies_twice_fails(
+    baseline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The candidate's process is the second of a round, and of the same round once more the fourth."""
+    short = replace(GATE, longest_s=0.0001)
+    stumbling(monkeypatch, 1)
+    latency = checks(gated(baseline, baseline, short))["latency"]
+    assert (latency.status, latency.rounds) == ("undecided", 1)
+    assert "measured once more after the candidate failed: its process ended early" in latency.reason
+    stumbling(monkeypatch, 1, 3)
+    latency = checks(gated(baseline, baseline, short))["latency"]
+    assert latency.status == "fail" and latency.reason.endswith("(its second failure)")
+
+
+def of_another_runtime(folder: Path, *names: str) -> Path:
+    """A bundle whose artifacts of these names are of a format that nothing here runs, beside others that run."""
+    write_bundle(folder, {name: classifier_graph() for name in ("model", "other")})
+    entries = [artifact_of(folder, f"onnx/{name}.onnx") for name in ("model", "other")]
+    refused = {"format": "onnx-of-tomorrow"}
+    write_manifest(folder, [one.model_copy(update=refused if one.id in names else {}) for one in entries])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "asked", "statuses", "exit_code", "reason"),
+    [
+        ((), ("model",), ("model",), {"fail"}, 3, "this machine can run the baseline, but not the candidate: "),
+        (("model",), ("model",), ("model",), {"undecided"}, UNDECIDED, "this machine can run neither: "),
+        (("model", "other"), ("model", "other"), (), {"undecided"}, UNDECIDED, "this machine can run neither: "),
+        (("model",), ("model",), (), {"undecided"}, UNDECIDED, "this machine can run neither: "),
+    ],
+)
+def test_what_was_never_timed_is_not_passed_over(
+    tmp_path: Path,
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+    asked: tuple[str, ...],
+    statuses: set[str],
+    exit_code: int,
+    reason: str,
+) -> None:
+    """In the last case `other` is timed, here for one round only."""
+    old, new = of_another_runtime(tmp_path / "old", *before), of_another_runtime(tmp_path / "new", *after)
+    gate = gated(new, old, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=asked))
+    latencies = {check.artifact: check for check in gate.checks if check.name == "latency"}
+    assert {check.status for check in latencies.values()} == statuses
+    assert latencies["model"].reason.startswith(reason) and "onnx-of-tomorrow" in latencies["model"].reason
+    assert gate.exit_code == exit_code
+    if not asked and "other" not in before:
+        assert latencies["other"].rounds == 1 and "name them: --artifact ID" in latencies["model"].reason
+
+
+def test_a_runtime_that_was_named_computes_both_and_is_told(baseline: Path) -> None:
+    named = replace(ONE, runtime="onnxruntime")
+    gate = gated(baseline, baseline, replace(GATE, longest_s=0.0001), named)
+    assert {check.name for check in gate.checks if check.provider == "CPUExecutionProvider"} == {
+        "latency",
+        "memory",
+        "score",
+    }
+    assert 'name="latency 1 × 8 with CPU"' in junit_xml(gate) and "| with" in markdown_summary(gate)
+    usual = Gate.model_validate(
+        {**gate.model_dump(), "checks": [c.model_copy(update={"provider": None}) for c in gate.checks]}
+    )
+    assert 'name="latency 1 × 8"' in junit_xml(usual) and "| with" not in markdown_summary(usual)
+
+
+def timed_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, longest_s: float) -> Pairing:
+    """Rounds that take so long by a clock that only they move, of a candidate that is neither faster nor slower."""
+    clock = SimpleNamespace(now=0.0)
+
+    def one(pair: object, rules: object, number: int, found: Pairing) -> None:
+        clock.now += seconds
+        found.log_ratios.append(0.2 * (-1) ** number)
+
+    monkeypatch.setattr(paired_run, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(paired_run, "_round", one)
+    return compare_pair(cast(Pair, None), PairRules(longest_s=longest_s))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "needs_s"),
+    [(2.0, 60, None), (20.0, 9, None), (30.0, 8, None), (80.0, 8, None), (90.1, 1, 8 * 90.1)],
+)
+def test_slow_rounds_go_on_to_the_first_that_say_anything_or_are_not_begun(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int, needs_s: float | None
+) -> None:
+    """Three minutes: enough for all rounds of 2 s, for nine of 20 s, and for six of 30 s."""
+    found = timed_rounds(monkeypatch, seconds, 180.0)
+    assert (len(found.log_ratios), found.needs_s) == (rounds, needs_s)
+
+
+@pytest.mark.parametrize(("call_ms", "blocks"), [(1.0, 5 * [(2, 50)]), (99.0, 5 * [(2, 3)]), (400.0, 3 * [(1, 3)])])
+def test_slow_calls_are_fewer(
+    baseline: Path, monkeypatch: pytest.MonkeyPatch, call_ms: float, blocks: list[tuple[int, int]]
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    @contextmanager
+    def player(spec: PaceSpec) -> Iterator[SimpleNamespace]:
+        """Notes what it is asked for: the child's calls are the same, whatever they take."""
+        memory = Memory(status="unavailable", reason="not asked")
+        ready = Ready(provider="p", call_ms=call_ms, memory=memory, settled=True)
+
+        def block(calls: int, untimed: int) -> Block:
+            asked.append((untimed, calls))
+            return Block(times_ms=(call_ms,))
+
+        yield SimpleNamespace(ready=lambda: ready, block=block)
+
+    monkeypatch.setattr(paired_run, "player", player)
+    spec = cast(PaceSpec, SimpleNamespace(repeat=1))
+    paired_run._round((spec, spec), PairRules(), 0, Pairing())
+    assert asked == 2 * blocks
+
+
+def test_a_child_times_what_it_is_asked_for(baseline: Path) -> None:
+    spec = PaceSpec(threads=1, item=("steady", 1, 8), measure=make_spec(baseline))
+    with paired_run.player(spec) as process:
+        process.ready()
+        assert [len(process.block(calls, untimed).times_ms) for calls, untimed in ((3, 1), (5, 2))] == [3, 5]
+
+
+def test_memory_says_what_told_it_and_with_which_provider(failed: Gate) -> None:
+    memory = checks(failed)["memory"]
+    assert "resident memory" in memory.reason and memory.reason.endswith(", with CPUExecutionProvider")
+
+
+def test_on_a_card_memory_is_what_the_process_holds_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process is open at the same time: the memory of the whole card would be that of both."""
+    monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: 700)
+    monkeypatch.setattr(nvidia, "card_used_bytes", lambda uuid: 9000)
+    with closing(peak_meter()) as meter:
+        found = paired_worker._memory("CUDAExecutionProvider", "GPU-1", meter, 0)
+        assert (found.status, found.peak) == ("measured", 700) and "of the process (NVML)" in str(found.method)
+        monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: None)
+        hidden = paired_worker._memory("CUDAExecutionProvider", "GPU-1", meter, 0)
+        assert (hidden.status, hidden.peak) == ("unavailable", None) and "tell the two apart" in str(hidden.reason)
+
+
+def test_memory_of_two_kinds_is_not_compared(baseline: Path) -> None:
+    entry = Bundle.open(baseline).artifacts[0]
+    peaks = SidePeak(100 * 2**20, "resident", "CPUExecutionProvider"), SidePeak(1.0, "card", "CUDAExecutionProvider")
+    check = memory_check(ArtifactPair(entry, entry), 0.1, peaks)
+    assert (check.status, check.baseline, check.candidate) == ("undecided", None, None)
+    assert "resident, with CPUExecutionProvider and card, with CUDAExecutionProvider" in check.reason
+
+
+def test_what_ci_reads_must_have_a_place_before_anything_is_measured(
+    slower: Path, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = in_process(monkeypatch, capsys)
+    monkeypatch.setattr(gate_module, "gate_bundles", None)  # measuring would be another error
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    asked = ["gate", str(slower), *OPTIONS, "--against", str(baseline)]
+    for option in ("--junit", "--summary"):
+        for path, said in ((tmp_path, "is a folder"), (tmp_path / "file" / "gate", "cannot be written")):
+            printed = run(*asked, option, str(path), code=2).replace("\n", " ")
+            assert f"{option} {path}: " in printed and said in printed
+
+
+def test_a_report_in_the_top_folder_has_nothing_beside_it(monkeypatch: pytest.MonkeyPatch, baseline: Path) -> None:
+    report = SimpleNamespace(bundle="elsewhere/bundle", subject=None)
+    monkeypatch.setattr(gate_module, "read_report", lambda path: report)
+    with pytest.raises(ArtifactError, match="its bundle elsewhere/bundle is not here"):
+        named_baseline(Path("/before.json"))
+
+
+ENTRIES = {"built": {}, "rejected": {"status": "rejected", "reason": "it drifts", "file": None}}
+
+
+def with_artifacts(folder: Path, **statuses: str) -> Path:
+    """A bundle with an artifact of each name, built or rejected."""
+    write_bundle(folder, {name: classifier_graph() for name in statuses})
+    entries = [artifact_of(folder, f"onnx/{name}.onnx", **ENTRIES[status]) for name, status in statuses.items()]
+    write_manifest(folder, entries)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "asked", "presence", "exit_code"),
+    [
+        # Not named: what the baseline has built is wanted of the candidate, and nothing else.
+        ({"a": "built", "b": "built"}, {"a": "built", "b": "rejected"}, (), {"b": "fail"}, 3),
+        ({"a": "built", "b": "built"}, {"a": "built"}, (), {"b": "fail"}, 3),
+        ({"a": "built"}, {"b": "built"}, (), {"a": "fail"}, 3),
+        ({"a": "built", "b": "rejected"}, {"a": "built", "b": "rejected"}, (), {}, UNDECIDED),
+        ({"a": "built"}, {"a": "built", "b": "built"}, (), {}, UNDECIDED),
+        # Named: these, in both directions, and no others.
+        ({"a": "built", "b": "built"}, {"a": "built", "b": "rejected"}, ("b",), {"b": "fail"}, 3),
+        ({"a": "built", "b": "built"}, {"a": "built", "b": "rejected"}, ("a", "b"), {"b": "fail"}, 3),
+        ({"a": "built", "b": "built"}, {"a": "built", "b": "rejected"}, ("a",), {}, UNDECIDED),
+        ({"a": "built"}, {"a": "built", "b": "rejected"}, ("b",), {"b": "fail"}, 3),
+        ({"a": "built"}, {"a": "built", "b": "built"}, ("b",), {"b": "undecided"}, UNDECIDED),
+        ({"a": "built", "b": "rejected"}, {"a": "built", "b": "built"}, ("b",), {"b": "undecided"}, UNDECIDED),
+        ({"a": "built"}, {"a": "built", "b": "built"}, ("a",), {}, UNDECIDED),
+    ],
+)
+def test_presence_concerns_what_was_asked_for_in_both_directions(
+    tmp_path: Path,
+    before: dict[str, str],
+    after: dict[str, str],
+    asked: tuple[str, ...],
+    presence: dict[str, str],
+    exit_code: int,
+) -> None:
+    """Where nothing is missing, one round of timing leaves the gate undecided."""
+    old, new = with_artifacts(tmp_path / "old", **before), with_artifacts(tmp_path / "new", **after)
+    gate = gated(new, old, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=asked))
+    found = {check.artifact: check for check in gate.checks if check.name == "presence"}
+    assert {name: check.status for name, check in found.items()} == presence
+    assert gate.exit_code == exit_code
+    for name, check in found.items():
+        side = "candidate" if check.status == "fail" else "baseline"
+        rejected = (after if side == "candidate" else before).get(name) == "rejected"
+        said = f"rejected in the {side}: it drifts" if rejected else f"the {side} does not have it"
+        assert check.reason.startswith(said)
+
+
+def test_an_artifact_that_was_rejected_in_both_bundles_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "b: not compared; rejected in the baseline: it drifts; rejected in the candidate: it drifts"
+    both = [with_artifacts(tmp_path / name, a="built", b="rejected") for name in ("old", "new")]
+    gate = gated(both[1], both[0], replace(GATE, longest_s=0.0001), replace(ONE, artifacts=()))
+    assert note in gate.notes and not any("nothing was compared" in one for one in gate.notes)
+    none = [with_artifacts(tmp_path / f"no-{name}", b="rejected") for name in ("old", "new")]
+    printed = in_process(monkeypatch, capsys)("gate", str(none[1]), *OPTIONS, "--against", str(none[0]), code=4)
+    assert note in printed.replace("\n", " ")
+    assert "nothing was compared: no artifact is built in both bundles" in printed and "allowed" not in printed
+
+
+def test_an_artifact_that_export_rejected_is_exit_code_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the gate, and of `profile` alone; not 2, which blames the command."""
+    old = with_artifacts(tmp_path / "old", a="built", b="built")
+    new = with_artifacts(tmp_path / "new", a="built", b="rejected")
+    run = in_process(monkeypatch, capsys)
+    command = ["profile", str(new), *OPTIONS, "--artifact", "b"]
+    assert "rejected in the candidate: it drifts" in run("gate", *command[1:], "--against", str(old), "--json", code=3)
+    assert "nothing to profile in 'tiny': b: rejected: it drifts" in run(*command, "--json", code=3)
+    assert "b: rejected: it drifts" in run(*command, "--artifact", "a", "--json", code=3)
+
+
+def drifting(worst: float) -> Drift:
+    return Drift(tolerance=0.1, loops=(LoopDrift(loop=1, rms_error=worst, max_error=worst),))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "check", "status"),
+    [
+        ({"size_bytes": 1000}, {"size_bytes": 1050}, "size", "pass"),
+        ({"size_bytes": 1000}, {"size_bytes": 1051}, "size", "fail"),
+        ({"size_bytes": None}, {"size_bytes": 1050}, "size", "undecided"),
+        ({"drift": drifting(0.02)}, {"drift": drifting(0.05)}, "drift", "fail"),
+        ({"drift": drifting(0.001)}, {"drift": drifting(0.009)}, "drift", "pass"),  # rounding, far from the tolerance
+        ({"drift": drifting(0.09)}, {"drift": drifting(0.11)}, "drift", "fail"),
+        ({}, {}, "drift", "undecided"),
+    ],
+)
+def test_files_are_held_against_each_other(
+    baseline: Path, before: dict[str, object], after: dict[str, object], check: str, status: str
+) -> None:
+    manifest = Bundle.open(baseline).manifest
+    entry = manifest.artifacts[0]
+    both: list[ArtifactManifest] = [entry.model_copy(update=changes) for changes in (before, after)]
+    found = {one.name: one.status for one in file_checks(ArtifactPair(*both), GateOptions())}
+    assert found[check] == status  # type: ignore[index]
+
+
+def test_checks_that_are_off_are_not_made(baseline: Path) -> None:
+    off = replace(GATE, longest_s=0.0001, max_memory_growth=None, max_size_growth=None, max_score_loss=None)
+    gate = gated(baseline, baseline, off)
+    assert {check.name for check in gate.checks} == {"latency", "drift"}
+    assert {note.split(" (")[0] for note in gate.notes if note.startswith("not checked")} == {
+        "not checked: memory", "not checked: size", "not checked: score"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.5 %", 0.005), ("100%", 1.0)])
+def test_shares_have_a_sign(text: str, share: float) -> None:
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["0.05", "5", "%", "-5%", "five%"])
+def test_shares_without_one_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write it in per cent"):
+        parse_share(text)

@@ -1,0 +1,425 @@
+"""The gate's score check: both bundles answer the same rows, labels are matched by name, and nothing unknown passes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from measuring_child import RULES
+
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import DataError
+from edgeformer.artifacts.gate import UNDECIDED, Gate, GateCheck
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.benchmark import gate as gate_module
+from edgeformer.benchmark.gate import gate_bundles
+from edgeformer.benchmark.gate_checks import ArtifactPair, GateOptions
+from edgeformer.benchmark.gate_scores import CommonRows, _compared, common_rows, score_check
+from edgeformer.benchmark.profile import ProfileOptions
+from edgeformer.bundle import Bundle, seal
+from edgeformer.data.encoding import Encoded
+from edgeformer.data.rows import LabelledTexts, alike
+from edgeformer.data.synthetic import synthetic_reviews
+from edgeformer.inference.evaluate import EvaluateOptions, evaluate
+from edgeformer.run import Location, locate
+from edgeformer.tasks import task_named
+from tests.cli.in_process import in_process
+
+HOST = load_profile("host")
+FP32 = "onnx-fp32"
+LANGUAGE = Path(__file__).parents[1] / "old_format" / "language-v1" / "bundle"
+
+
+def changed(bundle: Path, folder: Path, **changes: Any) -> Bundle:
+    """A copy whose manifest says something else; ``data``: keys of that section."""
+    shutil.copytree(bundle, folder)
+    manifest = Bundle.open(folder).manifest
+    document = manifest.model_dump(mode="json")
+    document["data"] |= changes.pop("data", {})
+    seal(folder, type(manifest).model_validate_json(json.dumps(document | changes), strict=False))
+    return Bundle.open(folder)
+
+
+@pytest.fixture
+def baseline(finished_run: Path) -> Bundle:
+    return Bundle.open(finished_run / "bundle")
+
+
+@pytest.fixture
+def one_row_more(baseline: Bundle, tmp_path: Path) -> Bundle:
+    """As if it had been trained with one more row: its sets are drawn anew, by the same protocol."""
+    source = json.loads(baseline.manifest.model_dump_json())["data"]["parts"]["train"][0]
+    data = {"parts": {"train": [{**source, "rows": source["rows"] + 1}]}}
+    bundle = changed(baseline.folder, tmp_path / "more", data=data)
+    prints = {name: bundle.task.set_texts(bundle.data, name).fingerprint() for name in bundle.trained_on}
+    assert all(prints[name] != baseline.trained_on[name] for name in prints)
+    shutil.rmtree(bundle.folder)
+    return changed(baseline.folder, tmp_path / "more", data=data, data_fingerprints=prints)
+
+
+@pytest.fixture
+def swapped(baseline: Bundle, tmp_path: Path) -> Bundle:
+    """The same model with the names of its labels exchanged: every answer has the other name now."""
+    labels = list(reversed(baseline.manifest.labels))
+    return changed(baseline.folder, tmp_path / "swapped", data={"labels": labels}, labels=labels)
+
+
+def score_of(
+    candidate: Bundle, baseline: Bundle, eval_data: Path | None = None, most: float = 0.01, artifact: str = FP32
+) -> GateCheck:
+    both = ArtifactPair(baseline.artifact(artifact), candidate.artifact(artifact))
+    rows = common_rows(baseline, candidate, eval_data)
+    return score_check((baseline, candidate), both, None, rows, most, SILENT)
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> Path:
+    """200 labelled rows that nobody was trained on."""
+    path = tmp_path / "held_out.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "text"])
+        writer.writerows((row.label, row.text) for row in synthetic_reviews(200, seed=991))
+    return path
+
+
+def test_two_runs_with_the_same_test_set_are_scored_on_it(baseline: Bundle) -> None:
+    check = score_of(baseline, baseline)
+    scored = evaluate(locate(str(baseline.folder), baseline.folder), EvaluateOptions(artifact=FP32)).rows[0]
+    assert (check.status, check.rows, check.change) == ("pass", scored.n, 0.0)
+    assert check.baseline == check.candidate == scored.accuracy
+    assert check.low is not None and check.high is not None and check.low < 0 < check.high
+    assert "0 right before and wrong now, 0 the other way" in check.reason
+
+
+def test_with_one_row_more_the_baselines_rows_are_scored_without_those_that_the_candidate_trained_on(
+    baseline: Bundle, one_row_more: Bundle
+) -> None:
+    check = score_of(one_row_more, baseline)
+    data: Any = baseline.data
+    mine = {name: baseline.task.set_texts(data, name) for name in ("validation", "random-split")}
+    trained_on = {alike(text) for text in one_row_more.task.set_texts(one_row_more.data, "train").texts}
+    kept = [text for texts in mine.values() for text in texts.texts if alike(text) not in trained_on]
+    everything = sum(map(len, mine.values()))
+    assert 0 < len(kept) < everything and check.rows == len(kept)
+    assert f"without the {everything - len(kept):,} that the candidate was trained on" in check.reason
+    assert check.change == 0.0 and check.candidate is not None and check.candidate > 0.8
+
+
+def test_labels_are_matched_by_name(baseline: Bundle, swapped: Bundle, held_out: Path) -> None:
+    """By index the two would be equally good."""
+    for file in (None, held_out):
+        check = score_of(swapped, baseline, file)
+        assert check.status == "fail" and check.baseline is not None and check.candidate is not None
+        assert check.candidate == pytest.approx(1 - check.baseline) and check.candidate < 0.2
+
+
+def test_a_file_scores_both(baseline: Bundle, one_row_more: Bundle, held_out: Path) -> None:
+    check = score_of(one_row_more, baseline, held_out)
+    scored = evaluate(locate(str(baseline.folder), baseline.folder), EvaluateOptions(FP32, data=held_out)).rows[0]
+    assert (check.rows, check.baseline, check.candidate) == (200, scored.accuracy, scored.accuracy)
+    assert "200 rows: the file held_out.csv" in check.reason
+
+
+def test_rows_with_a_label_that_the_candidate_lacks_decide_nothing(
+    baseline: Bundle, held_out: Path, tmp_path: Path
+) -> None:
+    other = changed(baseline.folder, tmp_path / "other", data={"labels": ["negative", "good"]})
+    check = score_of(other, baseline, held_out)
+    assert check.status == "undecided" and "the candidate has no label 'positive'" in check.reason
+
+
+def test_data_that_changed_leave_it_undecided_with_the_remedy(
+    baseline: Bundle, one_row_more: Bundle, tmp_path: Path, held_out: Path
+) -> None:
+    """The file was changed in place: the baseline's rows cannot be drawn again, and export's scores are of others."""
+    prints = baseline.manifest.data_fingerprints
+    lost = changed(one_row_more.folder, tmp_path / "lost", data_fingerprints=dict(prints))
+    check = score_of(baseline, Bundle.open(changed(lost.folder, tmp_path / "l", run="l").folder))
+    assert check.status == "pass" and "as export recorded it on the same" in check.reason
+    renewed = changed(
+        baseline.folder, tmp_path / "renewed", data_fingerprints={**prints, "validation": "0", "random-split": "1"}
+    )
+    check = score_of(renewed, lost)
+    assert check.status == "undecided" and check.candidate is None
+    assert "its random-split set is another one now" in check.reason and "--eval-data FILE" in check.reason
+    assert score_of(renewed, lost, held_out).status == "pass"
+
+
+def test_a_candidate_that_trained_on_every_row_is_not_scored_on_them(baseline: Bundle, tmp_path: Path) -> None:
+    prints = {"train": baseline.trained_on["random-split"]}
+    data = json.loads(baseline.manifest.model_dump_json())["data"]
+    rows = baseline.task.set_texts(baseline.data, "random-split")
+    file = tmp_path / "train.jsonl"
+    names = baseline.manifest.labels
+    lines = [
+        json.dumps({"text": text, "label": names[label]}) for text, label in zip(rows.texts, rows.labels, strict=True)
+    ]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    source = {"kind": "file", "path": str(file), "text": "text", "label": "label"}
+    parts = {"train": [source], "validation": [source], "test": [source]}
+    seen = changed(
+        baseline.folder, tmp_path / "seen", data={**data, "parts": parts, "split": "given"}, data_fingerprints=prints
+    )
+    only_test = {"random-split": baseline.trained_on["random-split"]}
+    tested = changed(baseline.folder, tmp_path / "tested", data_fingerprints=only_test)
+    check = score_of(seen, tested)
+    assert check.status == "undecided" and "the candidate was trained on all 300 of" in check.reason
+
+
+@pytest.fixture
+def with_given_sets(baseline: Bundle, tmp_path: Path) -> Callable[[str, int], Bundle]:
+    """Make a bundle that has the baseline's test rows as the named set, and so many of them as its training set."""
+    rows = baseline.task.set_texts(baseline.data, "random-split")
+    names = baseline.manifest.labels
+
+    def write(name: str, texts: LabelledTexts) -> dict[str, str]:
+        lines = [json.dumps({"text": a, "label": names[b]}) for a, b in zip(texts.texts, texts.labels, strict=True)]
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return {"kind": "file", "path": str(path), "text": "text", "label": "label"}
+
+    def make(name: str, trained_on: int) -> Bundle:
+        other = {"validation": "test", "test": "validation"}[name]
+        rest = baseline.task.set_texts(baseline.data, "validation")
+        train = rest if not trained_on else rows.take(np.arange(trained_on))
+        parts = {"train": [write("train", train)], name: [write(name, rows)], other: [write(other, rest)]}
+        data = {"parts": parts, "split": "imported"}
+        bundle = changed(baseline.folder, tmp_path / "read", data=data)
+        prints = {set_: bundle.task.set_texts(bundle.data, set_).fingerprint() for set_ in parts}
+        return changed(bundle.folder, tmp_path / "given", data_fingerprints=prints)
+
+    return make
+
+
+def test_rows_of_the_same_test_set_that_the_candidate_trained_on_are_left_out(
+    baseline: Bundle, with_given_sets: Callable[[str, int], Bundle]
+) -> None:
+    check = score_of(with_given_sets("test", 100), baseline)
+    assert check.rows == 200 and "without the 100 that the candidate was trained on" in check.reason
+    assert "200 rows: the test set 'random-split' of both runs" in check.reason
+
+
+def test_a_candidate_that_trained_on_the_whole_test_set_of_both_is_not_scored_on_it(
+    baseline: Bundle, with_given_sets: Callable[[str, int], Bundle]
+) -> None:
+    check = score_of(with_given_sets("test", 300), baseline)
+    assert check.status == "undecided" and check.rows == 0
+    assert "the candidate was trained on all 300 of the test set 'random-split' of both runs" in check.reason
+
+
+def test_the_candidates_validation_set_is_not_called_a_test_set(
+    baseline: Bundle, with_given_sets: Callable[[str, int], Bundle]
+) -> None:
+    rows = common_rows(baseline, with_given_sets("validation", 100), None)
+    assert isinstance(rows, CommonRows) and "of both runs" not in rows.source
+    assert "the baseline's random-split and validation rows, among them the candidate's validation set" in rows.source
+
+
+def test_a_candidate_whose_training_rows_are_not_recorded_is_not_scored_on_the_baselines_rows(
+    baseline: Bundle, tmp_path: Path, held_out: Path
+) -> None:
+    """Where the validation rows are the same, the scores that export recorded still decide."""
+    prints = baseline.trained_on
+    only_test = {"random-split": prints["random-split"]}
+    unrecorded = changed(baseline.folder, tmp_path / "test", data_fingerprints=only_test)
+    check = score_of(unrecorded, baseline)
+    assert check.status == "undecided" and "does not record what it was trained on" in check.reason
+    assert "--eval-data FILE" in check.reason
+    assert score_of(unrecorded, baseline, held_out).status == "pass"
+    without_train = {name: value for name, value in prints.items() if name != "train"}
+    check = score_of(changed(baseline.folder, tmp_path / "validation", data_fingerprints=without_train), baseline)
+    assert check.status == "pass" and check.reason.startswith("as export recorded it on the same")
+
+
+def test_recorded_scores_say_nothing_of_a_provider_that_rounds(baseline: Bundle) -> None:
+    entry = baseline.artifact(FP32)
+    statuses = [
+        score_check((baseline, baseline), ArtifactPair(entry, entry), provider, "no data", 0.01, SILENT).status
+        for provider in ("CPUExecutionProvider", "openvino-cpu-bf16")
+    ]
+    assert statuses == ["pass", "undecided"]
+
+
+def test_scores_recorded_on_other_rows_do_not_count(baseline: Bundle, tmp_path: Path) -> None:
+    entry = baseline.artifact(FP32)
+    assert entry.validation is not None
+    fewer = entry.model_copy(update={"validation": entry.validation.model_copy(update={"n": entry.validation.n - 1})})
+    other = changed(baseline.folder, tmp_path / "other", data_fingerprints={**baseline.trained_on, "validation": "0"})
+    for candidate, artifact in ((baseline, fewer), (other, entry)):
+        check = score_check((baseline, candidate), ArtifactPair(entry, artifact), None, "no data", 0.01, SILENT)
+        assert check.status == "undecided" and check.reason.startswith("no rows to score both on: no data; ")
+
+
+def answers(right: int, wrong: int) -> np.ndarray[Any, Any]:
+    return np.array([[1.0]] * right + [[0.0]] * wrong)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "most", "status", "said"),
+    [
+        # 1,000 rows, a row lost: far from a limit of 5 points.
+        ((900, 100), (899, 101), 0.05, "pass", None),
+        # 100 lost of 1,000: beyond a limit of 1 point for sure.
+        ((900, 100), (800, 200), 0.01, "fail", None),
+        # 15 lost and limits on either side of that: the estimate decides, the reason says how sure it is.
+        ((900, 100), (885, 115), 0.016, "pass", "lies inside it"),
+        ((900, 100), (885, 115), 0.014, "fail", "lies inside it"),
+        # 2 lost of 1,000 may be chance.
+        ((900, 100), (898, 102), 0.001, "undecided", "may be chance"),
+        # One row of 50 is twice the limit: only an interval beyond it decides.
+        ((45, 5), (45, 5), 0.01, "undecided", "too few rows for a limit of 0.01"),
+        ((45, 5), (44, 6), 0.01, "undecided", "--eval-data FILE"),
+        ((45, 5), (5, 45), 0.01, "fail", None),
+    ],
+)
+def test_the_estimate_decides_and_the_reason_has_its_interval(
+    before: tuple[int, int], after: tuple[int, int], most: float, status: str, said: str | None
+) -> None:
+    task = task_named("classification")
+    facts: dict[str, object] = {"name": "score", "artifact": "a", "unit": "accuracy", "limit": most}
+    check = _compared(task, facts, (answers(*before), answers(*after)), most, "a file")
+    assert check.status == status and "95 % interval of the difference" in check.reason
+    if said is None:
+        assert not any(words in check.reason for words in ("lies inside it", "too few", "chance"))
+    else:
+        assert said in check.reason
+
+
+@pytest.mark.parametrize("name", ["classification", "multi-label-classification", "embedding"])
+def test_figures_of_rows_add_up_to_the_tasks_own_score(name: str) -> None:
+    """And so do those of some of the rows, which an interval is made of."""
+    task, rng = task_named(name), np.random.default_rng(4)
+    labels = {"classification": rng.integers(0, 3, 60), "multi-label-classification": rng.integers(0, 2, (60, 3))}
+    truth = labels.get(name, np.repeat(rng.integers(0, 10**6, 30), 2))
+    logits = rng.normal(size=(60, 3)).astype(np.float32)
+
+    class Data:
+        labels = ("a", "b", "c")
+        limits = thresholds = {"a": 0.5, "b": 0.4, "c": 0.6}  # noqa: RUF012
+
+    figures = task.row_figures(logits, Encoded(np.empty(0, np.int32), np.arange(61), truth, 0), Data())
+    for part in (slice(None), slice(10, 40)):
+        pairs = slice(part.start // 2, part.stop // 2) if name == "embedding" and part.start else part
+        meter = task.meter(data=Data())
+        meter.add({"logits": logits[part]}, {"labels": truth[part], "rows": np.arange(60)[part]})
+        assert task.metric_of(figures[pairs]) == pytest.approx(task.metric.of(meter.score()))
+
+
+@pytest.fixture
+def running_text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    texts = [row.text for row in synthetic_reviews(60, seed=8)]
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_language_model_is_scored_by_perplexity_and_a_decode_graph_as_its_full_graph(running_text: Path) -> None:
+    bundle = Bundle.open(LANGUAGE)
+    scored = evaluate(locate(str(LANGUAGE), LANGUAGE), EvaluateOptions(FP32, data=running_text)).rows[0]
+    decode = next(one.id for one in bundle.built("decode") if one.precision == "fp32")
+    for artifact in (FP32, decode):
+        check = score_of(bundle, bundle, running_text, artifact=artifact)
+        assert check.status == "pass" and check.artifact == artifact and check.unit == "perplexity"
+        assert check.candidate == check.baseline == pytest.approx(scored.perplexity)
+
+
+def test_perplexities_of_other_tokens_are_compared_per_word(running_text: Path, tmp_path: Path) -> None:
+    """Cut to fewer tokens, rows are other rows: those that neither cuts are compared, by their words."""
+    bundle, cut = Bundle.open(LANGUAGE), 28
+    lengths = bundle.task.encode_rows(
+        bundle.data, bundle.reader(), bundle.task.file_texts(bundle.data, running_text)
+    ).lengths
+    shorter = changed(LANGUAGE, tmp_path / "short", data={"sequence_length": cut}, max_length=cut)
+    check = score_of(shorter, bundle, running_text)
+    assert bundle.manifest.max_length == 32 and check.rows == int((lengths < cut).sum()) > 0
+    assert "per word, because the two make other tokens of them" in check.reason and check.change == pytest.approx(
+        0, abs=1e-6
+    )
+    lost = changed(LANGUAGE, tmp_path / "tiny", data={"sequence_length": 8}, max_length=8)
+    assert "cut all of it" in score_of(lost, bundle, running_text).reason
+
+
+@pytest.fixture
+def timed_well(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Timing that found nothing: what is left decides."""
+
+    def passed(both: ArtifactPair, *_: object) -> list[GateCheck]:
+        return [GateCheck(name="latency", artifact=both.candidate.id, status="pass")]
+
+    monkeypatch.setattr(gate_module, "timed_checks", passed)
+    yield
+
+
+OPTIONS = ProfileOptions(threads=(1,), batches=(1,), seqs=(8,), artifacts=(FP32,), rules=RULES)
+
+
+def gated(candidate: Bundle, baseline: Bundle, eval_data: Path | None = None) -> Gate:
+    gate = GateOptions(rules=RULES, eval_data=eval_data)
+    return gate_bundles(Location(None, candidate.folder), baseline, HOST, (OPTIONS, gate))
+
+
+@pytest.mark.usefixtures("timed_well")
+def test_a_gate_with_an_unknown_score_does_not_pass(
+    baseline: Bundle, swapped: Bundle, tmp_path: Path, held_out: Path
+) -> None:
+    """The issue's case: other rows were called unknown, and 0.94 against 0.14 passed."""
+    assert gated(baseline, baseline).exit_code == 0
+    assert gated(swapped, baseline).exit_code == 3
+    elsewhere = changed(swapped.folder, tmp_path / "elsewhere", data_fingerprints={"train": "0", "validation": "1"})
+    gate = gated(elsewhere, baseline)
+    assert (gate.status, gate.exit_code) == ("undecided", UNDECIDED)
+    gate = gated(elsewhere, baseline, held_out)
+    assert (gate.status, gate.exit_code) == ("fail", 3)
+
+
+@pytest.mark.usefixtures("timed_well")
+def test_every_provider_of_a_runtime_is_scored(baseline: Bundle) -> None:
+    pytest.importorskip("openvino", reason="the second runtime that opens an ONNX file")
+    options = replace(OPTIONS, runtime="all")
+    gate = gate_bundles(Location(None, baseline.folder), baseline, HOST, (options, GateOptions(rules=RULES)))
+    providers = [check.provider for check in gate.checks if check.name == "score"]
+    assert {"CPUExecutionProvider", "openvino-cpu"} <= {*providers} and len(providers) == len({*providers})
+    assert {*providers} == {check.provider for check in gate.checks if check.name == "latency"}
+
+
+@pytest.mark.usefixtures("timed_well")
+def test_the_command_scores_on_a_file_and_says_so(
+    baseline: Bundle,
+    swapped: Bundle,
+    held_out: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = in_process(monkeypatch, capsys)
+    asked = ["gate", str(swapped.folder), "--device", "host", "--artifact", FP32, "--against", str(baseline.folder)]
+    files = ["--junit", str(tmp_path / "gate.xml"), "--summary", str(tmp_path / "gate.md")]
+    gate = json.loads(run(*asked, "--eval-data", str(held_out), *files, "--json", code=3))
+    (score,) = [check for check in gate["checks"] if check["name"] == "score"]
+    assert (score["status"], score["rows"]) == ("fail", 200) and score["high"] < -0.5
+    for name in ("gate.xml", "gate.md"):
+        assert "200 rows: the file held_out.csv" in (tmp_path / name).read_text(encoding="utf-8").replace("\\_", "_")
+    printed = run(*asked, "--max-score-loss", "off", code=0)
+    assert "not checked: score (--max-score-loss off)" in printed.replace("\n", " ")
+
+
+def test_a_file_that_cannot_be_read_is_bad_input(baseline: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.csv"):
+        common_rows(baseline, baseline, tmp_path / "nowhere.csv")
+
+
+def test_no_more_rows_are_scored_than_decide_something(
+    baseline: Bundle, held_out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeformer.benchmark.gate_scores._MOST_ROWS", 50)
+    rows = common_rows(baseline, baseline, held_out)
+    assert isinstance(rows, CommonRows) and len(rows.texts) == 50
+    assert rows.source == "50 of the 200 rows of the file held_out.csv"

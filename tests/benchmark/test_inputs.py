@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_bundle import write_golden
+
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.golden import Golden, read_golden
+from edgeformer.tasks.task import fit_row, make_buffers
+
+
+def test_rows_lose_their_padding(tmp_path: Path) -> None:
+    write_golden(tmp_path / "golden.npz", rows=5)
+    golden = read_golden(tmp_path / "golden.npz")
+    assert [row.size for row in golden.texts()] == [4, 5, 6, 7, 8]
+    assert all(row[0] == 1 and (row != 0).all() for row in golden.texts())
+
+
+def test_a_row_is_cut_or_repeats_its_own_tokens_behind_the_first() -> None:
+    row = np.array([101, 7, 8, 102])
+    assert fit_row(row, 3).tolist() == [101, 7, 8]
+    assert fit_row(row, 4).tolist() == [101, 7, 8, 102]
+    assert fit_row(row, 9).tolist() == [101, 7, 8, 102, 7, 8, 102, 7, 8]
+    assert fit_row(np.array([5]), 3).tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(1, 1), (1, 16), (16, 128), (3, 5)])
+def test_buffers_have_the_stated_shape_and_differ(tmp_path: Path, batch: int, seq: int) -> None:
+    write_golden(tmp_path / "golden.npz")
+    golden = read_golden(tmp_path / "golden.npz")
+    buffers = make_buffers(golden, batch, seq, count=3)
+    real = {int(token) for row in golden.texts() for token in row}
+    for buffer in buffers:
+        assert buffer["input_ids"].shape == buffer["attention_mask"].shape == (batch, seq)
+        assert buffer["input_ids"].dtype == buffer["attention_mask"].dtype == np.int64
+        assert buffer["attention_mask"].all(), "every position is work"
+        assert set(buffer["input_ids"].ravel().tolist()) <= real, "tokens of real rows only"
+        assert (buffer["input_ids"][:, 0] == 1).all()
+    if seq > 4:
+        assert not np.array_equal(buffers[0]["input_ids"], buffers[1]["input_ids"])
+
+
+def test_inputs_without_a_mask_are_taken_whole_and_get_none(tmp_path: Path) -> None:
+    """A language model's: its graph takes token ids only."""
+    np.savez(tmp_path / "golden.npz", input_ids=np.arange(8, dtype=np.int64).reshape(2, 4))
+    golden = read_golden(tmp_path / "golden.npz")
+    assert [row.tolist() for row in golden.texts()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    (buffer,) = make_buffers(golden, batch=3, seq=6, count=1)
+    assert list(buffer) == ["input_ids"]
+    assert buffer["input_ids"].tolist() == [[0, 1, 2, 3, 1, 2], [4, 5, 6, 7, 5, 6], [0, 1, 2, 3, 1, 2]]
+
+
+def damage(path: Path, how: str) -> None:
+    ids, mask = np.ones((2, 4), np.int64), np.ones((2, 4), np.int64)
+    if how == "missing":
+        return
+    if how == "not a zip":
+        path.write_bytes(b"hello")
+    elif how == "cut":
+        write_golden(path)
+        path.write_bytes(path.read_bytes()[:200])
+    elif how == "bit flipped":
+        write_golden(path)
+        content = bytearray(path.read_bytes())
+        content[200] ^= 0xFF
+        path.write_bytes(bytes(content))
+    elif how == "no ids":
+        np.savez(path, attention_mask=mask)
+    elif how == "other type":
+        np.savez(path, input_ids=ids.astype(np.int32), attention_mask=mask)
+    elif how == "other shape":
+        np.savez(path, input_ids=ids, attention_mask=mask[:, :3])
+    elif how == "no rows":
+        np.savez(path, input_ids=ids[:0], attention_mask=mask[:0])
+    elif how == "all padding":
+        np.savez(path, input_ids=ids, attention_mask=mask * np.array([[1], [0]]))
+    elif how == "pickled":
+        np.savez(path, input_ids=np.array([{"a": 1}], dtype=object), attention_mask=mask)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "missing",
+        "not a zip",
+        "cut",
+        "bit flipped",
+        "no ids",
+        "other type",
+        "other shape",
+        "no rows",
+        "all padding",
+        "pickled",
+    ],
+)
+def test_damaged_golden_inputs_are_named_with_a_remedy(tmp_path: Path, how: str) -> None:
+    damage(tmp_path / "golden.npz", how)
+    with pytest.raises(ArtifactError, match=r"golden\.npz: .*export the run again"):
+        read_golden(tmp_path / "golden.npz")
+
+
+def test_more_rows_than_golden_ones_are_used_in_turn() -> None:
+    golden = Golden(Path("golden.npz"), {"input_ids": np.array([[1, 2], [1, 3]])})
+    (first, second) = make_buffers(golden, batch=3, seq=2, count=2)
+    assert first["input_ids"].tolist() == [[1, 2], [1, 3], [1, 2]]
+    assert second["input_ids"].tolist() == [[1, 3], [1, 2], [1, 3]]

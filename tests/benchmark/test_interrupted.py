@@ -1,0 +1,112 @@
+"""Ctrl-C in `profile`: what was measured is kept and named; nothing is judged, and no finished report is touched."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_bundle import write_bundle
+
+from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.report import Report, Row
+from edgeformer.benchmark import launch
+from edgeformer.benchmark.launch import MeasuringInterrupted, measure_in_child
+from edgeformer.benchmark.measure import summarise
+from edgeformer.benchmark.messages import FinishedRow, MeasureSpec, unavailable_row
+from edgeformer.benchmark.process import End
+from edgeformer.cli import main, progress
+from edgeformer.report.words import in_words
+from tests.benchmark.measuring_child import make_spec
+
+NOTES = (
+    "interrupted: 2 rows of 1 of 1 artifacts were measured; nothing was judged",
+    "the model was trained on generated text",
+)
+
+
+class PressesCtrlC(Silent):
+    """Raises KeyboardInterrupt, as Ctrl-C does, after some shapes were measured."""
+
+    def __init__(self, shapes: int) -> None:
+        self.left = shapes
+
+    def advance(self, amount: int = 1, **fields: float) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            raise KeyboardInterrupt
+
+    def start(self, description: str, total: int | None, unit: str = "") -> None:
+        if self.left <= 0:
+            raise KeyboardInterrupt
+
+
+def interrupted(folder: Path, shapes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr(progress, "show_progress", lambda: PressesCtrlC(shapes))
+    words = ["edgeformer", "profile", str(folder), "--device", "host", "--json", "--batch", "1,2", "--seq", "8"]
+    monkeypatch.setattr(sys, "argv", [*words, "--max-latency", "50ms"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 130
+    return str(json.loads(capsys.readouterr().out)["error"])
+
+
+def test_rows_that_were_measured_before_ctrl_c_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    (folder / "reports").mkdir()
+    (folder / "reports" / "host.json").write_text("an earlier report", encoding="utf-8")
+    message = interrupted(folder, 1, monkeypatch, capsys)
+    (path,) = (folder / "reports" / "interrupted").iterdir()
+    report = Report.model_validate_json(path.read_text(encoding="utf-8"))
+    assert [(row.phase, row.batch, row.latency_ms.status) for row in report.rows] == [
+        ("cold", 1, "measured"),
+        ("steady", 1, "measured"),
+    ]
+    assert report.verdict.status == "unknown" and report.verdict.checks == ()
+    assert report.notes == NOTES
+    assert in_words(report) == "Nothing was checked; size, latency and memory were not judged: interrupted."
+    assert report.rows[1].latency_ms.stable is False
+    assert report.estimate_evidence == () and report.estimated_for is None
+    assert "2 rows of" in message and str(path) in message and "nothing was judged" in message
+    assert (folder / "reports" / "host.json").read_text(encoding="utf-8") == "an earlier report"
+
+
+def test_rows_of_an_interrupted_confirmation_are_not_stable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C once one of two stable rows was measured again: the other one has no second median."""
+    spec = make_spec(write_bundle(tmp_path / "bundle"))
+
+    def row_of(batch: int) -> Row:
+        row = unavailable_row(spec.checked.artifact, 1, ("steady", batch, 8), "CPUExecutionProvider", "host", "")
+        return row.model_copy(update={"latency_ms": summarise([1.0] * 200, stable=True)})
+
+    jobs: list[MeasureSpec] = []
+
+    def run_job(job: MeasureSpec, messages: object, silence_s: float, take: Callable[[FinishedRow], None]) -> End:
+        jobs.append(job)
+        take(FinishedRow(row=row_of(1)))
+        if len(jobs) == 2:
+            raise KeyboardInterrupt
+        take(FinishedRow(row=row_of(2)))
+        return End()
+
+    monkeypatch.setattr(launch, "run_job", run_job)
+    with pytest.raises(MeasuringInterrupted) as stop:
+        measure_in_child(spec, Silent())
+    first, second = stop.value.rows
+    assert first.latency_ms.stable and first.conditions["repeated_p50_ms"] == 1.0
+    assert second.latency_ms.stable is False
+    assert second.latency_ms.warnings[-1:] == ("not confirmed: interrupted before a second process measured it",)
+
+
+def test_ctrl_c_before_the_first_row_says_that_nothing_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    before = sorted(folder.rglob("*"))
+    message = interrupted(folder, 0, monkeypatch, capsys)
+    assert message == "interrupted before anything was measured; nothing was written"
+    assert sorted(folder.rglob("*")) == before

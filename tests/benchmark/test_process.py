@@ -1,0 +1,114 @@
+"""A process with one job: what it says reaches the parent, and every way in which it can end is a sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field, TypeAdapter
+
+from edgeformer.artifacts.base import Frozen
+from edgeformer.benchmark import process
+from edgeformer.benchmark.process import End, Job, child_environment, run_job
+from edgeformer.system import nvidia
+from tests.fakes.nvml import JETSON, LAPTOP, UUID, Driver
+
+
+class Question(Job):
+    name, answers = "asking", "numbers"
+    kind: Literal["question"] = "question"
+    number: int
+
+
+class Answer(Frozen):
+    kind: Literal["answer"] = "answer"
+    number: int
+
+
+MESSAGES: TypeAdapter[Answer | End] = TypeAdapter(Annotated[Answer | End, Field(discriminator="kind")])
+PRELUDE = """
+import json, os, signal, sys, time
+from edgeformer.benchmark.worker import claim_stdout
+from edgeformer.benchmark.process import End
+from pydantic import BaseModel
+class Question(BaseModel):
+    kind: str = "question"
+    number: int
+class Answer(Question):
+    kind: str = "answer"
+send, number = claim_stdout(), json.load(sys.stdin)["number"]
+"""
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, program: str, silence_s: float = 60.0) -> tuple[list[int], End]:
+    """What a program answers to 20, and how it ends."""
+    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", PRELUDE + program])
+    heard: list[int] = []
+    job = Question(number=20, threads=1)
+    return heard, run_job(job, MESSAGES, silence_s, lambda answer: heard.append(answer.number))
+
+
+def test_answers_are_heard_in_order_and_what_libraries_print_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "print('noise'); os.write(1, b'more noise\\n')\n" + "send(Answer(number=number + 1)); " * 2
+    heard, ending = ask(monkeypatch, program + "send(Answer(number=3)); send(End())")
+    assert heard == [21, 21, 3] and ending == End()
+
+
+def test_a_child_that_cannot_do_its_job_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, ending = ask(monkeypatch, "send(End(reason='no such file'))")
+    assert heard == [] and ending == End(reason="no such file")
+
+
+@pytest.mark.parametrize(
+    ("program", "says", "died"),
+    [
+        (
+            "sys.stderr.write('one\\ntwo\\n'); sys.exit(3)",
+            "the asking process ended early: exit code 3; its last",
+            True,
+        ),
+        ("send(Answer(number=1)); os._exit(0)", "the asking process ended early: exit code 0", True),
+        ("send(Question(number=1))", "the asking process wrote something else than numbers: b'{", False),
+        ("time.sleep(60)", "the asking process was silent for 2 s and was ended", False),
+    ],
+)
+def test_other_endings_are_told_apart(monkeypatch: pytest.MonkeyPatch, program: str, says: str, died: bool) -> None:
+    _, ending = ask(monkeypatch, program, 2.0 if "sleep" in program else 60.0)
+    assert ending.reason is not None and ending.reason.startswith(says) and ending.died is died
+    assert ending.reason.endswith("its last words: two") == ("two" in program)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
+def test_a_child_that_the_system_killed_may_have_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ending = ask(monkeypatch, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert ending.died and "(SIGKILL), which is what a system does that runs out of memory" in str(ending.reason)
+
+
+def test_threads_are_pinned_for_the_child_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_PROC_BIND", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    environment = child_environment(Question(number=1, threads=2, gpu_uuid="GPU-1"))
+    assert environment["OMP_PROC_BIND"] == "true"
+    assert environment["OMP_NUM_THREADS"] == "7", "what the user has set is kept"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert "OMP_PROC_BIND" not in os.environ
+
+
+@pytest.mark.parametrize("persona", [LAPTOP, JETSON])
+def test_a_child_sees_the_card_that_has_a_uuid_and_else_what_the_user_lets_it(
+    persona: dict[str, Any], nvml: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.answer(persona)
+    (card,) = nvidia.gpus()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for already in (None, "0"):
+        if already is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", already)
+        environment = child_environment(Question(number=1, threads=2, gpu_uuid=card.uuid))
+        assert environment.get("CUDA_VISIBLE_DEVICES") == (UUID if persona is LAPTOP else already)
+    instance = Question(number=1, threads=2, gpu_uuid="MIG-1")
+    assert child_environment(instance)["CUDA_VISIBLE_DEVICES"] == "MIG-1"
+    foreign = Question(number=1, threads=2, gpu_uuid="ddb8f2c5-4050")
+    assert child_environment(foreign)["CUDA_VISIBLE_DEVICES"] == "0"

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
+
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.report import Energy, Latency, Memory, Report, Row
+from edgeformer.artifacts.workspace import read_manifest
+from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.benchmark.profile import ProfileOptions, profile_bundle, rest_of_card
+from edgeformer.benchmark.request import Target
+from edgeformer.bundle import Bundle
+from edgeformer.run import Location
+from edgeformer.system import nvidia
+from edgeformer.system.host import usable_cores
+
+RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
+FAST = ProfileOptions(rules=RULES, threads=(1,))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graphs = {"model": classifier_graph(), "greedy": greedy_graph()}
+    return write_bundle(tmp_path_factory.mktemp("profile") / "bundle", graphs)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(bundle: Path) -> Report:
+    return profile_bundle(Location(None, bundle), load_profile("host"), FAST)
+
+
+def test_the_cpu_profile_measures_the_target_itself(on_cpu: Report, bundle: Path) -> None:
+    assert (on_cpu.device, on_cpu.on_target, on_cpu.run, on_cpu.synthetic) == ("host", True, "tiny", True)
+    assert {row.where for row in on_cpu.rows} == {"host"}
+    model = [row for row in on_cpu.rows if row.artifact == "model"]
+    assert [(row.phase, row.batch, row.seq) for row in model] == [
+        ("cold", 1, 24),
+        ("steady", 1, 24),
+        ("steady", 16, 24),
+    ]
+    for row in model:
+        assert row.latency_ms.status == "measured"
+        assert (row.memory_bytes.peak or 0) > 0
+        assert row.size_bytes == (bundle / "onnx" / "model.onnx").stat().st_size
+        assert row.energy_mj.status == "measured" or row.energy_mj.reason
+
+
+def test_an_artifact_that_fails_leaves_the_others_and_an_unknown_verdict(on_cpu: Report) -> None:
+    greedy = [row for row in on_cpu.rows if row.artifact == "greedy"]
+    assert [row.latency_ms.status for row in greedy] == ["unavailable", "unavailable"]
+    assert all("not enough memory" in str(row.latency_ms.reason) for row in greedy)
+    checks = {(check.artifact, check.name): check for check in on_cpu.verdict.checks}
+    assert [checks["model", name].status for name in ("size", "latency", "memory")] == ["pass"] * 3
+    assert [checks["greedy", name].status for name in ("size", "latency", "memory")] == [
+        "pass",
+        "unknown",
+        "unknown",
+    ]
+    assert on_cpu.verdict.status == "unknown"
+
+
+def test_the_report_survives_a_round_trip_through_json(on_cpu: Report, tmp_path: Path) -> None:
+    (tmp_path / "cpu.json").write_text(on_cpu.model_dump_json(), encoding="utf-8")
+    assert read_manifest(Report, tmp_path / "cpu.json") == on_cpu
+
+
+def test_an_absent_device_gets_rows_that_say_so_and_its_size_is_judged(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia, "gpus", list)
+    options = replace(FAST, artifacts=("model",), batches=(1,), max_size_bytes=1000)
+    report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), options)
+    assert report.on_target is False
+    assert [(row.where, row.phase) for row in report.rows] == [
+        ("host", "cold"),
+        ("host", "steady"),
+        ("device", "steady"),
+    ]
+    host, device = report.rows[1], report.rows[2]
+    assert host.latency_ms.status == "measured" and host.provider == "CPUExecutionProvider"
+    assert device.provider == "CUDAExecutionProvider"
+    assert device.latency_ms.status == device.memory_bytes.status == "estimated"
+    assert device.latency_ms.low < device.latency_ms.p50 < device.latency_ms.high  # type: ignore[operator]
+    assert device.memory_bytes.low < device.memory_bytes.peak < device.memory_bytes.high  # type: ignore[operator]
+    assert device.latency_ms.p90 is None and device.latency_ms.n == 0 and device.throughput_per_s is None
+    assert device.energy_mj.status == "unavailable" and "never estimated" in str(device.energy_mj.reason)
+    assert report.estimated_for == "cuda" and report.estimate_error is None
+    assert any("not present on this host" in note for note in report.notes)
+    assert device.size_bytes == host.size_bytes > 1000
+    checks = {check.name: check for check in report.verdict.checks}
+    assert checks["size"].status == "fail"
+    assert checks["size"].basis == "measured"
+    assert checks["latency"].status == checks["memory"].status == "pass"  # eight weights
+    assert checks["latency"].basis == checks["memory"].basis == "estimated"
+    assert report.verdict.status == "fail"
+
+
+def test_a_card_without_a_cuda_runtime_is_not_measured_by_the_cpu(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = nvidia.Gpu(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "GPU-1", 6 * 2**30, "8.9")
+    monkeypatch.setattr(nvidia, "gpus", lambda: [card])
+    options = replace(FAST, artifacts=("model",), batches=(1,), provider="CPUExecutionProvider")
+    report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), options)
+    assert report.on_target is True
+    assert (report.rows[-1].where, report.rows[-1].latency_ms.status) == ("device", "estimated")
+    wanted = "measured with CPUExecutionProvider: CUDAExecutionProvider is needed"
+    assert any(wanted in note and "estimated instead" in note for note in report.notes)
+    assert {check.name: check.basis for check in report.verdict.checks}["latency"] == "estimated"
+    rest = next(note for note in report.notes if note.startswith("nothing was measured on the card itself"))
+    assert "model ran on the processor: for ONNX graphs on the card: pip install onnxruntime-ep-nv-tensorrt-rtx" in rest
+
+
+def test_what_engines_measured_on_the_card_is_told_from_what_the_processor_did(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an RTX card without a CUDA-enabled ONNX Runtime; and of another card, whose remedy is another."""
+    opened, device = Bundle.open(bundle), load_profile("rtx4050")
+    latency = Latency(status="measured", p50=1.0, n=100, stable=True)
+    facts: dict[str, Any] = {
+        "precision": "fp16",
+        "where": "host",
+        "phase": "steady",
+        "batch": 1,
+        "seq": 16,
+        "latency_ms": latency,
+        "memory_bytes": Memory(status="unavailable", reason=""),
+        "size_bytes": 1,
+        "energy_mj": Energy(status="unavailable", reason=""),
+    }
+    engine = Row(artifact="tensorrt-rtx-fp16", provider="tensorrt-rtx", **facts)
+    graph = Row(artifact="onnx-fp16", provider="CPUExecutionProvider", **facts)
+    here = Target(True, "present: RTX 4050")
+    monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA GeForce RTX 4050", "GPU-1", 6 * 2**30, "8.9")])
+    (note,) = rest_of_card(opened, device, here, [engine, graph])
+    assert note.startswith("measured on the card itself: tensorrt-rtx-fp16; onnx-fp16 ran on the processor: ")
+    assert "onnxruntime-ep-nv-tensorrt-rtx" in note
+    assert list(rest_of_card(opened, device, here, [engine])) == []
+    assert list(rest_of_card(opened, device, Target(False, "absent"), [engine, graph])) == []
+    monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA H200", "GPU-1", 139 * 2**30, "9.0")])
+    (other,) = rest_of_card(opened, device, here, [engine, graph])
+    assert 'pip uninstall -y onnxruntime, then pip install "onnxruntime-gpu[cuda,cudnn]"' in other
+
+
+def test_a_card_that_nothing_was_measured_on_is_told_which_engines_can_be_built_for_it(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA GeForce RTX 4050", "GPU-1", 6 * 2**30, "8.9")])
+    options = replace(FAST, artifacts=("model",), batches=(1,), seqs=(16,), provider="CPUExecutionProvider")
+    report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), options)
+    wanted = f"can be built here: edgeformer export {report.run} --fp16 --trt --target rtx4050"
+    assert any(note.endswith(wanted) for note in report.notes), report.notes
+
+
+def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = nvidia.Gpu(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "GPU-1", 6 * 2**30, "8.9")
+    monkeypatch.setattr(nvidia, "gpus", lambda: [card])
+    bundle = write_bundle(tmp_path / "bundle")
+    engine = artifact_of(bundle, "onnx/model.onnx", id="engine", format="tensorrt-rtx")
+    write_manifest(bundle, [engine])
+    report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), FAST)
+    assert {row.where for row in report.rows} == {"host", "device"}
+    host = [row for row in report.rows if row.where == "host"]
+    assert all("engine was built for" in str(row.latency_ms.reason) for row in host)
+    device = [row for row in report.rows if row.where == "device"]
+    assert all("bundle has none for engine" in str(row.latency_ms.reason) for row in device)
+    latency = next(check for check in report.verdict.checks if check.name == "latency")
+    assert latency.status == "unknown" and "need an ONNX graph" in str(latency.reason)
+    assert any("cannot run here" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("file", ["onnx/model.onnx", "golden.npz"])
+def test_a_damaged_file_ends_everything_before_anything_is_measured(tmp_path: Path, file: str) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    (bundle / file).write_bytes((bundle / file).read_bytes()[:300])
+    with pytest.raises(ArtifactError, match=f"{Path(file).name}: (truncated|changed)"):
+        profile_bundle(Location(None, bundle), load_profile("host"), FAST)
+
+
+def test_a_damaged_artifact_that_was_not_asked_for_does_not_matter(tmp_path: Path) -> None:
+    graphs = {"model": classifier_graph(), "other": classifier_graph()}
+    bundle = write_bundle(tmp_path / "bundle", graphs)
+    (bundle / "onnx" / "other.onnx").write_bytes(b"")
+    options = replace(FAST, artifacts=("model",), batches=(1,))
+    report = profile_bundle(Location(None, bundle), load_profile("host"), options)
+    assert {row.artifact for row in report.rows} == {"model"}
+    assert report.verdict.status == "pass"
+    with pytest.raises(ArtifactError, match=r"other\.onnx"):
+        profile_bundle(Location(None, bundle), load_profile("host"), FAST)
+
+
+def test_a_run_without_a_bundle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="has no bundle yet"):
+        profile_bundle(Location(tmp_path, None), load_profile("host"), FAST)
+
+
+def test_busy_neighbours_are_noticed(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
+    try:
+        options = replace(FAST, batches=(1,), rules=replace(RULES, min_s=0.5, max_s=1.0))
+        report = profile_bundle(Location(None, bundle), load_profile("host"), options)
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+    latency = next(row.latency_ms for row in report.rows if row.phase == "steady")
+    assert any("other processes used" in warning for warning in latency.warnings)
+    assert latency.stable is False
+
+
+def test_importing_the_profile_stage_loads_neither_torch_nor_onnxruntime() -> None:
+    program = (
+        "import sys, edgeformer.benchmark.profile, edgeformer.benchmark.worker\n"
+        "print([name for name in ('torch', 'onnxruntime', 'onnx') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_manifest_is_left_as_it_was(on_cpu: Report, bundle: Path) -> None:
+    names = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
+    assert names == {"bundle.json", "golden.npz", "onnx/model.onnx", "onnx/greedy.onnx"}
+    assert Bundle.open(bundle).manifest.run == "tiny"

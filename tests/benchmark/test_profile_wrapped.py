@@ -1,0 +1,197 @@
+"""`profile` of any ONNX file: measured here, estimated for a device, judged, and nothing written beside the file."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.report import Report
+from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.benchmark.messages import Item
+from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
+from edgeformer.benchmark.request import resolve
+from edgeformer.benchmark.search import SearchOptions
+from edgeformer.bundle import Bundle
+from edgeformer.estimate.estimate import estimate
+from edgeformer.export.import_onnx import WrapOptions, wrap
+from edgeformer.report.words import badge_text, in_words
+from edgeformer.run import Location
+from tests.cli.run_cli import edgeformer
+from tests.export import graphs
+from tests.export.graphs import save
+
+QUICK = MeasureRules(
+    warmup_min_s=0.0, warmup_min_calls=2, warmup_max_s=0.1, min_s=0.02, min_calls=5, max_s=0.5, idle_s=0.0, energy_s=0.0
+)
+PI = load_profile("raspberry-pi-5")
+
+
+def bundle_of(folder: Path, graph: object, **options: object) -> Bundle:
+    wrap(save(folder, graph), folder / "bundle", WrapOptions(**options))  # type: ignore[arg-type]
+    return Bundle.open(folder / "bundle")
+
+
+def profiled(bundle: Bundle, **options: object) -> Report:
+    given = ProfileOptions(rules=QUICK, threads=(1,), **options)  # type: ignore[arg-type]
+    return profile_bundle(Location(None, bundle.folder), PI, given)
+
+
+def test_rows_at_every_size_that_the_graph_takes(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path, graphs.embedding())
+    report = profiled(bundle, batches=(1, 3), seqs=(5,), max_latency_ms=50.0)
+    steady = [row for row in report.rows if row.phase == "steady"]
+    assert {(row.where, row.batch, row.seq) for row in steady} == {
+        (where, *shape) for where in ("host", "device") for shape in ((1, 5), (3, 5), (1, 128))
+    }
+    row = next(row for row in steady if (row.where, row.batch, row.seq) == ("host", 3, 5))
+    assert row.inputs == {"input_ids": (3, 5), "attention_mask": (3, 5)} and row.latency_ms.status == "measured"
+    # The command's limit at the shapes that it names, the budget's own at the budget's.
+    judged = [(check.name, check.batch, check.seq) for check in report.verdict.checks]
+    assert judged == [("memory", 1, 128), ("latency", 1, 5), ("latency", 3, 5)]
+    assert any(note.startswith("inputs: input_ids [B, S]") for note in report.notes)
+
+
+def test_a_foreign_graph_passes_only_what_the_profile_limits(tmp_path: Path) -> None:
+    report = profiled(bundle_of(tmp_path, graphs.embedding()), batches=(1,), seqs=(5,))
+    assert (report.verdict.status, report.verdict.judged) == ("pass", ("memory",))
+    assert [kind.name for kind in report.verdict.not_judged] == ["size", "latency"]
+    assert in_words(report) == (
+        "Within the limit for memory (by estimate only); size and latency were not judged: "
+        "the profile raspberry-pi-5 sets no limit."
+    )
+    assert badge_text(report) == "raspberry-pi-5: pass (memory only, estimated)"
+    assert "no limit for size and latency; set one with --max-size and --max-latency" in report.notes
+
+
+def test_fixed_sizes_are_one_row_that_says_what_went_in(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path, graphs.recurrent(), shapes={"x": (5, 1, 4)}, ranges={"rate": (8000, 16000)})
+    request = resolve(ProfileOptions(), PI, bundle.manifest)
+    assert request.shapes == ((1, 1),) and (request.limits.batch, request.limits.seq) == (1, 1)
+    assert "all sizes are fixed" in request.notes[0]
+
+
+ITEM: Item = ("steady", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "said"),
+    [
+        (graphs.convolutions(), {}, ("Conv (", "GlobalAveragePool (1)")),
+        (graphs.recurrent(), {"shapes": {"x": (5, 1, 4)}, "ranges": {"rate": (1, 1)}}, ("LSTM (1)",)),
+        (graphs.branching(), {}, ("If: counted as often as it ran",)),
+        (graphs.looping(), {}, ("Loop: counted as often as it ran",)),
+    ],
+    ids=["Conv", "LSTM", "If", "Loop"],
+)
+def test_an_estimate_says_what_was_never_checked(
+    tmp_path: Path, graph: object, options: dict[str, object], said: tuple[str, ...]
+) -> None:
+    bundle = bundle_of(tmp_path, graph, **options)
+    (row,) = estimate(bundle, bundle.artifacts[0], PI, [ITEM])
+    assert row.latency_ms.status == "estimated" and row.latency_ms.warnings
+    assert all(words in str(row.latency_ms.reason) for words in said), row.latency_ms.reason
+
+
+def test_a_loop_counts_every_round(tmp_path: Path) -> None:
+    rounds = {}
+    for count in (2, 6):
+        bundle = bundle_of(tmp_path / str(count), graphs.looping(count))
+        (row,) = estimate(bundle, bundle.artifacts[0], PI, [ITEM])
+        assert row.work is not None
+        rounds[count] = row.work.operations
+    assert rounds[6] == 3 * rounds[2] == 6 * 2 * 6 * 6
+
+
+def test_no_estimate_where_nobody_can_count(tmp_path: Path) -> None:
+    from onnx import helper
+
+    nodes = [helper.make_node("GridSample", ["x", "grid"], ["y"], mode="linear")]
+    inputs = [
+        graphs.value("x", graphs.FLOAT, [1, 3, 64, 64]),
+        graphs.value("grid", graphs.FLOAT, [1, 64, 64, 2]),
+    ]
+    graph = graphs.model(nodes, inputs, [graphs.value("y", graphs.FLOAT, [1, 3, 64, 64])], opset=20)
+    bundle = bundle_of(tmp_path, graph)
+    (row,) = estimate(bundle, bundle.artifacts[0], PI, [ITEM])
+    assert row.latency_ms.status == "unavailable" and row.latency_ms.p50 is None
+    assert "GridSample (1)" in str(row.latency_ms.reason) and "cannot be counted" in str(row.latency_ms.reason)
+
+
+def test_search_by_how_close_the_outputs_are(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path, graphs.embedding())
+    report = profiled(bundle, batches=(1,), search=SearchOptions({"cosine": 0.99}, "size"))
+    assert report.search is not None and report.search.pick == 0 and report.search.metric == "cosine"
+    assert report.search.not_in_bundle[0] == "FP16 graphs: edgeformer export BUNDLE --fp16"
+
+
+def test_the_command_takes_any_file(tmp_path: Path) -> None:
+    theirs = save(tmp_path / "theirs", graphs.convolutions())
+    (tmp_path / "work").mkdir()
+    line = ("profile", str(theirs), "--device", "raspberry-pi-5", "--batch", "1", "--max-latency", "1s", "--json")
+    found = edgeformer(*line, cwd=tmp_path / "work")
+    assert found.code == 0, found.err
+    report = json.loads(found.out)
+    assert report["verdict"]["status"] == "pass" and {row["where"] for row in report["rows"]} == {"host", "device"}
+    assert [path.name for path in theirs.parent.iterdir()] == ["net.onnx"]
+    (folder,) = (tmp_path / "work/artifacts/wrapped").iterdir()
+    assert (folder / "reports/raspberry-pi-5-latency-1000ms-batch-1.html").is_file() and str(folder.name) in found.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["theirs/net.onnx", "--shape", "y=1"], "no such input"),
+        (["bundle", "--shape", "x=1"], "--shape: is for an ONNX file"),
+        (["theirs/net.onnx", "--search", "--min-accuracy", "0.9"], "bound it with --min-cosine"),
+        (["theirs/gone.onnx"], "no run 'theirs/gone.onnx'"),
+    ],
+)
+def test_slips(tmp_path: Path, arguments: list[str], says: str) -> None:
+    wrap(save(tmp_path / "theirs", graphs.convolutions()), tmp_path / "bundle")
+    refused = edgeformer("profile", *arguments, "--device", "raspberry-pi-5", cwd=tmp_path)
+    assert refused.code == 2 and says in refused.err, refused.err
+
+
+def foreign(package: str, file: str) -> Path:
+    """A file of an installed package, or of one unpacked in the folder that EDGEFORMER_FOREIGN names."""
+    unpacked = Path(os.environ.get("EDGEFORMER_FOREIGN", "")) / package / file
+    spec = importlib.util.find_spec(package)
+    places = [unpacked, *(Path(place) / file for place in (spec.submodule_search_locations or () if spec else ()))]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        pytest.skip(f"{package} is not installed, and EDGEFORMER_FOREIGN names no folder that has it")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("package", "file", "options"),
+    [
+        (
+            "magika",
+            "models/standard_v3_3/model.onnx",
+            {"shapes": {"bytes": ("B", 2048)}, "ranges": {"bytes": (0, 256)}},
+        ),
+        (
+            "silero_vad",
+            "data/silero_vad.onnx",
+            {"shapes": {"input": (1, 512), "state": (2, 1, 128)}, "ranges": {"sr": (16000, 16000)}},
+        ),
+        ("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx", {"shapes": {"x": ("B", 3, 160, 160)}}),
+        ("rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx", {"shapes": {"x": ("B", 3, 48, 160)}}),
+    ],
+)
+@pytest.mark.parametrize("device", ["raspberry-pi-5", "rtx4050"])
+def test_files_that_others_made(
+    tmp_path: Path, package: str, file: str, options: dict[str, object], device: str
+) -> None:
+    wrap(foreign(package, file), tmp_path / "bundle", WrapOptions(**options))  # type: ignore[arg-type]
+    bundle = Bundle.open(tmp_path / "bundle")
+    (row,) = estimate(bundle, bundle.artifacts[0], load_profile(device), [ITEM])
+    latency = row.latency_ms
+    assert latency.status == "estimated" and latency.low and latency.high and latency.high > 3 * latency.low
+    assert "never checked on any device" in str(latency.reason)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_bundle import artifact_of, write_bundle, write_manifest
+
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.manifest import BundleManifest
+from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.benchmark.request import ProfileOptions, resolve
+from edgeformer.bundle import Bundle
+
+CPU, RTX = load_profile("host"), load_profile("rtx4050")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "bundle")
+
+
+@pytest.fixture
+def manifest(folder: Path) -> BundleManifest:
+    return Bundle.open(folder).manifest
+
+
+def long_model(manifest: BundleManifest) -> BundleManifest:
+    return manifest.model_copy(update={"max_positions": 512, "max_length": 512})
+
+
+def test_default_shapes_are_batch_1_and_16_at_the_budgets_length(manifest: BundleManifest) -> None:
+    request = resolve(ProfileOptions(), RTX, long_model(manifest))
+    assert request.shapes == ((1, 128), (16, 128))
+    assert (request.limits.batch, request.limits.seq, request.limits.shape_note) == (1, 128, None)
+
+
+def test_a_short_model_is_judged_at_its_own_length_and_says_so(manifest: BundleManifest) -> None:
+    request = resolve(ProfileOptions(), RTX, manifest)
+    assert request.shapes == ((1, 24), (16, 24))
+    assert "at most 24 tokens" in str(request.limits.shape_note)
+    assert any("at most 24 tokens" in note for note in request.notes)
+
+
+def test_the_budgets_shape_is_always_measured(manifest: BundleManifest) -> None:
+    request = resolve(ProfileOptions(batches=(4,), seqs=(256, 16)), RTX, long_model(manifest))
+    assert request.shapes == ((4, 16), (1, 128), (4, 256))
+
+
+def test_a_sequence_that_the_model_cannot_take_is_refused(manifest: BundleManifest) -> None:
+    with pytest.raises(InputError, match="seq 25 is too long: 'tiny' takes at most 24"):
+        resolve(ProfileOptions(seqs=(8, 25)), CPU, manifest)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (ProfileOptions(batches=(0,)), "batch must be 1 or more, not 0"),
+        (ProfileOptions(seqs=(-1,)), "seq must be 1 or more"),
+        (ProfileOptions(threads=(1, -2)), "threads must be 1 or more"),
+        (ProfileOptions(threads=(0,)), "threads must be 1 or more"),
+        (ProfileOptions(batches=()), "at least one batch size"),
+        (ProfileOptions(artifacts=("nope",)), "no artifact 'nope' in 'tiny'; it has: model"),
+    ],
+)
+def test_unusable_options_are_refused(manifest: BundleManifest, options: ProfileOptions, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        resolve(options, CPU, manifest)
+
+
+def test_limits_come_from_the_profile_and_flags_win(manifest: BundleManifest) -> None:
+    limits = resolve(ProfileOptions(), RTX, manifest).limits
+    assert (limits.latency_ms, limits.size_bytes) == (5.0, 100 * 2**20)
+    assert limits.memory_bytes == round(5.4 * 2**30)
+    options = ProfileOptions(max_latency_ms=1.0, max_size_bytes=2, max_memory_bytes=0)
+    limits = resolve(options, RTX, manifest).limits
+    assert (limits.latency_ms, limits.size_bytes, limits.memory_bytes) == (1.0, 2, 0)
+
+
+def test_the_cpu_profile_judges_memory_by_this_hosts_own(manifest: BundleManifest) -> None:
+    assert resolve(ProfileOptions(), CPU, manifest).limits.memory_bytes == psutil.virtual_memory().total
+
+
+def test_a_language_models_budget_is_per_decoded_token(manifest: BundleManifest) -> None:
+    language = manifest.model_copy(update={"task": "language-modeling"})
+    limits = resolve(ProfileOptions(), RTX, language).limits
+    assert (limits.phase, limits.latency_ms) == ("decode", 20.0)
+
+
+def test_a_leaking_model_needs_the_flag_and_is_noted(manifest: BundleManifest) -> None:
+    leaking = manifest.model_copy(update={"task": "language-modeling", "leaks": True})
+    with pytest.raises(InputError, match=r"'tiny' leaks future tokens.*--allow-leak"):
+        resolve(ProfileOptions(), CPU, leaking)
+    assert any("leaks future tokens" in note for note in resolve(ProfileOptions(allow_leak=True), CPU, leaking).notes)
+    assert not any("leaks" in note for note in resolve(ProfileOptions(allow_leak=True), CPU, manifest).notes)
+
+
+def test_rules(manifest: BundleManifest) -> None:
+    assert resolve(ProfileOptions(), CPU, manifest).rules == MeasureRules()
+    strict = resolve(ProfileOptions(strict=True), CPU, manifest)
+    assert strict.rules == MeasureRules.strict()
+    assert not any("rules" in note for note in strict.notes)
+    short = resolve(ProfileOptions(rules=MeasureRules(min_s=0.1)), CPU, manifest)
+    assert any("other rules" in note for note in short.notes), "a report must not hide shortened rules"
+
+
+def test_a_cpu_profile_is_measured_on_the_cpu_even_beside_a_gpu(manifest: BundleManifest) -> None:
+    assert resolve(ProfileOptions(), CPU, manifest).provider == "CPUExecutionProvider"
+    assert resolve(ProfileOptions(), RTX, manifest).provider is None
+    assert resolve(ProfileOptions(provider="X"), CPU, manifest).provider == "X"
+
+
+def test_artifacts_that_were_not_built_become_notes(folder: Path) -> None:
+    built = artifact_of(folder, "onnx/model.onnx")
+    rejected = built.model_copy(update={"id": "int8", "status": "rejected", "reason": "accuracy fell", "file": None})
+    manifest = write_manifest(folder, [built, rejected])
+    request = resolve(ProfileOptions(), CPU, manifest)
+    assert [artifact.id for artifact in request.artifacts] == ["model"]
+    assert "int8: rejected: accuracy fell" in request.notes
+    with pytest.raises(InputError, match="nothing to profile in 'tiny': int8: rejected: accuracy fell"):
+        resolve(ProfileOptions(artifacts=("int8",)), CPU, manifest)
+
+
+def test_an_artifact_named_by_the_run_argument_is_the_only_one(folder: Path) -> None:
+    one, two = (artifact_of(folder, "onnx/model.onnx", id=name) for name in ("one", "two"))
+    manifest = write_manifest(folder, [one, two])
+    assert [a.id for a in resolve(ProfileOptions(), CPU, manifest, "two").artifacts] == ["two"]
+    chosen = ProfileOptions(artifacts=("one",))
+    assert [a.id for a in resolve(chosen, CPU, manifest, "two").artifacts] == ["one"]

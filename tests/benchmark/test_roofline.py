@@ -1,0 +1,239 @@
+"""Time and memory of nodes against sums made by hand: the models that stand behind every estimate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, Fact
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.manifest import ArtifactManifest, Engine
+from edgeformer.estimate.operators import NodeWork
+from edgeformer.estimate.rates import Rates
+from edgeformer.estimate.roofline import Amounts, amounts, efficiency_of, estimate_memory, fitted_us, node_us, range_us
+
+MIB = 2**20
+CPU = Rates(peak=100e9, sure_peak=50e9, vector_peak=10e9, bandwidth=20e9, cache_bytes=MIB, overhead_us=3.0)
+GPU = replace(CPU, gpu=True)
+HELD, HALF_HELD, TOO_LARGE = 0.25 * MIB, 0.25 * MIB * 5**0.5, 1.25 * MIB
+"""Weights of which the cache holds all, half and nothing."""
+
+PRODUCT = NodeWork("gemm", "MatMul", 9e6, 8e3, 4e3)
+WEIGHTS = NodeWork("gemm", "MatMul", 1.0, 7.2e6, 0.0)
+MOVED = NodeWork("elementwise", "Add", 9e4, 0.0, 7.2e6)
+SHAPES = NodeWork("layout", "Shape", 0.0, 0.0, 64.0, host_only=True)
+
+
+def test_what_no_cache_holds_comes_from_memory() -> None:
+    work = NodeWork("gemm", "MatMul", 5.0, 1000.0, 400.0)
+    assert amounts(work, 0.5, MIB) == Amounts(5.0, 900.0, 500.0, 500.0)
+    assert amounts(work, 0.5, 0.0) == Amounts(5.0, 500.0, 900.0, 500.0)
+    assert amounts(work, 0.0, MIB) == Amounts(5.0, 1400.0, 0.0, 1000.0)
+
+
+def test_a_calibrated_node_takes_its_overhead_and_what_each_rate_takes() -> None:
+    amount = Amounts(operations=1e6, near_bytes=2e4, far_bytes=1e4)
+    full = Efficiency(overhead_us=4.0, of_peak=0.5, of_bandwidth=2.0, of_memory=0.25)
+    assert node_us(amount, full, CPU) == pytest.approx(4.0 + 20.0 + 0.5 + 2.0, rel=1e-12)
+    # without a share of its own, memory is as fast as what a cache can hold
+    assert node_us(amount, full.model_copy(update={"of_memory": None}), CPU) == pytest.approx(24.0 + 0.5 + 0.25)
+    assert node_us(amount, full.model_copy(update={"of_peak": None}), CPU) == pytest.approx(4.0 + 0.5 + 2.0)
+    assert node_us(amount, full.model_copy(update={"of_bandwidth": None}), CPU) == pytest.approx(24.0 + 2.0)
+    assert node_us(amount, Efficiency(overhead_us=4.0), CPU) == 4.0
+
+
+def test_a_product_reads_weights_of_the_cache_while_it_computes_but_not_those_of_memory() -> None:
+    amount = Amounts(operations=3e6, near_bytes=8e4, far_bytes=1e4, kept_bytes=8e4)
+    full = Efficiency(of_peak=1.0, of_weights=1.0, of_bandwidth=1.0, of_memory=0.5)  # 30, 4 and 1 µs
+    assert node_us(amount, full, CPU) == pytest.approx(30.0 + 4.0 + 1.0)
+    assert node_us(amount, full, replace(CPU, overlap=2.0)) == pytest.approx((30.0**2 + 4.0**2) ** 0.5 + 1.0)
+    assert 30.0 + 1.0 < node_us(amount, full, replace(CPU, overlap=8.0)) < 30.001 + 1.0
+
+
+def calibration(**changes: Any) -> Calibration:
+    known = Calibration(
+        created="now", processor="x", threads=1, provider="p",
+        efficiencies={"fp32": {"gemm": Efficiency(overhead_us=10.0), "layout": Efficiency(overhead_us=1.0)}},
+        operators={"fp32": {"MatMul": Efficiency(overhead_us=20.0)}}, call_overhead_us={"fp32": 50.0},
+    )  # fmt: skip
+    return known.model_copy(update=changes)
+
+
+def test_an_operators_own_efficiency_goes_before_its_classs_and_that_before_fp32s() -> None:
+    gemm = NodeWork("gemm", "Gemm", 1.0, 1.0, 1.0)
+    half = calibration(efficiencies={**calibration().efficiencies, "fp16": {"layout": Efficiency(overhead_us=2.0)}})
+    for work, precision, found, expected in (
+        (PRODUCT, "fp32", half, 20.0),
+        (gemm, "fp32", half, 10.0),
+        (PRODUCT, "fp16", half, 10.0),  # FP32's operators are not FP16's
+        (SHAPES, "fp16", half, 2.0),
+        (SHAPES, "int8", half, 1.0),
+    ):
+        assert efficiency_of(work, found, precision).overhead_us == expected
+    with pytest.raises(EdgeformerError, match="no elementwise operators"):
+        efficiency_of(MOVED, half, "fp32")
+
+
+def test_a_calibrated_call_is_its_nodes_and_the_cost_of_each_graph_that_is_run() -> None:
+    works = [PRODUCT, SHAPES]
+    assert fitted_us(works, CPU, calibration(), "fp32", HELD) == 50.0 + 20.0 + 1.0
+    assert fitted_us(works, CPU, calibration(), "fp32", HELD, runs=3) == 3 * 50.0 + 21.0
+    assert fitted_us(works, CPU, calibration(), "fp16", HELD) == 10.0 + 1.0, "nobody fitted a call of FP16"
+
+
+@pytest.mark.parametrize(("beyond", "us"), [(HELD, 2.5), (HALF_HELD, 6.25), (TOO_LARGE, 10.0)])
+def test_a_calibrated_call_reads_from_memory_what_the_cache_does_not_hold(beyond: float, us: float) -> None:
+    """0.1 MB of weights at 20 GB/s: twice as fast from the cache, half as fast from memory."""
+    fitted = calibration(
+        operators={}, efficiencies={"fp32": {"gemm": Efficiency(of_bandwidth=2.0, of_memory=0.5)}}, call_overhead_us={}
+    )
+    assert fitted_us([NodeWork("gemm", "MatMul", 0.0, 1e5, 0.0)], CPU, fitted, "fp32", beyond) == pytest.approx(us)
+
+
+@pytest.mark.parametrize(
+    ("work", "weights", "low"),
+    [
+        (PRODUCT, HELD, 100.0 + 3.0),  # 9 MFLOP at 90 % of 100 GFLOP/s; its bytes come meanwhile
+        (WEIGHTS, HELD, 90.0 + 3.0),  # 7.2 MB at four times 20 GB/s
+        (WEIGHTS, TOO_LARGE, 400.0 + 3.0),  # at 90 % of 20 GB/s
+        (WEIGHTS, HALF_HELD, 245.0 + 3.0),  # half of them each
+        (MOVED, TOO_LARGE, 90.0 + 3.0),  # activations stay in the cache
+        (replace(MOVED, weight_bytes=7.2e6), HELD, 180.0 + 3.0),
+        (replace(MOVED, operations=9e6), HELD, 1000.0 + 3.0),  # not a product: 90 % of 10 GFLOP/s
+    ],
+)
+def test_the_low_end_overlaps_and_reaches_nearly_the_peaks(work: NodeWork, weights: float, low: float) -> None:
+    assert range_us([work], CPU, weights, fused=False)[0] == pytest.approx(low, rel=1e-9)
+    assert range_us([work, work], CPU, weights, fused=False)[0] == pytest.approx(2 * low)
+
+
+@pytest.mark.parametrize(
+    ("work", "weights", "high"),
+    [
+        # 7 MFLOP at 35 % of the peak that is sure, 50 GFLOP/s; 45 % of 20 GB/s; four times the overhead
+        (NodeWork("gemm", "MatMul", 7e6, 9e3, 18e3), HELD, 400.0 + 1.0 + 2.0 + 12.0),
+        (NodeWork("elementwise", "Add", 7e6, 0.0, 9e3), HELD, 2000.0 + 1.0 + 12.0),
+    ],
+)
+def test_the_high_end_overlaps_nothing(work: NodeWork, weights: float, high: float) -> None:
+    assert range_us([work], CPU, weights, fused=False)[1] == pytest.approx(high, rel=1e-9)
+
+
+def test_the_high_end_reads_weights_that_fit_once_from_memory_and_then_from_the_cache() -> None:
+    reads = NodeWork("gemm", "MatMul", 0.0, 9e3, 0.0)
+    held = range_us([reads] * 3, CPU, 9e3, fused=False)[1]
+    assert held == pytest.approx(1.0 + 2 * 0.45 + 3 * 12.0, rel=1e-9)
+    too_large = range_us([reads] * 3, replace(CPU, cache_bytes=9e3), 18e3, fused=False)[1]
+    assert too_large == pytest.approx(3 * 1.0 + 3 * 12.0)
+    half_held = range_us([reads] * 3, replace(CPU, cache_bytes=18e3), 9e3, fused=False)[1]
+    assert half_held == pytest.approx(3 * 1.0 + 3 * 12.0), "not all of them fit"
+    assert range_us([reads], CPU, HELD, fused=False)[1] == pytest.approx(1.0 + 12.0), "no more than are read"
+
+
+def test_a_gpu_fuses_at_the_low_end_and_engines_also_at_the_high_end() -> None:
+    """Two additions become one kernel; naming a shape is none."""
+    tiny = NodeWork("elementwise", "Add", 0.0, 0.0, 9e3)
+    works = [tiny, tiny, SHAPES]
+    low, high = range_us(works, GPU, HELD, fused=False)
+    assert low == pytest.approx(9e3 / 80e9 * 1e6 + 3.0)
+    assert high == pytest.approx(2 * 1.0 + 2 * 6.0)
+    fused_low, fused_high = range_us(works, GPU, HELD, fused=True)
+    assert (fused_low, fused_high) == (pytest.approx(low), pytest.approx(2 * 1.0 + 6.0))
+    for fused in (False, True):  # a CPU runs every node
+        low, high = range_us(works, CPU, HELD, fused=fused)
+        assert low == pytest.approx(2 * 9e3 / 80e9 * 1e6 + 64 / 80e9 * 1e6 + 3 * 3.0)
+        assert high == pytest.approx(2 * 1.0 + 64 / 9e9 * 1e6 + 3 * 12.0)
+
+
+def test_a_range_is_never_upside_down() -> None:
+    """Overhead alone: fused at the high end, not at the low one."""
+    chain = replace(GPU, overhead_us=0.0)
+    work = NodeWork("gemm", "MatMul", 0.0, 9e3, 0.0)
+    low, high = range_us([work] * 9, replace(chain, cache_bytes=0), 1.0, fused=True)
+    assert low <= high
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "cores", "share"),
+    [
+        (64, 64, 1, 1.0),
+        (64, 64, 20, 0.10),  # one tile on one of twenty, but kernels split the inner size
+        (64, 640, 20, 0.5),
+        (65, 640, 20, 1.0),
+        (192, 448, 20, 21 / 40),  # 21 tiles: the second wave has one
+        (640, 0, 20, 0.5),
+        (64, 641, 20, 11 / 20),
+        (64, 640, None, 1.0),
+    ],
+)
+def test_a_small_product_keeps_few_multiprocessors_busy(
+    rows: int, columns: int, cores: int | None, share: float
+) -> None:
+    rates = replace(GPU, cores=cores, overhead_us=0.0)
+    work = NodeWork("gemm", "MatMul", 7e6, 0.0, 0.0, rows, columns)
+    assert range_us([work], rates, 0.0, fused=False)[1] == pytest.approx(400.0 / share)
+    assert range_us([work], replace(rates, gpu=False), 0.0, fused=False)[1] == pytest.approx(400.0)
+    sums = replace(work, cls="elementwise")
+    assert range_us([sums], rates, 0.0, fused=False)[1] == pytest.approx(2000.0), "no product, no tiles"
+
+
+def fact(value: Any) -> Any:
+    return Fact(value=value, source="a test", verified=False)
+
+
+def graph(**changes: Any) -> ArtifactManifest:
+    known = ArtifactManifest(id="a", file="a", format="onnx", precision="fp32", status="built", size_bytes=3 * MIB)
+    return known.model_copy(update=changes)
+
+
+def engine(**changes: Any) -> ArtifactManifest:
+    told = {"activation_bytes": 4 * MIB, "weight_bytes": 2 * MIB, **changes}
+    return graph(
+        engine=Engine(builder="b", seconds=1, checked_by="size", graph_bytes=1, shapes={}).model_copy(update=told)
+    )
+
+
+def profile(kind: str, context: int | None) -> DeviceProfile:
+    known = DeviceProfile(name="made-up", title="Made up", kind="cuda" if kind == "cuda" else "cpu")
+    return known.model_copy(update={"context_bytes": None if context is None else fact(context)})
+
+
+@pytest.mark.parametrize("context", [None, 500 * MIB])
+def test_memory_on_a_cpu_is_copies_of_the_weights_and_what_is_alive(context: int | None) -> None:
+    found = estimate_memory(graph(), profile("cpu", context), weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
+    assert found.status == "estimated"
+    assert found.low == (10 + 3 + 2) * MIB
+    assert found.high == pytest.approx((3.2 * 10 + 2 * (4 * 3 + 2) + 48) * MIB, abs=1)
+    assert found.peak == pytest.approx((found.low * found.high) ** 0.5, abs=1)
+    assert "CUDA context" not in str(found.method)
+
+
+def test_memory_on_a_gpu_is_the_context_too() -> None:
+    found = estimate_memory(graph(), profile("cuda", 100 * MIB), weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
+    assert found.low == pytest.approx((70 + 10 + 3 + 2) * MIB, abs=1)
+    assert found.high == pytest.approx((150 + 2 * (10 + 4 * 3 + 2) + 32) * MIB, abs=1)
+    assert "CUDA context" in str(found.method)
+
+
+def test_memory_of_an_engine_is_what_its_builder_said() -> None:
+    card = profile("cuda", 100 * MIB)
+    found = estimate_memory(engine(), card, weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
+    assert found.low == pytest.approx((70 + 2 + 3 + 2) * MIB, abs=1)
+    assert found.high == pytest.approx((150 + 3 + 4 + 2 + 32) * MIB, abs=1)
+    small = estimate_memory(engine(activation_bytes=MIB), card, 10 * MIB, 3 * MIB, MIB)
+    assert small.low == pytest.approx((70 + 2 + 1 + 2) * MIB, abs=1), "no more alive than it ever needs"
+    unsaid = estimate_memory(
+        engine(weight_bytes=None).model_copy(update={"size_bytes": None}), card, 10 * MIB, 3 * MIB, MIB
+    )
+    assert unsaid.low == pytest.approx((70 + 10 + 3 + 2) * MIB, abs=1)
+    assert unsaid.high == pytest.approx((150 + 10 + 4 + 2 + 32) * MIB, abs=1)
+    silent = estimate_memory(engine(activation_bytes=None), card, 10 * MIB, 3 * MIB, MIB)
+    assert silent == estimate_memory(graph(), card, 10 * MIB, 3 * MIB, MIB)
+
+
+def test_memory_on_a_gpu_of_unknown_context_is_not_estimated() -> None:
+    found = estimate_memory(graph(), profile("cuda", None), 1.0, 1.0, 1.0)
+    assert (found.status, found.peak) == ("unavailable", None)
+    assert found.reason == "device profile 'made-up' does not say context_bytes"

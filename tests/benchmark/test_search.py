@@ -1,0 +1,436 @@
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import pytest
+
+from benchmarks.search_by_brute_force import near_the_least
+from edgeformer.artifacts.bundle_files import TargetRecord
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift, Parity
+from edgeformer.artifacts.report import Comparison, Energy, Latency, Report
+from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
+from edgeformer.benchmark.profile import rows_there
+from edgeformer.benchmark.request import ProfileOptions, resolve
+from edgeformer.benchmark.search import SearchOptions, check_options, choose
+from edgeformer.benchmark.tie_break import Grounds, _options, rivals, settle
+from edgeformer.benchmark.verdict import Limits
+from edgeformer.bundle import Bundle
+from edgeformer.run import locate
+from edgeformer.runtime_preference import FILE, RuntimeChoice, remember
+from edgeformer.system.host import default_threads
+from tests.benchmark.measuring_child import RULES, Recorder
+from tests.benchmark.search_cases import CPU, accuracy, artifact, bundle, estimate, perplexity, picked, row, run
+from tests.runtimes.tiny_bundle import classifier_graph, write_bundle
+
+
+def test_the_fastest_that_is_accurate_enough_and_within_the_limits_is_picked_with_the_reason() -> None:
+    manifest = bundle(
+        artifact("exact", validation=accuracy(0.93)),
+        artifact("good", validation=accuracy(0.91)),
+        artifact("fast", validation=accuracy(0.80)),
+        artifact("big", validation=accuracy(0.95)),
+    )
+    rows = [row("exact", 9.0), row("good", 5.0), row("fast", 1.0), row("big", 2.0, size=900)]
+    limits = Limits(size_bytes=600, latency_ms=20.0, memory_bytes=None, batch=1, seq=128)
+    found = run(manifest, rows, limits, SearchOptions({"accuracy": 0.9}))
+    assert picked(found) == ("good", 2)
+    assert found.reason == (
+        "good: smallest latency (5.00 ms) of 2 that have accuracy ≥ 0.9 and break no limit; next: exact, 9.00 ms. "
+        "Accuracy 0.9100 on 1,000 rows, 95 % interval 0.8905 to 0.9270: the bound 0.9 lies inside it, so these rows do "
+        "not decide whether it is met"
+    )
+    assert {c.artifact: c.reason for c in found.candidates if not c.feasible} == {
+        "fast": "accuracy 0.8000 is below 0.9",
+        "big": "size 900 B is over 600 B",
+    }
+    assert found.basis == "measured"
+
+
+def test_the_interval_of_a_score_says_when_the_rows_do_not_decide_the_bound() -> None:
+    few = accuracy(393 / 422).model_copy(update={"n": 422})
+    below = accuracy(390 / 422).model_copy(update={"n": 422})
+    manifest = bundle(artifact("near", validation=few), artifact("below", validation=below))
+    found = run(manifest, [row("near"), row("below", 1.0)], options=SearchOptions({"accuracy": 0.93}))
+    near, under = found.candidates
+    assert (near.score_rows, near.bound_inside, near.feasible) == (422, True, True)
+    assert (near.score_low, near.score_high) == (pytest.approx(0.90279, abs=1e-4), pytest.approx(0.95350, abs=1e-4))
+    assert found.reason.endswith(
+        ". Accuracy 0.9313 on 422 rows, 95 % interval 0.9028 to 0.9535: the bound 0.93 lies inside it, so these rows "
+        "do not decide whether it is met"
+    )
+    assert under.reason == "accuracy 0.9242 is below 0.93, inside its 95 % interval 0.8946 to 0.9476"
+
+
+def test_a_bound_outside_the_interval_is_decided_and_no_bound_asks_nothing() -> None:
+    clear = run(bundle(artifact("model")), [row("model")], options=SearchOptions({"accuracy": 0.8}))
+    assert clear.candidates[0].bound_inside is False and "does not decide" not in clear.reason
+    assert clear.reason.endswith(". Accuracy 0.9000 on 1,000 rows, 95 % interval 0.8797 to 0.9179")
+    free = run(bundle(artifact("model")), [row("model")])
+    assert free.candidates[0].bound_inside is None and "interval" not in free.reason
+    language = bundle(artifact("model", validation=perplexity(20.0)), task="language-modeling")
+    (other,) = run(language, [row("model")], options=SearchOptions({"perplexity": 25.0})).candidates
+    assert (other.score_rows, other.score_low, other.bound_inside) == (None, None, None), "perplexity is no share"
+
+
+def test_thread_counts_are_candidates_of_their_own() -> None:
+    rows = [row("model", p50, threads=threads) for threads, p50 in ((1, 8.0), (2, 4.5), (4, 6.0))]
+    found = run(bundle(artifact("model")), rows)
+    assert [(c.threads, c.latency_ms) for c in found.candidates] == [(1, 8.0), (2, 4.5), (4, 6.0)]
+    assert picked(found) == ("model", 2)
+    assert found.reason.startswith("model with 2 threads: smallest latency")
+
+
+@pytest.mark.parametrize(("slower", "expected"), [(4.09, "small"), (4.11, "large")])
+def test_within_noise_the_smaller_file_wins(slower: float, expected: str) -> None:
+    rows = [row("large", 4.0, size=900), row("small", slower, size=100)]
+    found = run(bundle(artifact("large"), artifact("small")), rows)
+    assert picked(found) == (expected, 2)
+    assert ("they are within 2.5%, and it has the smaller file (100 B)" in found.reason) == (expected == "small")
+
+
+@pytest.mark.parametrize(("second", "expected"), [(4.05, "small"), (4.15, "large")])
+def test_what_two_processes_found_is_a_range_and_ranges_that_overlap_tie(second: float, expected: str) -> None:
+    """Of the larger file the second process had 4.1 ms; of the smaller one the first had 4.2."""
+    rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
+    rows += [row("small", 4.2, size=100, conditions={"repeated_p50_ms": second})]
+    found = run(bundle(artifact("large"), artifact("small")), rows)
+    assert picked(found) == (expected, 2)
+    assert [(c.low_ms, c.high_ms) for c in found.candidates] == [(4.0, 4.1), (second, 4.2)]
+    assert ("each was measured twice, and the ranges overlap" in found.reason) == (expected == "small")
+
+
+def test_a_range_that_reaches_far_ties_nothing_that_is_clearly_slower() -> None:
+    rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
+    rows += [row("small", 9.0, size=100, conditions={"repeated_p50_ms": 3.0})]
+    assert picked(run(bundle(artifact("large"), artifact("small")), rows)) == ("large", 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "words"),
+    [
+        ("faster", "small", "measured in turns, small against large: faster, -8.0% (-10.0% to -6.0%)"),
+        ("slower", "large", "large: smallest latency (4.00 ms)"),
+        ("no different", "small", "measured in turns they are the same, and it has the smaller file"),
+        ("not known", "large", "not known after 1 rounds"),
+    ],
+)
+def test_what_was_measured_in_turns_goes_before_times_that_were_taken_minutes_apart(
+    said: Literal["faster", "slower", "no different", "not known"], expected: str, words: str
+) -> None:
+    found = run(
+        bundle(artifact("large"), artifact("small")), [row("large", 4.0, size=900), row("small", 4.4, size=100)]
+    )
+    assert picked(found) == ("large", 2) and rivals(found) == (0, 1)
+    ends = {"low": -0.1, "high": -0.06} if said == "faster" else {}
+    compared = Comparison(first=0, second=1, found=said, change=-0.08, rounds=1, **ends)
+    choice = check_options(SearchOptions(), bundle())
+    pick, reason = choose(_options(found.candidates), choice, "measured", compared)
+    assert pick is not None and found.candidates[pick].artifact == expected and words in reason
+
+
+@pytest.mark.parametrize(
+    ("second", "said", "near"),
+    [
+        (4.05, None, {"large", "small"}),
+        (4.15, None, {"large"}),
+        (4.15, "no different", {"large", "small"}),
+        (4.15, "faster", {"small"}),
+        (4.05, "slower", {"large"}),
+        (4.05, "not known", {"large", "small"}),
+    ],
+)
+def test_the_brute_force_of_the_benchmarks_knows_ranges_and_what_was_compared(
+    second: float, said: Literal["faster", "slower", "no different", "not known"] | None, near: set[str]
+) -> None:
+    rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
+    rows += [row("small", 4.2, size=100, conditions={"repeated_p50_ms": second})]
+    found = run(bundle(artifact("large"), artifact("small")), rows)
+    if said is not None:
+        told = Comparison(first=0, second=1, found=said, change=0.0, rounds=8)
+        pick, reason = choose(_options(found.candidates), check_options(SearchOptions(), bundle()), "measured", told)
+        found = found.model_copy(update={"compared": told, "pick": pick, "reason": reason})
+    written = [one.model_dump(mode="json") for one in rows]
+    costs = [(one["latency_ms"]["p50"], one) for one in written]
+    same = near_the_least({"search": found.model_dump(mode="json")}, costs)
+    assert {one["artifact"] for one in same} == near
+    smallest = min(same, key=lambda one: one["size_bytes"])
+    assert picked(found) == (smallest["artifact"], 2)
+
+
+def test_what_is_clearly_slower_or_not_measured_here_is_not_compared() -> None:
+    manifest = bundle(artifact("a"), artifact("b"))
+    assert rivals(run(manifest, [row("a", 4.0), row("b", 4.7)])) is None
+    assert rivals(run(manifest, [row("a", 4.0), row("b", 4.5)])) == (0, 1)
+    assert rivals(run(manifest, [row("a", 4.0), row("b", 4.5)], options=SearchOptions(minimize="size"))) is None
+    estimates = [estimate("a", 1.0, 4.0), estimate("b", 1.0, 4.0)]
+    assert rivals(run(manifest, estimates, kind="cuda", on_target=False)) is None
+
+
+def test_the_two_fastest_are_measured_in_turns_as_they_would_be_deployed(tmp_path: Path) -> None:
+    """Two rounds' time: that is one round, which says nothing yet."""
+    here = Bundle.open(write_bundle(tmp_path / "bundle", {name: classifier_graph() for name in ("model", "other")}))
+    rows = [row(one.id, p50, size=one.size_bytes or 0) for one, p50 in zip(here.artifacts, (4.0, 4.1), strict=True)]
+    asked = ProfileOptions(threads=(1,), batches=(1,), seqs=(8,), rules=replace(RULES, min_s=1e-5))
+    request = resolve(asked, load_profile("host"), here.manifest)
+    grounds, progress = Grounds(here, request, None, Recorder()), Recorder()
+    choice = check_options(SearchOptions(), here.manifest)
+    scored = bundle(*(artifact(one.id) for one in here.artifacts))
+    settled = settle(run(scored, rows), choice, replace(grounds, progress=progress))
+    assert settled.compared is not None
+    assert (settled.compared.rounds, settled.compared.found) == (1, "not known") and progress.advanced == 1
+    assert "model against other" in settled.reason or "other against model" in settled.reason
+
+
+@pytest.mark.parametrize(("stable", "kept"), [(True, {"onnx-fp32": "openvino-cpu"}), (False, {})])
+def test_only_what_was_measured_stably_is_remembered(tmp_path: Path, stable: bool, kept: dict[str, str]) -> None:
+    folder = tmp_path / "artifacts" / "classifier-v1"
+    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", folder)
+    location = locate(str(folder), folder.parent)
+    rows = [
+        row(
+            "onnx-fp32", p50, provider=provider, latency_ms=Latency(status="measured", p50=p50, n=100, stable=stable)
+        ).model_copy(update={"threads": default_threads()})
+        for provider, p50 in ((CPU, 4.0), ("openvino-cpu", 2.0))
+    ]
+    found = run(bundle(artifact("onnx-fp32")), rows)
+    remember(cast(Report, SimpleNamespace(search=found, device="host", created="now")), location)
+    assert (
+        parse_manifest(RuntimeChoice, location.reports / FILE, read_json_bytes(location.reports / FILE)).providers
+        == kept
+    )
+
+
+@pytest.mark.parametrize(("low", "expected"), [(3.9, "small"), (4.2, "large")])
+def test_estimates_whose_ranges_overlap_are_no_different(low: float, expected: str) -> None:
+    rows = [estimate("large", 1.0, 4.0, 900), estimate("small", low, 9.0, 100)]
+    found = run(bundle(artifact("large"), artifact("small")), rows, kind="cuda", on_target=False)
+    assert picked(found) == (expected, None)
+    assert found.basis == "estimated" and "Its time is an estimate" in found.reason and "≈ 2.00 ms" in found.reason
+    assert [(c.low_ms, c.high_ms) for c in found.candidates] == [(1.0, 4.0), (low, 9.0)]
+
+
+def test_equal_times_go_to_fewer_threads_and_equal_sizes_to_the_shorter_time() -> None:
+    rows = [row("model", p50, threads=threads) for threads, p50 in ((4, 4.0), (2, 4.05), (1, 8.0))]
+    manifest = bundle(artifact("model"))
+    assert picked(run(manifest, rows)) == ("model", 2)
+    assert picked(run(manifest, rows, options=SearchOptions(minimize="size"))) == ("model", 4)
+    assert picked(run(manifest, rows, options=SearchOptions(minimize="memory"))) == ("model", 4)
+
+
+def test_an_unstable_measurement_is_a_reservation() -> None:
+    shaky = Latency(status="measured", p50=4.0, n=100, stable=False)
+    found = run(bundle(artifact("a"), artifact("b")), [row("a", 9.0), row("b", latency_ms=shaky)])
+    assert "1 of the 2 measurements are not stable" in found.reason
+
+
+def test_an_estimate_that_surely_keeps_its_limit_goes_before_one_that_may_not() -> None:
+    limits = Limits(size_bytes=None, latency_ms=5.0, memory_bytes=None, batch=1, seq=128)
+    manifest = bundle(artifact("maybe"), artifact("surely"), artifact("never"))
+    rows = [estimate("maybe", 0.1, 6.0), estimate("surely", 4.0, 5.0), estimate("never", 5.1, 9.0)]
+    found = run(manifest, rows, limits, kind="cuda", on_target=False)
+    assert picked(found) == ("surely", None)
+    assert [(c.feasible, c.unknown) for c in found.candidates] == [(True, ("latency",)), (True, ()), (False, ())]
+    alone = run(bundle(artifact("maybe")), rows[:1], limits, kind="cuda", on_target=False)
+    assert picked(alone) == ("maybe", None)
+    assert "Not known: whether it keeps the limit of latency" in alone.reason
+
+
+def test_host_rows_stand_in_only_without_estimates_and_never_count_against_the_devices_limits() -> None:
+    limits = Limits(size_bytes=None, latency_ms=5.0, memory_bytes=None, batch=1, seq=128)
+    manifest = bundle(artifact("slow"), artifact("slower"))
+    host = [row("slower", 90.0), row("slow", 80.0)]
+    found = run(manifest, host, limits, kind="cuda", on_target=False)
+    assert (picked(found), found.basis) == (("slow", 2), "host")
+    assert "Ranked by this host's times" in found.reason
+    assert {c.unknown for c in found.candidates} == {("latency",)}
+    device = [estimate("slow", 3.0, 4.0), estimate("slower", 1.0, 2.0)]
+    known = run(manifest, [*host, *device], limits, kind="cuda", on_target=False)
+    assert (picked(known), known.basis) == (("slower", None), "estimated")
+
+
+def test_what_cannot_be_estimated_for_the_device_is_not_picked_by_this_hosts_times() -> None:
+    cannot = Latency(status="unavailable", reason="its products cannot run on the card")
+    rows = [row("int8", 0.1), row("fp16", 9.0), estimate("int8", 1, 2).model_copy(update={"latency_ms": cannot})]
+    rows.append(estimate("fp16", 4.0, 6.0))
+    found = run(bundle(artifact("int8"), artifact("fp16")), rows, kind="cuda", on_target=False)
+    assert picked(found) == ("fp16", None)
+    assert found.candidates[0].reason == "no time is known: its products cannot run on the card"
+
+
+def test_on_a_card_that_is_here_rows_of_the_processor_are_not_the_cards() -> None:
+    rows = [row("model", 1.0), row("model", 3.0, provider="CUDAExecutionProvider", threads=None)]
+    found = run(bundle(artifact("model")), rows, kind="cuda")
+    assert [(c.provider, c.latency_ms) for c in found.candidates] == [("CUDAExecutionProvider", 3.0)]
+
+
+def test_what_another_kind_of_processor_measured_does_not_stand_for_this_one() -> None:
+    """A provider that is neither of the processor nor of a card, such as a plug-in's own accelerator."""
+    rows = [row("model", 1.0, provider="AcceleratorExecutionProvider"), row("model", 3.0)]
+    assert rows_there(rows, "cpu") == rows[1:]
+
+
+def test_what_failed_with_the_devices_usual_provider_is_a_fact_of_the_device() -> None:
+    unknown = Latency(status="unavailable", reason="ended by signal 11")
+    for kind, usual, other in (("cpu", CPU, "openvino"), ("cuda", "CUDAExecutionProvider", "tensorrt-rtx")):
+        failed, elsewhere = (row("model", latency_ms=unknown, provider=name) for name in (usual, other))
+        assert rows_there([failed, elsewhere], kind) == [failed]  # type: ignore[arg-type]
+
+
+def test_what_crashed_or_was_never_scored_is_listed_and_never_picked() -> None:
+    engine = artifact("engine", validation=None, format="tensorrt-rtx")
+    crashed = row("crashed", latency_ms=Latency(status="unavailable", reason="ended by signal 11"))
+    manifest = bundle(artifact("model"), artifact("crashed", size=1), engine)
+    found = run(manifest, [row("model"), crashed, row("engine", 0.1)], options=SearchOptions(minimize="size"))
+    assert picked(found) == ("model", 2)
+    reasons = {c.artifact: c.reason for c in found.candidates}
+    assert reasons["crashed"] == "no time is known: ended by signal 11"
+    assert reasons["engine"] is not None and "never scored" in reasons["engine"]
+    nothing = run(manifest, [crashed])
+    assert nothing.pick is None and nothing.reason.startswith("none of 1 candidates is feasible")
+
+
+def test_an_engine_that_its_target_scored_is_picked_where_it_wins() -> None:
+    open_ = Parity(status="unavailable", tolerance_kind="relative", reason="not here")
+    facts: dict[str, Any] = {"format": "tensorrt-rtx", "precision": "fp16", "validation": None, "parity": open_}
+    manifest = bundle(artifact("model"), artifact("engine", **facts), artifact("decode", role="decode", **facts))
+    rows = [row("model"), row("engine", 0.1)]
+    options = SearchOptions({"accuracy": 0.9})
+    assert picked(run(manifest, rows, options=options)) == ("model", 2), "its answers are not known"
+    there = TargetRecord(
+        artifact="engine",
+        artifact_sha256="0" * 64,
+        device="RTX 4050",
+        runtime={},
+        recorded="2026-11-22",
+        code_version="1",
+        status="verified",
+        parity=Parity(status="measured", max_abs_error=1e-3, tolerance_kind="relative"),
+        validation=accuracy(0.91),
+    )
+    found = run(manifest, rows, options=options, records={"engine": there})
+    assert picked(found) == ("engine", 2) and found.candidates[1].scored_on == "RTX 4050"
+    worse = there.model_copy(update={"validation": accuracy(0.89)})
+    assert picked(run(manifest, rows, options=options, records={"engine": worse})) == ("model", 2)
+    wrong = there.model_copy(update={"status": "failed", "reason": "parity"})
+    assert picked(run(manifest, rows, options=options, records={"engine": wrong})) == ("model", 2)
+    # A decode graph has the full engine's score, once it is known to compute the same.
+    rows.append(row("decode", 0.01))
+    assert picked(run(manifest, rows, options=options, records={"engine": there})) == ("engine", 2)
+    both = {"engine": there, "decode": there.model_copy(update={"artifact": "decode", "validation": None})}
+    assert picked(run(manifest, rows, options=options, records=both)) == ("decode", 2)
+
+
+def test_nothing_accurate_enough_says_what_the_best_would_be() -> None:
+    manifest = bundle(artifact("a", validation=accuracy(0.8)), artifact("b", validation=accuracy(0.85)))
+    found = run(manifest, [row("a"), row("b")], options=SearchOptions({"accuracy": 0.9}))
+    assert found.pick is None
+    assert found.reason.endswith("best accuracy: 0.8500 (b)")
+
+
+@pytest.mark.parametrize(("what", "expected"), [("size", "small"), ("memory", "lean"), ("energy", "frugal")])
+def test_what_is_minimized_can_be_chosen(what: Literal["size", "memory", "energy"], expected: str) -> None:
+    def charged(value: float) -> Energy:
+        return Energy(status="measured", value=value)
+
+    manifest = bundle(artifact("small"), artifact("lean"), artifact("frugal"))
+    rows = [
+        row("small", 4.0, 100, 1000, energy_mj=charged(3.0)),
+        row("lean", 4.0, 200, 500, energy_mj=charged(3.0)),
+        row("frugal", 4.0, 200, 1000, energy_mj=charged(1.0)),
+    ]
+    found = run(manifest, rows, options=SearchOptions(minimize=what))
+    assert picked(found) == (expected, 2)
+
+
+def test_energy_that_nobody_measured_cannot_be_minimized() -> None:
+    found = run(bundle(artifact("model")), [row("model")], options=SearchOptions(minimize="energy"))
+    assert found.pick is None
+    assert found.candidates[0].reason == "its energy is not known: no counter"
+
+
+def language(*artifacts: ArtifactManifest, **changes: Any) -> BundleManifest:
+    return bundle(*artifacts, task="language-modeling", exits=(2, 4, 8), **changes)
+
+
+def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token() -> None:
+    manifest = language(
+        artifact("full", validation=perplexity(20.0)),
+        artifact("exit2", role="exit", exit=2, validation=perplexity(30.0)),
+        artifact("decode", role="decode", validation=None, size=600),
+        artifact("half-decode", role="decode", precision="fp16", validation=None),
+    )
+    limits = Limits(size_bytes=None, latency_ms=None, memory_bytes=None, batch=1, seq=128, phase="decode")
+    rows = [
+        row("full", 50.0),
+        row("exit2", 15.0),
+        row("decode", 50.0),
+        row("decode", 3.0, phase="decode"),
+        row("half-decode", 2.0, phase="decode"),
+    ]
+    found = run(manifest, rows, limits, SearchOptions({"perplexity": 25.0}))
+    assert picked(found) == ("decode", 2)
+    assert [(c.artifact, c.score, c.scored_as, c.latency_ms) for c in found.candidates] == [
+        ("full", 20.0, None, 50.0),
+        ("exit2", 30.0, None, 15.0),
+        ("decode", 20.0, "full", 3.0),
+        ("half-decode", None, None, 2.0),
+    ]
+    assert found.candidates[1].reason == "perplexity 30.0000 is above 25"
+    assert [c.on_front for c in found.candidates] == [False, False, True, False]
+
+
+def test_golden_scores_serve_only_where_nothing_has_a_score_on_the_validation_split() -> None:
+    golden = artifact("step", role="full", validation=None, score=accuracy(1.0))
+    mixed = run(bundle(artifact("model"), golden), [row("model"), row("step", 0.1)])
+    assert picked(mixed) == ("model", 2)
+    alone = run(bundle(golden), [row("step", 0.1)], options=SearchOptions({"accuracy": 0.99}))
+    assert picked(alone) == ("step", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "task", "expected"),
+    [
+        (SearchOptions({"perplexity": 20.0}), "classification", "classifier; bound it with --min-accuracy"),
+        (SearchOptions({"accuracy": 0.9}), "language-modeling", "language model; bound it with --max-perplexity"),
+        (SearchOptions({"accuracy": 91.0}), "classification", "0.91 for 91 %"),
+        (SearchOptions({"perplexity": 0.5}), "language-modeling", "never below 1"),
+        (SearchOptions({"perplexity": float("nan")}), "language-modeling", "never below 1"),
+    ],
+)
+def test_a_bound_that_makes_no_sense_is_refused(options: SearchOptions, task: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        run(bundle(artifact("model"), task=task), [row("model")], options=options)
+
+
+def test_a_leaking_model_cannot_be_searched() -> None:
+    with pytest.raises(InputError, match="leaks future tokens"):
+        run(language(artifact("model", validation=perplexity(20.0)), leaks=True), [row("model")])
+
+
+def test_what_export_could_add_comes_with_a_command_that_keeps_what_is_there() -> None:
+    drift = Drift(
+        tolerance=1e-4,
+        loops=tuple(LoopDrift(loop=loop, rms_error=0.0, max_error=0.0) for loop in (1, 2)),
+        first_beyond=None,
+    )
+    rejected = artifact("onnx-int8", precision="int8", status="rejected", reason="accuracy lost")
+    found = run(bundle(artifact("onnx-fp32", drift=drift), rejected), [row("onnx-fp32")])
+    assert found.not_in_bundle == (
+        "FP16 graphs: edgeformer export tiny --int8 --fp16",
+        "INT4 graphs: edgeformer export tiny --int8 --int4",
+        "exit after loop 1: edgeformer export tiny --int8 --exit all",
+        "trimmed vocabulary: edgeformer export tiny --int8 --vocab-trim",
+        "onnx-int8: rejected: accuracy lost",
+    )
+    score = perplexity(20.0)
+    with_exits = language(artifact("full", validation=score), artifact("exit2", role="exit", exit=2, validation=score))
+    assert run(with_exits, [row("full")]).not_in_bundle[3:] == (
+        "exit after loop 4: edgeformer export tiny --exit all",
+        "decoding with caches: edgeformer export tiny --exit all",
+    )

@@ -1,0 +1,106 @@
+"""Small random models of transformers' own making, in folders as save_pretrained leaves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from edgeformer.data.synthetic import SENTENCES
+
+LAYERS, WIDTH, VOCABULARY = 2, 32, 400
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,  # so that logits differ from row to row
+}
+OWN: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "distilbert": {"dim": WIDTH, "hidden_dim": 48, "n_layers": LAYERS, "n_heads": 4},
+    "roberta": {"max_position_embeddings": 66, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+    "electra": {"embedding_size": 16},
+    "albert": {"embedding_size": 16, "num_hidden_groups": 1},
+    "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2, "pad_token_id": 0, "cls_token_id": 2},
+}
+"""``model_type`` → what its configuration has beside the sizes."""
+
+
+def save_tokenizer(folder: Path, kind: str) -> None:
+    """A tokenizer.json of the kind that such models come with: RoBERTa's byte-level BPE, or BERT's WordPiece."""
+    tokenizer, trainer = _byte_level() if kind == "roberta" else _word_piece()
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    number = tokenizer.token_to_id
+    if kind == "roberta":
+        tokenizer.post_processor = processors.RobertaProcessing(("</s>", number("</s>")), ("<s>", number("<s>")))
+    else:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[(name, number(name)) for name in ("[CLS]", "[SEP]")],
+        )
+    tokenizer.enable_padding(length=12)  # as files from the hub often carry it, and as nothing here may be read
+    tokenizer.enable_truncation(12)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _byte_level() -> tuple[Tokenizer, Any]:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    return tokenizer, trainer
+
+
+def _word_piece() -> tuple[Tokenizer, Any]:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return tokenizer, trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
+
+
+def make_model(folder: Path, kind: str, labels: tuple[str, ...] = (), **changes: Any) -> Any:
+    """Save a random model of ``kind`` with its tokenizer, and return it.
+
+    Args:
+        labels: of a sequence classifier; none: a bare encoder.
+    """
+    import torch
+    import transformers
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+    names: dict[str, Any] = {"id2label": dict(enumerate(labels)), "label2id": {}} if labels else {}
+    config = AutoConfig.for_model(kind, **{**_SIZES, **OWN[kind], **names, **changes})
+    torch.manual_seed(0)
+    made: Any = AutoModelForSequenceClassification if labels else AutoModel
+    model = made.from_config(config).eval()
+    for parameter in model.parameters():  # fresh biases and norms are all alike: a graph would store them once
+        parameter.data += torch.randn_like(parameter) * 0.05
+    folder.mkdir(parents=True, exist_ok=True)
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    save_tokenizer(folder, kind)
+    return model
+
+
+def answer(model: Any, tokenizer: Tokenizer, text: str, pair: str | None = None) -> Any:
+    """What transformers computes for a text or a pair, one row by itself: logits [C], or states [S, d]."""
+    import torch
+
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    found = tokenizer.encode(text, pair)
+    inputs = {"input_ids": torch.tensor([found.ids])}
+    if int(getattr(model.config, "type_vocab_size", 0) or 0) > 1:
+        inputs["token_type_ids"] = torch.tensor([found.type_ids])
+    with torch.inference_mode():
+        outputs = model(**inputs)
+    return (outputs.logits if "logits" in outputs else outputs.last_hidden_state)[0].numpy()

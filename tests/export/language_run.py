@@ -1,0 +1,132 @@
+"""A finished run of a tiny language model with random weights: everything that export and evaluate read, untrained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from edgeformer.artifacts.files import write_json, write_text
+from edgeformer.artifacts.manifest import AttentionUse, RunManifest
+from edgeformer.artifacts.progress import Silent
+from edgeformer.data.batching import TextRows
+from edgeformer.data.encoding import Prepared
+from edgeformer.data.language import prepare_text
+from edgeformer.models import recipe_type
+from edgeformer.models.adapter import count_parameters
+from edgeformer.models.crt.adapter import build_crt, probe_causality
+from edgeformer.models.norms import TokenBatchNorm
+from edgeformer.models.weights import save_model
+from edgeformer.tasks.language_modeling import LanguageRecipe
+
+SEQUENCE_LENGTH, POSITIONS, WORDS = 64, 80, 300
+LOOPS, EXIT = 2, 1
+
+
+def language_recipe(mode: str = "packed", **model: object) -> LanguageRecipe:
+    """Two loops of two cycles, one exit, on generated reviews."""
+    review = {"kind": "synthetic-reviews"}
+    found: LanguageRecipe = recipe_type("language-modeling", "crt").model_validate(
+        {
+            "name": "tiny-language",
+            "task": "language-modeling",
+            "target": "cpu",
+            "data": {
+                "parts": {
+                    "train": [{**review, "rows": 200, "seed": 1}],
+                    "validation": [{**review, "rows": 20, "seed": 2}],
+                    "reviews": [{**review, "rows": 20, "seed": 3}],
+                },
+                "mode": mode,
+                "sequence_length": SEQUENCE_LENGTH,
+                "min_characters": 20,
+            },
+            "tokenizer": {"kind": "trained", "algorithm": "bpe"},
+            "model": {
+                "kind": "crt",
+                "vocab_size": WORDS,
+                "hidden_size": 32,
+                "embedding_size": 16,
+                "embedding_cycles": 1,
+                "attention_heads": 4,
+                "ffn_size": 48,
+                "loops": LOOPS,
+                "cycles": 2,
+                "dilations": [1, 4],
+                "exits": [EXIT],
+                "max_positions": POSITIONS,
+                **model,
+            },
+            "training": {
+                "epochs": 1,
+                "batch_size": 4,
+                "optimizer": {"lr": 1e-3},
+                "schedule": {"kind": "constant"},
+            },
+        },
+        strict=False,
+    )
+    return found
+
+
+def write_language_run(folder: Path, recipe: LanguageRecipe | None = None) -> Path:
+    """The run's folder, as training leaves it."""
+    recipe = recipe or language_recipe(mode="packed")
+    data = prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, folder / "cache", Silent())
+    torch.manual_seed(0)
+    model = _everything_random(build_crt(recipe.model))
+    (folder / "model").mkdir(parents=True)
+    save_model(folder / "model", model, recipe, data)
+    write_text(folder / "recipe.yaml", recipe.to_yaml())
+    write_json(folder / "run.json", _manifest(folder.name, recipe, model, data))
+    return folder
+
+
+_exported: dict[str, Path] = {}
+
+
+def exported_language_run(temporary: pytest.TempPathFactory) -> Path:
+    """One run with an FP32 and FP16 bundle for all test files: exporting takes torch some seconds. Do not change it."""
+    if "run" not in _exported:
+        from edgeformer.export.export import export
+        from edgeformer.export.variants import ExportOptions
+
+        _exported["run"] = write_language_run(temporary.mktemp("language") / "tiny")
+        export(_exported["run"], ExportOptions(fp16=True, int8=True, exits="all"))
+    return _exported["run"]
+
+
+def _everything_random(model: nn.Module) -> nn.Module:
+    """As after training: no parameter holds its initial ones or zeros, no two hold the same numbers."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        for module in model.modules():
+            if isinstance(module, TokenBatchNorm):
+                module.running_mean.normal_(std=0.1)
+                module.running_var.uniform_(0.5, 2.0)
+    return model.eval()
+
+
+def _manifest(name: str, recipe: LanguageRecipe, model: nn.Module, data: Prepared[TextRows]) -> RunManifest:
+    causality = probe_causality(model)
+    return RunManifest(
+        run=name,
+        status="finished",
+        task=recipe.task,
+        recipe=recipe.name,
+        recipe_sha256=recipe.fingerprint(),
+        started="2026-11-21T00:00:00.000+00:00",
+        parameters=count_parameters(model),
+        vocabulary=recipe.model.vocab_size,
+        precision="fp32",
+        attention=AttentionUse(requested="sdpa", used="sdpa"),
+        data=data.summary,
+        leaks=causality.leaks,
+        causality=causality,
+        versions={},
+        code_version="0",
+        host={},
+    )

@@ -1,0 +1,46 @@
+"""A disk that fills up during export: a clear error, and the old bundle as it was."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeformer.artifacts.files import sha256_of
+from tests.mounts import on_disk
+
+# Runs in a mount namespace of its own, so that the small disk is gone with it, whatever happens.
+_DRIVER = """
+import json, os, shutil, subprocess, sys
+from pathlib import Path
+from edgeformer.artifacts.files import sha256_of
+
+run, disk, free_bytes = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+shutil.copytree(run, disk / "run")
+state = os.statvfs(disk)
+(disk / "filler").write_bytes(bytes(state.f_bavail * state.f_frsize - free_bytes))
+command = [sys.executable, "-m", "edgeformer", "export", str(disk / "run"), sys.argv[4]]
+done = subprocess.run(command, cwd=disk, capture_output=True, text=True)
+left = {p.relative_to(disk / "run").as_posix(): sha256_of(p) for p in (disk / "run").rglob("*") if p.is_file()}
+print(json.dumps({"code": done.returncode, "out": done.stdout, "err": done.stderr, "left": left}))
+"""
+
+
+@pytest.mark.parametrize("option", ["--fp16", pytest.param("--int8", marks=pytest.mark.torture)])
+def test_the_old_bundle_stays(finished_run: Path, disk: Path, option: str) -> None:
+    before = {p.relative_to(finished_run).as_posix(): sha256_of(p) for p in finished_run.rglob("*") if p.is_file()}
+    sizes = {p.name: p.stat().st_size for p in (finished_run / "bundle").rglob("*") if p.is_file()}
+    free_bytes = sum(sizes.values()) // 2  # enough to begin with, not enough for the graphs
+    if option == "--int8":  # enough for the FP32 graph and its copy, not for what the quantizer makes of that
+        graphs = [size for name, size in sizes.items() if name.endswith(".onnx")]
+        free_bytes = sum(sizes.values()) - sum(graphs) + int(2.4 * sizes["model.onnx"])
+    arguments = (str(finished_run), str(disk), str(free_bytes), option)
+    done = on_disk(disk, "size=16m", sys.executable, "-c", _DRIVER, *arguments)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["code"] == 1, found["err"]
+    assert "Traceback" not in found["err"]
+    assert f"{disk / 'run' / 'bundle'}: No space left on device; what was there before is unchanged" in found["err"]
+    assert found["left"] == before

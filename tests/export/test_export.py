@@ -1,0 +1,169 @@
+"""A bundle: graphs that compute what torch computes, each weight once, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.bundle import Bundle
+from edgeformer.export.audit import audit_sharing, stored_twice
+from edgeformer.export.export import export
+from edgeformer.export.exportable import FP16_LARGEST, largest_activation
+from edgeformer.models.weights import load_model
+from edgeformer.run import read_run
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+
+
+@pytest.fixture(scope="module")
+def artifacts(fresh_run: Path) -> dict[str, ArtifactManifest]:
+    return {a.id: a for a in Bundle.open(fresh_run / "bundle").artifacts}
+
+
+def test_both_precisions_are_built_and_close(artifacts: dict[str, ArtifactManifest]) -> None:
+    assert set(artifacts) == {"onnx-fp32", "onnx-fp16"}
+    for artifact in artifacts.values():
+        assert artifact.status == "built", artifact.reason
+        assert artifact.parity is not None and artifact.parity.n == 64
+        assert artifact.parity.top1_agreement == 1.0
+    fp32, fp16 = artifacts["onnx-fp32"].parity, artifacts["onnx-fp16"].parity
+    assert fp32 is not None and fp32.max_abs_error is not None and fp32.max_abs_error < 1e-4
+    assert fp16 is not None and fp16.relative_error is not None and fp16.relative_error < 1e-2
+
+
+def test_every_weight_is_stored_once(fresh_run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
+    parameters = read_run(fresh_run).parameters
+    for artifact in artifacts.values():
+        assert artifact.sharing is not None
+        assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters == parameters
+
+
+def test_the_manifest_says_how_often_the_shared_part_runs(fresh_run: Path) -> None:
+    bundle = Bundle.open(fresh_run / "bundle")
+    assert bundle.manifest.loops == 2 == bundle.loops
+
+
+def test_audit_sees_a_weight_that_was_copied(fresh_run: Path, tmp_path: Path) -> None:
+    graph = onnx.load(str(fresh_run / "bundle" / "onnx" / "model.onnx"), load_external_data=False)
+    unique = read_run(fresh_run).parameters
+    largest = max(graph.graph.initializer, key=lambda tensor: int(np.prod(tensor.dims)))
+    copy = onnx.TensorProto()
+    copy.CopyFrom(largest)
+    copy.name = "copied"
+    graph.graph.initializer.append(copy)
+    found = audit_sharing(graph, unique)
+    assert found.stored_parameters == unique + int(np.prod(largest.dims))
+    assert f"stores {found.stored_parameters:,} parameters for a model of {unique:,}" in str(stored_twice(found))
+    assert stored_twice(found.model_copy(update={"unique_parameters": found.stored_parameters + 1})) is None
+
+
+def test_audit_sees_weights_hidden_in_constant_nodes(fresh_run: Path) -> None:
+    graph = onnx.load(str(fresh_run / "bundle" / "onnx" / "model.onnx"), load_external_data=False)
+    unique = read_run(fresh_run).parameters
+    value = onnx.numpy_helper.from_array(np.zeros((3, 4), dtype=np.float32))
+    graph.graph.node.append(onnx.helper.make_node("Constant", [], ["hidden"], value=value))
+    assert audit_sharing(graph, unique).stored_parameters == unique + 12
+
+
+def test_no_path_or_stack_trace_of_this_machine_travels(fresh_run: Path) -> None:
+    content = (fresh_run / "bundle" / "onnx" / "model.onnx").read_bytes()
+    assert b"site-packages" not in content
+    assert b"edgeformer/models" not in content
+
+
+def test_batch_and_sequence_are_dynamic(fresh_run: Path) -> None:
+    model = load_model(fresh_run)
+    generator = np.random.default_rng(0)
+    with OnnxSession(fresh_run / "bundle" / "onnx" / "model.onnx") as session:
+        for batch, length in ((1, 1), (1, 5), (3, 64), (5, 512)):
+            ids = generator.integers(5, 600, (batch, length))
+            mask = np.ones((batch, length), dtype=np.int64)
+            mask[-1, length // 2 + 1 :] = 0
+            found = session.run({"input_ids": ids, "attention_mask": mask})["logits"]
+            with torch.inference_mode():
+                expected = model(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
+            assert found.dtype == np.float32
+            assert np.abs(found - expected).max() < 1e-4
+        with pytest.raises(InputError, match="513"):
+            session.run(
+                {"input_ids": np.ones((1, 513), dtype=np.int64), "attention_mask": np.ones((1, 513), dtype=np.int64)}
+            )
+
+
+def test_fp16_keeps_normalisation_and_rotary_in_fp32(artifacts: dict[str, ArtifactManifest]) -> None:
+    kept = artifacts["onnx-fp16"].ops_in_fp32
+    norms = 2 * 1 * 2 + 1  # two per layer, one layer, two iterations, and the final one
+    assert kept["Pow"] == kept["Sqrt"] == norms
+    assert "MatMul" not in kept and "Gemm" not in kept
+
+
+def test_fp16_weights_are_half_the_bytes(artifacts: dict[str, ArtifactManifest]) -> None:
+    fp32, fp16 = artifacts["onnx-fp32"].sharing, artifacts["onnx-fp16"].sharing
+    assert fp32 is not None and fp16 is not None
+    rotary = 2 * 512 * 8 * 4  # cos and sin stay in float32
+    assert (fp16.weight_bytes - rotary) / (fp32.weight_bytes - rotary) == pytest.approx(0.5, abs=0.02)
+
+
+def test_manifest_lists_every_file_with_its_hash(fresh_run: Path) -> None:
+    bundle = fresh_run / "bundle"
+    manifest = Bundle.open(bundle).manifest
+    listed = {**manifest.files, **{str(a.file): a.sha256 for a in manifest.artifacts}}
+    present = {p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file()} - {"bundle.json"}
+    assert set(listed) == present
+    for name, sha256 in listed.items():
+        assert sha256_of(bundle / name) == sha256
+
+
+def test_golden_inputs_give_the_golden_logits(fresh_run: Path) -> None:
+    with np.load(fresh_run / "bundle" / "golden.npz") as golden:
+        assert golden["input_ids"].shape[0] == 64
+        with OnnxSession(fresh_run / "bundle" / "onnx" / "model.onnx") as session:
+            found = session.run({k: golden[k] for k in ("input_ids", "attention_mask")})["logits"]
+        assert np.abs(found - golden["logits"]).max() < 1e-4
+
+
+def test_unfinished_run_is_refused(fresh_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fresh_run, run)
+    manifest = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    (run / "run.json").write_text(json.dumps({**manifest, "status": "interrupted"}), encoding="utf-8")
+    with pytest.raises(ArtifactError, match="is interrupted, not finished"):
+        export(run)
+
+
+def test_damaged_weights_keep_the_old_bundle(fresh_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fresh_run, run)
+    weights = run / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    before = sha256_of(run / "bundle" / "bundle.json")
+    with pytest.raises(ArtifactError, match=r"model\.safetensors"):
+        export(run)
+    assert sha256_of(run / "bundle" / "bundle.json") == before
+    assert not list(run.glob(".bundle*"))
+
+
+def test_activation_beyond_fp16_is_seen_although_the_cpu_provider_hides_it(fresh_run: Path) -> None:
+    model = load_model(fresh_run)
+    ids, mask = np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)
+    assert largest_activation(model, ids, mask) < FP16_LARGEST
+    with torch.no_grad():
+        model.layers[0].ffn.w3.bias[3] = 1e5
+    assert largest_activation(model, ids, mask) > FP16_LARGEST
+
+
+def test_fp16_computes_softmax_in_fp32(fresh_run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
+    graph = onnx.load(str(fresh_run / "bundle" / "onnx" / "model_fp16.onnx"), load_external_data=False).graph
+    softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
+    assert len(softmaxes) == 1 * 2  # one layer, two iterations
+    casts = {node.output[0]: node for node in graph.node if node.op_type == "Cast"}
+    assert all(node.input[0] in casts for node in softmaxes)
+    assert artifacts["onnx-fp16"].ops_in_fp32["Softmax"] == len(softmaxes)

@@ -1,0 +1,97 @@
+"""Graphs cut out of one trace, and graphs that share one file of weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgeformer.export.exportable import measure_drift
+from edgeformer.export.graphs import weights_file, write_graph
+from edgeformer.models.tracing import cut_out, export_graph, text_spec
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+
+
+class TwoHeads(nn.Module):
+    """One table, one product used twice, a head for each output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 16)
+        self.block = nn.Linear(16, 16, bias=False)
+        self.steps = nn.Parameter(torch.randn(2, 16))
+        self.early, self.late = nn.Linear(16, 8, bias=False), nn.Linear(16, 24, bias=False)
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        first = self.block(self.table(input_ids) + self.steps[0])
+        return self.early(first), self.late(self.block(first + self.steps[1]))
+
+
+@pytest.fixture(scope="module")
+def traced() -> tuple[TwoHeads, onnx.ModelProto]:
+    torch.manual_seed(0)
+    model = TwoHeads().eval()
+    return model, export_graph(text_spec(model, ["input_ids"], 64, ("first", "second")))
+
+
+def stored(path: Path) -> int:
+    graph = onnx.load(str(path), load_external_data=False).graph
+    return sum(int(np.prod(t.dims)) for t in graph.initializer if t.data_type == onnx.TensorProto.FLOAT)
+
+
+def test_a_graph_that_is_cut_out_holds_what_it_needs_and_nothing_else(traced, tmp_path: Path) -> None:
+    model, graph = traced
+    for name, needed in (("first", 20 * 16 + 16 * 16 + 16 + 16 * 8), ("second", 20 * 16 + 16 * 16 + 32 + 16 * 24)):
+        path = tmp_path / f"{name}.onnx"
+        write_graph(cut_out(graph, {name: "logits"}), path)
+        assert stored(path) == needed
+        ids = np.arange(10, dtype=np.int64).reshape(2, 5)
+        with OnnxSession(path) as session, torch.inference_mode():
+            expected = model(torch.from_numpy(ids))[0 if name == "first" else 1].numpy()
+            assert np.abs(session.run({"input_ids": ids})["logits"] - expected).max() < 1e-5
+    assert [value.name for value in graph.graph.outputs] == ["first", "second"]  # the trace itself is as it was
+
+
+def test_graphs_that_share_weights_store_them_once(traced, tmp_path: Path) -> None:
+    _, graph = traced
+    alone = tmp_path / "alone"
+    sizes = [write_graph(cut_out(graph, {name: "logits"}), alone / f"{name}.onnx") for name in ("first", "second")]
+    with weights_file(tmp_path / "model.onnx_data") as weights:
+        shared = [
+            write_graph(cut_out(graph, {name: "logits"}), tmp_path / f"{name}.onnx", weights)
+            for name in ("first", "second")
+        ]
+    distinct = 20 * 16 + 16 * 16 + 16 * 8 + 16 * 24
+    assert distinct * 4 <= (tmp_path / "model.onnx_data").stat().st_size < distinct * 4 + 64 * 8
+    for one, other in zip(sizes, shared, strict=True):
+        assert other == pytest.approx(one, rel=0.2)  # each counts its own share in full
+    ids = np.ones((1, 1), dtype=np.int64)
+    for name in ("first", "second"):
+        with OnnxSession(alone / f"{name}.onnx") as one, OnnxSession(tmp_path / f"{name}.onnx") as other:
+            assert np.array_equal(one.run({"input_ids": ids})["logits"], other.run({"input_ids": ids})["logits"])
+
+
+def test_weights_that_were_not_written_to_the_end_have_no_name(traced, tmp_path: Path) -> None:
+    _, graph = traced
+    with pytest.raises(RuntimeError), weights_file(tmp_path / "model.onnx_data") as weights:
+        write_graph(graph, tmp_path / "all.onnx", weights)
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["all.onnx"]
+
+
+def test_drift_names_the_first_loop_beyond_the_tolerance() -> None:
+    generator = np.random.default_rng(0)
+    references = {loop: generator.standard_normal((2, 5, 8)).astype(np.float32) for loop in (1, 2, 3)}
+    factors = {1: 1e-3, 2: 9e-3, 3: 2e-2}
+    states = {loop: array * (1 + factors[loop]) for loop, array in references.items()}
+    drift = measure_drift(states, references, "fp16")
+    assert [row.rms_error for row in drift.loops] == pytest.approx([1e-3, 9e-3, 2e-2], rel=1e-2)
+    assert drift.first_beyond == 3
+    assert measure_drift(references, references, "fp32").first_beyond is None
+    states[1] = states[1] * np.inf
+    broken = measure_drift(states, references, "fp16")
+    assert broken.loops[0].rms_error is None and broken.first_beyond == 1

@@ -1,0 +1,156 @@
+"""INT4 graphs: every weight in blocks of 4 bits, stored once, close to what four bits allow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgeformer.artifacts.manifest import BundleManifest, release
+from edgeformer.artifacts.onnx_outline import read_outline
+from edgeformer.export.audit import audit_portability, audit_sharing, stored_twice, weight_parts
+from edgeformer.export.export import export
+from edgeformer.export.int4 import BLOCK, LONG_BLOCK, quantize, quantized_graphs
+from edgeformer.export.int8 import quantized_nodes
+from edgeformer.export.variants import ExportOptions
+from edgeformer.models.adapter import count_parameters
+from edgeformer.models.tracing import Graphs, export_graph, text_spec
+from tests.export.language_run import write_language_run
+from tests.export.test_int8 import IDS, POSITIONS, Everything, run
+
+
+@pytest.fixture(scope="module")
+def traced() -> onnx_ir.Model:
+    torch.manual_seed(0)
+    return export_graph(text_spec(Everything().eval(), ["input_ids"], POSITIONS, ("first", "second")))
+
+
+class Odd(nn.Module):
+    """Sizes that are no multiple of a block: 5 → 37 → 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.wide, self.head = nn.Embedding(50, 5), nn.Linear(5, 37), nn.Linear(37, 3)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.tanh(self.wide(self.tokens(input_ids))))
+        return found
+
+
+def as_stored(weight: np.ndarray, block: int) -> np.ndarray:
+    """The numbers that 4 bits leave of a weight [K, N], in blocks along K: written apart from the code under test."""
+    found = np.empty_like(weight)
+    for column in range(weight.shape[1]):
+        for start in range(0, weight.shape[0], block):
+            part = weight[start : start + block, column]
+            low, high = min(part.min(), 0.0), max(part.max(), 0.0)
+            scale = (high - low) / 15 or 1.0
+            zero = round(-low / scale)
+            codes = np.clip(np.rint(part / scale) + zero, 0, 15)
+            found[start : start + block, column] = (codes - zero) * scale
+    return found
+
+
+@pytest.mark.parametrize("block", [16, BLOCK])
+def test_a_product_computes_with_the_numbers_that_four_bits_leave(block: int, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    module = Odd().eval()
+    made = quantize(export_graph(text_spec(module, ["input_ids"], POSITIONS)), block)
+    with torch.no_grad():
+        for layer in (module.wide, module.head):
+            layer.weight.copy_(torch.from_numpy(as_stored(layer.weight.T.numpy(), block).T))
+        module.tokens.weight.copy_(torch.from_numpy(as_stored(module.tokens.weight.T.numpy(), block).T))
+        expected = module(torch.from_numpy(IDS % 50)).numpy()
+    found = run(made, tmp_path / "odd.onnx", {"input_ids": IDS % 50})["logits"]
+    assert "Add" not in {node.op_type for node in made.graph}  # a bias is the product's own
+    # What is left is the rounding of activations to 8 bits.
+    assert np.abs(found - expected).max() < 0.02 * expected.std() * 5
+    graph = onnx.load(str(tmp_path / "odd.onnx"))
+    audit = audit_sharing(graph, count_parameters(module))
+    assert audit.stored_parameters == count_parameters(module)  # neither halved by packing nor blown up by padding
+
+
+def test_every_weight_is_stored_once_and_counted(traced: onnx_ir.Model, tmp_path: Path) -> None:
+    before = onnx_ir.to_proto(traced).SerializeToString()
+    found = run(quantize(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
+    assert onnx_ir.to_proto(traced).SerializeToString() == before
+    graph = onnx.load(str(tmp_path / "int4.onnx"))
+    # The block and the head are used twice each; positions are a slice, which has rows in INT8.
+    assert quantized_nodes(graph) == {"MatMulNBits": 4, "GatherBlockQuantized": 1, "Slice": 1}
+    parameters = count_parameters(Everything())
+    audit = audit_sharing(graph, parameters)
+    assert stored_twice(audit) is None
+    assert audit.stored_parameters == parameters
+    parts = weight_parts(graph)
+    # 3,000 rows of 32 numbers: half a byte each, and a scale and half a byte of zero point per block.
+    assert parts["embeddings"] - 40 * (32 + 4) - 2 * 32 * 4 == 3000 * (16 + 4) + 1500
+    # An id beyond the table is refused before the runtime sees it, as with every other table.
+    assert read_outline(tmp_path / "int4.onnx").tables == {"input_ids": 3000}
+    wanted = run(traced, tmp_path / "fp32.onnx", {"input_ids": IDS})
+    for name in ("first", "second"):
+        error = np.abs(found[name] - wanted[name])
+        assert 0 < error.max() < 0.6 * float(wanted[name].std())
+
+
+def test_small_tables_stay_fp32_where_nodes_have_no_names(traced: onnx_ir.Model) -> None:
+    nameless = traced.clone()
+    for node in nameless.graph:
+        node.name = ""
+    made = quantize(nameless)
+    assert sum(node.op_type == "GatherBlockQuantized" for node in made.graph) == 1
+    assert "types.weight" in made.graph.initializers
+
+
+@pytest.mark.parametrize(("pretrained", "block"), [(True, BLOCK), (False, LONG_BLOCK)])
+def test_pretrained_weights_get_shorter_blocks(traced: onnx_ir.Model, pretrained: bool, block: int) -> None:
+    made = quantized_graphs(Graphs(traced, row_scales=pretrained)).exits
+    products = [node for node in made.graph if node.op_type == "MatMulNBits"]
+    assert {node.attributes.get_int("block_size") for node in products} == {block}
+
+
+def test_the_audit_names_the_runtime_that_it_needs(traced: onnx_ir.Model, tmp_path: Path) -> None:
+    run(quantize(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
+    audit = audit_portability([tmp_path / "int4.onnx"])
+    assert audit.needs is not None
+    assert release(audit.needs) >= (1, 20)
+    assert any("MatMulNBits (4)" in note for note in audit.notes())
+    assert any("needs ONNX Runtime 1.20" in note for note in audit.notes_here("1.19.2", frozenset()))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> BundleManifest:
+    folder = write_language_run(tmp_path_factory.mktemp("int4") / "run")
+    options = ExportOptions(int4=True, exits="all", keep_going=True)
+    return export(folder, options)
+
+
+def test_a_language_models_graphs_are_judged_like_int8(exported: BundleManifest) -> None:
+    manifest = exported
+    wide = {artifact.role: artifact for artifact in manifest.artifacts if artifact.precision == "fp32"}
+    found = {artifact.role: artifact for artifact in manifest.artifacts if artifact.precision == "int4"}
+    assert found.keys() == {"full", "exit", "step", "decode"}
+    for artifact in found.values():
+        assert artifact.parity is not None
+        assert (artifact.parity.status, artifact.parity.tolerance_kind) == ("measured", "score")
+        assert artifact.sharing is not None
+        assert wide[artifact.role].sharing is not None
+        assert artifact.sharing.unique_parameters == wide[artifact.role].sharing.unique_parameters
+        assert artifact.size_bytes is not None
+        assert artifact.size_bytes < 0.6 * wide[artifact.role].size_bytes
+        assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters
+        assert artifact.quantized["MatMulNBits"] > 0
+    full = found["full"]
+    assert full.drift is not None
+    assert full.drift.tolerance == 0.3
+    assert len(full.drift.loops) == 2
+    built = [artifact for artifact in found.values() if artifact.status == "built"]
+    assert built  # or nothing of what follows was looked at
+    for artifact in built:
+        assert artifact.file is not None
+        assert artifact.file.endswith("_q4.onnx")  # where clients of such repositories look for 4 bits
+        assert artifact.weights_file == "onnx/model_q4.onnx_data"

@@ -1,0 +1,428 @@
+"""What export says of each file that it wrote, on graphs of a few numbers: run by ONNX Runtime, counted by hand.
+
+The model has three loops and exits after the first and the last. A state is a row of a table times a vector, once per
+loop; logits are a state times an exit's head, to which the first exit adds a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision, Vocabulary
+from edgeformer.artifacts.scores import Score
+from edgeformer.export import judging
+from edgeformer.export.graphs import Written
+from edgeformer.export.judging import Judge
+from edgeformer.export.variants import Variant
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.tasks.parity import measure_parity
+
+LOOPS = 3
+RNG = np.random.default_rng(3)
+TABLE = RNG.normal(size=(6, 4)).astype(np.float32)
+VECTOR = np.array([1.5, -0.5, 2.0, 1.0], dtype=np.float32)
+HEADS = {loop: RNG.normal(size=(4, 3)).astype(np.float32) for loop in (1, 3)}
+BIAS = np.array([0.1, -0.2, 0.3], dtype=np.float32)
+IDS = np.array([[1, 2, 3, 0, 0, 0], [5, 4, 3, 2, 1, 0], [2, 2, 2, 5, 0, 0]], dtype=np.int64)
+MASK = (IDS > 0).astype(np.int64)
+STATES = {loop: (TABLE[IDS] * VECTOR**loop).astype(np.float32) for loop in (1, 2, 3)}
+REFERENCES = {
+    loop: (STATES[loop].reshape(-1, 4) @ HEADS[loop] + (BIAS if loop == 1 else 0)).astype(np.float32) for loop in (1, 3)
+}
+NEEDED = {1: 24 + 4 + 12 + 3, 3: 24 + 4 + 12}
+PARAMETERS = 24 + 4 + 12 + 12 + 3
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+TOKENS = (FLOAT, ["batch", "sequence", 4])
+LOGITS = (FLOAT, ["batch", "sequence", 3])
+READ = {"input_ids": (INT64, ["batch", "sequence"]), "attention_mask": (INT64, ["batch", "sequence"])}
+
+Step = tuple[str, Sequence[str], str] | tuple[str, Sequence[str], str, dict[str, Any]]
+Values = Mapping[str, tuple[int, Sequence[Any]]]
+
+
+def write(path: Path, steps: Sequence[Step], inputs: Values, outputs: Values, stored: Mapping[str, Any]) -> None:
+    """An ONNX file: operators as (type, what it takes, what it gives)."""
+    nodes = [helper.make_node(kind, [*takes], [gives], **dict(*more)) for kind, takes, gives, *more in steps]
+    taken, given = (
+        [helper.make_tensor_value_info(name, *of) for name, of in side.items()] for side in (inputs, outputs)
+    )
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
+    graph = helper.make_graph(nodes, "tiny", taken, given, tensors)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+
+
+def loops(count: int, first: str = "state_loop0") -> list[Step]:
+    """From the rows to the state after ``count`` loops."""
+    return [("Mul", [first if i == 0 else f"state_loop{i}", "vector"], f"state_loop{i + 1}") for i in range(count)]
+
+
+def write_exit(path: Path, loop: int, inputs: Values = READ, **changes: Any) -> None:
+    """The graph up to an exit."""
+    stored = {"table": TABLE, "vector": VECTOR, "head": HEADS[loop], **({"bias": BIAS} if loop == 1 else {})}
+    steps: list[Step] = [("Gather", ["table", "input_ids"], "state_loop0"), *loops(loop)]
+    steps.append(("MatMul", [f"state_loop{loop}", "head"], "product" if loop == 1 else "logits"))
+    if loop == 1:
+        steps.append(("Add", ["product", "bias"], "logits"))
+    write(path, steps, inputs, {"logits": LOGITS}, stored | changes)
+
+
+def write_steps(folder: Path) -> dict[str, str]:
+    """Embed, loop and the last loop's readout, and the first exit's own one."""
+    inputs: Values = {"input_ids": READ["input_ids"]}
+    write(
+        folder / "embed.onnx",
+        [("Gather", ["table", "input_ids"], "state")],
+        inputs,
+        {"state": TOKENS},
+        {"table": TABLE},
+    )
+    loop: list[Step] = [("Mul", ["state", "vector"], "next_state")]
+    write(folder / "loop.onnx", loop, {"state": TOKENS}, {"next_state": TOKENS}, {"vector": VECTOR})
+    readout: list[Step] = [("MatMul", ["state", "head"], "logits")]
+    write(folder / "readout.onnx", readout, {"state": TOKENS}, {"logits": LOGITS}, {"head": HEADS[3]})
+    biased: list[Step] = [("MatMul", ["state", "head"], "product"), ("Add", ["product", "bias"], "logits")]
+    stored = {"head": HEADS[1], "bias": BIAS}
+    write(folder / "readout_exit1.onnx", biased, {"state": TOKENS}, {"logits": LOGITS}, stored)
+    return {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "readout_exit1")}
+
+
+def write_decode(path: Path, table: np.ndarray = TABLE) -> None:
+    """The whole model, which keeps the tokens that it has seen."""
+    steps: list[Step] = [("Gather", ["table", "input_ids"], "state_loop0"), *loops(3)]
+    steps += [("MatMul", ["state_loop3", "head"], "logits"), ("Cast", ["input_ids"], "seen", {"to": FLOAT})]
+    steps.append(("Concat", ["past_key_values.0.key", "seen"], "present.0.key", {"axis": 1}))
+    inputs = {"input_ids": READ["input_ids"], "position_ids": READ["input_ids"]}
+    inputs["past_key_values.0.key"] = (FLOAT, ["batch", "past"])
+    outputs: Values = {"logits": LOGITS, "present.0.key": (FLOAT, ["batch", "all"])}
+    write(path, steps, inputs, outputs, {"table": table, "vector": VECTOR, "head": HEADS[3]})
+
+
+class Subject:
+    """The model and its task; what they are asked is kept. A score's loss is the exit, or what ``losses`` says."""
+
+    def __init__(self, inputs: Sequence[str] = ("input_ids", "attention_mask"), states: int = LOOPS) -> None:
+        known = {"input_ids": IDS, "attention_mask": MASK}
+        self.inputs = {name: known[name] for name in inputs}
+        self.references, self.last = REFERENCES, 3
+        self.states = {loop: STATES[loop] for loop in range(1, states + 1)}
+        self.needed, self.parameters = dict(NEEDED), PARAMETERS
+        self.task = self
+        self.finds: str | None = None
+        self.scored: list[tuple[int, np.ndarray, Any]] = []
+        self.compared: list[Any] = []
+        self.validated: list[tuple[Path, int]] = []
+
+    def score(self, exit_: int, logits: np.ndarray, rows: np.ndarray | None = None) -> Score:
+        self.scored.append((exit_, logits, rows))
+        return Score(n=len(logits), loss=float(len(self.scored)))
+
+    def parity(self, logits: Any, reference: Any, precision: Precision, provider: str) -> Parity:
+        return measure_parity(logits, reference, precision, provider)
+
+    def lost(self, found: Score, wanted: Score, precision: str, *, trimmed: bool) -> str | None:
+        self.compared.append((found.loss, wanted.loss, precision, trimmed))
+        return self.finds
+
+    def validation(self, run: Callable[..., Any], exit_: int) -> Score:
+        session: Any = run.__self__  # type: ignore[attr-defined]
+        self.validated.append((session.path, exit_))
+        assert set(session.run(self.inputs)) == {"logits"}
+        return Score(n=9, loss=10.0 * exit_)
+
+
+VOCABULARY = Vocabulary(kept=6, original=9, coverage=0.5, unknown=0.25, changed_rows=1, rows=3)
+
+
+def judge(bundle: Path, subject: Subject, variant: Variant | None = None, **changes: Any) -> Judge:
+    given: Any = {"validation": subject.validation, "vocabulary": None, "largest": 1.0, "baseline": {}, **changes}
+    return Judge(bundle=bundle, subject=subject, variant=variant or Variant("fp32"), **given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle")
+    write_exit(folder / "onnx" / "model.onnx", 3)
+    write_exit(folder / "onnx" / "model_exit1.onnx", 1)
+    write_steps(folder / "onnx")
+    write_decode(folder / "onnx" / "decode.onnx")
+    return folder
+
+
+def written(**changes: Any) -> Written:
+    """Sizes are no file's, so that it shows where they come from."""
+    files = {"exits": {3: "onnx/model.onnx", 1: "onnx/model_exit1.onnx"}, "steps": {}, "decode": None}
+    names = ("model", "model_exit1", "decode", "embed", "loop", "readout", "readout_exit1")
+    sizes = {f"onnx/{name}.onnx": 1000 * 2**number for number, name in enumerate(names)}
+    given: Any = {**files, "size_bytes": sizes, **changes}
+    return Written(**given)
+
+
+STEPS = {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "readout_exit1")}
+
+
+def test_a_full_graph_is_described_by_its_own_file(bundle: Path) -> None:
+    subject = Subject()
+    found = judge(bundle, subject).graph(written(), 3, None)
+    path = bundle / "onnx" / "model.onnx"
+    assert (found.id, found.file, found.format, found.precision) == ("onnx-fp32", "onnx/model.onnx", "onnx", "fp32")
+    assert (found.role, found.exit, found.parts, found.trimmed, found.vocabulary) == ("full", None, {}, False, None)
+    assert (found.status, found.reason, found.drift, found.weights_file) == ("built", None, None, None)
+    assert (found.size_bytes, found.sha256, found.opset) == (1000, sha256_of(path), 20)
+    assert found.inputs == dict.fromkeys(("input_ids", "attention_mask"), "int64[batch, sequence]")
+    assert found.outputs == {"logits": "float32[batch, sequence, 3]"}
+    assert (found.ops_in_fp32, found.quantized) == ({}, {})
+    assert found.parts_bytes == {"embeddings": 96, "block": 16, "heads": 48, "other": 1000 - 160}
+    assert found.sharing is not None and found.sharing.model_dump() == {
+        "unique_parameters": 40,
+        "stored_parameters": 40,
+        "constant_elements": 0,
+        "weight_bytes": 160,
+    }
+    assert found.built_with == {name: version(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime")}
+    assert found.parity is not None and found.parity.n == IDS.size and found.parity.provider == "CPUExecutionProvider"
+    assert found.parity.max_abs_error is not None and found.parity.max_abs_error < 1e-5
+    assert found.parity.top1_agreement == 1.0
+    assert (found.score, found.validation) == (Score(n=IDS.size, loss=1.0), Score(n=9, loss=30.0))
+    ((exit_, logits, rows),) = subject.scored
+    assert exit_ == 3 and rows is None
+    np.testing.assert_allclose(logits, REFERENCES[3], rtol=1e-5, atol=1e-6)
+    assert subject.validated == [(path, 3)]
+
+
+def test_a_graph_up_to_an_exit_is_held_to_that_exit(bundle: Path) -> None:
+    subject = Subject()
+    found = judge(bundle, subject).graph(written(), 1, None)
+    assert (found.id, found.file, found.role, found.exit) == ("onnx-fp32-exit1", "onnx/model_exit1.onnx", "exit", 1)
+    assert found.status == "built" and found.size_bytes == 2000
+    assert found.sharing is not None and found.sharing.unique_parameters == found.sharing.stored_parameters == 43
+    assert found.parity is not None and found.parity.max_abs_error is not None and found.parity.max_abs_error < 1e-5
+    assert found.parts_bytes == {"embeddings": 96, "block": 16, "heads": 60, "other": 2000 - 172}
+    assert subject.validated == [(bundle / "onnx" / "model_exit1.onnx", 1)] and subject.scored[0][0] == 1
+
+
+def test_what_is_stored_more_often_than_needed_is_rejected_unless_something_else_is_wrong(bundle: Path) -> None:
+    subject = Subject()
+    subject.needed[3] = 39
+    found = judge(bundle, subject).graph(written(), 3, None)
+    assert (found.status, found.reason) == ("rejected", "stores 40 parameters for a model of 39")
+    subject.finds = "accuracy 0.5 below FP32's"
+    fp16 = judge(bundle, subject, Variant("fp16"), baseline={3: (Score(n=1, loss=1.0), None)})
+    assert fp16.graph(written(), 3, None).reason == "accuracy 0.5 below FP32's"
+
+
+def test_operators_in_fp32_are_told_of_fp16_and_integers_of_int8(bundle: Path, tmp_path: Path) -> None:
+    fp16 = judge(bundle, Subject(), Variant("fp16")).graph(written(), 3, None)
+    assert (fp16.id, fp16.precision, fp16.quantized) == ("onnx-fp16", "fp16", {})
+    assert list(fp16.ops_in_fp32.items()) == [("Gather", 1), ("MatMul", 1), ("Mul", 3)]
+    whole = np.arange(24, dtype=np.int8).reshape(6, 4)
+    steps: list[Step] = [("Gather", ["table", "input_ids"], "rows"), ("Cast", ["rows"], "state_loop0", {"to": FLOAT})]
+    steps += [*loops(3), ("MatMul", ["state_loop3", "head"], "logits")]
+    stored = {"table": whole, "vector": VECTOR, "head": HEADS[3]}
+    write(tmp_path / "onnx" / "model.onnx", steps, READ, {"logits": LOGITS}, stored)
+    int8 = judge(tmp_path, Subject(), Variant("int8")).graph(written(), 3, None)
+    assert (int8.id, int8.quantized, int8.ops_in_fp32) == ("onnx-int8", {"Gather": 1}, {})
+    assert int8.parts_bytes == {"embeddings": 24, "block": 16, "heads": 48, "other": 1000 - 88}
+
+
+def test_weights_beside_the_graph_are_named_and_no_size_is_negative(tmp_path: Path) -> None:
+    path = tmp_path / "trimmed" / "onnx" / "model_fp16.onnx"
+    write_exit(path, 3)
+    files = written(exits={3: "trimmed/onnx/model_fp16.onnx"}, size_bytes={"trimmed/onnx/model_fp16.onnx": 159})
+    maker = judge(tmp_path, Subject(), Variant("fp16", trimmed=True), vocabulary=VOCABULARY)
+    found = maker.graph(files, 3, None)
+    assert (found.id, found.trimmed, found.vocabulary) == ("onnx-fp16-trim", True, VOCABULARY)
+    assert found.weights_file is None and found.parts_bytes["other"] == 0
+    path.with_name("model_fp16.onnx_data").write_bytes(b"weights")
+    assert maker.graph(files, 3, None).weights_file == "trimmed/onnx/model_fp16.onnx_data"
+
+
+def write_probe(bundle: Path, table: np.ndarray) -> None:
+    outputs: Values = {f"state_loop{loop}": TOKENS for loop in (1, 2, 3)}
+    steps: list[Step] = [("Gather", ["table", "input_ids"], "state_loop0"), *loops(3)]
+    write(bundle / "onnx" / ".states.onnx", steps, READ, outputs, {"table": table, "vector": VECTOR})
+
+
+def test_everything_that_was_written_is_judged_in_turn(bundle: Path, request: pytest.FixtureRequest) -> None:
+    write_probe(bundle, TABLE * np.float32(1.5))
+    request.addfinalizer((bundle / "onnx" / ".states.onnx").unlink)
+    all_: list[ArtifactManifest] = list(judge(bundle, Subject()).all(written(steps=STEPS, decode="onnx/decode.onnx")))
+    ids = ["onnx-fp32", "onnx-fp32-exit1", "onnx-fp32-step", "onnx-fp32-decode"]
+    assert [found.id for found in all_] == ids
+    assert [found.drift is not None for found in all_] == [True, False, False, False], "the full graph's"
+    drift = all_[0].drift
+    assert drift is not None and drift.tolerance == 1e-4 and drift.first_beyond == 1
+    assert [(row.loop, row.rms_error) for row in drift.loops] == [(loop, pytest.approx(0.5)) for loop in (1, 2, 3)]
+    few = list(judge(bundle, Subject()).all(written()))
+    assert [found.id for found in few] == ids[:2]
+
+
+def test_states_that_were_not_looped_have_no_drift(bundle: Path) -> None:
+    """There is no graph with states here: it must not be asked for."""
+    (found,) = judge(bundle, Subject(states=1)).all(written(exits={3: "onnx/model.onnx"}))
+    assert found.drift is None
+    with pytest.raises(Exception, match=r"\.states\.onnx"):
+        next(judge(bundle, Subject(states=2)).all(written()))
+
+
+def test_an_artifact_is_run_when_the_one_before_it_was_taken(bundle: Path) -> None:
+    subject = Subject(states=1)
+    artifacts = judge(bundle, subject).all(written())
+    assert next(artifacts).id == "onnx-fp32" and len(subject.scored) == 1
+    assert next(artifacts).id == "onnx-fp32-exit1" and len(subject.scored) == 2
+
+
+def test_the_parts_of_a_step_bundle_are_run_and_counted_together(bundle: Path) -> None:
+    subject = Subject()
+    found = judge(bundle, subject).steps(written(steps=STEPS))
+    assert (found.id, found.role, found.parts, found.file) == ("onnx-fp32-step", "step", STEPS, "onnx/loop.onnx")
+    assert found.sha256 == sha256_of(bundle / "onnx" / "loop.onnx")
+    assert (found.inputs, found.outputs) == (
+        {"state": "float32[batch, sequence, 4]"},
+        {"next_state": "float32[batch, sequence, 4]"},
+    )
+    assert found.size_bytes == 1000 * (8 + 16 + 32 + 64)
+    assert found.parts_bytes == {"embeddings": 96, "block": 16, "heads": 108, "other": 120000 - 220}
+    assert found.sharing is not None
+    assert (found.sharing.unique_parameters, found.sharing.stored_parameters) == (PARAMETERS, PARAMETERS)
+    assert found.sharing.weight_bytes == 4 * PARAMETERS
+    assert found.status == "built" and found.validation is None and subject.validated == []
+    assert found.score == Score(n=IDS.size, loss=1.0) and subject.scored[0][0] == 3
+    np.testing.assert_allclose(subject.scored[0][1], REFERENCES[3], rtol=1e-5, atol=1e-6)
+    assert found.parity is not None and found.parity.provider == "CPUExecutionProvider"
+
+
+# Of windows of six tokens the first three are read at once: it answers for the third and the three after it.
+SECOND_HALF = [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17]
+
+
+def test_a_decode_graph_answers_for_the_second_half_of_every_window(bundle: Path) -> None:
+    subject = Subject(("input_ids",))
+    found = judge(bundle, subject).decode(written(decode="onnx/decode.onnx"))
+    assert (found.id, found.role, found.file, found.exit) == ("onnx-fp32-decode", "decode", "onnx/decode.onnx", None)
+    assert (found.size_bytes, found.status, found.reason) == (4000, "built", None)
+    assert found.inputs["past_key_values.0.key"] == "float32[batch, past]"
+    assert found.sharing is not None and found.sharing.unique_parameters == 40
+    assert found.parity is not None and found.parity.n == 12 and found.parity.provider == "CPUExecutionProvider"
+    assert found.parity.max_abs_error is not None and found.parity.max_abs_error < 1e-5
+    assert found.score == Score(n=12, loss=1.0) and subject.compared == []
+    ((exit_, logits, rows),) = subject.scored
+    assert exit_ == 3 and rows.tolist() == SECOND_HALF
+    np.testing.assert_allclose(logits, REFERENCES[3][SECOND_HALF], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_decode_graph_is_held_to_the_reference_on_the_same_rows(bundle: Path, trimmed: bool) -> None:
+    subject = Subject(("input_ids",))
+    subject.finds = "perplexity 9 % above FP32's"
+    found = judge(bundle, subject, Variant("int8", trimmed)).decode(written(decode="onnx/decode.onnx"))
+    assert (found.status, found.reason) == ("rejected", subject.finds)
+    assert found.score == Score(n=12, loss=1.0), "its own, not the reference's"
+    assert subject.compared == [(1.0, 2.0, "int8", trimmed)]
+    assert [(exit_, rows.tolist()) for exit_, _, rows in subject.scored] == [(3, SECOND_HALF)] * 2
+    assert np.array_equal(subject.scored[1][1], REFERENCES[3][SECOND_HALF])
+
+
+def test_a_decode_graph_out_of_tolerance_or_range_is_not_compared(bundle: Path, tmp_path: Path) -> None:
+    subject = Subject(("input_ids",))
+    found = judge(bundle, subject, Variant("fp16"), largest=1e9).decode(written(decode="onnx/decode.onnx"))
+    assert "FP16 ends at" in str(found.reason) and found.score == Score(n=12, loss=1.0) and subject.compared == []
+    write_decode(tmp_path / "onnx" / "decode.onnx", TABLE * np.float32(2))
+    found = judge(tmp_path, subject, Variant("fp16"), largest=1e9).decode(written(decode="onnx/decode.onnx"))
+    assert "relative error" in str(found.reason) and subject.compared == [], "the first reason"
+    broken = TABLE.copy()
+    broken[1] = np.nan
+    write_decode(tmp_path / "onnx" / "decode.onnx", broken)
+    for precision in ("fp32", "int8"):
+        subject.scored.clear()
+        found = judge(tmp_path, subject, Variant(precision)).decode(written(decode="onnx/decode.onnx"))  # type: ignore[arg-type]
+        assert "not finite" in str(found.reason) and found.score is None
+        assert subject.scored == subject.compared == []
+
+
+Round = tuple[float, float, float]
+"""Seconds of the full graph, of one loop, and of all loops of the step bundle."""
+
+
+@pytest.fixture
+def timed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, list[Any]]]:
+    """Have a clock that answers with given seconds; what was run in every turn."""
+
+    def note(rounds: Sequence[Round], inputs: Sequence[str] = ("input_ids", "attention_mask")) -> tuple[str, list[Any]]:
+        turns: list[Any] = []
+        opened: list[tuple[str, bool]] = []
+
+        def repeat(call: Any, *, number: int, repeat: int) -> list[float]:
+            session, row = call.func.__self__, call.args[0]
+            middle = rounds[len(turns) // 3][len(turns) % 3]
+            turns.append((type(session).__name__, getattr(session, "_exits", None), row, number, repeat, set(call())))
+            return [middle * 50, middle, middle * 0.9]
+
+        class Opened(OnnxSession):
+            def __init__(self, path: Path, *given: Any, in_turns: bool = False) -> None:
+                opened.append((path.name, in_turns))
+                super().__init__(path, *given, in_turns=in_turns)
+
+        monkeypatch.setattr(judging, "timeit", SimpleNamespace(repeat=repeat))
+        monkeypatch.setattr(judging, "OnnxSession", Opened)
+        files = written(steps=STEPS)
+        if "attention_mask" not in inputs:
+            write_exit(bundle / "onnx" / "unmasked.onnx", 3, {"input_ids": READ["input_ids"]})
+            files = replace(files, exits={3: "onnx/unmasked.onnx", 1: "onnx/model_exit1.onnx"})
+        text = judge(bundle, Subject(inputs), Variant("int8")).step_note(files)
+        assert opened == [(Path(files.exits[3]).name, True)], "its threads must not spin while the others run"
+        return text, turns
+
+    return note
+
+
+# The ratios are 1.1, 1.2 … 1.7; one loop of three takes 0.4 of the full graph's time.
+ROUNDS: list[Round] = [(2.0, 0.8, 2.0 * ratio) for ratio in (1.7, 1.1, 1.6, 1.2, 1.5, 1.3, 1.4)]
+
+
+def test_the_three_take_turns_on_the_longest_text(timed: Callable[..., tuple[str, list[Any]]]) -> None:
+    text, turns = timed(ROUNDS)
+    assert len(turns) == 3 * 7
+    for number, (kind, exits, row, calls, repeats, answers) in enumerate(turns):
+        assert (kind, exits, answers) == (
+            ("Opened", None, {"logits"}),
+            ("StepSession", {1}, {"logits_exit1"}),
+            ("StepSession", set(), {"logits"}),
+        )[number % 3]
+        assert row["input_ids"].tolist() == [[5, 4, 3, 2, 1]] and row["attention_mask"].tolist() == [[1] * 5]
+        assert (calls, repeats) == (1, 3)
+    # even = 1 + 2 · 1.2 / (2.8 − 0.8) of the middle round
+    assert text.startswith("step bundle (int8): 1.40× the time of the full graph over all 3 loops (1.10–1.70, 1×5 tok")
+    assert "it wins where inputs need fewer than 2.2 loops on average" in text
+    text, turns = timed(ROUNDS, ("input_ids",))
+    assert "1×6 tokens" in text and turns[0][2]["input_ids"].tolist() == [IDS[0].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("full", "one", "whole", "says"),
+    [
+        (1.0, 1.0, 3.0, "even one loop takes longer"),  # even = 1
+        (0.5, 1.0, 3.0, "even one loop takes longer"),  # even < 1
+        (1.25, 1.0, 3.0, "fewer than 1.2 loops"),
+        (2.75, 1.0, 3.0, "fewer than 2.8 loops"),
+        (3.0, 1.0, 3.0, "costs nothing extra"),  # even = 3
+        (4.0, 1.0, 3.0, "costs nothing extra"),
+        (1.001, 1.0, 1.0, "costs nothing extra"),  # all loops take as long as one
+    ],
+)
+def test_how_many_loops_a_step_bundle_may_take(
+    timed: Callable[..., tuple[str, list[Any]]], full: float, one: float, whole: float, says: str
+) -> None:
+    text, _ = timed([(full, one, whole)] * 7)
+    assert says in text and f": {whole / full:.2f}×" in text

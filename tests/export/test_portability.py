@@ -1,0 +1,170 @@
+"""The portability audit finds what is planted, with the right counts: denormals, saturating weights, operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeformer.artifacts.manifest import Denormals, Portability, Saturation
+from edgeformer.bundle import Bundle
+from edgeformer.export.audit import audit_portability
+from edgeformer.inference import verify as verifying
+
+OLD = Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle"
+
+
+def saved(path: Path, nodes: list[onnx.NodeProto], tensors: dict[str, NDArray[np.generic]], opset: int = 20) -> Path:
+    """A graph x [B, S, 4] → y, with these stored tensors."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "seq", 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    stored = [numpy_helper.from_array(array, name) for name, array in tensors.items()]
+    graph = helper.make_graph(nodes, "tiny", [x], [y], stored)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
+    return path
+
+
+def int8_graph(path: Path, weight: NDArray[np.int8]) -> Path:
+    """x quantised while running, times a stored s8 weight [4, N], as float."""
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["x_u8", "scale", "zero"]),
+        helper.make_node("MatMulInteger", ["x_u8", "weight", "zero"], ["sums"]),
+        helper.make_node("Cast", ["sums"], ["y"], to=TensorProto.FLOAT),
+    ]
+    return saved(path, nodes, {"weight": weight})
+
+
+def test_denormals_are_counted_in_weights_and_in_values(tmp_path: Path) -> None:
+    weight = np.array([1, 1e-40, 0, -1e-39], dtype=np.float32)
+    nodes = [helper.make_node("Mul", ["x", "weight"], ["scaled"]), helper.make_node("Add", ["scaled", "one"], ["y"])]
+    path = saved(tmp_path / "m.onnx", nodes, {"weight": weight, "one": np.ones(4, dtype=np.float32)})
+    feed = {"x": np.ones((2, 3, 4), dtype=np.float32)}
+    found = audit_portability([path], feed).denormals
+    assert (found.weights, found.of_weights) == (2, 8)
+    # Of each position's four products two are denormal, but where the processor flushes them to zero.
+    assert found.of_activations == 24 and found.activations in (12, 0)
+    assert audit_portability([path]).denormals.activations is None
+    assert "2 of 8 FP32 weights are denormal" in " ".join(audit_portability([path]).notes())
+    assert "session.set_denormal_as_zero" in " ".join(audit_portability([path]).notes())
+
+
+def test_numbers_that_are_none_and_the_smallest_normal_ones_are_not_denormal(tmp_path: Path) -> None:
+    tiny = np.finfo(np.float32)
+    edge = [
+        0.0,
+        -0.0,
+        np.nan,
+        np.inf,
+        -np.inf,
+        tiny.tiny,
+        -tiny.tiny,
+        tiny.smallest_subnormal,
+        -tiny.smallest_subnormal,
+    ]
+    weight = np.array([*edge, np.nextafter(tiny.tiny, np.float32(0))], dtype=np.float32)
+    path = saved(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": weight})
+    found = audit_portability([path]).denormals
+    assert (found.weights, found.of_weights) == (3, 10)
+
+
+def test_weights_beside_graphs_are_looked_at_as_they_lie_there_now(tmp_path: Path) -> None:
+    """Several graphs share them: what was counted once is not counted again, but where the file is another one."""
+    weight = np.full(1024, 1e-40, dtype=np.float32)
+    for name in ("full", "decode"):
+        path = saved(tmp_path / f"{name}.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": weight})
+        model = onnx.load(str(path))
+        onnx.save(model, str(path), save_as_external_data=True, location="shared.data", size_threshold=0)
+    paths = [tmp_path / "full.onnx", tmp_path / "decode.onnx"]
+    assert [audit_portability([path]).denormals.weights for path in paths] == [1024, 1024]
+    (tmp_path / "shared.data").write_bytes(b"\0" * 8192)
+    assert [audit_portability([path]).denormals.weights for path in paths] == [0, 0]
+
+
+def test_saturation_is_predicted_and_measured(tmp_path: Path) -> None:
+    """By the definition: u8 × s8 twice, added in 16 bits. 255 × 129 is the first sum beyond; ours have 7 bits."""
+    weight = np.array([[64, 65, -64, 127], [64, 64, -65, -127], [0, 1, 0, 127], [0, 1, 0, 127]], dtype=np.int8)
+    path = int8_graph(tmp_path / "m.onnx", weight)
+    bright = np.full((1, 2, 4), 1.0, dtype=np.float32)
+    bright[0, 1] = [0, 0, 1, 1]
+    found = audit_portability([path], {"x": bright}).saturation
+    # Pairs: (64, 64) no, (65, 64) yes, (−64, −65) yes, (127, −127) no; below only (127, 127).
+    assert found is not None and (found.pairs, found.at_risk) == (8, 3)
+    # First position: all three beyond. Second one: only the lower pair has activations.
+    assert (found.sums, found.saturated) == (6, 4)
+    dark = np.array([[[1, 0.1, 0.1, 0.1]]], dtype=np.float32)
+    quiet = audit_portability([path], {"x": dark}).saturation
+    assert quiet is not None and (quiet.sums, quiet.saturated) == (3, 0)
+
+
+def test_seven_bits_never_saturate(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).integers(-64, 65, size=(4, 6)).astype(np.int8)
+    found = audit_portability([int8_graph(tmp_path / "m.onnx", weight)]).saturation
+    assert found is not None and (found.pairs, found.at_risk, found.sums) == (12, 0, None)
+
+
+def test_our_int8_is_safe_and_ours_alone_is_standard() -> None:
+    """A bundle that was exported: 7-bit weights, standard operators, any batch and length."""
+    found = audit_portability([OLD / "onnx" / "model_int8.onnx"])
+    assert found.saturation is not None and found.saturation.pairs > 0 and found.saturation.at_risk == 0
+    assert (found.opset, found.other_operators, found.control_flow, found.fixed) == (20, {}, {}, ())
+    assert found.dynamic == dict.fromkeys(("input_ids", "attention_mask"), ("batch", "sequence"))
+    assert found.needs == "1.18" and found.notes() == []
+    golden = Bundle.open(OLD).golden()
+    feed = golden.inputs(("input_ids", "attention_mask"))
+    whole = audit_portability([OLD / "onnx" / "model.onnx"], feed).denormals
+    assert whole.of_activations is not None and whole.of_activations > 10_000 and whole.activations == 0
+    assert not list((OLD / "onnx").glob(".values*")), "nothing is left beside the graphs"
+
+
+def test_foreign_operators_and_fixed_shapes_are_told(tmp_path: Path) -> None:
+    node = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
+    path = saved(tmp_path / "m.onnx", [node], {})
+    graph = onnx.load(path)
+    graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    graph.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 16
+    onnx.save(graph, path)
+    found = audit_portability([path])
+    assert found.other_operators == {"com.microsoft:Gelu": 1} and found.fixed == ("x",)
+    assert "com.microsoft:Gelu (1)" in found.notes()[0]
+
+
+def audit(**changes: object) -> Portability:
+    usual = {"opset": 17, "ir_version": 8, "denormals": Denormals(weights=0, of_weights=9)}
+    return Portability.model_validate({**usual, **changes})
+
+
+@pytest.mark.parametrize(
+    ("opset", "ir_version", "needs"),
+    [(11, 6, None), (17, 9, "1.16"), (20, 8, "1.17"), (20, 10, "1.18"), (22, 10, "1.21"), (99, 10, None)],
+)
+def test_the_runtime_that_is_needed(opset: int, ir_version: int, needs: str | None) -> None:
+    assert audit(opset=opset, ir_version=ir_version).needs == needs
+
+
+def test_notes_of_a_machine() -> None:
+    risky = Saturation(pairs=10, at_risk=2)
+    assert audit(saturation=risky).notes()[0].endswith("without VNNI"), "no sum was looked at"
+    old = audit(opset=20, ir_version=10)
+    assert "needs ONNX Runtime 1.18" in old.notes_here("1.9.2", None)[0]
+    assert old.notes_here("1.18.0", None) == []
+    avx2, vnni = frozenset({"avx2"}), frozenset({"avx2", "avx512_vnni"})
+    assert "no VNNI" in audit(saturation=risky).notes_here("1.31", avx2)[0]
+    assert audit(saturation=risky).notes_here("1.31", vnni) == []
+    assert audit(saturation=risky).notes_here("1.31", frozenset({"asimd"})) == []
+    assert "not known" in audit(saturation=risky).notes_here("1.31", None)[0]
+    assert audit(saturation=Saturation(pairs=10, at_risk=0)).notes_here("1.31", avx2) == []
+
+
+def test_verify_says_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = Bundle.open(OLD)
+    entry = bundle.artifact("onnx-int8")
+    risky = entry.model_copy(update={"portability": audit(saturation=Saturation(pairs=10, at_risk=2))})
+    artifacts = tuple(risky if one.id == entry.id else one for one in bundle.artifacts)
+    bundle.manifest = bundle.manifest.model_copy(update={"artifacts": artifacts})
+    monkeypatch.setattr(verifying, "cpu_flags", lambda: frozenset({"avx2"}))
+    (check,) = verifying.verify(bundle, "onnx-int8").artifacts
+    assert check.status == "verified" and "no VNNI" in check.notes[0] and "2 of 10 pairs" in check.notes[1]

@@ -1,0 +1,156 @@
+"""A classifier with fewer rows in its table: the same answers, and the files that go with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx_ir
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.data.cleaning import normalizers
+from edgeformer.data.tokenizer_training import train_tokenizer
+from edgeformer.data.trimming import Trimmed, trim_tokenizer
+from edgeformer.export.bundle_folder import trimmed_companions
+from edgeformer.export.graphs import write_graph
+from edgeformer.models.adapter import count_parameters
+from edgeformer.models.encoder import graphs
+from edgeformer.models.encoder.adapter import ADAPTER
+from edgeformer.models.encoder.model import EncoderClassifier
+from edgeformer.models.norms import half_for_export
+from edgeformer.models.tracing import GraphSpec, export_graph
+
+TEXTS = ["a wonderful film, told with wit", "an endless, dull story without any wit at all"] * 3
+
+
+@pytest.fixture(scope="module")
+def original() -> Tokenizer:
+    return train_tokenizer("wordpiece", 200, [*TEXTS, "friends of moving pictures unite"] * 5, normalizers())
+
+
+@pytest.fixture(scope="module")
+def trimmed(original: Tokenizer) -> Trimmed:
+    # [MASK] is the last of the special tokens: no text uses it, and it is kept all the same.
+    return trim_tokenizer(original, {number for text in TEXTS for number in original.encode(text).ids})
+
+
+@pytest.fixture(scope="module")
+def model(original: Tokenizer) -> EncoderClassifier:
+    return classifier(original)
+
+
+def classifier(original: Tokenizer) -> EncoderClassifier:
+    torch.manual_seed(0)
+    return EncoderClassifier(
+        vocab_size=original.get_vocab_size(),
+        classes=2,
+        hidden_size=32,
+        layers=1,
+        iterations=2,
+        heads=2,
+        ffn_size=48,
+        residual_scale=0.5,
+        dropout=0.1,
+        max_positions=32,
+    ).eval()
+
+
+def test_logits_are_the_same_to_the_last_bit(model: EncoderClassifier, original: Tokenizer, trimmed: Trimmed) -> None:
+    small = ADAPTER.trim(model, torch.from_numpy(trimmed.kept))
+    with torch.inference_mode():
+        for text in TEXTS:
+            before = model(torch.tensor([original.encode(text).ids]))
+            after = small(torch.tensor([trimmed.tokenizer.encode(text).ids]))
+            assert torch.equal(before, after)
+
+
+def test_only_the_table_is_new_and_the_model_stays_as_it_was(model: EncoderClassifier, trimmed: Trimmed) -> None:
+    rows, parameters = model.tokens.num_embeddings, count_parameters(model)
+    small = ADAPTER.trim(model, torch.from_numpy(trimmed.kept))
+    assert model.tokens.num_embeddings == rows and count_parameters(model) == parameters
+    assert count_parameters(small) == parameters - (rows - len(trimmed.kept)) * 32
+    own = dict(model.named_parameters())
+    for name, parameter in small.named_parameters():
+        assert (parameter is own[name]) is (name != "tokens.weight")
+    assert small.cos is model.cos
+    assert not small.training
+    assert torch.equal(small.tokens.weight, model.tokens.weight[torch.from_numpy(trimmed.kept)])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_graphs_are_the_same_to_the_last_byte_although_only_the_table_is_traced_again(
+    original: Tokenizer, trimmed: Trimmed, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = classifier(original)
+    small = ADAPTER.trim(built, torch.from_numpy(trimmed.kept))
+    for one in (built, small) if precision == "fp16" else ():
+        half_for_export(one)
+    names = ("input_ids", "attention_mask")
+    whole = ADAPTER.trace(built, names, steps=True)
+    write_graph(whole.exits, tmp_path / "whole.onnx")
+    write_graph(ADAPTER.trace(small, names, steps=False).exits, tmp_path / "anew.onnx")
+    again: list[str] = []
+
+    def counted(spec: GraphSpec) -> onnx_ir.Model:
+        again.append(",".join(spec.outputs))
+        return export_graph(spec)
+
+    monkeypatch.setattr(graphs, "export_graph", counted)
+    write_graph(ADAPTER.trace_trimmed(small, names, whole).exits, tmp_path / "again.onnx")
+    assert again == ["state"], "embed alone"
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "anew.onnx").read_bytes()
+    before = (tmp_path / "whole.onnx").read_bytes()
+    write_graph(whole.exits, tmp_path / "whole.onnx")
+    assert (tmp_path / "whole.onnx").read_bytes() == before, "what is used again is left as it was"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, original: Tokenizer) -> Path:
+    source = tmp_path / "model"
+    source.mkdir()
+    config = {"model_type": "edgeformer-encoder", "vocab_size": original.get_vocab_size(), "hidden_size": 32}
+    ids = {f"{name}_token_id": original.token_to_id(f"[{name.upper()}]") for name in ("pad", "cls", "sep", "unk")}
+    (source / "config.json").write_text(json.dumps({**config, **ids, "bos_token_id": None}), encoding="utf-8")
+    described = {"pad_token": "[PAD]", "added_tokens_decoder": {str(ids["cls_token_id"]): {"content": "[CLS]"}}}
+    (source / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
+    return source
+
+
+def shifted(trimmed: Trimmed) -> Trimmed:
+    """As if there had been tokens before the special ones, so that their numbers change too."""
+    return Trimmed(trimmed.tokenizer, trimmed.kept[::-1].copy())
+
+
+def test_companions_have_the_new_numbers(folder: Path, trimmed: Trimmed, original: Tokenizer, tmp_path: Path) -> None:
+    target = tmp_path / "trimmed"
+    target.mkdir()
+    moved = shifted(trimmed)
+    trimmed_companions(folder, moved, target)
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    assert config["vocab_size"] == len(trimmed.kept) and config["hidden_size"] == 32 and config["bos_token_id"] is None
+    for name in ("pad", "cls", "sep", "unk"):
+        assert moved.kept[config[f"{name}_token_id"]] == original.token_to_id(f"[{name.upper()}]")
+        assert config[f"{name}_token_id"] != original.token_to_id(f"[{name.upper()}]")
+    described = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert described["pad_token"] == "[PAD]"
+    assert described["added_tokens_decoder"] == {str(config["cls_token_id"]): {"content": "[CLS]"}}
+    written = Tokenizer.from_file(str(target / "tokenizer.json"))
+    assert written.get_vocab() == trimmed.tokenizer.get_vocab()
+
+
+def test_damaged_companions_are_refused(folder: Path, trimmed: Trimmed, tmp_path: Path) -> None:
+    config = folder / "config.json"
+    lost = Trimmed(trimmed.tokenizer, np.setdiff1d(trimmed.kept, [0]))
+    with pytest.raises(ArtifactError, match="pad_token_id 0 is no token of the trimmed vocabulary"):
+        trimmed_companions(folder, lost, tmp_path)
+    config.write_text("[]", encoding="utf-8")
+    with pytest.raises(ArtifactError, match="damaged"):
+        trimmed_companions(folder, trimmed, tmp_path)
+    shutil.rmtree(folder)
+    with pytest.raises(ArtifactError, match=r"config\.json: missing or damaged"):
+        trimmed_companions(folder, trimmed, tmp_path)

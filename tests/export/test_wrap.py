@@ -1,0 +1,354 @@
+"""An ONNX file of somebody else becomes a bundle as it is, or it is said why it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
+from edgeformer.artifacts.golden import INPUT, OUTPUT
+from edgeformer.artifacts.verification import DAMAGED
+from edgeformer.bundle import Bundle
+from edgeformer.export.import_onnx import WrapOptions, wrap, wrap_cached
+from edgeformer.inference.verify import verify
+from tests.cli.run_cli import edgeformer
+from tests.export import graphs
+from tests.export.graphs import FLOAT, INT64, save, save_beside, value
+
+
+def wrapped(tmp_path: Path, graph: onnx.ModelProto, **options: object) -> Bundle:
+    wrap(save(tmp_path / "theirs", graph), tmp_path / "bundle", WrapOptions(**options))  # type: ignore[arg-type]
+    return Bundle.open(tmp_path / "bundle")
+
+
+class TestWhatItHolds:
+    def test_a_net_of_convolutions(self, tmp_path: Path) -> None:
+        bundle = wrapped(tmp_path, graphs.convolutions())
+        (artifact,) = bundle.artifacts
+        assert (bundle.name, bundle.task.name, bundle.manifest.wrapped) == ("net", "tensors", "net.onnx")
+        assert (tmp_path / "bundle/onnx/model.onnx").read_bytes() == (tmp_path / "theirs/net.onnx").read_bytes()
+        assert (artifact.id, artifact.inputs) == ("onnx-fp32", {"x": "float32[batch, 3, 16, 16]"})
+        stored = 8 * 27 + 8 + 8 * 9 + 32 + 4
+        assert bundle.manifest.parameters == stored and artifact.sharing is not None
+        assert artifact.sharing.weight_bytes == 4 * stored
+        golden = bundle.golden()
+        assert golden.arrays[f"{INPUT}x"].shape == (8, 1, 3, 16, 16) and len(golden) == 8
+        assert np.allclose(golden.arrays[f"{OUTPUT}probabilities"].sum(-1), 1)
+        assert artifact.parity is not None and artifact.parity.top1_agreement == 1.0
+        assert verify(bundle).exit_code == 0
+
+    def test_the_same_seed_draws_the_same_inputs(self, tmp_path: Path) -> None:
+        first, again, other = (
+            wrapped(tmp_path / str(number), graphs.convolutions(), seed=seed).golden().arrays[f"{INPUT}x"]
+            for number, seed in enumerate((0, 0, 1))
+        )
+        assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+    def test_a_state_and_a_number_by_itself(self, tmp_path: Path) -> None:
+        bundle = wrapped(
+            tmp_path, graphs.recurrent(), shapes={"x": (5, 1, 4)}, ranges={"rate": (16000, 16000)}
+        )  # `batch` of x is that of the states
+        golden = bundle.golden().arrays
+        assert golden[f"{INPUT}h"].shape == (8, 1, 1, 8) and golden[f"{INPUT}rate"].tolist() == [16000] * 8
+        assert golden[f"{OUTPUT}answer"].shape == (8, 5, 1, 8)
+        assert verify(bundle).exit_code == 0
+
+    @pytest.mark.parametrize("graph", [graphs.branching(), graphs.looping()], ids=["If", "Loop"])
+    def test_subgraphs(self, tmp_path: Path, graph: onnx.ModelProto) -> None:
+        bundle = wrapped(tmp_path, graph)
+        assert verify(bundle).exit_code == 0
+        assert any("If, Loop or Scan" in note for note in bundle.manifest.notes)
+        assert bundle.manifest.parameters >= 36, "weights inside of a branch count"
+
+    def test_token_ids_by_their_table_and_several_outputs(self, tmp_path: Path) -> None:
+        bundle = wrapped(tmp_path, graphs.embedding(rows=40))
+        golden = bundle.golden().arrays
+        ids, mask = golden[f"{INPUT}input_ids"], golden[f"{INPUT}attention_mask"]
+        assert ids.min() >= 0 and ids.max() == 39 and mask.min() == 1
+        assert golden[f"{OUTPUT}largest"].dtype == np.int64
+        assert verify(bundle).exit_code == 0
+
+    def test_weights_beside_the_graph_come_with_it(self, tmp_path: Path) -> None:
+        path = save_beside(tmp_path / "theirs", graphs.convolutions(), "net.weights")
+        wrap(path, tmp_path / "bundle")
+        bundle = Bundle.open(tmp_path / "bundle")
+        (artifact,) = bundle.artifacts
+        assert artifact.weights_file == "onnx/net.weights"
+        assert artifact.size_bytes == path.stat().st_size + (path.parent / "net.weights").stat().st_size
+        assert verify(bundle).exit_code == 0
+        weights = tmp_path / "bundle/onnx/net.weights"
+        weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
+        assert verify(Bundle.open(tmp_path / "bundle")).exit_code == DAMAGED
+
+    def test_given_inputs(self, tmp_path: Path) -> None:
+        x = np.arange(2 * 3 * 16 * 16, dtype=np.float32).reshape(2, 3, 16, 16)
+        np.savez(tmp_path / "one.npz", x=x)
+        np.savez(tmp_path / "three.npz", x=np.stack([x, x + 1, x + 2]), unused=np.zeros(3))
+        one = wrapped(tmp_path / "1", graphs.convolutions(), inputs=tmp_path / "one.npz").golden()
+        assert np.array_equal(one.arrays[f"{INPUT}x"], x[None])
+        assert len(wrapped(tmp_path / "3", graphs.convolutions(), inputs=tmp_path / "three.npz").golden()) == 3
+
+    def test_a_graph_in_fp16_is_called_so(self, tmp_path: Path) -> None:
+        half = graphs.constant("w", np.ones((6, 6), np.float16))
+        nodes = [
+            helper.make_node("Cast", ["w"], ["wide"], to=FLOAT),
+            helper.make_node("MatMul", ["x", "wide"], ["y"]),
+        ]
+        graph = graphs.model(nodes, [value("x", FLOAT, ["N", 6])], [value("y", FLOAT, ["N", 6])], [half])
+        assert [artifact.id for artifact in wrapped(tmp_path, graph).artifacts] == ["onnx-fp16"]
+
+
+class TestTampering:
+    @pytest.mark.parametrize("name", ["onnx/model.onnx", "golden.npz", "bundle.json"])
+    def test_any_changed_file_fails_verify(self, tmp_path: Path, name: str) -> None:
+        bundle = wrapped(tmp_path, graphs.convolutions()).folder
+        content = bytearray((bundle / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (bundle / name).write_bytes(content)
+        assert edgeformer("verify", str(bundle), cwd=tmp_path).code == DAMAGED
+
+    def test_another_graph_under_the_same_name_computes_something_else(self, tmp_path: Path) -> None:
+        """Whoever changes a graph and the manifest with it is found out by the golden answers."""
+        from edgeformer.artifacts.files import sha256_of
+        from edgeformer.bundle import seal
+
+        bundle = wrapped(tmp_path, graphs.convolutions())
+        other = graphs.convolutions()
+        other.graph.initializer[3].CopyFrom(graphs.weights("w", 4, 8, scale=1.2))
+        onnx.save(other, bundle.folder / "onnx/model.onnx")
+        (artifact,) = bundle.artifacts
+        fresh = artifact.model_copy(update={"sha256": sha256_of(bundle.folder / "onnx/model.onnx")})
+        seal(bundle.folder, bundle.manifest.model_copy(update={"artifacts": (fresh,)}))
+        (check,) = verify(Bundle.open(bundle.folder)).artifacts
+        assert check.status == "failed" and "probabilities" in str(check.reason)
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        ("graph", "says"),
+        [
+            (graphs.convolutions(None), r"axis 0 \(without a name\) is not known.*--shape x=Bx3x16x16"),
+            (graphs.convolutions("unk__7"), r"axis 0 \(unk__7\)"),
+            (graphs.recurrent(), r"input 'x'.*axis 0 \(steps\).*--shape x=…xBx4"),
+            (
+                graphs.model(
+                    [helper.make_node("Identity", ["t"], ["u"])],
+                    [value("t", graphs.STRING, ["N"])],
+                    [value("u", graphs.STRING, ["N"])],
+                ),
+                "input 't' holds string, no numbers",
+            ),
+            (
+                graphs.model(
+                    [helper.make_node("SequenceConstruct", ["x"], ["s"])],
+                    [value("x", FLOAT, ["N"])],
+                    [helper.make_tensor_sequence_value_info("s", FLOAT, None)],
+                ),
+                "output 's' is a sequence",
+            ),
+            (
+                graphs.model(
+                    [helper.make_node("Strange", ["x"], ["y"], domain="their.own")],
+                    [value("x", FLOAT, ["N"])],
+                    [value("y", FLOAT, ["N"])],
+                    domains={"their.own": 1},
+                ),
+                r"their\.own\.Strange \(1\)",
+            ),
+            (
+                graphs.model(
+                    [helper.make_node("NoSuchThing", ["x"], ["y"])],
+                    [value("x", FLOAT, ["N"])],
+                    [value("y", FLOAT, ["N"])],
+                ),
+                "NoSuchThing",
+            ),
+            (
+                graphs.model(
+                    [helper.make_node("Relu", ["x"], ["y"])],
+                    [value("x", FLOAT, ["N"])],
+                    [value("y", FLOAT, ["N"])],
+                    opset=99,
+                ),
+                "pset",
+            ),
+            (
+                graphs.model(
+                    [
+                        helper.make_node("RandomNormalLike", ["x"], ["noise"]),
+                        helper.make_node("Add", ["x", "noise"], ["y"]),
+                    ],
+                    [value("x", FLOAT, ["N"])],
+                    [value("y", FLOAT, ["N"])],
+                ),
+                "other answers to the same inputs",
+            ),
+            (
+                graphs.model(
+                    [helper.make_node("NonZero", ["x"], ["where"])],
+                    [value("x", graphs.BOOL, [16])],
+                    [value("where", INT64, [1, "found"])],
+                ),
+                "'where' has a shape that depends on the numbers",
+            ),
+        ],
+        ids=[
+            "unnamed",
+            "unknown",
+            "steps",
+            "text",
+            "sequence",
+            "custom",
+            "unknown-operator",
+            "opset",
+            "noise",
+            "NonZero",
+        ],
+    )
+    def test_graphs(self, tmp_path: Path, graph: onnx.ModelProto, says: str) -> None:
+        with pytest.raises(InputError, match=says):
+            wrapped(tmp_path, graph)
+        assert not (tmp_path / "bundle").exists()
+        assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["net.onnx"], "nothing lies beside their file"
+
+    @pytest.mark.parametrize("name", ["a\0b", "a\nb", "a\\b", "x" * 2000])
+    def test_names_that_no_archive_keeps(self, tmp_path: Path, name: str) -> None:
+        nodes = [helper.make_node("Relu", [name], ["y"])]
+        graph = graphs.model(nodes, [value(name, FLOAT, ["N"])], [value("y", FLOAT, ["N"])])
+        with pytest.raises(InputError, match="such a name"):
+            wrapped(tmp_path, graph)
+
+    def test_inputs_that_no_memory_holds(self, tmp_path: Path) -> None:
+        nodes = [helper.make_node("Relu", ["x"], ["y"])]
+        graph = graphs.model(nodes, [value("x", FLOAT, [1 << 40])], [value("y", FLOAT, [1 << 40])])
+        with pytest.raises(InputError, match="input 'x' takes"):
+            wrapped(tmp_path, graph)
+
+    def test_whole_numbers_without_a_range(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"input 'rate' \(int64\).*--range rate=0:"):
+            wrapped(tmp_path, graphs.recurrent(), shapes={"x": (5, 1, 4)})
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"shapes": {"y": (1,)}}, "no such input; it has x"),
+            ({"shapes": {"x": (1, 3, 16)}}, "has 4 axes"),
+            ({"shapes": {"x": (1, 4, 16, 16)}}, "axis 1 is 3 in the graph"),
+            ({"ranges": {"y": (0, 1)}}, "no such input; it has x"),
+            ({"labels": ("a", "b")}, "belong together"),
+            ({"data": Path("d.tsv")}, "need a tokenizer and labels"),
+            ({"inputs": Path("none.npz")}, "No such file"),
+        ],
+    )
+    def test_options(self, tmp_path: Path, options: dict[str, object], says: str) -> None:
+        with pytest.raises(InputError, match=says):
+            wrapped(tmp_path, graphs.convolutions(), **options)
+
+    @pytest.mark.parametrize(
+        ("arrays", "says"),
+        [
+            ({"z": np.zeros(3)}, "holds no array 'x'"),
+            ({"x": np.zeros((1, 3, 16, 16), np.complex64)}, "must be float32"),
+            ({"x": np.zeros((0, 3, 16, 16), np.float32)}, "is empty"),
+            ({"x": np.zeros((1, 3, 8, 16), np.float32)}, "axis 2 is 16, but 8"),
+            ({"x": np.zeros((3, 16), np.float32)}, "4 axes"),
+            ({"x": np.array([{}], object)}, "cannot be read"),
+        ],
+    )
+    def test_given_inputs(self, tmp_path: Path, arrays: dict[str, object], says: str) -> None:
+        np.savez(tmp_path / "given.npz", **arrays)  # type: ignore[arg-type]
+        with pytest.raises((DataError, InputError), match=says):
+            wrapped(tmp_path, graphs.convolutions(), inputs=tmp_path / "given.npz")
+
+    @pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "gone.weights", "C:x", "./net.weights"])
+    def test_weights_elsewhere(self, tmp_path: Path, location: str) -> None:
+        path = save_beside(tmp_path / "theirs", graphs.convolutions())
+        (tmp_path / "secret").write_bytes(b"\0" * 4096)
+        graph = onnx.load(path, load_external_data=False)
+        for tensor in graph.graph.initializer:
+            for entry in tensor.external_data:
+                entry.value = location if entry.key == "location" else entry.value
+        path.write_bytes(graph.SerializeToString())
+        with pytest.raises(ArtifactError, match="reads weights from"):
+            wrap(path, tmp_path / "bundle")
+        assert not (tmp_path / "bundle").exists()
+
+    def test_weights_behind_a_link_that_leads_out(self, tmp_path: Path) -> None:
+        path = save_beside(tmp_path / "theirs", graphs.convolutions())
+        (tmp_path / "theirs/net.weights").rename(tmp_path / "secret")
+        (tmp_path / "theirs/net.weights").symlink_to(tmp_path / "secret")
+        with pytest.raises(ArtifactError, match="not inside of its folder"):
+            wrap(path, tmp_path / "bundle")
+
+    @pytest.mark.parametrize("content", [b"", b"no graph at all", b"\x3a\xff\xff\xff\xff\x0f"])
+    def test_no_graph(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "net.onnx"
+        path.write_bytes(content)
+        with pytest.raises(ArtifactError, match="is no ONNX graph"):
+            wrap(path, tmp_path / "bundle")
+
+    def test_a_folder_that_is_taken(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "theirs", graphs.convolutions())
+        wrap(path, tmp_path / "bundle")
+        with pytest.raises(InputError, match="--replace"):
+            wrap(path, tmp_path / "bundle")
+        wrap(path, tmp_path / "bundle", WrapOptions(seed=1, replace=True))
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine/notes.txt").write_text("mine")
+        with pytest.raises(InputError, match="no bundle"):
+            wrap(path, tmp_path / "mine", WrapOptions(replace=True))
+        assert (tmp_path / "mine/notes.txt").read_text() == "mine"
+
+
+class TestCached:
+    def test_one_bundle_for_the_same_file_and_options(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "theirs", graphs.convolutions())
+        first = wrap_cached(path, tmp_path / "artifacts", WrapOptions())
+        created = Bundle.open(first).manifest.created
+        assert wrap_cached(path, tmp_path / "artifacts", WrapOptions()) == first
+        assert Bundle.open(first).manifest.created == created
+        assert wrap_cached(path, tmp_path / "artifacts", WrapOptions(shapes={"x": (2, 3, 16, 16)})) != first
+        assert first.parent == tmp_path / "artifacts/wrapped"
+
+    def test_a_damaged_one_is_made_anew(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "theirs", graphs.convolutions())
+        folder = wrap_cached(path, tmp_path / "artifacts", WrapOptions())
+        (folder / "onnx/model.onnx").write_bytes(b"damaged")
+        assert wrap_cached(path, tmp_path / "artifacts", WrapOptions()) == folder
+        assert verify(Bundle.open(folder)).exit_code == 0
+
+
+class TestCommands:
+    def test_wrap_and_what_cannot_be_done_with_it(self, tmp_path: Path) -> None:
+        save(tmp_path, graphs.convolutions())
+        made = edgeformer("import", "onnx", "net.onnx", "-o", "bundle", "--json", cwd=tmp_path)
+        assert made.code == 0, made.err
+        document = json.loads(made.out)
+        assert document["bundle"] == "bundle" and document["artifacts"][0]["status"] == "built"
+        for command in (["evaluate", "bundle"], ["predict", "bundle", "a text"], ["generate", "bundle", "a"]):
+            refused = edgeformer(*command, cwd=tmp_path)
+            assert refused.code == 2 and "wrapped graph" in refused.err, refused.err
+
+    def test_other_commands_say_how_a_file_becomes_a_bundle(self, tmp_path: Path) -> None:
+        save(tmp_path, graphs.convolutions())
+        refused = edgeformer("verify", "net.onnx", cwd=tmp_path)
+        assert refused.code == 2 and "edgeformer import onnx net.onnx -o BUNDLE" in refused.err
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (["--shape", "x"], "--shape x: write NAME=SIZE"),
+            (["--shape", "x=1x-3"], "--shape x=1x-3"),
+            (["--range", "x=3:1"], "--range x=3:1"),
+            (["--range", "x=a:b"], "--range x=a:b"),
+        ],
+    )
+    def test_slips(self, tmp_path: Path, options: list[str], says: str) -> None:
+        save(tmp_path, graphs.convolutions())
+        refused = edgeformer("import", "onnx", "net.onnx", "-o", "bundle", *options, cwd=tmp_path)
+        assert refused.code == 2 and says in refused.err

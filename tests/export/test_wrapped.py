@@ -1,0 +1,246 @@
+"""export of a wrapped bundle: each precision is held to the graph's own answers; what is there stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.manifest import BundleManifest
+from edgeformer.bundle import Bundle
+from edgeformer.export.import_onnx import WrapOptions, wrap
+from edgeformer.export.variants import ExportOptions
+from edgeformer.export.wrapped import export_wrapped
+from edgeformer.inference.verify import verify
+from tests.cli.run_cli import edgeformer
+from tests.export import graphs
+from tests.export.graphs import save, save_beside
+from tests.fakes.install import installed
+from tests.runtimes.tiny_bundle import CLASSES, VOCABULARY, classifier_graph
+
+ROWS = "text\tlabel\n" + "".join(f"word{number % 7} word{number % 3}\tl{number % CLASSES}\n" for number in range(60))
+
+
+def export(folder: Path, **options: object) -> dict[str, tuple[str, str | None]]:
+    """Artifact → status and reason."""
+    made = export_wrapped(folder, ExportOptions(**options))  # type: ignore[arg-type]
+    return {artifact.id: (artifact.status, artifact.reason) for artifact in made.artifacts}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    wrap(save(tmp_path / "theirs", graphs.embedding(rows=64, width=16)), tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def test_fp16_and_int8(bundle: Path) -> None:
+    before = sha256_of(bundle / "onnx/model.onnx")
+    assert export(bundle, fp16=True, int8=True) == {
+        "onnx-fp32": ("built", None),
+        "onnx-fp16": ("built", None),
+        "onnx-int8": ("built", None),
+    }
+    opened = Bundle.open(bundle)
+    whole, eighth, half = opened.artifacts
+    assert sha256_of(bundle / "onnx/model.onnx") == before
+    assert whole.sharing and half.sharing and eighth.sharing
+    assert half.sharing.weight_bytes < 0.6 * whole.sharing.weight_bytes
+    assert eighth.sharing.weight_bytes < 0.4 * whole.sharing.weight_bytes
+    assert half.sharing.stored_parameters == whole.sharing.unique_parameters
+    assert eighth.sharing.stored_parameters == whole.sharing.unique_parameters  # scales and zero points do not count
+    assert half.parity and half.parity.tolerance_kind == "rms" and eighth.parity and eighth.parity.tolerance == 0.2
+    assert eighth.quantized == {"MatMulInteger": 1, "Gather": 1}
+    assert eighth.score is not None and 0.99 < eighth.score.cosine < 1  # type: ignore[attr-defined]
+    assert verify(opened).exit_code == 0
+
+
+def test_what_is_there_stays_reports_too(bundle: Path) -> None:
+    export(bundle, fp16=True)
+    (bundle / "reports").mkdir()
+    (bundle / "reports/host.json").write_text("{}")
+    half = sha256_of(bundle / "onnx/model_fp16.onnx")
+    assert list(export(bundle, int8=True)) == ["onnx-fp32", "onnx-int8", "onnx-fp16"]
+    assert sha256_of(bundle / "onnx/model_fp16.onnx") == half and (bundle / "reports/host.json").is_file()
+    notes = Bundle.open(bundle).manifest.notes
+    assert [note.partition(":")[0] for note in notes] == ["golden inputs", "FP16", "INT8"]
+    assert verify(Bundle.open(bundle)).exit_code == 0
+
+
+def test_int8_has_nothing_to_do_in_convolutions(tmp_path: Path) -> None:
+    graph = graphs.convolutions()
+    del graph.graph.node[4:], graph.graph.initializer[3:]
+    graph.graph.output[0].CopyFrom(graphs.value("pooled", graphs.FLOAT, ["batch", 8, 1, 1]))
+    wrap(save(tmp_path, graph), tmp_path / "bundle")
+    status, reason = export(tmp_path / "bundle", int8=True)["onnx-int8"]
+    assert status == "rejected" and "convolutions and recurrent operators stay FP32" in str(reason)
+    assert not (tmp_path / "bundle/onnx/model_int8.onnx").exists()
+
+
+def test_what_is_too_far_off_is_rejected_with_its_output(tmp_path: Path) -> None:
+    """A row of weights that no token ever meets takes all of the scale: 7 bits hold nothing of the others."""
+    graph = graphs.embedding(rows=64, width=16)
+    tokens, products = (onnx.numpy_helper.to_array(tensor).copy() for tensor in graph.graph.initializer[:2])
+    tokens[:, 0], products[0] = 0, 10_000
+    graph.graph.initializer[0].CopyFrom(graphs.constant("table", tokens))
+    graph.graph.initializer[1].CopyFrom(graphs.constant("w", products))
+    wrap(save(tmp_path, graph), tmp_path / "bundle")
+    status, reason = export(tmp_path / "bundle", int8=True)["onnx-int8"]
+    assert status == "rejected" and "rms error" in str(reason) and "--inputs FILE.npz" in str(reason)
+
+
+def test_weights_beside_the_graph(tmp_path: Path) -> None:
+    wrap(save_beside(tmp_path / "theirs", graphs.embedding(rows=64, width=16)), tmp_path / "bundle")
+    export(tmp_path / "bundle", fp16=True)
+    opened = Bundle.open(tmp_path / "bundle")
+    assert opened.artifact("onnx-fp16").weights_file == "onnx/model_fp16.onnx_data"
+    assert verify(opened).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"exits": "all"}, "--exit: .* nobody knows loops"),
+        ({"vocab_trim": True}, "--vocab-trim"),
+        ({"vocab_keep": 0}, "--vocab-keep"),
+        ({"vocab_max": 9}, "--vocab-max"),
+        ({"build": ("tensorrt",)}, "which device"),
+        ({"target": "rtx4050"}, "--target: says what is built for; add --trt"),
+        ({"target": "rtx4050", "fp16": True}, "--target: says what is built for; add --trt"),
+    ],
+)
+def test_options_that_make_no_sense(bundle: Path, options: dict[str, object], says: str) -> None:
+    before = sha256_of(bundle / "bundle.json")
+    with pytest.raises(InputError, match=says):
+        export(bundle, **options)
+    assert sha256_of(bundle / "bundle.json") == before
+
+
+def test_a_device_of_which_no_builder_takes_notice_is_refused(bundle: Path) -> None:
+    with (
+        installed("reference_runtime"),
+        pytest.raises(InputError, match="--target: reference: what it builds is the same"),
+    ):
+        export(bundle, build=("reference",), target="rtx4050")
+
+
+def test_replacing_keeps_nothing_but_the_graph_that_was_wrapped(bundle: Path) -> None:
+    export(bundle, fp16=True)
+    assert list(export(bundle, int8=True, replace=True)) == ["onnx-fp32", "onnx-int8"]
+    assert not (bundle / "onnx/model_fp16.onnx").exists()
+    notes = Bundle.open(bundle).manifest.notes
+    assert [note.partition(":")[0] for note in notes] == ["golden inputs", "INT8"]
+    assert verify(Bundle.open(bundle)).exit_code == 0
+
+
+@pytest.mark.parametrize("flag", ["fp16", "int8", "int4"])
+def test_a_graph_that_is_narrow_already_gets_no_narrower(bundle: Path, tmp_path: Path, flag: str) -> None:
+    export(bundle, fp16=True)
+    wrap(bundle / "onnx/model_fp16.onnx", tmp_path / "half")
+    with pytest.raises(InputError, match="its graph is FP16 already; give the FP32 one to wrap"):
+        export(tmp_path / "half", **{flag: True})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    place = tmp_path_factory.mktemp("classifier")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{number}" for number in range(VOCABULARY - 4))]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save(str(place / "tokenizer.json"))
+    (place / "rows.tsv").write_text(ROWS)
+    save(place, classifier_graph())
+    return place
+
+
+class TestClassifiers:
+    """A graph from token ids to logits, with its tokenizer and a labelled file."""
+
+    def wrapped(self, folder: Path, target: Path, **options: object) -> BundleManifest:
+        given = {"tokenizer": folder / "tokenizer.json", "labels": ("l0", "l1"), "max_length": 16, **options}
+        return wrap(folder / "net.onnx", target, WrapOptions(**given))  # type: ignore[arg-type]
+
+    def test_with_data_every_artifact_is_scored_on_it(self, folder: Path, tmp_path: Path) -> None:
+        made = self.wrapped(folder, tmp_path / "bundle", data=folder / "rows.tsv")
+        assert (made.task, made.labels) == ("classification", ("l0", "l1"))
+        export(tmp_path / "bundle", fp16=True)
+        opened = Bundle.open(tmp_path / "bundle")
+        scores = [artifact.validation for artifact in opened.artifacts]
+        assert [score.n if score else None for score in scores] == [60, 60]
+        assert len(opened.golden()) == 60 and verify(opened).exit_code == 0
+
+    def test_without_data_the_graph_agrees_with_itself(self, folder: Path, tmp_path: Path) -> None:
+        made = self.wrapped(folder, tmp_path / "bundle")
+        assert made.artifacts[0].score is not None and made.artifacts[0].score.accuracy == 1.0  # type: ignore[attr-defined]
+        assert made.artifacts[0].validation is None and "agreement with FP32" in made.notes[0]
+
+    def test_predict_and_evaluate(self, folder: Path, tmp_path: Path) -> None:
+        self.wrapped(folder, tmp_path / "bundle")
+        found = edgeformer("predict", "bundle", "word1 word2", "--json", cwd=tmp_path)
+        assert found.code == 0, found.err
+        assert json.loads(found.out)["predictions"][0]["label"] in ("l0", "l1")
+        scored = edgeformer("evaluate", "bundle", "--data", str(folder / "rows.tsv"), "--json", cwd=tmp_path)
+        assert scored.code == 0 and json.loads(scored.out)["rows"][0]["n"] == 60, scored.err
+        nothing = edgeformer("evaluate", "bundle", cwd=tmp_path)
+        assert nothing.code == 2 and "--data FILE" in nothing.err
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"labels": ("a", "b", "c")}, "of 64 rows and 3 labels"),
+            ({"labels": ("a",)}, "two labels or more"),
+            ({"labels": ("good", "good")}, "--labels good,good: gives a name twice; needs 2 different names"),
+            ({"labels": ("good", "", "bad")}, "--labels good,,bad: has a class without a name; name all 3"),
+            ({"tokenizer": None}, "belong together"),
+            ({"seed": 0, "shapes": {"input_ids": (1, 8)}}, "for graphs without a tokenizer"),
+        ],
+    )
+    def test_what_does_not_fit(self, folder: Path, tmp_path: Path, options: dict[str, object], says: str) -> None:
+        with pytest.raises(InputError, match=says):
+            self.wrapped(folder, tmp_path / "bundle", **options)
+
+    def test_another_graph_is_no_classifier(self, folder: Path, tmp_path: Path) -> None:
+        path = save(tmp_path, graphs.embedding())
+        with pytest.raises(InputError, match="has an output `logits`, this one has states, length, largest"):
+            wrap(path, tmp_path / "b", WrapOptions(tokenizer=folder / "tokenizer.json", labels=("l0", "l1")))
+
+
+def test_four_bits_of_a_wrapped_graph(bundle: Path, tmp_path: Path) -> None:
+    made = edgeformer("export", "bundle", "--int4", "--json", cwd=tmp_path)
+    assert made.code == 0, made.err
+    base, narrow = json.loads(made.out)["artifacts"]
+    assert (narrow["id"], narrow["file"], narrow["precision"]) == ("onnx-int4", "onnx/model_q4.onnx", "int4")
+    assert narrow["sharing"]["stored_parameters"] <= base["sharing"]["stored_parameters"]
+    assert sum(narrow["quantized"].values()) > 0
+
+
+def test_in_the_bundle_itself(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``.`` has no name to put a lock or a new folder beside; and what one stands in is another folder afterwards."""
+    monkeypatch.chdir(bundle)
+    assert list(export(Path(), int8=True)) == ["onnx-fp32", "onnx-int8"]
+    assert Path.cwd() == bundle and Path("onnx/model_int8.onnx").is_file(), "in the new one"
+    assert verify(Bundle.open(Path())).exit_code == 0
+    made = wrap(tmp_path / "theirs" / "net.onnx", Path(), WrapOptions(replace=True))
+    assert [artifact.id for artifact in made.artifacts] == ["onnx-fp32"] and not Path("onnx/model_int8.onnx").exists()
+    (bundle / "onnx").mkdir(exist_ok=True)
+    monkeypatch.chdir(bundle / "onnx")
+    export(Path(".."), fp16=True)
+    assert Path("model_fp16.onnx").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "theirs"]
+
+
+def test_the_command(bundle: Path, tmp_path: Path) -> None:
+    made = edgeformer("export", "bundle", "--int8", "--json", cwd=tmp_path)
+    assert made.code == 0, made.err
+    document = json.loads(made.out)
+    assert document["bundle"] == "bundle" and [a["id"] for a in document["artifacts"]] == ["onnx-fp32", "onnx-int8"]
+    assert np.isfinite(document["artifacts"][1]["parity"]["rms_error"])

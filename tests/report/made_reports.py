@@ -1,0 +1,107 @@
+"""Reports made by hand, for the tests of what is made from reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgeformer.artifacts.device import EstimateError
+from edgeformer.artifacts.report import (
+    Candidate,
+    Check,
+    Energy,
+    EstimateEvidence,
+    Latency,
+    Memory,
+    Report,
+    Row,
+    Search,
+    SizeParts,
+    Verdict,
+    Work,
+)
+
+MIB = 2**20
+ERROR_ON_CPU = EstimateError(
+    kind="cpu", device="Some CPU", cases=12, median_log2=0.2, worst_log2=0.5, created="2026-11-21"
+)
+CHECKED_ON_CPU = EstimateEvidence(
+    source="the calibrated profile", kind="cpu", processor="Some CPU", measured="2026-11-21", cases=12,
+    median_error=0.15, worst_error=0.41, applies=False, why_not="it is of a CPU",
+)  # fmt: skip
+
+
+def measured(p50: float = 20.0, **other: Any) -> Latency:
+    """A stable sample around ``p50`` milliseconds."""
+    quantiles = tuple(p50 * (0.9 + 0.2 * index / 40) for index in range(41))
+    facts = {"p90": p50 * 1.05, "mean": p50, "cv": 0.02, "n": 200, "stable": True, "quantiles_ms": quantiles, **other}
+    return Latency(status="measured", p50=p50, **facts)
+
+
+def estimated(low: float = 0.5, high: float = 2.0) -> Latency:
+    """An estimate; its middle is the geometric one."""
+    middle = (low * high) ** 0.5
+    return Latency(status="estimated", p50=middle, low=low, high=high, reason="roofline over 12 kernels")
+
+
+def made_row(latency: Latency, where: str = "host", **other: Any) -> Row:
+    """A steady row of the FP32 graph at 1 × 128."""
+    memory = Memory(status="measured", peak=30 * MIB)
+    if latency.status == "estimated":
+        memory = Memory(status="estimated", peak=400 * MIB, low=300 * MIB, high=500 * MIB)
+    facts: dict[str, Any] = {
+        "artifact": "onnx-fp32", "precision": "fp32", "provider": "CPUExecutionProvider", "where": where,
+        "phase": "steady", "batch": 1, "seq": 128, "latency_ms": latency, "memory_bytes": memory,
+        "size_bytes": 20 * MIB, "energy_mj": Energy(status="unavailable", reason="no energy counter"),
+        "work": Work(operations=4e8, bytes_moved=3e7, weight_bytes=2e7, operators=90, kernels=40),
+    }  # fmt: skip
+    return Row.model_validate({**facts, **other})
+
+
+LATENCY = Check(
+    name="latency", artifact="onnx-fp32", limit=5.0, value=1.0, unit="ms", status="pass", basis="estimated",
+    low=0.5, high=2.0,
+)  # fmt: skip
+SIZE = Check(
+    name="size", artifact="onnx-fp32", limit=100 * MIB, value=20 * MIB, unit="bytes", status="pass", basis="measured"
+)
+PROFILE = {
+    "title": "A card",
+    "bandwidth_bytes_per_s": {"value": 192e9, "source": "a data sheet", "verified": False},
+    "peaks": {"fp32": {"value": 9e12, "source": "cores × clock × 2", "verified": False}},
+}
+
+
+def made_search() -> Search:
+    """Two candidates, of which the slower one is too large."""
+    common = {"provider": "CUDAExecutionProvider", "threads": None, "latency_status": "estimated", "exit": None}
+    common |= {"precision": "fp32", "trimmed": False, "memory_bytes": 400 * MIB, "on_front": True}
+    candidates = (
+        Candidate(artifact="onnx-fp32", score=0.91, latency_ms=1.0, size_bytes=20 * MIB, feasible=True, **common),
+        Candidate(
+            artifact="onnx-fp32-big", score=0.92, latency_ms=3.0, size_bytes=200 * MIB, feasible=False,
+            reason="size 200 MiB is above 100 MiB", **common,
+        ),
+    )  # fmt: skip
+    return Search(
+        metric="accuracy", bound=0.9, minimize="latency", candidates=candidates, pick=0, reason="the only one that fits"
+    )
+
+
+def made_report(*rows: Row, **other: Any) -> Report:
+    """A report of a card that is not here; without ``rows``: one measured, one unavailable, one estimated."""
+    absent = Latency(status="unavailable", reason="the model refused 8 × 999")
+    chosen = rows or (
+        made_row(measured()),
+        made_row(absent, batch=8, memory_bytes=Memory(status="unavailable", reason="it never ran")),
+        made_row(estimated(), "device", provider="CUDAExecutionProvider"),
+    )
+    facts: dict[str, Any] = {
+        "device": "rtx4050", "device_title": "NVIDIA GeForce RTX 4050 Laptop GPU", "on_target": False,
+        "host": {"cpu": "Some CPU", "cores": 2, "system": "Linux", "threads": 2, "versions": {"onnxruntime": "1.31"}},
+        "run": "mine-001", "bundle": "bundle", "created": "2026-11-21T00:00:00+00:00", "synthetic": False,
+        "parameters": 1234, "rows": chosen, "verdict": Verdict(status="pass", checks=(SIZE, LATENCY)),
+        "estimate_error": ERROR_ON_CPU, "estimate_evidence": (CHECKED_ON_CPU,), "estimated_for": "cuda",
+        "profile": PROFILE,
+        "sizes": (SizeParts(artifact="onnx-fp32", embeddings=12 * MIB, block=7 * MIB, heads=MIB // 2, other=MIB // 2),),
+    }  # fmt: skip
+    return Report.model_validate({**facts, **other})

@@ -1,0 +1,241 @@
+"""A stand-in for TensorRT and for the card: ONNX Runtime computes, memory lies in this process.
+
+An ``.engine`` file of it holds the path of an ONNX graph. What the session code says to TensorRT (names, shapes,
+addresses) is looked at as TensorRT would: a wrong address or shape gives wrong answers, or an error, here too.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.runtimes.tensorrt import session as graph_module
+from edgeformer.runtimes.tensorrt import session as session_module
+from edgeformer.runtimes.tensorrt import state as state_module
+from edgeformer.runtimes.tensorrt.state import TensorRTState
+from edgeformer.system import cuda_driver, leftovers
+from edgeformer.system.cuda_driver import Device
+
+CARD = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
+VERSION = "1.7.1"
+LONGEST = 64
+AT_ONCE = LONGEST
+"""Tokens that one call takes, of a text of up to LONGEST: an engine is built for the longest text of its recipe."""
+
+_ADDRESSES = count(1000)
+_MEMORY: dict[int, np.ndarray[Any, Any]] = {}
+
+
+class StandInMemory:
+    def __init__(self, cuda: StandInCuda, size: int) -> None:
+        assert size > 0
+        self.cuda, self.size, self.address = cuda, size, next(_ADDRESSES)
+        _MEMORY[self.address] = np.full(size, 0xAB, np.uint8)
+        cuda.taken += 1
+
+    def free(self) -> None:
+        del _MEMORY[self.address]
+        self.cuda.taken -= 1
+
+
+class StandInCuda:
+    stream = 7
+    uploaded = 0
+    """Bytes that all of them copied to the card."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def make_current(self) -> None: ...
+
+    def synchronise(self) -> None: ...
+
+    def close(self) -> None:
+        assert self.taken == 0, "all memory was given back"
+
+    def upload(self, array: np.ndarray[Any, Any], memory: StandInMemory) -> None:
+        assert array.nbytes <= memory.size
+        StandInCuda.uploaded += array.nbytes
+        _MEMORY[memory.address][: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+
+    def download(self, memory: StandInMemory, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+        return _read(memory.address, shape, dtype)
+
+
+def _read(address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(_MEMORY[address][:size].tobytes(), dtype).reshape(shape)
+
+
+class DynamicShapesKernelSpecializationStrategy(enum.Enum):
+    LAZY, EAGER, NONE = range(3)
+
+
+class CudaGraphStrategy(enum.Enum):
+    DISABLED, WHOLE_GRAPH_CAPTURE = range(2)
+
+
+class StandInRuntimeCache:
+    """Kernels as bytes that begin with the environment; another environment's are refused, as TensorRT does."""
+
+    environment = b"driver 580;"
+
+    def __init__(self) -> None:
+        self.kernels = b""
+
+    def deserialize(self, blob: bytes) -> bool:
+        if not bytes(blob).startswith(self.environment):
+            return False
+        self.kernels = bytes(blob).removeprefix(self.environment)
+        return True
+
+    def serialize(self) -> bytes:
+        return self.environment + self.kernels
+
+
+class StandInRuntimeConfig:
+    """What tensorrt-rtx 1.7 has of IRuntimeConfig, as far as edgeformer uses it."""
+
+    def __init__(self) -> None:
+        self.dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
+        self.cuda_graph_strategy = CudaGraphStrategy.DISABLED
+        self.cache: StandInRuntimeCache | None = None
+
+    def create_runtime_cache(self) -> StandInRuntimeCache:
+        return StandInRuntimeCache()
+
+    def set_runtime_cache(self, cache: StandInRuntimeCache) -> bool:
+        self.cache = cache
+        return True
+
+
+class StandInEngine:
+    """Engine and context of one graph."""
+
+    device_memory_size_v2 = 4096
+    opened: ClassVar[list[StandInEngine]] = []
+    """All that were opened, oldest first."""
+
+    def __init__(self, path: Path) -> None:
+        self._session = OnnxSession(path)
+        described = onnx.load(str(path), load_external_data=False).graph
+        self._inputs = {value.name: value for value in described.input}
+        self._outputs = {value.name: value for value in described.output}
+        self._all = {**self._inputs, **self._outputs}
+        self.num_io_tensors = len(self._all)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self.config: StandInRuntimeConfig | None = None
+        self.compiled: list[str] = []
+        """Shapes that kernels were compiled for here, because the cache did not hold them."""
+        self.calls: list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]] = []
+        """Shapes and addresses of each call: a captured CUDA graph is of use where both repeat."""
+        StandInEngine.opened.append(self)
+
+    def create_runtime_config(self) -> StandInRuntimeConfig:
+        return StandInRuntimeConfig()
+
+    def create_execution_context(self, config: StandInRuntimeConfig | None = None) -> StandInEngine:
+        self.config = config
+        return self
+
+    def get_tensor_name(self, index: int) -> str:
+        return str([*self._all][index])
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return onnx.helper.tensor_dtype_to_np_dtype(self._all[name].type.tensor_type.elem_type)
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "in" if name in self._inputs else "out"
+
+    def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
+        sizes = {"batch": (1, 1, 16), "sequence": (1, 1, AT_ONCE), "past": (0, 8, LONGEST - 1)}
+        columns = [sizes[axis] if isinstance(axis, str) else (axis,) * 3 for axis in self._axes(name)]
+        return [tuple(column[which] for column in columns) for which in range(3)]
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self._shapes[name] = tuple(shape)
+        return len(shape) == len(self._axes(name))
+
+    def set_tensor_address(self, name: str, address: int) -> None:
+        self._addresses[name] = address
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        if name in self._shapes:
+            return self._shapes[name]
+        known: dict[str, int] = {}
+        for given, shape in self._shapes.items():
+            known |= {axis: size for axis, size in zip(self._axes(given), shape, strict=True) if isinstance(axis, str)}
+        return tuple(
+            sum(known[part] for part in axis.split(" + ")) if isinstance(axis, str) else axis
+            for axis in self._axes(name)
+        )
+
+    def execute_async_v3(self, stream: int) -> bool:
+        assert stream == StandInCuda.stream
+        used = [self._addresses[name] for name in self._all]
+        self._compile()
+        self.calls.append((tuple(self._shapes.values()), tuple(used)))
+        assert len(set(used)) == len(used), "nothing is written where something else is read"
+        inputs = {
+            name: _read(self._addresses[name], self._shapes[name], self.get_tensor_dtype(name)) for name in self._inputs
+        }
+        for name, array in self._session.run(inputs).items():
+            assert array.shape == self.get_tensor_shape(name)
+            _MEMORY[self._addresses[name]][: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+        return True
+
+    def _compile(self) -> None:
+        """One kernel per shape, or one for all shapes where kernels are not specialised."""
+        strategy = self.config.dynamic_shapes_kernel_specialization_strategy if self.config is not None else None
+        one_for_all = strategy is DynamicShapesKernelSpecializationStrategy.NONE
+        kernel = "any" if one_for_all else str(sorted(self._shapes.items()))
+        cache = self.config.cache if self.config is not None else None
+        if kernel in self.compiled or (cache is not None and kernel.encode() in cache.kernels):
+            return
+        self.compiled.append(kernel)
+        if cache is not None:
+            cache.kernels += kernel.encode() + b";"
+
+    def _axes(self, name: str) -> list[int | str]:
+        return [axis.dim_param or axis.dim_value for axis in self._all[name].type.tensor_type.shape.dim]
+
+
+@contextmanager
+def stand_in() -> Iterator[None]:
+    """While it lasts, this machine has a card and a tensorrt-rtx that runs such engines."""
+    trt = SimpleNamespace(
+        __version__=VERSION,
+        Runtime=lambda logger: SimpleNamespace(
+            deserialize_cuda_engine=lambda plan: StandInEngine(Path(bytes(plan).decode()))
+        ),
+        TensorIOMode=SimpleNamespace(INPUT="in"),
+        nptype=np.dtype,
+        DynamicShapesKernelSpecializationStrategy=DynamicShapesKernelSpecializationStrategy,
+        CudaGraphStrategy=CudaGraphStrategy,
+    )
+    log = SimpleNamespace(logger=None, clear=lambda: None, last_error=lambda: "the stand-in refuses")
+    state = TensorRTState("tensorrt-rtx", VERSION, {}, ("8.9",), (CARD,))
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.setenv(leftovers.VARIABLE, folder)
+        patch.setattr(StandInEngine, "opened", [])
+        patch.setitem(sys.modules, "tensorrt_rtx", trt)
+        patch.setattr(session_module, "tensorrt_log", lambda module: log)
+        patch.setattr(session_module, "Cuda", StandInCuda)
+        patch.setattr(session_module, "DeviceMemory", StandInMemory)
+        patch.setattr(graph_module, "DeviceMemory", StandInMemory)
+        patch.setattr(state_module, "tensorrt_state", lambda name: state)
+        patch.setattr(cuda_driver, "devices", lambda: (CARD,))
+        yield

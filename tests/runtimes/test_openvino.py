@@ -1,0 +1,256 @@
+"""OpenVINO: sessions in FP32 and bfloat16, INT8 by NNCF, no telemetry, and what is said where it is not installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeformer.artifacts.errors import InputError, MissingDependencyError
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.report import Candidate, Search
+from edgeformer.bundle import Bundle
+from edgeformer.export.export import export
+from edgeformer.export.variants import ExportOptions
+from edgeformer.inference.evaluate import EvaluateOptions, evaluate
+from edgeformer.inference.predict import opened, predict
+from edgeformer.inference.verify import verify
+from edgeformer.run import locate
+from edgeformer.runtime_preference import FILE, RuntimeChoice, fastest_here, remember
+from edgeformer.runtimes import OpenOptions, library_versions, opener_of, provider_facts, providers_asked, runtime_names
+from edgeformer.runtimes.openvino import session as runtime
+from edgeformer.system.host import cpu_name, default_threads
+from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle
+
+HERE = pytest.mark.skipif(runtime.missing() is not None, reason="openvino is not installed")
+CPU, BF16 = runtime.CPU, runtime.CPU_BF16
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Bundle:
+    return Bundle.open(write_bundle(tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def quantised(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of a small classifier whose bundle was exported with --int8 and the extra."""
+    pytest.importorskip("nncf", reason="nncf is not installed")
+    run = tmp_path_factory.mktemp("openvino") / finished_run.name
+    shutil.copytree(finished_run, run)
+    export(run, ExportOptions(int8=True, joining=True, keep_going=True))
+    yield run
+
+
+def test_runtimes_are_asked_for_by_name(tiny: Bundle) -> None:
+    (entry,) = tiny.artifacts
+    assert runtime_names() == ("onnxruntime", "openvino", "all")
+    assert providers_asked(entry, "onnxruntime") == ("CPUExecutionProvider",)
+    assert providers_asked(entry, "openvino") == (CPU, BF16) and providers_asked(entry, BF16) == (BF16,)
+    assert opener_of(entry, CPU).name == "openvino" and opener_of(entry).name == "onnxruntime"
+    assert provider_facts(BF16).rounds_to == "bf16" and provider_facts(CPU).rounds_to is None
+    engine = entry.model_copy(update={"format": "tensorrt-rtx"})
+    assert providers_asked(engine, "openvino") == ()
+    # Its tables are an operator of ONNX Runtime's own.
+    assert providers_asked(entry.model_copy(update={"precision": "int4"}), "openvino") == ()
+    with pytest.raises(InputError, match="no such runtime; there are: onnxruntime, openvino, all"):
+        providers_asked(entry, "tflite")
+
+
+def test_without_the_package_it_says_which_one_is_missing(tiny: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.util, "find_spec", lambda name: None)
+    (entry,) = tiny.artifacts
+    assert "package: openvino is not installed" in str(tiny.cannot_run(entry, CPU)) and tiny.cannot_run(entry) is None
+    assert providers_asked(entry, "all") == ("CPUExecutionProvider",)
+    with pytest.raises(MissingDependencyError, match=r"openvino is not installed .*\[openvino\]"):
+        tiny.session(entry, OpenOptions(CPU))
+
+
+@HERE
+def test_fp32_is_what_onnx_runtime_computes_and_bf16_is_close(tiny: Bundle) -> None:
+    (entry,) = tiny.artifacts
+    inputs = {name: tiny.golden().arrays[name] for name in ("input_ids", "attention_mask")}
+    answers = {}
+    for provider in (None, CPU, *([BF16] if runtime.bf16_missing() is None else [])):
+        with tiny.session(entry, OpenOptions(provider, 1)) as session:
+            answers[provider] = session.run(inputs)["logits"]
+            if provider is not None:
+                hints = {"inference_precision_hint": runtime.HINTS[provider], "performance_hint": "LATENCY"}
+                expected = {"num_streams": 1, "inference_num_threads": 1, **hints}
+                assert (session.provider, session.settings()) == (provider, expected)
+    np.testing.assert_allclose(answers[CPU], answers[None], atol=1e-6)
+    assert 0 < abs(answers.get(BF16, answers[None] + 1e-3) - answers[None]).max() < 0.1
+
+
+@HERE
+def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path: Path) -> None:
+    run = tmp_path / "artifacts" / "classifier-v1"
+    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
+    kept = (run / "evaluation.json").read_bytes()
+    found = evaluate(locate(str(run), run.parent), EvaluateOptions("onnx-fp32", runtime="all"))
+    providers = [row.provider for row in found.rows]
+    assert providers[:2] == ["CPUExecutionProvider", CPU] and len(set(providers)) == len(providers)
+    assert found.rows[0].loss == pytest.approx(found.rows[1].loss, abs=1e-5)
+    assert (run / "evaluation.json").read_bytes() == kept
+    (_, usual), (_, other) = (
+        predict(locate(str(run), run.parent), ["a fine film"], runtime=runtime) for runtime in (None, "openvino")
+    )
+    first, second = usual[0].as_dict(), other[0].as_dict()
+    assert first["label"] == second["label"] and first["probability"] == pytest.approx(second["probability"], abs=1e-5)
+    with pytest.raises(InputError, match="--runtime all: one of them answers"):
+        predict(locate(str(run), run.parent), ["a fine film"], runtime="all")
+
+
+@HERE
+def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_path: Path) -> None:
+    run = tmp_path / "artifacts" / "classifier-v1"
+    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
+    location = locate(str(run), run.parent)
+    assert fastest_here(location) == {}
+    choice = RuntimeChoice(
+        processor=cpu_name(), bundle=location.open_bundle().contents.fingerprint, device="host", created="now",
+        threads=default_threads(), versions=library_versions(), providers={"onnx-fp32": CPU},
+    )  # fmt: skip
+    location.reports.mkdir(exist_ok=True)
+    write_json(location.reports / FILE, choice)
+    assert fastest_here(location) == {"onnx-fp32": CPU}
+    with opened(location, "onnx-fp32") as model:
+        assert model.provider == CPU
+    bundle = location.open_bundle()
+    bundle.record(bundle.artifact("onnx-fp32").model_copy(update={"reason": "what somebody says of it"}))
+    assert fastest_here(locate(str(run), run.parent)) == {"onnx-fp32": CPU}, "the same files"
+    libraries = {**library_versions(), "openvino": "another one"}
+    another = ({"processor": "another one"}, {"bundle": "another one"}, {"threads": 64}, {"versions": libraries})
+    of_earlier_versions = ({"bundle": None}, {"threads": None}, {"versions": None})
+    for other in (*another, *of_earlier_versions):
+        write_json(location.reports / FILE, choice.model_copy(update=other))
+        assert fastest_here(location) == {}
+
+
+@HERE
+def test_what_other_threads_were_fastest_with_is_not_remembered(tmp_path: Path) -> None:
+    run = tmp_path / "artifacts" / "classifier-v1"
+    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
+    location, usual = locate(str(run), run.parent), default_threads()
+    known = {"artifact": "onnx-fp32", "precision": "fp32", "exit": None, "trimmed": False, "size_bytes": 1}
+    known |= {"score": 0.9, "memory_bytes": 1, "latency_status": "measured", "feasible": True, "on_front": True}
+    known |= {"stable": True}
+
+    def search(*times: tuple[str, int, float]) -> SimpleNamespace:
+        made = [Candidate(provider=name, threads=threads, latency_ms=ms, **known) for name, threads, ms in times]
+        return SimpleNamespace(search=Search(
+            metric="accuracy", bound=None, minimize="latency", candidates=made, pick=len(made) - 1, reason="",
+        ), device="host", created="now")  # fmt: skip
+
+    remember(search(("CPUExecutionProvider", usual, 2.0), (CPU, usual, 1.0)), location)
+    assert fastest_here(location) == {"onnx-fp32": CPU}
+    usually = ("CPUExecutionProvider", usual, 1.0), (CPU, usual, 2.0)
+    remember(search(*usually, (CPU, usual + 1, 0.5)), location)
+    assert fastest_here(location) == {"onnx-fp32": "CPUExecutionProvider"}
+
+
+@HERE
+def test_a_processor_without_bfloat16_is_told_so(tiny: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "edgeformer.runtimes.openvino.session.bf16_missing", lambda: "this processor has no bfloat16 instructions"
+    )
+    with pytest.raises(InputError, match=r"openvino-cpu-bf16.*no bfloat16 instructions"):
+        tiny.session(tiny.artifacts[0], OpenOptions(BF16))
+
+
+@HERE
+def test_what_openvino_would_answer_with_anything_is_refused(tiny: Bundle) -> None:
+    """It takes unknown ids for rows of zeros, and texts beyond the positions without a word."""
+    inputs = {name: tiny.golden().arrays[name] for name in ("input_ids", "attention_mask")}
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    with tiny.session(tiny.artifacts[0], OpenOptions(CPU)) as session:
+        for broken, why in (
+            ({"input_ids": np.full_like(ids, VOCABULARY), "attention_mask": mask}, "outside the model's vocabulary"),
+            ({"input_ids": ids, "attention_mask": mask[:, :-1].copy()}, "the graph refuses"),
+            ({"input_ids": np.tile(ids, 3), "attention_mask": np.tile(mask, 3)}, "takes at most"),
+        ):
+            with pytest.raises(InputError, match=why):
+                session.run(broken)
+
+
+@HERE
+def test_importing_it_sends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
+    """In a process of its own, whose home is empty and in which opening a connection ends it."""
+    program = (
+        "import socket, sys\n"
+        "def refuse(*_): raise SystemExit('a connection was opened')\n"
+        "socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse\n"
+        "from edgeformer.runtimes.openvino.session import core\n"
+        "core()\n"
+        "from edgeformer.runtimes.openvino.quantize import _quietly\n"
+        "with _quietly():\n"
+        "    try:\n        import nncf\n"
+        "    except ImportError: pass\n"
+        "import threading\n"
+        "print([name for name in sys.modules if name.startswith('openvino_telemetry')], threading.active_count())\n"
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    told = {"HOME": str(home), "USERPROFILE": str(home), "PYTHONPATH": str(Path(runtime.__file__).parents[3])}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env=told,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "[] 1"), done.stderr
+    assert [path for path in home.rglob("*") if "intel" in str(path).lower() or "openvino" in str(path)] == []
+
+
+def test_int8_is_built_judged_and_verified(quantised: Path) -> None:
+    bundle = Bundle.open(quantised / "bundle")
+    found = bundle.artifact("openvino-int8")
+    assert (found.status, found.format, found.precision) == ("built", "openvino", "int8"), found.reason
+    fp32 = bundle.artifact("onnx-fp32")
+    assert found.size_bytes is not None and fp32.size_bytes is not None and found.size_bytes < 0.6 * fp32.size_bytes
+    assert found.parity is not None and found.parity.provider == CPU and found.parity.top1_agreement is not None
+    assert found.parity.top1_agreement > 0.9 and found.validation is not None
+    assert found.sharing is not None and fp32.sharing is not None
+    assert found.sharing.stored_parameters == fp32.sharing.stored_parameters == found.sharing.unique_parameters
+    assert found.quantized["MatMul"] >= 8 and found.built_with["nncf"]
+    checks = {
+        (check.artifact, check.parity.provider if check.parity else None): check
+        for check in verify(bundle, runtime="all").artifacts
+    }
+    assert checks["openvino-int8", CPU].status == "verified"
+    assert providers_asked(bundle.artifact("onnx-int8"), "openvino") == (CPU,)
+    assert providers_asked(found, "all") == (CPU, BF16)
+    if runtime.bf16_missing() is None:  # what is not INT8 in it is computed in bfloat16, and that was judged, too
+        assert found.rounded[BF16].validation is not None and found.rounded[BF16].reason is None
+        assert checks["openvino-int8", BF16].status == "verified"
+        assert checks["openvino-int8", BF16].parity == found.rounded[BF16].parity != found.parity
+    else:
+        assert found.rounded == {} and ("openvino-int8", BF16) not in checks
+
+
+def test_weights_have_seven_bits_and_are_stored_once(quantised: Path) -> None:
+    graph = onnx.load(str(quantised / "bundle" / "engines" / "model_int8.openvino.onnx")).graph
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    pairs = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    used = [pairs.get(name) for node in graph.node if node.op_type in ("MatMul", "Gemm") for name in node.input]
+    weights = {name for name in used if name in stored}
+    assert len(used) > 2 * len(weights) >= 10, "both loops multiply by the same stored weight"
+    assert max(int(abs(stored[name].astype(int)).max()) for name in weights) == 64
+
+
+def test_a_file_that_was_changed_is_not_opened(quantised: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "bundle"
+    shutil.copytree(quantised / "bundle", copied)
+    file = copied / "engines" / "model_int8.openvino.onnx"
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    bundle = Bundle.open(copied)
+    with pytest.raises(InputError, match="changed since it was exported"):
+        bundle.session(bundle.artifact("openvino-int8"))

@@ -1,0 +1,131 @@
+"""Rotary embeddings become OpenVINO's own operator, and what only looks like one is left alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeformer.bundle import Bundle
+from edgeformer.export.export import export
+from edgeformer.export.variants import ExportOptions
+from edgeformer.runtimes import OpenOptions
+from edgeformer.runtimes.openvino import session as runtime
+from edgeformer.runtimes.openvino.session import OpenVINOSession, fuse_rotations
+
+pytestmark = pytest.mark.skipif(runtime.missing() is not None, reason="openvino is not installed")
+
+SHAPE = (2, 3, 5, 8)
+
+
+def rotated(**changes: Any) -> Any:
+    """A graph that turns the halves of the last axis of x [2, 3, 5, 8] by tables [5, 4], but for the ``changes``:
+
+    ``shape`` and ``table``, their sizes; ``axis`` and ``parts`` of what is taken apart, and ``joined``, along which it
+    comes together; ``same``: the sum is of the difference's own products; ``other_x``: of another x; ``kind``: numpy's
+    name of the type; ``turned_round``: factors and terms stand in the other order.
+    """
+    package = runtime.openvino()
+    ops = package.opset13
+    kind = np.dtype(changes.get("kind", "float32"))
+    axis, parts = changes.get("axis", 3), changes.get("parts", 2)
+    x, other = (ops.parameter(changes.get("shape", SHAPE), kind) for _ in range(2))
+    cos, sin = (ops.parameter(changes.get("table", (5, 4)), kind) for _ in range(2))
+    first, second = ops.split(x, ops.constant(axis), parts).outputs()[:2]
+    third, fourth = (
+        ops.split(other, ops.constant(axis), parts).outputs()[:2] if "other_x" in changes else (first, second)
+    )
+    angles = (cos, sin) if "same" in changes else (sin, cos)
+    terms = [ops.multiply(third, angles[0]), ops.multiply(fourth, angles[1])]
+    if "turned_round" in changes:
+        terms = [ops.multiply(angles[1], fourth), ops.multiply(angles[0], third)]
+    turned = ops.subtract(ops.multiply(first, cos), ops.multiply(second, sin))
+    whole = ops.concat([turned, ops.add(*terms)], changes.get("joined", axis))
+    return package.Model([whole], [x, other, cos, sin])
+
+
+def test_an_encoder_is_computed_with_fused_rotations(finished_run: Path) -> None:
+    bundle = Bundle.open(finished_run / "bundle")
+    config = json.loads((bundle.folder / "config.json").read_text(encoding="utf-8"))["edgeformer"]
+    entry = bundle.artifact("onnx-fp32")
+    rows = {"input_ids": np.array([[5, 6, 7, 8, 9, 10]]), "attention_mask": np.array([[1, 1, 1, 1, 0, 0]])}
+    with bundle.session(entry, OpenOptions(runtime.CPU)) as fused, bundle.session(entry) as plain:
+        assert isinstance(fused, OpenVINOSession)
+        per_pass = 2 * config["layers"]
+        assert fused_rotations(fused) == per_pass * config["iterations"] > 0
+        found, wanted = fused.run(rows), plain.run(rows)
+    for name, value in wanted.items():
+        assert found[name] == pytest.approx(value, abs=1e-5)
+
+
+def test_int8_in_bfloat16_keeps_its_parts(finished_run: Path, tmp_path: Path) -> None:
+    """There the kernel is slower than they are; in FP32, and without INT8 in bfloat16, it is used."""
+    pytest.importorskip("nncf", reason="nncf is not installed")
+    run = tmp_path / finished_run.name
+    shutil.copytree(finished_run, run)
+    export(run, ExportOptions(int8=True, joining=True, keep_going=True))
+    bundle = Bundle.open(run / "bundle")
+    providers = [runtime.CPU, runtime.CPU_BF16][: 1 if runtime.bf16_missing() else 2]
+    found = {}
+    for name in ("onnx-fp32", "openvino-int8"):
+        for provider in providers:
+            with bundle.session(bundle.artifact(name), OpenOptions(provider)) as session:
+                assert isinstance(session, OpenVINOSession)
+                found[name, provider] = fused_rotations(session)
+    plain = {pair for pair, count in found.items() if not count}
+    assert plain == {("openvino-int8", runtime.CPU_BF16)} & set(found)
+
+
+@pytest.mark.parametrize("changes", [{}, {"turned_round": True}, {"kind": "float16"}], ids=str)
+def test_what_is_rewritten_stays_what_it_is(changes: dict[str, Any]) -> None:
+    wanted, found, kernels = both(changes, rewritten=1)
+    assert kernels == (0, 1)
+    assert found == pytest.approx(wanted, abs=2e-3 if "kind" in changes else 1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"axis": 0, "table": (5, 8)},
+        {"axis": 2, "shape": (2, 3, 10, 8), "table": (5, 8)},
+        {"parts": 4, "table": (5, 2)},
+        {"shape": (2, 3, 5, 16), "parts": 4},
+        {"table": (3, 5, 4)},
+        {"shape": (2, 3, 1, 8)},
+        {"table": (1, 4)},
+        {"joined": 2},
+        {"same": True},
+        {"other_x": True},
+    ],
+    ids=str,
+)
+def test_what_only_looks_like_a_rotation_is_left_alone(changes: dict[str, Any]) -> None:
+    wanted, found, kernels = both(changes, rewritten=0)
+    assert kernels == (0, 0) and np.array_equal(found, wanted)
+
+
+def both(changes: dict[str, Any], rewritten: int) -> tuple[Any, Any, tuple[int, int]]:
+    """What a graph answers as it is and behind the rewriting, and how many kernels of rotations each has."""
+    draw = np.random.default_rng(0)
+    plain, changed = rotated(**changes), rotated(**changes)
+    feed = [draw.normal(size=list(one.shape)).astype(one.element_type.to_dtype()) for one in plain.inputs]
+    assert fuse_rotations(changed) == rewritten
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = [runtime.core().compile_model(one, "CPU", options) for one in (plain, changed)]
+    answers = [next(iter(one(feed).values())) for one in compiled]
+    return answers[0], answers[1], (kernels_of(compiled[0]), kernels_of(compiled[1]))
+
+
+def kernels_of(compiled: Any) -> int:
+    """Rotations in what OpenVINO made of a graph."""
+    kinds = [node.get_rt_info()["layerType"] for node in compiled.get_runtime_model().get_ops()]
+    return sum((kind if isinstance(kind, str) else kind.astype(str)) == "RoPE" for kind in kinds)
+
+
+def fused_rotations(session: OpenVINOSession) -> int:
+    """As :func:`kernels_of`."""
+    return kernels_of(session._request.get_compiled_model())

@@ -1,0 +1,297 @@
+"""Providers that do not start: what ONNX Runtime does then, and what edgeformer says. The boundary is ONNX Runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.report import MeasureRules
+from edgeformer.benchmark.launch import measure_in_child
+from edgeformer.benchmark.messages import CheckedArtifact, MeasureSpec
+from edgeformer.bundle import Bundle
+from edgeformer.runtimes.onnxruntime import providers
+from edgeformer.runtimes.onnxruntime.providers import (
+    CPU,
+    CUDA,
+    PLUGIN,
+    RTX,
+    SCRIPTS,
+    TENSORRT,
+    load_cuda_libraries,
+    profile_shapes,
+    rtx_plugin,
+)
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.system import cuda_driver
+from edgeformer.system.capability import Answer, ask_installed
+from edgeformer.system.cuda_driver import Device
+from tests.runtimes.tiny_bundle import classifier_graph
+
+OLD = Path(__file__).resolve().parents[1] / "old_format"
+CARD = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
+NOT_LOADED = "Failed to load libcublas.so.13: libcublas.so.13: cannot open shared object file: No such file\n"
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    onnx.save(classifier_graph(), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+class CudaBuild:
+    """ONNX Runtime's GPU build on a machine where CUDA's provider does not start: its sessions are the CPU's."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.events: list[str] = []
+        self.refusal: Exception | None = None
+        self.printed = NOT_LOADED
+        self._create = onnxruntime.InferenceSession
+        patch.setattr(onnxruntime, "get_available_providers", lambda: [TENSORRT, CUDA, CPU])
+        patch.setattr(onnxruntime, "preload_dlls", self.preload, raising=False)
+        patch.setattr(onnxruntime, "InferenceSession", self.create)
+
+    def preload(self) -> None:
+        self.events.append("preload")
+        print(self.printed, end="")
+
+    def create(self, path: str, options: Any, providers: list[Any], enable_fallback: int = 1) -> Any:
+        name = providers[0] if isinstance(providers[0], str) else providers[0][0]
+        self.events.append(f"open {name}")
+        if name != CPU and self.refusal is not None:
+            if enable_fallback:
+                print(f"*** EP Error {self.refusal}, falling back")  # as ONNX Runtime does
+                return self._create(path, options, providers=[CPU])
+            raise self.refusal
+        return self._create(path, options, providers=[CPU])
+
+
+@pytest.fixture
+def cuda_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaBuild]:
+    load_cuda_libraries.cache_clear()
+    monkeypatch.setattr(cuda_driver, "problem", lambda: None)
+    yield CudaBuild(monkeypatch)
+    load_cuda_libraries.cache_clear()
+
+
+def test_a_build_without_cuda_has_nothing_to_load(capfd: pytest.CaptureFixture[str]) -> None:
+    load_cuda_libraries.cache_clear()
+    if CUDA in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has CUDA")
+    assert load_cuda_libraries() is None
+    assert tuple(capfd.readouterr()) == ("", "")
+
+
+def test_an_onnxruntime_before_1_21_cannot_load_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_cuda_libraries.cache_clear()
+    monkeypatch.delattr(onnxruntime, "preload_dlls", raising=False)
+    assert load_cuda_libraries() is None
+
+
+@pytest.mark.parametrize("provider", [CUDA, TENSORRT])
+def test_pips_cuda_libraries_are_loaded_before_the_provider_is_opened(
+    graph: Path, provider: str, cuda_build: CudaBuild
+) -> None:
+    with pytest.raises(InputError):
+        OnnxSession(graph, provider)
+    assert cuda_build.events == ["preload", f"open {provider}"]
+    with OnnxSession(graph) as session:
+        assert session.provider == CPU
+    assert cuda_build.events.count("preload") == 1, "the CPU needs none of them"
+
+
+def test_a_provider_that_was_left_out_is_never_passed_off_as_cuda(
+    graph: Path, cuda_build: CudaBuild, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError) as refused:
+        OnnxSession(graph, CUDA)
+    for part in (CUDA, "does not start here", "cannot load libcublas.so.13", "[cuda,cudnn]", f"fell back to {CPU}"):
+        assert part in str(refused.value)
+    assert capfd.readouterr().out == "", "what ONNX Runtime prints would be in the middle of --json"
+
+
+def test_a_provider_that_raises_is_told_from_a_graph_that_is_damaged(
+    graph: Path, cuda_build: CudaBuild, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cuda_build.refusal = RuntimeError("CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version")
+    cuda_build.printed = ""
+    with pytest.raises(InputError, match=r"does not open it here, the CPU's does \(CUDA failure 35: CUDA driver"):
+        OnnxSession(graph, CUDA)
+    graph.write_bytes(b"no graph")
+    with pytest.raises(ArtifactError, match=r"export the run again"):
+        OnnxSession(graph, CUDA)
+    assert capfd.readouterr().out == ""
+
+
+def test_doctor_says_which_libraries_are_missing() -> None:
+    answer = Answer({"providers": [CUDA, CPU], "preload": NOT_LOADED})
+    lines = {one.name: one for one in providers.describe(answer, None, None)}
+    cuda = lines[f"onnxruntime: {CUDA}"]
+    assert (cuda.status, cuda.remedy) == ("unavailable", 'pip install "onnxruntime-gpu[cuda,cudnn]"')
+    assert cuda.detail.startswith("built in, but cannot load libcublas.so.13;")
+    loaded = {one.name: one for one in providers.describe(Answer({"providers": [CUDA], "preload": ""}), None, None)}
+    assert loaded[f"onnxruntime: {CUDA}"].status == "available"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of the libraries are Linux's")
+@pytest.mark.parametrize("on_default_path", [True, False])
+def test_a_damaged_copy_of_pip_matters_only_if_the_default_path_has_none(
+    on_default_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ONNX Runtime's own preload_dlls, as in a build for CUDA 13; only the system's loader is a stand-in."""
+    (tmp_path / "libcublas.so.13").write_bytes(b"no library")
+    real = ctypes.CDLL
+
+    def load(name: str, *arguments: Any, **options: Any) -> Any:
+        if "/" in name or not on_default_path:
+            return real(name, *arguments, **options)
+        return None
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(onnxruntime, "cuda_version", "13.0")
+    monkeypatch.setattr(onnxruntime, "preload_dlls", partial(onnxruntime.preload_dlls, directory=str(tmp_path)))
+    load_cuda_libraries.cache_clear()
+    libraries = load_cuda_libraries()
+    load_cuda_libraries.cache_clear()
+    if on_default_path:
+        assert libraries is None
+    else:
+        assert libraries is not None and "libcublas.so.13" in libraries.split(", ") and "/" not in libraries
+
+
+def test_doctor_names_a_library_only_if_no_copy_of_it_loads() -> None:
+    path = "/venv/site-packages/nvidia/cu13/lib/libcublas.so.13"
+    of_copy = f"Failed to load {path}: {path}: file too short\n"
+    for printed, status in ((of_copy, "available"), (of_copy + NOT_LOADED, "unavailable")):
+        answer = Answer({"providers": [CUDA, CPU], "preload": printed})
+        lines = {line.name: line for line in providers.describe(answer, None, None)}
+        cuda = lines[f"onnxruntime: {CUDA}"]
+        assert cuda.status == status and path not in cuda.detail
+
+
+@pytest.fixture
+def broken_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package of the RTX provider, with a library that the loader refuses; also for child processes."""
+    folder = tmp_path / "packages" / PLUGIN
+    folder.mkdir(parents=True)
+    (folder / "library.so").write_bytes(b"no library")
+    (folder / "__init__.py").write_text(
+        f"from pathlib import Path\n__version__ = '0.5.0'\ndef get_ep_name(): return {RTX!r}\n"
+        "def get_library_path(): return str(Path(__file__).parent / 'library.so')\n"
+    )
+    monkeypatch.syspath_prepend(str(folder.parent))
+    paths = [str(folder.parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    rtx_plugin.cache_clear()
+    yield folder.parent
+    rtx_plugin.cache_clear()
+    sys.modules.pop(PLUGIN, None)
+
+
+def test_a_plugin_that_cannot_be_registered_is_unavailable_with_its_reason(broken_plugin: Path) -> None:
+    """With the real ONNX Runtime: in this process, in the row of a report, and in doctor."""
+    bundle = Bundle.open(OLD / "classifier-v1" / "bundle")
+    artifact = bundle.artifact("onnx-fp32")
+    with pytest.raises(InputError, match=rf"{RTX}' cannot be used here: .*library\.so"):
+        OnnxSession(bundle.folder / str(artifact.file), RTX)
+    rules = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.1, min_s=0.01, max_s=0.1, idle_s=0.01, energy_s=0.01)
+    checked = CheckedArtifact.of(bundle, artifact)
+    spec = MeasureSpec(checked=checked, provider=RTX, threads=1, shapes=((1, 8),), rules=rules)
+    rows = measure_in_child(spec, Silent())
+    assert rows and {(row.provider, row.latency_ms.status) for row in rows} == {(RTX, "unavailable")}
+    assert all("library.so" in str(row.latency_ms.reason) for row in rows)
+    answers = ask_installed(SCRIPTS, 60)
+    line = next(
+        one for one in providers.describe(answers["onnxruntime"], None, answers[PLUGIN]) if one.name.endswith(RTX)
+    )
+    assert line.status == "unavailable" and line.version == "0.5.0"
+    assert "plugin installed, but" in line.detail and "library.so" in line.detail
+
+
+class RtxBuild:
+    """ONNX Runtime with the RTX plugin's devices; its sessions are the CPU's and say that they are the plugin's."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.options: dict[str, str] = {}
+        real_options, create = onnxruntime.SessionOptions, onnxruntime.InferenceSession
+        seen = self.options
+
+        class Options(real_options):  # type: ignore[misc]
+            def add_provider_for_devices(self, devices: list[Any], options: dict[str, str]) -> None:
+                assert devices == ["device"]
+                seen.update(options)
+
+        class Session(create):  # type: ignore[misc]
+            def get_providers(self) -> list[str]:
+                return [RTX, CPU]
+
+        patch.setattr(onnxruntime, "SessionOptions", Options)
+        patch.setattr(onnxruntime, "InferenceSession", Session)
+        plugin = providers.RtxPlugin(("device",))
+        for module in (providers, sys.modules[OnnxSession.__module__]):
+            patch.setattr(module, "rtx_plugin", lambda: plugin)
+        patch.setattr(cuda_driver, "devices", lambda: (CARD,))
+
+
+def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEFORMER_CACHE", str(tmp_path))
+    rtx = RtxBuild(monkeypatch)
+    with OnnxSession(OLD / "classifier-v1" / "bundle" / "onnx" / "model.onnx", RTX, max_positions=64) as session:
+        settings, caveats = session.settings(), session.caveats()
+    folder = Path(rtx.options.pop("nv_runtime_cache_path"))
+    assert folder.is_dir() and folder.is_relative_to(tmp_path) and "rtx-4050" in folder.name
+    assert rtx.options == {
+        "nv_profile_min_shapes": "input_ids:1x1,attention_mask:1x1",
+        "nv_profile_opt_shapes": "input_ids:1x64,attention_mask:1x64",
+        "nv_profile_max_shapes": "input_ids:1024x64,attention_mask:1024x64",
+    }
+    assert settings["kernel_specialization"] == "the provider's default (lazy), not read back"
+    assert settings["cuda_graphs"] == "the provider's default (disabled), not read back"
+    assert any("no CUDA graphs, and no kernels that are specialised before a call" in note for note in caveats)
+    assert settings["provider_options"] == {**rtx.options, "nv_runtime_cache_path": "cache folder"}
+    assert str(tmp_path) not in json.dumps(settings), "reports hold no paths of this machine"
+
+
+def test_a_cache_folder_that_cannot_be_made_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("EDGEFORMER_CACHE", str(tmp_path / "file"))
+    rtx = RtxBuild(monkeypatch)
+    OnnxSession(OLD / "classifier-v1" / "bundle" / "onnx" / "model.onnx", RTX, max_positions=64).close()
+    assert "nv_runtime_cache_path" not in rtx.options and "nv_profile_min_shapes" in rtx.options
+
+
+def test_shapes_of_graphs_with_caches_and_of_foreign_graphs(tmp_path: Path) -> None:
+    loop = profile_shapes(OLD / "language-v1" / "bundle" / "onnx" / "step_loop.onnx", 64)
+    assert loop["nv_profile_min_shapes"].startswith("state:1x1x16,past_key:1x2x0x8,")
+    assert loop["nv_profile_opt_shapes"].startswith("state:1x1x16,past_key:1x2x64x8,")
+    assert loop["nv_profile_max_shapes"].startswith("state:1024x64x16,past_key:1024x2x64x8,")
+    assert "loop:" not in loop["nv_profile_min_shapes"], "its size is fixed"
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 3, "height", "width"])
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 3, "height", "width"])
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [output])), tmp_path / "f.onnx")
+    assert profile_shapes(tmp_path / "f.onnx", None) == {}
+
+
+def test_nothing_of_this_prints_in_a_process_of_its_own(graph: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from edgeformer.runtimes.onnxruntime.session import OnnxSession\n"
+        "from edgeformer.runtimes.onnxruntime.providers import load_cuda_libraries; load_cuda_libraries()\n"
+        "OnnxSession(Path(sys.argv[1])).close()"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(graph)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

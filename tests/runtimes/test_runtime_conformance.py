@@ -1,0 +1,214 @@
+"""Every backend does what a backend must: the built-in ones, and one that another package brings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeformer.runtimes as runtimes
+from edgeformer import registry
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.artifacts.progress import Silent
+from edgeformer.bundle import Bundle
+from edgeformer.runtimes import ArtifactFiles, BuildJob, OpenOptions, Runtime, Target, all_runtimes, cannot_run
+from tests.fakes.install import RUNTIMES, installed
+from tests.runtimes import conformance
+from tests.runtimes.tiny_bundle import POSITIONS, classifier_graph, write_bundle
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "tests" / "fakes" / "reference_runtime"
+BUILT_IN = [runtime.name for runtime in all_runtimes()]
+with installed(*RUNTIMES):
+    OTHERS = [runtime.name for runtime in runtimes.REGISTRY.announced()]
+
+
+@pytest.fixture
+def reference() -> Iterator[Runtime]:
+    """The backends of other packages, installed for one test, also for processes that it starts; one of them."""
+    with installed(*RUNTIMES):
+        yield _named("reference")
+
+
+def _named(name: str) -> Runtime:
+    found = runtimes.REGISTRY.find(name)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(params=[*BUILT_IN, *OTHERS])
+def runtime(request: pytest.FixtureRequest, reference: Runtime) -> Runtime:
+    return _named(request.param)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    graph = classifier_graph()
+    for value in graph.graph.input:  # as export calls the axis, and engines are built for
+        value.type.tensor_type.shape.dim[1].dim_param = "sequence"
+    return write_bundle(tmp_path / "bundle", {"model": graph})
+
+
+def graph_of(bundle: Path) -> ArtifactManifest:
+    types = {"input_ids": "int64[batch, seq]", "attention_mask": "int64[batch, seq]"}
+    (graph,) = Bundle.open(bundle).artifacts
+    return graph.model_copy(update={"id": "onnx-fp32", "inputs": types})
+
+
+def job_of(bundle: Path, notes: list[str]) -> BuildJob:
+    (bundle / "engines").mkdir()
+    return BuildJob(
+        bundle=bundle,
+        graphs=(graph_of(bundle),),
+        precision="fp32",
+        max_length=12,
+        max_positions=POSITIONS,
+        cache=None,
+        progress=Silent(),
+        note=notes.append,
+        module=lambda: pytest.fail("this builder takes graphs"),
+    )
+
+
+def inputs() -> dict[str, np.ndarray]:
+    ids = np.arange(1, 13, dtype=np.int64).reshape(2, 6)
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        conformance.check_identity,
+        conformance.check_light,
+        conformance.check_capabilities,
+        conformance.check_providers,
+        conformance.check_estimable,
+        conformance.check_builders,
+    ],
+)
+def test_every_backend_conforms(runtime: Runtime, check) -> None:  # type: ignore[no-untyped-def]
+    check(runtime)
+
+
+def test_what_can_run_here_answers_alike(reference: Runtime, bundle: Path, tmp_path: Path) -> None:
+    """Every format that can be built or opened here gives the logits of the graph that it was built of."""
+    notes: list[str] = []
+    job = job_of(bundle, notes)
+    made = {job.graphs[0].format: job.graphs[0]}
+    for builder in runtimes.all_builders():
+        plan = builder.plan(load_profile("rtx4050"))
+        if isinstance(plan, Target) and not builder.joins:  # those need rows: tests/runtimes/test_openvino.py
+            (artifact,) = conformance.check_build(builder, plan, job)
+            made[artifact.format] = artifact
+    assert {"onnx", "onnx-reference"} <= set(made)
+    answers = {}
+    for format_, artifact in made.items():
+        assert artifact.file is not None and artifact.status == "built"
+        files = ArtifactFiles(artifact, bundle / artifact.file, max_positions=POSITIONS)
+        opener = runtimes.runtime_of(artifact)
+        conformance.check_refusals(opener, files, tmp_path)
+        if cannot_run(artifact) is None:
+            answers[format_] = conformance.check_session(opener.open(files, OpenOptions(threads=1)), inputs())
+    assert {"onnx", "onnx-reference"} <= set(answers)
+    for found in answers.values():
+        np.testing.assert_allclose(found["logits"], answers["onnx"]["logits"], atol=1e-4)
+
+
+def test_child_processes_see_what_is_on_their_path(reference: Runtime, bundle: Path) -> None:
+    notes: list[str] = []
+    job = job_of(bundle, notes)
+    (artifact,) = conformance.check_build(reference.builders[0], Target("onnx-reference"), job)
+    program = (
+        "import sys, numpy as np\nfrom pathlib import Path\n"
+        "from edgeformer.runtimes import ArtifactFiles, OpenOptions, runtime_of\n"
+        "from edgeformer.artifacts.manifest import ArtifactManifest\n"
+        "artifact = ArtifactManifest.model_validate_json(sys.argv[1], strict=False)\n"
+        "ids = np.ones((1, 4), np.int64)\n"
+        "with runtime_of(artifact).open(ArtifactFiles(artifact, Path(sys.argv[2])), OpenOptions()) as session:\n"
+        "    found = session.run({'input_ids': ids, 'attention_mask': ids})['logits']\n"
+        "print(runtime_of(artifact).name, session.provider, *found.shape)\n"
+    )
+    assert artifact.file is not None
+    command = [sys.executable, "-c", program, artifact.model_dump_json(), str(bundle / artifact.file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["reference", "onnx-reference", "1", "2"]), done.stderr
+    without = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=without)
+    assert done.returncode == 1 and "format 'onnx-reference' cannot be opened here" in done.stderr
+
+
+def test_an_unknown_format_is_named_with_the_known_ones(bundle: Path) -> None:
+    strange = graph_of(bundle).model_copy(update={"id": "alien-fp32", "format": "alien"})
+    refusal = cannot_run(strange)
+    assert refusal is not None
+    for part in ("artifact 'alien-fp32'", "format 'alien'", "known formats: onnx, openvino, tensorrt-rtx, tensorrt"):
+        assert part in refusal
+    with pytest.raises(ArtifactError, match="'alien' cannot be opened here"):
+        Bundle.open(bundle).session(strange)
+    assert runtimes.provider_of(strange) == "alien"
+    assert runtimes.cannot_estimate(strange, load_profile("rtx4050")) == refusal
+    assert runtimes.builder_of("alien") is None
+
+
+@pytest.mark.parametrize(
+    ("module", "complaint"),
+    [
+        ("import nothing_of_that_name", "cannot be loaded: ModuleNotFoundError: .*nothing_of_that_name"),
+        ("RUNTIME = 7", "is a int, not an edgeformer.runtimes.Runtime"),
+        ("from edgeformer.runtimes.onnxruntime import RUNTIME", r"takes .*'onnx'\], which 'onnxruntime' has already"),
+    ],
+)
+def test_a_broken_package_is_named(
+    module: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n", encoding="utf-8")
+    name = f"broken_{abs(hash(module))}"
+    (info / "entry_points.txt").write_text(f"[edgeformer.runtimes]\nodd = {name}:RUNTIME\n", encoding="utf-8")
+    (tmp_path / f"{name}.py").write_text(module, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._announced.cache_clear()
+    try:
+        with pytest.raises(EdgeformerError, match=f"entry point 'odd' .*{complaint}"):
+            all_runtimes()
+        assert runtimes.runtime_of("onnx").name == "onnxruntime"  # what needs none of it goes on
+    finally:
+        registry._announced.cache_clear()
+
+
+def test_a_package_that_is_on_the_path_twice_is_one(reference: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REFERENCE / "."))
+    registry._announced.cache_clear()
+    assert [runtime.name for runtime in all_runtimes()].count("reference") == 1
+
+
+def test_provider_helpers_ask_whoever_knows(reference: Runtime) -> None:
+    assert runtimes.provider_facts("CPUExecutionProvider").label == "CPU"
+    assert [runtimes.provider_facts(name).label for name in ("onnx-reference", "torch-cpu", "else")] == [
+        "reference", "torch-cpu", "else",
+    ]  # fmt: skip
+    on_cards = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider", "tensorrt-rtx", "torch-cuda")
+    assert all(map(runtimes.on_gpu, on_cards))
+    assert not any(
+        map(runtimes.on_gpu, ("CPUExecutionProvider", "DmlExecutionProvider", "torch-cpu", "onnx-reference"))
+    )
+    names = ("CPUExecutionProvider", "torch-cpu", "tensorrt")
+    assert [name for name in names if runtimes.provider_facts(name).counts_threads] == ["CPUExecutionProvider"]
+    assert [runtimes.default_provider(kind) for kind in ("cpu", "cuda")] == [
+        "CPUExecutionProvider", "CUDAExecutionProvider",
+    ]  # fmt: skip
+
+
+def test_a_full_artifact_keeps_nothing_of_earlier_tokens(bundle: Path) -> None:
+    graph = graph_of(bundle)
+    files = Bundle.open(bundle).files(graph)
+    with pytest.raises(InputError, match="'onnx-fp32' keeps nothing of earlier tokens"):
+        runtimes.runtime_of(graph).open_decoder(files, None, OpenOptions())

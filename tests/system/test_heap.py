@@ -1,0 +1,112 @@
+"""What a process keeps while it is asked to: memory that was freed goes back afterwards, and primitives stay few."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+_BYTES, _TIMES = 96 * 2**20, 8
+_PAGES = _BYTES // 4096
+
+PROGRAM = f"""
+import json, resource
+import psutil
+from edgeformer.system.memory import give_back, kept
+
+def new_pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range({_TIMES}):
+        len([b"x" * ({_BYTES} // 4) for _ in range(4)])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    return psutil.Process().memory_info().rss
+
+give_back()
+found = {{"before": new_pages()}}
+with kept(1):
+    found["kept"], held = new_pages(), resident()
+found["given back"], found["after"] = held - resident(), new_pages()
+try:
+    with kept(1):
+        raise ZeroDivisionError
+except ZeroDivisionError:
+    found["after a failure"] = new_pages()
+print(json.dumps(found))
+"""
+"""In a process of its own: in another thread than the first, where workers run tests, glibc has small heaps."""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its C library is not glibc")
+def test_large_blocks_are_made_of_the_same_pages_again() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
+    found = json.loads(ended.stdout)
+    assert found["kept"] < 1.5 * _PAGES
+    assert found["given back"] > 0.9 * _BYTES
+    for when in ("before", "after", "after a failure"):
+        assert found[when] > _TIMES / 2 * _PAGES, when
+
+
+PRODUCTS = """
+import contextlib, ctypes, json, os, sys
+import torch
+from edgeformer.system.memory import kept
+
+class Heap(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena o s h hblkhd u f uordblks fordblks keepcost".split()]
+
+count = ctypes.CDLL(None).mallinfo2
+count.restype = Heap
+layer = torch.nn.Linear(64, 64)
+
+def in_use():
+    return count().uordblks
+
+def train(rows):
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(torch.ones(rows, 64, requires_grad=True))
+    found.float().sum().backward()
+    layer.zero_grad()
+
+given = dict(os.environ)
+with contextlib.nullcontext() if sys.argv[1] == "not" else kept(int(sys.argv[1])):
+    inside = os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    for rows in range(64, 104):
+        train(rows)
+    before = in_use()
+    for rows in range(104, 144):
+        train(rows)
+    grew = in_use() - before
+print(json.dumps({"grew": grew, "inside": inside, "left": dict(os.environ) == given}))
+"""
+
+
+def _after_products(how: str, **environment: str) -> dict[str, object]:
+    ended = subprocess.run(
+        [sys.executable, "-c", PRODUCTS, how], check=True, capture_output=True, text=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    found = json.loads(ended.stdout)
+    assert isinstance(found, dict) and found["left"]
+    return found
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its C library is not glibc")
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN does not multiply in bfloat16 on this processor"
+)
+def test_what_onednn_keeps_of_every_length_does_not_pile_up() -> None:
+    """Forty lengths of one layer are 70 MiB of primitives; of long batches those of the last few are kept."""
+    grew = {tokens: int(str(_after_products(tokens)["grew"])) for tokens in ("not", "4096", "8192")}
+    assert min(grew["not"], grew["4096"]) > 20 * 2**20 > 5 * 2**20 > grew["8192"]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its C library is not glibc")
+def test_how_much_is_kept_may_be_said() -> None:
+    assert _after_products("8192", ONEDNN_PRIMITIVE_CACHE_CAPACITY="7")["inside"] == "7"

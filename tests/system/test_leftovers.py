@@ -1,0 +1,170 @@
+"""A folder that is replaced by one process at a time, and what is done about those that were killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from edgeformer.system import leftovers
+from edgeformer.system.leftovers import remove_leftovers, restore_folder, temporary_folder
+from edgeformer.system.lock import LockedError, claiming
+
+HOLDER = """
+import sys
+from pathlib import Path
+from edgeformer.system.lock import claiming
+with claiming(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def aside(folder: Path) -> Path:
+    """As a process leaves it that is killed between the two renames."""
+    old = folder / ".bundle.x1.old" / "bundle"
+    old.mkdir(parents=True)
+    (old / "bundle.json").write_text("{}", encoding="utf-8")
+    (folder / ".bundle.y1.tmp").mkdir()
+    return folder / "bundle"
+
+
+def test_one_process_at_a_time_until_it_dies(tmp_path: Path) -> None:
+    bundle = aside(tmp_path)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(bundle)], text=True, **pipes) as holder:  # type: ignore[call-overload]
+        assert holder.stdout.readline() == "held\n"
+        with (
+            pytest.raises(LockedError, match=f"bundle: is being replaced by process {holder.pid} on "),
+            claiming(bundle),
+        ):
+            pass
+        # A reader waits for the living process, which is about to put something there.
+        timer = threading.Timer(0.2, bundle.mkdir)
+        timer.start()
+        restore_folder(bundle)
+        timer.join()
+        assert not any(bundle.iterdir()), "what is aside belongs to the living process"
+        bundle.rmdir()
+        holder.kill()
+    restore_folder(bundle)
+    assert [path.name for path in bundle.iterdir()] == ["bundle.json"]
+    with claiming(bundle):
+        remove_leftovers(bundle)
+    assert list(tmp_path.iterdir()) == [bundle]
+
+
+def test_a_bundle_that_is_there_is_not_touched(tmp_path: Path) -> None:
+    bundle = aside(tmp_path)
+    bundle.mkdir()
+    restore_folder(bundle)
+    assert not any(bundle.iterdir())
+    with claiming(bundle):
+        remove_leftovers(bundle)
+    assert list(tmp_path.iterdir()) == [bundle]
+    assert not any(bundle.iterdir())
+
+
+def living(lock: Path, **changes: Any) -> None:
+    """A lock file that names a process that lives; the system holds no lock for it."""
+    parent = psutil.Process(os.getppid())
+    owner = {"pid": parent.pid, "host": platform.node(), "since": "then", **changes}
+    started = parent.create_time() - (psutil.boot_time() if psutil.LINUX else 0)
+    lock.write_text(json.dumps({"process_started": started, **owner}), encoding="utf-8")
+
+
+def test_a_living_owner_is_believed_where_the_file_system_knows_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = aside(tmp_path)
+    living(tmp_path / ".bundle.lock")
+    with pytest.raises(LockedError, match=f"process {os.getppid()} on .* remove .*[.]bundle[.]lock"), claiming(bundle):
+        pass
+    monkeypatch.setattr(leftovers, "_SWAP_S", 0.1)
+    with pytest.raises(LockedError, match="bundle: is being replaced by"):
+        restore_folder(bundle)
+    assert not bundle.exists()
+
+
+def test_an_owner_that_is_gone_is_none(tmp_path: Path) -> None:
+    bundle = aside(tmp_path)
+    living(tmp_path / ".bundle.lock", process_started=1.0)
+    restore_folder(bundle)
+    assert [path.name for path in bundle.iterdir()] == ["bundle.json"]
+
+
+NEW = """
+import os, signal, sys
+from pathlib import Path
+from edgeformer.system.leftovers import temporary_folder
+with temporary_folder(Path(sys.argv[1]), ".new-run.") as folder:
+    (folder / "run-001").mkdir()
+    print(folder.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_temporary_folder_goes_with_its_process(tmp_path: Path) -> None:
+    (tmp_path / ".new-run.older" / "run-001").mkdir(parents=True)  # of a version that took no lock
+    (tmp_path / ".other").mkdir()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", NEW, str(tmp_path)], text=True, **pipes) as maker:  # type: ignore[call-overload]
+        theirs = maker.stdout.readline().strip()
+        assert {path.name for path in tmp_path.iterdir()} == {theirs, f".{theirs}.lock", ".other"}
+        with temporary_folder(tmp_path, ".new-run.") as ours:
+            assert (tmp_path / theirs / "run-001").is_dir(), "its process lives"
+            assert ours.is_dir() and ours.name != theirs
+        maker.kill()
+    assert (tmp_path / theirs).is_dir()
+    with temporary_folder(tmp_path, ".new-run."):
+        assert not (tmp_path / theirs).exists()
+    assert [path.name for path in tmp_path.iterdir()] == [".other"]
+
+
+def test_an_error_inside_a_claim_ends_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), claiming(tmp_path / "bundle"):
+        raise FileNotFoundError
+    with claiming(tmp_path / "bundle"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_that_is_there_is_read_without_a_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = aside(tmp_path)
+    bundle.mkdir()
+    monkeypatch.setattr(leftovers, "claiming", lambda path: pytest.fail("a folder may be one that cannot be written"))
+    restore_folder(bundle)
+    restore_folder(tmp_path / "never there")
+
+
+def test_the_newest_of_several_that_were_moved_aside_is_put_back(tmp_path: Path) -> None:
+    for age, name in enumerate(("b", "c", "a")):
+        old = tmp_path / f".bundle.{name}.old"
+        (old / "bundle" / name).mkdir(parents=True)
+        os.utime(old, (0, 1000 + age))
+    restore_folder(tmp_path / "bundle")
+    assert [path.name for path in (tmp_path / "bundle").iterdir()] == ["a"]
+    assert not (tmp_path / ".bundle.a.old").exists() and (tmp_path / ".bundle.c.old").exists()
+
+
+def test_rubbish_that_cannot_be_deleted_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".bundle.1.tmp").write_text("a file, which no folder's deletion takes", encoding="utf-8")
+    (tmp_path / ".bundle.2.tmp" / "half").mkdir(parents=True)
+    remove_leftovers(tmp_path / "bundle")
+    assert [path.name for path in tmp_path.iterdir()] == [".bundle.1.tmp"]
+
+
+def test_a_lock_whose_folder_is_gone_goes_and_rubbish_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".new.abc.lock").write_text("{}", encoding="utf-8")
+    (tmp_path / "new.file").write_text("no folder, which is what is deleted", encoding="utf-8")
+    with temporary_folder(tmp_path, "new.") as folder:
+        folder.rmdir()  # whatever was made in it moved on
+    assert [path.name for path in tmp_path.iterdir()] == ["new.file"]

@@ -1,0 +1,61 @@
+"""Signals that ask a process to end: caught, unless somebody wants them ignored."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from edgeformer.cli.export import _telling_what_is_left
+from edgeformer.system.signals import catching
+from edgeformer.training.train import StopSignals
+
+HANGUP = getattr(signal, "SIGHUP", None)
+needs_hangup = pytest.mark.skipif(HANGUP is None, reason="this system has no SIGHUP")
+
+
+@pytest.fixture
+def ignored() -> Iterator[signal.Signals]:
+    """As nohup leaves it to its command."""
+    assert HANGUP is not None
+    before = signal.signal(HANGUP, signal.SIG_IGN)
+    yield HANGUP
+    signal.signal(HANGUP, before)
+
+
+@needs_hangup
+@pytest.mark.parametrize("what", ["train", "export"])
+def test_what_nohup_protects_goes_on_when_the_terminal_is_gone(
+    what: str, ignored: signal.Signals, tmp_path: Path
+) -> None:
+    works: dict[str, AbstractContextManager[object]] = {
+        "train": StopSignals(), "export": _telling_what_is_left(tmp_path),
+    }  # fmt: skip
+    with works[what]:
+        signal.raise_signal(ignored)
+    assert signal.getsignal(ignored) is signal.SIG_IGN
+
+
+def test_the_others_are_caught_and_given_back() -> None:
+    heard: list[int] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with catching(("SIGTERM", "SIGNOSUCH"), lambda number, _: heard.append(number)):
+        signal.raise_signal(signal.SIGTERM)
+    assert heard == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_in_another_thread_nothing_is_caught() -> None:
+    seen: list[object] = []
+
+    def work() -> None:
+        with catching(("SIGTERM",), lambda *_: None):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]

@@ -1,0 +1,196 @@
+"""Headless Chromium, told what to do through a pipe (DevTools protocol): no driver, no other package."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ELSEWHERE = "elsewhere.test"
+"""This machine by a name that browsers do not trust as they trust localhost."""
+_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions", "--mute-audio",
+    "--disable-background-networking", "--disable-dev-shm-usage", "--remote-debugging-pipe",
+    # As on a machine without a network: no other name or address is found.
+    f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)  # fmt: skip
+
+
+class Tab:
+    """One tab of a browser. Everything that it requests and complains about is kept.
+
+    Attributes:
+        requests: addresses, in order.
+        complaints: errors of scripts, of the content security policy and of downloads.
+    """
+
+    def __init__(self, browser: Browser, session: str, context: str) -> None:
+        self._browser, self._session, self._context = browser, session, context
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        for domain in ("Page", "Runtime", "Log", "ModelAdapter"):
+            self.send(f"{domain}.enable")
+
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command; its result."""
+        return self._browser.send(method, parameters, self._session, self)
+
+    def open(self, address: str) -> None:
+        """Go there, and wait until the page has started."""
+        self.send("Page.navigate", url=address)
+        self.wait("document.readyState === 'complete' && !document.getElementById('main')?.hidden")
+
+    def close(self) -> None:
+        """With its workers, storage and cache."""
+        self._browser.send("Target.disposeBrowserContext", {"browserContextId": self._context})
+
+    def run(self, expression: str) -> Any:
+        """The value of an expression, or of what it promises. Fails the test with what it throws."""
+        told = self.send(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, userGesture=True
+        )
+        if "exceptionDetails" in told:
+            details = told["exceptionDetails"]
+            pytest.fail(details.get("exception", {}).get("description", details["text"]))
+        return told["result"].get("value")
+
+    def wait(self, expression: str, seconds: float = 120.0) -> None:
+        """Until an expression is true."""
+        deadline = time.monotonic() + seconds
+        while not self.run(f"Boolean({expression})"):
+            if time.monotonic() > deadline:
+                said = self.run("document.body?.innerText.slice(0, 2000)")
+                pytest.fail(f"{expression}: not within {seconds} s; {self.complaints}; the page says: {said}")
+            time.sleep(0.02)
+
+    def picture(self, file: Path, width: int, *, dark: bool = False) -> None:
+        """The whole page as PNG."""
+        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[feature])
+        metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.send("Emulation.setDeviceMetricsOverride", **metrics)
+        taken = self.send("Page.captureScreenshot", captureBeyondViewport=True, format="png")
+        file.write_bytes(base64.b64decode(taken["data"]))
+
+    def hear(self, method: str, parameters: dict[str, Any]) -> None:
+        """An event of this tab."""
+        if method == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            self.complaints.append(str(parameters["exceptionDetails"]["exception"].get("description")))
+        elif method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.complaints.append(parameters["entry"]["text"])
+
+
+class Browser:
+    """A running browser."""
+
+    def __init__(self, process: subprocess.Popen[bytes], told: int, heard: int) -> None:
+        self._process = process
+        self._told, self._heard = os.fdopen(told, "wb", buffering=0), os.fdopen(heard, "rb", buffering=0)
+        self._rest = b""
+        self._count = 0
+        self._tabs: dict[str, Tab] = {}
+
+    def new_tab(self) -> Tab:
+        """An empty tab, with storage and cache of its own."""
+        context = self.send("Target.createBrowserContext", {})["browserContextId"]
+        target = self.send("Target.createTarget", {"url": "about:blank", "browserContextId": context})["targetId"]
+        session = self.send("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
+        self._tabs[session] = tab = Tab(self, session, context)
+        return tab
+
+    def send(
+        self, method: str, parameters: dict[str, Any], session: str | None = None, tab: Tab | None = None
+    ) -> dict[str, Any]:
+        """One command; its result. Events that come before it go to their tabs."""
+        self._count += 1
+        document = {"id": self._count, "method": method, "params": parameters}
+        if session is not None:
+            document["sessionId"] = session
+            if tab is not None:
+                self._tabs.setdefault(session, tab)
+        self._told.write(json.dumps(document).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == self._count:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                found: dict[str, Any] = answer["result"]
+                return found
+            if answer.get("sessionId") in self._tabs:
+                self._tabs[answer["sessionId"]].hear(answer["method"], answer.get("params", {}))
+
+    def close(self) -> None:
+        """The pipe; the process is its owner's."""
+        self._told.close()
+        self._heard.close()
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            piece = self._heard.read(1 << 16)
+            assert piece, f"the browser ended with exit code {self._process.poll()}"
+            self._rest += piece
+        message, _, self._rest = self._rest.partition(b"\0")
+        found: dict[str, Any] = json.loads(message)
+        return found
+
+
+@contextmanager
+def headless() -> Iterator[Browser]:
+    """A browser of its own. Skips the test where there is none."""
+    program = next(filter(None, map(shutil.which, _NAMES)), None)
+    if program is None or os.name == "nt":
+        pytest.skip(f"needs one of {', '.join(_NAMES)}")
+    (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        # The browser reads from 3 and writes to 4, whatever the numbers are here.
+        script = f'exec "$0" "$@" 3<&{their_in} 4>&{their_out}'
+        command = ["bash", "-c", script, program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        process = subprocess.Popen(command, pass_fds=(their_in, their_out), stderr=subprocess.DEVNULL)
+        os.close(their_in)
+        os.close(their_out)
+        browser = Browser(process, our_out, our_in)
+        try:
+            yield browser
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+            browser.close()
+
+
+@contextmanager
+def served(folder: Path, headers: dict[str, str] | None = None) -> Iterator[str]:
+    """A folder behind a static server on this machine: its address, ending in a slash."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def end_headers(self) -> None:
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            super().end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
