@@ -42,7 +42,7 @@ def settings(
 
     def set_(layers: list[nn.Linear]) -> None:
         torch.set_float32_matmul_precision(precision)
-        torch.runtimes.mkldnn.enabled = mkldnn  # type: ignore[assignment]
+        torch.backends.mkldnn.enabled = mkldnn  # type: ignore[assignment]
         for layer in layers:
             layer.__dict__.pop("forward", None)
             if vector:

@@ -215,7 +215,7 @@ def versions() -> dict[str, str]:
     """Of Python, libraries, CUDA and the driver, as far as they are there."""
     import torch
 
-    found = {"cuda": torch.version.cuda, "cudnn": torch.runtimes.cudnn.version(), "driver": nvidia.driver_version()}
+    found = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver": nvidia.driver_version()}
     return {**library_versions(), **{name: str(version) for name, version in found.items() if version is not None}}
 
 

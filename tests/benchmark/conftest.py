@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 # The tiny bundle is shared with the runtime's tests.
-sys.path.append(str(Path(__file__).resolve().parents[1] / "backends"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "runtimes"))

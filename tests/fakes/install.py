@@ -13,8 +13,8 @@ from edgeformer import registry
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-MODELS = sorted(folder.name for folder in HERE.glob("*_family"))
-RUNTIMES = sorted(folder.name for folder in HERE.glob("*_backend"))
+MODELS = sorted(folder.name for folder in HERE.glob("*_model"))
+RUNTIMES = sorted(folder.name for folder in HERE.glob("*_runtime"))
 """What there is: nothing else lists them."""
 
 
