@@ -63,7 +63,7 @@ def write_rows(path: Path, size_bytes: int, known: list[str], seed: int) -> int:
 
 def make_tokenizer(path: Path, task: str, known: list[str]) -> int:
     """A tokenizer as a file; returns its size, which is less than asked for where the text has fewer pieces."""
-    from edgeformer.data.tokenizer_training import train_language_tokenizer, train_tokenizer
+    from edgeformer.data.tokenization import train_language_tokenizer, train_tokenizer
 
     if task == "language-modeling":
         made = train_language_tokenizer(_VOCABULARY, known)

@@ -1,20 +1,24 @@
-"""The paper's cleaning, once as a Python function and once as normalizers inside ``tokenizer.json``.
+"""The paper's cleaning, as a Python function and as normalizers inside ``tokenizer.json``.
 
-Both come from one table, so that a bundle's clients clean exactly as training did. Three regex engines run
-the patterns (Python's ``re``, Oniguruma in ``tokenizers``, JavaScript in Transformers.js), so they only use
-what those three agree on: explicit character classes, look-around of fixed length, and no ``\\s``, ``\\w`` or
-``\\b``.
+Both come from one table, so that the clients of a bundle clean exactly as training did. Three regex engines run the
+patterns (Python's ``re``, Oniguruma in ``tokenizers``, JavaScript in Transformers.js). So they use only what these
+three agree on: explicit character classes, look-around of fixed length, and no ``\\s``, ``\\w`` or ``\\b``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Regex
 from tokenizers.normalizers import Lowercase, Normalizer, Replace
 
-# Whatever one of the three engines takes for white space, U+FEFF (a stray byte order mark) included.
+from edgeformer.data.rows import Text
+
+# Everything that one of the three engines takes for white space, U+FEFF (a stray byte order mark) included.
 _SPACE = "\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _URL_CHARACTER = f'[^{_SPACE}<>"]'
 # A full stop or bracket after a URL belongs to the sentence.
@@ -30,8 +34,8 @@ class Rule:
 
 
 _ASCII_MARKS = "!-/:-@\\[-`{-~"
-# Marks of the same kinds in other scripts and in print: full-width and CJK ones, quotes, dashes, bullets, the ellipsis;
-# Spanish, Greek, Arabic and Indic ones. No letters: "ー" lengthens a vowel and may well follow itself.
+# Punctuation of other scripts and of print: full-width and CJK marks, quotes, dashes, bullets, the ellipsis; Spanish,
+# Greek, Arabic and Indic marks. No letters: "ー" lengthens a vowel and may be repeated.
 _MARKS = (
     f"{_ASCII_MARKS}\xa1\xa7\xab\xb6\xb7\xbb\xbf\u037e\u060c\u061b\u061f\u06d4\u0964\u0965\u2010-\u2027\u2030-\u205e"
     "\u3001-\u3003\u3008-\u3011\u3014-\u301f\u3030\u30fb\ufe10-\ufe19\ufe30-\ufe6b\uff01-\uff0f"
@@ -40,9 +44,9 @@ _MARKS = (
 
 
 def _rules(marks: str) -> tuple[Rule, ...]:
-    """``marks``: of punctuation, as a character class."""
+    """Return the rules; ``marks``: punctuation marks, as the inside of a character class."""
     return (
-        # Only Σ is lowercased by its context, and only by some clients; fixing it first makes them all agree.
+        # Only Σ is lowercased by its context, and only by some clients; replacing it first makes all of them agree.
         Rule("Σ", "σ"),
         Rule(None),
         # HTML tags, then comments and doctypes. A tag needs a letter after "<": "i <3 you" and "a < b" stay.
@@ -59,34 +63,38 @@ def _rules(marks: str) -> tuple[Rule, ...]:
 
 RULES = _rules(_MARKS)
 VERSIONS = (RULES, _rules(_ASCII_MARKS))
-"""What tokenizers begin with, the present rules first. A model that was trained with others goes on reading so."""
-
-_Compiled = tuple[tuple[Rule, re.Pattern[str] | None], ...]
-
-
-def _compiled(rules: tuple[Rule, ...]) -> _Compiled:
-    return tuple((rule, None if rule.pattern is None else re.compile(rule.pattern)) for rule in rules)
+"""Rules of this version and of earlier ones, with which tokenizers of existing models begin."""
+_COMPILED = [[(rule, re.compile(rule.pattern) if rule.pattern else None) for rule in rules] for rules in VERSIONS]
 
 
-_PRESENT, _FIRST = map(_compiled, VERSIONS)
+def clean(text: str, version: int = 0) -> str:
+    """Lowercase, remove HTML tags and URLs, collapse repeated punctuation marks and white space, strip.
 
-
-def clean(text: str) -> str:
-    """Lowercase, drop HTML tags and URLs, collapse repeated punctuation marks and white space, strip."""
-    return _cleaned(text, _PRESENT)
-
-
-def clean_at_first(text: str) -> str:
-    """As :func:`clean` was before other than ASCII marks were collapsed: what splits are drawn by stays as it was."""
-    return _cleaned(text, _FIRST)
-
-
-def _cleaned(text: str, rules: _Compiled) -> str:
-    for rule, pattern in rules:
+    Args:
+        version: index in ``VERSIONS``.
+    """
+    for rule, pattern in _COMPILED[version]:
         text = text.lower() if pattern is None else pattern.sub(rule.replacement, text)
     return text
 
 
+def clean_for_splits(text: str) -> str:
+    """Clean as version 0.1 did (collapses ASCII punctuation only), so that existing splits do not change."""
+    return clean(text, version=1)
+
+
 def normalizers(rules: tuple[Rule, ...] = RULES) -> list[Normalizer]:
-    """The same cleaning as a list of ``tokenizers`` normalizers, in order."""
+    """Return the same cleaning as a list of ``tokenizers`` normalizers, in order."""
     return [Lowercase() if rule.pattern is None else Replace(Regex(rule.pattern), rule.replacement) for rule in rules]
+
+
+def count_words(texts: Iterable[Text], cleaning: str) -> NDArray[np.int64]:
+    """Count the words (separated by white space) of each text, of both texts of a pair, int64 [n].
+
+    Args:
+        cleaning: ``paper`` or ``none``, as in a recipe.
+    """
+    parts = ((text,) if isinstance(text, str) else text for text in texts)
+    return np.fromiter(
+        (sum(len((clean(part) if cleaning == "paper" else part).split()) for part in pair) for pair in parts), np.int64
+    )

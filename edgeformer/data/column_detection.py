@@ -1,4 +1,4 @@
-"""Which columns of a stranger's file hold the text and the label: guessed by names, and by what stands in them."""
+"""Detects the columns of an unknown file that hold the text and the label, by their names and their values."""
 
 from __future__ import annotations
 
@@ -9,39 +9,36 @@ from pathlib import Path
 
 from edgeformer.artifacts.data_config import FileSource
 from edgeformer.artifacts.errors import AmbiguousDataError, DataError
-from edgeformer.data.records import check_file, delimiter_of, first_lines, said_delimiter, suffix_format
+from edgeformer.data.records import check_file, detect_delimiter, file_records, first_lines, suffix_format
 from edgeformer.data.rows import alike, listed
 from edgeformer.data.sources import (
     LABEL_COLUMNS,
     PAIR_COLUMNS,
     TEXT_COLUMNS,
     Columns,
-    check_named_column,
     columns_of,
     matching_column,
     plain_name,
-    records_of,
 )
 
 MOST_LABELS = 200
-"""Different values that a column may have and still be one of labels."""
-MOST_SPELLINGS = 5 * MOST_LABELS
-"""Different values that are counted, those that differ in capitals or white space only included."""
-_TEXTS = (*TEXT_COLUMNS, "comment", "message", "body", "utterance", "tweet", "document", "description")
-_LABELS = (LABEL_COLUMNS[:2], LABEL_COLUMNS)
-"""Names of a column of labels; one of the first is preferred, of others only one may be in a file."""
+"""Different values of a column of labels."""
+_MAX_SPELLINGS = 5 * MOST_LABELS
+"""Different values that are counted, with those that differ in case or white space only."""
+_TEXT_NAMES = (*TEXT_COLUMNS, "comment", "message", "body", "utterance", "tweet", "document", "description")
+_LABEL_NAMES = (LABEL_COLUMNS[:2], LABEL_COLUMNS)
+"""Names of a column of labels: the first group is preferred."""
 
 
 @dataclass
 class ColumnFacts:
-    """What stands in a column.
+    """Statistics of the values of a column.
 
     Attributes:
-        filled: rows with something in it.
-        values: value → rows, while there are at most :data:`MOST_SPELLINGS`; None: there are more, or it holds no
-            scalars.
+        filled: rows with a value.
+        values: value → rows; None: more than _MAX_SPELLINGS values, or values that are not scalars.
         characters: of all values together.
-        example: the first one.
+        example: the first value.
     """
 
     name: str
@@ -51,7 +48,7 @@ class ColumnFacts:
     example: str = ""
 
     def add(self, value: object) -> None:
-        """Of one more row."""
+        """Count the value of one more row."""
         if isinstance(value, (list, dict)):
             self.values = None
             return
@@ -65,20 +62,17 @@ class ColumnFacts:
         self.example = self.example or text
         if self.values is not None:
             self.values[text] = self.values.get(text, 0) + 1
-            if len(self.values) > MOST_SPELLINGS:
+            if len(self.values) > _MAX_SPELLINGS:
                 self.values = None
 
     @property
     def mean_characters(self) -> float:
-        """Of a filled cell."""
+        """Mean length of a value."""
         return self.characters / max(1, self.filled)
 
     @property
     def may_be_label(self) -> bool:
-        """Whether its values repeat: two different ones at least, each in two rows on average.
-
-        Values that differ in capitals or white space only count as one.
-        """
+        """Whether there are at least two different values, each in two rows on average; case does not count."""
         if self.values is None:
             return False
         return 2 <= len({alike(value) for value in self.values}) <= min(MOST_LABELS, self.filled / 2)
@@ -86,7 +80,14 @@ class ColumnFacts:
 
 @dataclass(frozen=True)
 class Guess:
-    """A file as a source, and what was seen on the way; ``labels``: label → rows, in the order that a recipe has."""
+    """Detected columns of a file.
+
+    Attributes:
+        source: the file with its columns.
+        columns: statistics of all columns.
+        labels: label → rows, in the order of a recipe.
+        rows: number of rows.
+    """
 
     source: FileSource
     columns: tuple[ColumnFacts, ...]
@@ -95,93 +96,82 @@ class Guess:
 
 
 def guess(path: Path, columns: Columns) -> Guess:
-    """Look at every row of a file, and find what a classifier could learn of it.
+    """Read every row of a file and detect the columns of a classifier's text and label.
 
     Args:
-        columns: those that the user named, which are taken as they are.
+        columns: columns that the user names.
 
     Raises:
         DataError: the file cannot be read, lacks a named column, or no column looks like text, or like labels.
     """
-    source = _as_written(path, columns)
+    source = _detect_layout(path, columns)
     if suffix_format(path) != "jsonl":  # whose first record may lack a key that others have
-        have = dict.fromkeys(columns_of(source))
-        for option, name in (("--text", columns.text), ("--pair", columns.text_pair), ("--label", columns.label)):
-            if name is not None:
-                check_named_column(path, option, name, have)
+        columns.check(path, columns_of(source))
     facts: dict[str, ColumnFacts] = {}
     rows = 0
-    for _, values in records_of(source):
+    for _, values in file_records(source):
         rows += 1
         for name, value in values.items():
             facts.setdefault(name, ColumnFacts(name)).add(value)
     if not rows:
         raise DataError(f"{path}: no rows in it; a set needs at least one")
-    label = _label(path, facts, columns)
-    text, second = _texts(path, facts, replace(columns, label=label))
+    columns.check(path, facts)
+    label = columns.label or _detect_label(path, facts, columns)
+    text, second = _detect_texts(path, facts, replace(columns, label=label))
     counts = facts[label].values
     if counts is None or not 2 <= len(counts) <= MOST_LABELS:
-        many = f"more than {MOST_LABELS}" if counts is None or len(counts) > 2 else f"{len(counts)}"
-        raise DataError(f"{path}: column {label!r} holds {many} different labels; name another one: --label COLUMN")
-    told = {"text": text, "text_pair": second, "label": label, "skip_unlabelled": facts[label].filled < rows}
-    return Guess(source.model_copy(update=told), tuple(facts.values()), _in_order(counts), rows)
+        number = f"more than {MOST_LABELS}" if counts is None or len(counts) > 2 else f"{len(counts)}"
+        raise DataError(f"{path}: column {label!r} holds {number} different labels; name another one: --label COLUMN")
+    are_numbers = all(name.removeprefix("-").isdecimal() for name in counts)
+    labels = {name: counts[name] for name in sorted(counts, key=int if are_numbers else str.casefold)}
+    names = {"text": text, "text_pair": second, "label": label, "skip_unlabelled": facts[label].filled < rows}
+    return Guess(source.model_copy(update=names), tuple(facts.values()), labels, rows)
 
 
-def _in_order(counts: dict[str, int]) -> dict[str, int]:
-    """Numbers by size, names by the alphabet."""
-    numbers = all(label.removeprefix("-").isdecimal() for label in counts)
-    return {label: counts[label] for label in sorted(counts, key=int if numbers else str.casefold)}
-
-
-def _as_written(path: Path, columns: Columns) -> FileSource:
-    """The file with its delimiter and whether its first line names the columns. Raises DataError."""
+def _detect_layout(path: Path, columns: Columns) -> FileSource:
+    """Return the file with its delimiter, and whether its first line names the columns. Raises DataError."""
     check_file(path)
     kind = suffix_format(path)
-    named = [name for name in (columns.text, columns.text_pair, columns.label) if name is not None]
     if kind in ("jsonl", "parquet"):
         return FileSource(kind="file", path=str(path), label=None, encoding=columns.encoding)
     lines = first_lines(path, columns.encoding)
-    said = said_delimiter(lines)
-    told: dict[str, object] = {"delimiter": said or delimiter_of(lines), "format": None}
+    delimiter, table_lines = detect_delimiter(iter(enumerate(lines)), None)
+    layout: dict[str, object] = {"delimiter": delimiter, "format": None}
     if kind == "tsv":
-        quoted = any(cell[:1] == cell[-1:] == '"' for line in lines for cell in line.rstrip("\r\n").split("\t"))
-        told = {"delimiter": "\t", "format": "csv"} if quoted else {}
+        delimiter = "\t"
+        is_quoted = any(cell[:1] == cell[-1:] == '"' for line in lines for cell in line.rstrip("\r\n").split("\t"))
+        layout = {"delimiter": "\t", "format": "csv"} if is_quoted else {}
     try:
-        parted = csv.reader(lines[1:] if said else lines, delimiter=str(told.get("delimiter", "\t")))
-        rows = [cells for cells in parted if cells]
+        rows = [cells for cells in csv.reader((line for _, line in table_lines), delimiter=delimiter) if cells]
     except csv.Error as error:
         raise DataError(f"{path}: not valid CSV: {error}") from None
     if not rows:
         raise DataError(f"{path}: no rows in it; a set needs at least one")
     if len(rows[0]) < 2:
         raise DataError(f"{path}: has one column; a classifier needs a text and a label, in two columns")
-    numbers = bool(named) and all(name.isdecimal() and name not in rows[0] for name in named)
-    if numbers or (not named and _is_row(rows)):
-        told |= {"header": False, "text": "1"}
+    names = columns.by_option().values()
+    are_numbers = bool(names) and all(name.isdecimal() and name not in rows[0] for name in names)
+    if are_numbers or (not names and _is_data(rows)):
+        layout |= {"header": False, "text": "1"}
     return FileSource.model_validate(
-        {"kind": "file", "path": str(path), "encoding": columns.encoding, **told, "label": None}
+        {"kind": "file", "path": str(path), "encoding": columns.encoding, **layout, "label": None}
     )
 
 
-def _is_row(rows: Sequence[list[str]]) -> bool:
-    """Whether the first row of a table is none of names: a number is in it, or what comes again below it."""
-    first, others = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]
-    if any(_is_number(cell) for cell in first):
-        return True
-    return any(cell.strip() and any(row[place] == cell for row in others) for place, cell in enumerate(first))
+def _is_data(rows: Sequence[list[str]]) -> bool:
+    """Return whether the first row has no column names: it has a number, or a value that repeats below it."""
+    first, rest = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]
+    for place, cell in enumerate(first):
+        try:
+            float(cell.replace(",", "."))
+            return True
+        except ValueError:
+            if cell.strip() and any(row[place] == cell for row in rest):
+                return True
+    return False
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell.replace(",", "."))
-    except ValueError:
-        return False
-    return True
-
-
-def _label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> str:
-    if columns.label is not None:
-        return check_named_column(path, "--label", columns.label, facts)
+def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> str:
     free = [fact for fact in facts.values() if fact.name not in (columns.text, columns.text_pair)]
     likely = [fact for fact in free if fact.may_be_label]
     if not likely or len(facts) < 2:
@@ -189,39 +179,37 @@ def _label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> str:
             f"{path}: no column looks like labels (2 to {MOST_LABELS} values that come again); columns: "
             f"{listed(facts)}; name it: --label COLUMN"
         )
-    longest = max(facts.values(), key=lambda fact: fact.mean_characters)  # the text, also where texts repeat
-    unnamed = [fact for fact in likely if fact is not longest and plain_name(fact.name) not in _TEXTS] or likely
-    named = ([fact for fact in likely if plain_name(fact.name) in names] for names in _LABELS)
-    candidates = next((found for found in named if found), unnamed)
+    longest = max(facts.values(), key=lambda fact: fact.mean_characters)  # the text, also if texts repeat
+    by_name = [[fact for fact in likely if plain_name(fact.name) in names] for names in _LABEL_NAMES]
+    other = [fact for fact in likely if fact is not longest and plain_name(fact.name) not in _TEXT_NAMES]
+    candidates = next(group for group in (*by_name, other, likely) if group)
     if len(candidates) == 1:
         return candidates[0].name
-    shown = "; ".join(
+    descriptions = "; ".join(
         f"{fact.name!r} ({len(fact.values or ())} values: {listed(map(repr, fact.values or ()), 5)})"
         for fact in candidates
     )
     raise AmbiguousDataError(
-        f"{path}: {len(candidates)} columns could hold the labels: {shown}; choose one: --label COLUMN"
+        f"{path}: {len(candidates)} columns could hold the labels: {descriptions}; choose one: --label COLUMN"
     )
 
 
-def _texts(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> tuple[str, str | None]:
+def _detect_texts(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> tuple[str, str | None]:
     if columns.text is not None:
-        second = columns.text_pair and check_named_column(path, "--pair", columns.text_pair, facts)
-        return check_named_column(path, "--text", columns.text, facts), second
-    free = [fact for fact in facts.values() if fact.name not in (columns.label, columns.text_pair)]
-    if columns.text_pair is not None:
-        second = check_named_column(path, "--pair", columns.text_pair, facts)
-        first = next((a for a, b in PAIR_COLUMNS if b == second and a in facts), None)
-        return first or _longest(path, free), second
-    pair = next(((a, b) for a, b in PAIR_COLUMNS if a in facts and b in facts and columns.label not in (a, b)), None)
-    if pair is not None:
-        return pair
-    text = matching_column(_TEXTS, [fact.name for fact in free if fact.filled])
-    return text or _longest(path, free), None
-
-
-def _longest(path: Path, facts: Sequence[ColumnFacts]) -> str:
-    found = max(facts, key=lambda fact: fact.mean_characters, default=None)
-    if found is None or not found.filled:
-        raise DataError(f"{path}: no column looks like text; name it: --text COLUMN")
-    return found.name
+        return columns.text, columns.text_pair
+    text, second = None, columns.text_pair
+    free = [fact for fact in facts.values() if fact.name not in (columns.label, second)]
+    if second is not None:
+        text = next((first for first, other in PAIR_COLUMNS if other == second and first in facts), None)
+    else:
+        pairs = (pair for pair in PAIR_COLUMNS if facts.keys() >= {*pair} and columns.label not in pair)
+        pair = next(pairs, None)
+        if pair is not None:
+            return pair
+        text = matching_column(_TEXT_NAMES, [fact.name for fact in free if fact.filled])
+    if text is None:
+        longest = max(free, key=lambda fact: fact.mean_characters, default=None)
+        if longest is None or not longest.filled:
+            raise DataError(f"{path}: no column looks like text; name it: --text COLUMN")
+        text = longest.name
+    return text, second

@@ -1,4 +1,4 @@
-"""From a language model's recipe to rows of tokens: read paragraphs, tokenize, cut into rows, say what it all was."""
+"""Data of language models: read paragraphs, tokenize them, make rows of tokens, summarise the sets."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from tokenizers import Tokenizer
 from edgeformer.artifacts.data_config import Source, TextConfig, TokenizerConfig
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.progress import SILENT, Progress, bar
-from edgeformer.data.batching import Packer, TextRows, cut_paragraphs, packed_rows, paragraph_rows
+from edgeformer.data.batching import Packer, TextRows, paragraph_rows
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.prepare import summarise
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import Columns, check_columns, file_source, read
-from edgeformer.data.stored import Pieces
-from edgeformer.data.streaming import Stream, Streaming, TrainingSet
+from edgeformer.data.streaming import Pieces, Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_language_tokenizer
 
 
@@ -30,91 +29,91 @@ def prepare_text(
     cache: Path,
     progress: Progress = SILENT,
 ) -> Prepared[TextRows]:
-    """Read and encode the parts of a recipe, and count what the other sets share with the training set.
+    """Read and encode the parts of a recipe, and count the overlap of the other sets with the training set.
 
     Args:
         config, tokenizer_config: those sections of the recipe.
-        vocab_size: its ``model.vocab_size``; a tokenizer that is trained here may come out smaller.
-        cache: where encoded sets are kept between runs.
+        vocab_size: ``model.vocab_size`` of the recipe. A trained tokenizer may have fewer tokens.
+        cache: folder of encoded sets.
 
     Raises:
-        DataError: anything about files, columns or the tokenizer; a part without a paragraph that is long enough.
+        DataError: a file, a column or the tokenizer is unusable; a part has no paragraph that is long enough.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
     check_columns(config.parts, labelled=False)
-    train, texts = (_streamed if config.stream else _in_memory)(config, tokenizer_config, vocab_size, cache, progress)
+    prepare_training = _prepare_streamed if config.stream else _prepare_in_memory
+    train, texts = prepare_training(config, tokenizer_config, vocab_size, cache, progress)
     plain = PlainText(train.tokenizer)
     with bar(progress, "Tokenizing", sum(map(len, texts.values())), "paragraphs"):
-        rows = {part: _rows(config, plain, found, cache, progress) for part, found in texts.items()}
-    counted: dict[str, TrainingSet[TextRows] | TextRows] = {"train": train, **rows}
+        rows = {part: _encode(config, plain, part_texts, cache, progress) for part, part_texts in texts.items()}
+    encoded: dict[str, TrainingSet[TextRows] | TextRows] = {"train": train, **rows}
     return Prepared(
         tokenizer=train.tokenizer,
         pad=plain.boundary,  # the only special token
         train=train.rows,
         validation=rows["validation"],
-        tests={part: rows[part] for part in _tests(config)},
+        tests={part: rows[part] for part in _test_parts(config)},
         summary=summarise(
             config,
             train,
-            {part: LabelledTexts.unlabelled(found) for part, found in texts.items()},
+            {part: LabelledTexts.unlabelled(part_texts) for part, part_texts in texts.items()},
             rows,
             split="given",
-            tokens={part: found.tokens for part, found in counted.items()},
-            words={part: found.words for part, found in counted.items()},
+            tokens={part: part_rows.tokens for part, part_rows in encoded.items()},
+            words={part: part_rows.words for part, part_rows in encoded.items()},
         ),
     )
 
 
-def _other_parts(config: TextConfig, progress: Progress) -> dict[str, list[str]]:
-    texts: dict[str, list[str]] = {}
-    for part in ("validation", *_tests(config)):
-        texts[part] = list(_paragraphs(config, part))
-        progress.advance()
-    return texts
-
-
-def _in_memory(
+def _prepare_in_memory(
     config: TextConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
 ) -> tuple[TrainingSet[TextRows], dict[str, list[str]]]:
-    """The training set, and the texts of the others."""
+    """Return the training set, and the texts of the other sets."""
     with bar(progress, "Reading data", len(config.parts), "parts"):
         train = list(_paragraphs(config, "train"))
         progress.advance()
-        texts = _other_parts(config, progress)
-    with bar(
-        progress, "Training the tokenizer" if tokenizer_config.kind == "trained" else "Loading the tokenizer", None
-    ):
+        texts = _read_other_parts(config, progress)
+    action = "Training the tokenizer" if tokenizer_config.kind == "trained" else "Loading the tokenizer"
+    with bar(progress, action, None):
         tokenizer = load_language_tokenizer(tokenizer_config, vocab_size=vocab_size, training_texts=train)
     with bar(progress, "Tokenizing the training set", len(train), "paragraphs"):
-        rows = _rows(config, PlainText(tokenizer), train, cache, progress)
+        rows = _encode(config, PlainText(tokenizer), train, cache, progress)
     overlap = count_overlaps(train, texts, "the other sets", progress)
-    known = LabelledTexts.unlabelled(train).fingerprint()
-    return TrainingSet(tokenizer, rows, len(train), known, (), overlap, rows.tokens, rows.words), texts
+    fingerprint = LabelledTexts.unlabelled(train).fingerprint()
+    return TrainingSet(tokenizer, rows, len(train), fingerprint, (), overlap, rows.tokens, rows.words), texts
 
 
-def _streamed(
+def _prepare_streamed(
     config: TextConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
 ) -> tuple[TrainingSet[TextRows], dict[str, list[str]]]:
-    """As :func:`_in_memory`, with the training set on disk."""
+    """Return the training set, stored on disk, and the texts of the other sets."""
     with bar(progress, "Reading data", len(config.parts) - 1, "parts"):
-        texts = _other_parts(config, progress)
+        texts = _read_other_parts(config, progress)
 
-    def load(tokenizer: TokenizerConfig, training_texts: Iterable[str] | None) -> Tokenizer:
-        trained = tokenizer_config.kind == "trained"
+    def load(loaded_config: TokenizerConfig, training_texts: Iterable[str] | None) -> Tokenizer:
         return load_language_tokenizer(
-            tokenizer, vocab_size=vocab_size, training_texts=training_texts, may_be_smaller=trained
+            loaded_config,
+            vocab_size=vocab_size,
+            training_texts=training_texts,
+            may_be_smaller=tokenizer_config.kind == "trained",
         )
 
-    decided_by = {"min_characters": config.min_characters, "first_n": config.first_n}
-    stream = Stream(
-        config.parts["train"], decided_by, lambda: ((text, 0) for text in _paragraphs(config, "train")), classes=0
-    )
-    streaming = Streaming(stream, cache, progress)
-    with streaming.alone():
+    settings = {"min_characters": config.min_characters, "first_n": config.first_n}
+    pairs = lambda: ((text, 0) for text in _paragraphs(config, "train"))  # noqa: E731
+    streaming = Streaming(Stream(config.parts["train"], settings, pairs, classes=0), cache, progress)
+    with streaming.locked():
         tokenizer = streaming.tokenizer(tokenizer_config, load, {"language": True, "vocab_size": vocab_size})
         encoder = _TextEncoder(config, PlainText(tokenizer))
-        cut_by = {"mode": config.mode, "sequence_length": config.sequence_length}
-        return streaming.training_set(tokenizer, encoder, cut_by, texts), texts
+        row_settings = {"mode": config.mode, "sequence_length": config.sequence_length}
+        return streaming.training_set(tokenizer, encoder, row_settings, texts), texts
+
+
+def _read_other_parts(config: TextConfig, progress: Progress) -> dict[str, list[str]]:
+    texts: dict[str, list[str]] = {}
+    for part in ("validation", *_test_parts(config)):
+        texts[part] = list(_paragraphs(config, part))
+        progress.advance()
+    return texts
 
 
 class _TextEncoder:
@@ -126,23 +125,22 @@ class _TextEncoder:
         self._counts = dict.fromkeys(("tokens", "words", "paragraphs", "truncated"), 0)
 
     def pieces(self, texts: list[str], labels: list[int], *, last: bool) -> Pieces:
-        """A row for each paragraph, or the packed rows that are full."""
+        """Return a row for each paragraph, or the packed rows that are complete."""
         if self._config.mode == "packed":
-            encoded = self._plain.encode_all(texts, None)
-            rows = self._packer.rows(encoded, _all_words(texts), last=last)
+            rows = self._packer.rows(self._plain.encode_all(texts, None), _count_words(texts), last=last)
         else:
-            rows = _rows(self._config, self._plain, texts, None)
+            rows = _encode(self._config, self._plain, texts, None)
         for name in self._counts:
             self._counts[name] += getattr(rows, name)
         starts = {} if rows.starts is None else {"starts": rows.starts}
         return {"ids": rows.ids, "offsets": rows.offsets, **starts}
 
     def facts(self) -> dict[str, int]:
-        """Tokens, words, paragraphs, and how many of these were cut."""
+        """Return tokens, words, paragraphs and truncated paragraphs."""
         return self._counts
 
     def build(self, pieces: Pieces) -> TextRows:
-        """Some rows in memory."""
+        """Return stored rows in memory."""
         ids, offsets = pieces["ids"].astype(np.int32), pieces["offsets"].astype(np.int64)
         starts = pieces["starts"].astype(np.int32) if "starts" in pieces else None
         return TextRows(ids, offsets, starts, len(ids) - len(offsets) + 1, 0, 0, 0)
@@ -155,42 +153,42 @@ def prepare_text_set(
     split: str,
     trained_on: Mapping[str, str] | None = None,
 ) -> TextRows:
-    """Encode one set of a trained model's text with the model's own tokenizer; only that part is read.
+    """Encode one set of a trained model's text with the model's tokenizer. Reads only the part of that set.
 
     Args:
-        split: a set by name, or ``test``: the set of that name, else the first test set, else validation.
-        trained_on: set → fingerprint, as training recorded it.
+        split: name of a set, or ``test`` as :func:`text_set_name` resolves it.
+        trained_on: set → fingerprint, as recorded by training.
 
     Raises:
-        InputError: no such set; names those there are.
-        DataError: as in :func:`prepare_text`, or the text is not the one of training.
+        InputError: no such set.
+        DataError: as in :func:`prepare_text`, or the text differs from that of training.
     """
-    tests, name = _tests(config), text_set_name(config, split)
+    name = text_set_name(config, split)
     if name == "train" or name not in config.parts:
-        known = ", ".join(dict.fromkeys(("test", "validation", *tests)))
-        raise InputError(f"--split {split!r}: no such set; allowed: {known}")
+        allowed = ", ".join(dict.fromkeys(("test", "validation", *_test_parts(config))))
+        raise InputError(f"--split {split!r}: no such set; allowed: {allowed}")
     texts = list(_paragraphs(config, name))
     if trained_on and name in trained_on and LabelledTexts.unlabelled(texts).fingerprint() != trained_on[name]:
         raise DataError(
             f"data.parts.{name}: the text is not the one of this model's training; it changed since. Restore it, or "
             "score a file of its own with --data FILE"
         )
-    return _rows(config, PlainText(tokenizer), texts, cache)
+    return _encode(config, PlainText(tokenizer), texts, cache)
 
 
 def text_set_name(config: TextConfig, split: str) -> str:
-    """The set that ``split`` stands for: ``test`` is the set of that name, else the first test set, else validation."""
-    tests = _tests(config)
+    """Return the set that ``split`` names: ``test`` is the set of that name, else the first test set, or validation."""
+    tests = _test_parts(config)
     if split == "test" and "test" not in tests:
         return tests[0] if tests else "validation"
     return split
 
 
 def encode_text_file(path: Path, config: TextConfig, tokenizer: Tokenizer, columns: Columns | None = None) -> TextRows:
-    """Encode a file of paragraphs as the model's own sets were: plain text, or a table with a text column.
+    """Encode the paragraphs of a file (plain text, or a table with a text column) like the model's own sets.
 
     Args:
-        columns: the text's, where it was named.
+        columns: the text column that the user names.
 
     Raises:
         DataError: the file cannot be read, has no text column, or no paragraph that is long enough.
@@ -202,67 +200,68 @@ def text_file(path: Path, config: TextConfig, columns: Columns | None = None) ->
     """Read the paragraphs of a file that are long enough for ``config``. Raises DataError as encode_text_file."""
     if columns is not None and (columns.label or columns.text_pair):
         raise DataError(f"{path}: a language model reads texts without labels or second texts; name the text only")
-    return list(_long_enough(config, (file_source(path, labelled=False, columns=columns),), str(path)))
+    return list(_long_paragraphs(config, (file_source(path, labelled=False, columns=columns),), str(path)))
 
 
 def set_paragraphs(config: TextConfig, name: str) -> list[str]:
-    """Read the paragraphs of one set, ``train`` among them. Raises DataError as :func:`prepare_text`."""
+    """Read the paragraphs of one set, also of ``train``. Raises DataError as :func:`prepare_text`."""
     return list(_paragraphs(config, name))
 
 
 def encode_paragraphs(texts: Sequence[str], config: TextConfig, tokenizer: Tokenizer) -> TextRows:
     """Encode paragraphs as ``config`` says, with a trained model's tokenizer."""
-    return _rows(config, PlainText(tokenizer), texts, None)
+    return _encode(config, PlainText(tokenizer), texts, None)
 
 
-def _tests(config: TextConfig) -> tuple[str, ...]:
+def _test_parts(config: TextConfig) -> tuple[str, ...]:
     return tuple(part for part in config.parts if part not in ("train", "validation"))
 
 
 def _paragraphs(config: TextConfig, part: str) -> Iterator[str]:
-    """The stripped paragraphs of a part that are long enough; first_n of them for training. Raises DataError."""
+    """Yield the paragraphs of a part; of the training part the first ``first_n``. Raises DataError."""
     first_n = config.first_n if part == "train" else None
-    return _long_enough(config, config.parts[part], f"data.parts.{part}", first_n)
+    return _long_paragraphs(config, config.parts[part], f"data.parts.{part}", first_n)
 
 
-def _long_enough(
+def _long_paragraphs(
     config: TextConfig, sources: Sequence[Source], where: str, first_n: int | None = None
 ) -> Iterator[str]:
-    """The first stripped texts with more than min_characters characters. Raises DataError where there is none."""
+    """Yield the first stripped texts with more than min_characters characters. Raises DataError if there is none."""
     no_label = {"text_pair": None, "label": None, "label_value": None, "skip_unlabelled": False}
-    plain = [found if found.kind == "synthetic-reviews" else found.model_copy(update=no_label) for found in sources]
-    seen = found = 0
+    plain = [source if source.kind == "synthetic-reviews" else source.model_copy(update=no_label) for source in sources]
+    rows_read = long_rows = 0
     for row in itertools.chain.from_iterable(map(read, plain)):
-        seen += 1
+        rows_read += 1
         text = str(row.text).strip()
         if len(text) > config.min_characters:
-            found += 1
+            long_rows += 1
             yield text
-        if found == first_n:
+        if long_rows == first_n:
             break
-    if not found:
+    if not long_rows:
         raise DataError(
-            f"{where}: none of its {seen} paragraphs has more than {config.min_characters} characters; give it longer "
-            "ones (a text file has one paragraph per line), or lower data.min_characters"
+            f"{where}: none of its {rows_read} paragraphs has more than {config.min_characters} characters; give it "
+            "longer ones (a text file has one paragraph per line), or lower data.min_characters"
         )
 
 
-def _rows(
+def _encode(
     config: TextConfig, plain: PlainText, texts: Sequence[str], cache: Path | None, progress: Progress = SILENT
 ) -> TextRows:
     encoded = plain.encode_all(texts, cache, progress)
     if config.mode == "packed":
-        return packed_rows(encoded, _all_words(texts), plain.boundary, config.sequence_length)
+        packer = Packer(plain.boundary, config.sequence_length)
+        return packer.rows(encoded, _count_words(texts), last=True)
     words = [len(text.split()) + 1 for text in texts]
-    for index in cut_paragraphs(encoded, config.sequence_length).tolist():
-        # Only the words that the tokens in front of the cut spell in full; the paragraph's end is not among them.
+    for index in np.flatnonzero(encoded.lengths >= config.sequence_length).tolist():
+        # Of a truncated paragraph count the words that its tokens spell in full, and not its end.
         text = texts[index]
         end = plain.encode(text).offsets[config.sequence_length - 1][1]
-        torn = 0 < end < len(text) and not text[end - 1].isspace() and not text[end].isspace()
-        words[index] = len(text[:end].split()) - torn
+        is_word_cut = 0 < end < len(text) and not text[end - 1].isspace() and not text[end].isspace()
+        words[index] = len(text[:end].split()) - is_word_cut
     return paragraph_rows(encoded, sum(words), plain.boundary, config.sequence_length)
 
 
-def _all_words(texts: Sequence[str]) -> int:
-    """Words of whole paragraphs, and one for the end of each."""
+def _count_words(texts: Sequence[str]) -> int:
+    """Count the words of complete paragraphs, plus one for the end of each."""
     return sum(len(text.split()) + 1 for text in texts)

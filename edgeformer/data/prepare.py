@@ -1,8 +1,13 @@
-"""From a classifier's recipe to encoded sets: read, split, tokenize, and say what it all was."""
+"""Data of classifiers and embedding models: read, split and encode the sets of a recipe, and summarise them.
+
+A set of scored pairs is flat: rows 2i and 2i + 1 are the texts of pair i. Scores are integers in millionths, because
+labels are integers in caches, fingerprints and golden inputs.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -13,52 +18,81 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.data_config import DataConfig, DataSection, TokenizerConfig
+from edgeformer.artifacts.data_config import DataConfig, DataSection, PairsConfig, Source, TokenizerConfig
 from edgeformer.artifacts.errors import DataError, InputError
-from edgeformer.artifacts.manifest import DataFinding, DataSummary
+from edgeformer.artifacts.manifest import DataFinding, DataSummary, Lengths
 from edgeformer.artifacts.progress import SILENT, Progress, bar
-from edgeformer.data.data_warnings import Empties, label_findings, load_and_look, rows_per_label, seen_findings
-from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, encode, encode_texts
-from edgeformer.data.lengths import count_words, lengths_of_sets, tally, tally_tokens
+from edgeformer.data.cleaning import count_words
+from edgeformer.data.data_warnings import EmptyRows, label_findings, load_and_look, rows_per_label, seen_findings
+from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, count_values, encode, encode_texts
 from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.rows import LabelledTexts, in_one, label_counts, label_rows, labelled
-from edgeformer.data.sources import Columns, check_columns, load_part, own_file, part_rows, read, with_text
-from edgeformer.data.splits import check_classes, check_sets_differ, draw, set_parts, split, unknown_set
-from edgeformer.data.stored import Pieces
-from edgeformer.data.streaming import Stream, Streaming, TrainingSet
+from edgeformer.data.sources import (
+    Columns,
+    check_columns,
+    load_part,
+    own_file,
+    pairs_source,
+    part_rows,
+    read,
+    skip_empty,
+)
+from edgeformer.data.splits import (
+    IMPORTED_SETS,
+    check_classes,
+    check_sets_differ,
+    draw,
+    first_of,
+    set_parts,
+    split,
+    unknown_set,
+)
+from edgeformer.data.streaming import Pieces, Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_tokenizer, special_ids
+
+_ROWS_AT_ONCE = 1 << 20
+_BINS = 40
+_SHOWN_SHARE = 0.99
+"""Share of the texts in the bins of equal width: a few very long texts would hide the distribution of the rest."""
+_SCORE_UNIT = 1e-6
+_MAX_SCORE = 1e6
 
 
 def prepare(
     data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress = SILENT
 ) -> Prepared[Encoded]:
-    """Read, split and encode the data of a recipe, and count what its test sets share with its training set.
+    """Read, split and encode the data of a recipe, and count the overlap of its test sets with its training set.
 
     Args:
         data, tokenizer_config: those sections of the recipe.
-        vocab_size: its ``model.vocab_size``; a tokenizer that is trained here may come out smaller.
-        cache: where encoded sets are kept between runs.
+        vocab_size: ``model.vocab_size`` of the recipe. A trained tokenizer may have fewer tokens.
+        cache: folder of encoded sets.
 
     Raises:
-        DataError: anything about files, rows, labels, splits or the tokenizer.
+        DataError: a file, a row, a label, a split or the tokenizer is unusable.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
     check_sets_differ(data)
     check_columns(data.parts)
-    train, sets = (_streamed if data.stream else _in_memory)(data, tokenizer_config, vocab_size, cache, progress)
+    prepare_training = _prepare_streamed if data.stream else _prepare_in_memory
+    train, sets = prepare_training(data, tokenizer_config, vocab_size, cache, progress)
     tokenizer = train.tokenizer
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
         encoded = {name: encode(texts, tokenizer, data.max_length, cache, progress) for name, texts in sets.items()}
-        words = {name: tally(count_words(found.texts, data.cleaning)) for name, found in sets.items()}
-    tokens = {name: tally_tokens(rows) for name, rows in {"train": train.rows, **encoded}.items()}
-    trained = dict(zip(data.labels, train.labels, strict=True))
-    counts = {"train": trained, **rows_per_label(data, sets)}
+    words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
+    tokens: dict[str, Counter[int]] = {}
+    all_rows: dict[str, TrainingRows[Encoded]] = {"train": train.rows, **encoded}
+    for name, rows in all_rows.items():
+        tokens[name] = Counter()
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            tokens[name] += count_values(rows.sizes(np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))))
+    counts = {"train": dict(zip(data.labels, train.labels, strict=True)), **rows_per_label(data, sets)}
     return Prepared(
         tokenizer=tokenizer,
         pad=special_ids(tokenizer).pad,
         train=train.rows,
         validation=encoded["validation"],
-        tests={name: encoded[name] for name in _tests(sets)},
+        tests={name: encoded[name] for name in _test_sets(sets)},
         summary=summarise(
             data,
             train,
@@ -74,7 +108,7 @@ def prepare(
 
 
 def look(data: DataConfig) -> list[DataFinding]:
-    """What :func:`prepare` would find worth saying of the data, without tokenizing any. Raises as that does."""
+    """Return the warnings of :func:`prepare` about the data, without tokenizing. Raises the same errors."""
     check_columns(data.parts)
     if data.stream:
         return []
@@ -83,79 +117,85 @@ def look(data: DataConfig) -> list[DataFinding]:
     return [*findings, *seen_findings(data, sets), *label_findings(data, rows_per_label(data, sets))]
 
 
-def _tests(sets: Iterable[str]) -> list[str]:
+def _test_sets(sets: Iterable[str]) -> list[str]:
     return [name for name in sets if name not in ("train", "validation")]
 
 
-def _in_memory(
+def _prepare_in_memory(
     data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
 ) -> tuple[TrainingSet[Encoded], dict[str, LabelledTexts]]:
-    """The training set, and the texts of the others."""
+    """Return the training set, and the texts of the other sets."""
     with bar(progress, "Reading data", None, "parts"):
         parts, findings = load_and_look(data)
         sets = split(data, parts)
     findings += seen_findings(data, sets)
     train = sets.pop("train")
-    with bar(
-        progress, "Training the tokenizer" if tokenizer_config.kind == "trained" else "Loading the tokenizer", None
-    ):
+    action = "Training the tokenizer" if tokenizer_config.kind == "trained" else "Loading the tokenizer"
+    with bar(progress, action, None):
         tokenizer = load_tokenizer(
             tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=map(in_one, train.texts)
         )
     with bar(progress, "Tokenizing the training set", len(train), "rows"):
         rows = encode(train, tokenizer, data.max_length, cache, progress)
-    others = {name: [*map(in_one, sets[name].texts)] for name in _tests(sets)}
-    overlap = count_overlaps(map(in_one, train.texts), others, "test sets", progress)
-    labels = label_counts(train.labels, len(data.labels), several=data.separator is not None)
-    known = train.fingerprint()
-    words = tally(count_words(train.texts, data.cleaning))
-    found = TrainingSet(tokenizer, rows, len(train), known, labels, overlap, findings=(*findings,), text_words=words)
-    return found, sets
+    test_texts = {name: [*map(in_one, sets[name].texts)] for name in _test_sets(sets)}
+    training_set = TrainingSet(
+        tokenizer,
+        rows,
+        len(train),
+        train.fingerprint(),
+        label_counts(train.labels, len(data.labels), several=data.separator is not None),
+        count_overlaps(map(in_one, train.texts), test_texts, "test sets", progress),
+        findings=tuple(findings),
+        text_words=count_values(count_words(train.texts, data.cleaning)),
+    )
+    return training_set, sets
 
 
-def _streamed(
+def _prepare_streamed(
     data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
 ) -> tuple[TrainingSet[Encoded], dict[str, LabelledTexts]]:
-    """As :func:`_in_memory`, with the training set on disk."""
-    names = [name for name in set_parts(data) if name != "train"]
+    """Return the training set, stored on disk, and the texts of the other sets."""
     findings: list[DataFinding] = []
     with bar(progress, "Reading data", None, "parts"):
         parts: dict[str, LabelledTexts] = {}
         for part in data.parts:
             if part != "train":
-                parts[part] = load_part(data, part, (empties := Empties()).add)
-                findings += empties.findings(part)
-        sets = draw(data, names, parts)
+                parts[part] = load_part(data, part, (empty_rows := EmptyRows()).add)
+                findings += empty_rows.findings(part)
+        sets = draw(data, [name for name in set_parts(data) if name != "train"], parts)
 
     def load(config: TokenizerConfig, texts: Iterable[str] | None) -> Tokenizer:
-        trained = tokenizer_config.kind == "trained"
         return load_tokenizer(
-            config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=texts, may_be_smaller=trained
+            config,
+            cleaning=data.cleaning,
+            vocab_size=vocab_size,
+            training_texts=texts,
+            may_be_smaller=tokenizer_config.kind == "trained",
         )
 
-    empties = Empties()
-    streaming = Streaming(class_stream(data, empties), cache, progress)
-    with streaming.alone():
-        trained_by = {"cleaning": data.cleaning, "vocab_size": vocab_size}
-        tokenizer = streaming.tokenizer(tokenizer_config, load, trained_by)
-        others = {name: [*map(in_one, sets[name].texts)] for name in _tests(sets)}
-        encoder = ClassEncoder(tokenizer, data, empties)
-        train = streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, others)
+    empty_rows = EmptyRows()
+    streaming = Streaming(class_stream(data, empty_rows), cache, progress)
+    with streaming.locked():
+        settings = {"cleaning": data.cleaning, "vocab_size": vocab_size}
+        tokenizer = streaming.tokenizer(tokenizer_config, load, settings)
+        test_texts = {name: [*map(in_one, sets[name].texts)] for name in _test_sets(sets)}
+        encoder = _ClassEncoder(tokenizer, data, empty_rows)
+        train = streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, test_texts)
         return replace(train, findings=(*train.findings, *findings)), sets
 
 
-def class_stream(data: DataConfig, empties: Empties | None = None) -> Stream:
-    """The part ``train`` of a classifier's data, to be read piece by piece.
+def class_stream(data: DataConfig, empty_rows: EmptyRows | None = None) -> Stream:
+    """Return the part ``train`` of a classifier's data as a stream.
 
     Args:
-        empties: counts the rows that have no text, anew whenever it is read from the beginning.
+        empty_rows: counts the rows without a text, from 0 in each pass.
     """
 
     def pairs() -> Iterator[tuple[str, int]]:
-        counted = empties or Empties()
-        counted.rows = 0
-        found = labelled(part_rows(data, "train", counted.add), data.labels)
-        return ((str(text), label) for text, label in found)  # pairs of texts are never streamed: DataConfig sees to it
+        counter = empty_rows or EmptyRows()
+        counter.rows = 0
+        rows = labelled(part_rows(data, "train", counter.add), data.labels)
+        return ((str(text), label) for text, label in rows)  # DataConfig rejects streams of pairs
 
     settings: dict[str, object] = {"labels": data.labels, "empty": "left out"}
     if data.sampled("train"):
@@ -163,28 +203,28 @@ def class_stream(data: DataConfig, empties: Empties | None = None) -> Stream:
     return Stream(data.parts["train"], settings, pairs, len(data.labels), partial(check_classes, data))
 
 
-class ClassEncoder:
+class _ClassEncoder:
     """Makes rows of a classifier's texts, each of at most ``data.max_length`` tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, data: DataConfig, empties: Empties) -> None:
-        self._tokenizer, self._data, self._empties = tokenizer, data, empties
+    def __init__(self, tokenizer: Tokenizer, data: DataConfig, empty_rows: EmptyRows) -> None:
+        self._tokenizer, self._data, self._empty_rows = tokenizer, data, empty_rows
         self._truncated = 0
         self._words: Counter[int] = Counter()
 
     def pieces(self, texts: list[str], labels: list[int], *, last: bool) -> Pieces:
-        """One row for each text."""
+        """Return one row for each text."""
         encoded, _ = encode_texts(self._tokenizer, texts, self._data.max_length)
         self._truncated += encoded.truncated
-        self._words += tally(count_words(texts, self._data.cleaning))
+        self._words += count_values(count_words(texts, self._data.cleaning))
         return {"ids": encoded.ids, "offsets": encoded.offsets, "labels": np.array(labels, dtype=np.int64)}
 
     def facts(self) -> dict[str, object]:
-        """Rows that were cut, those that had no text, and how many words the others have."""
+        """Return truncated rows, rows without a text, and number of words → texts."""
         words = {str(number): texts for number, texts in self._words.items()}
-        return {"truncated": self._truncated, "empty": self._empties.rows, "text_words": words}
+        return {"truncated": self._truncated, "empty": self._empty_rows.rows, "text_words": words}
 
     def build(self, pieces: Pieces) -> Encoded:
-        """Some rows in memory."""
+        """Return stored rows in memory."""
         ids, offsets, labels = (pieces[name] for name in ("ids", "offsets", "labels"))
         return Encoded(ids.astype(np.int32), offsets.astype(np.int64), labels.astype(np.int64), 0)
 
@@ -194,27 +234,63 @@ def summarise(
     train: TrainingSet[Any],
     texts: Mapping[str, LabelledTexts],
     rows: Mapping[str, TrainingRows[Any]],
-    **facts: Any,
+    **fields: Any,
 ) -> DataSummary:
-    """What a run was trained and tested on.
+    """Return the summary of the sets.
 
     Args:
-        texts: every other set, in order.
+        texts: every set but train, in order.
         rows: these sets encoded.
-        facts: the summary's other fields.
+        fields: further fields of the summary.
     """
-    fingerprints = {"train": train.fingerprint} | {name: found.fingerprint() for name, found in texts.items()}
-    counts = {"train": train.texts} | {name: len(found) for name, found in texts.items()}
+    fingerprints = {"train": train.fingerprint} | {name: set_texts.fingerprint() for name, set_texts in texts.items()}
+    counts = {"train": train.texts} | {name: len(set_texts) for name, set_texts in texts.items()}
     encoded: dict[str, TrainingRows[Any]] = {"train": train.rows, **rows}
-    lines = (f"{name} {counts[name]} {found}\n" for name, found in fingerprints.items())
+    lines = (f"{name} {counts[name]} {fingerprint}\n" for name, fingerprint in fingerprints.items())
     return DataSummary(
         synthetic=config.synthetic,
-        rows={name: len(found) for name, found in encoded.items()},
+        rows={name: len(set_rows) for name, set_rows in encoded.items()},
         fingerprint=hashlib.sha256("".join(lines).encode()).hexdigest(),
         fingerprints=fingerprints,
-        truncated_rows={name: found.truncated for name, found in encoded.items()},
+        truncated_rows={name: set_rows.truncated for name, set_rows in encoded.items()},
         overlap=train.overlap,
-        **facts,
+        **fields,
+    )
+
+
+def lengths_of_sets(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Lengths]:
+    """Return set → distribution of its text lengths, in the same bins for all sets.
+
+    The bins have a round width and hold nearly all texts of each set; the last one also has all longer texts.
+
+    Args:
+        counts: set → length → texts. Sets without texts are left out.
+    """
+    counts = {name: texts for name, texts in counts.items() if texts}
+    longest = 1
+    for texts in counts.values():
+        lengths, cumulative = sorted(texts), np.cumsum([texts[length] for length in sorted(texts)])
+        longest = max(longest, lengths[int(np.searchsorted(cumulative, _SHOWN_SHARE * cumulative[-1]))] + 1)
+    widths = (digit * 10**power for power in range(12) for digit in (1, 2, 5))
+    width = next(width for width in widths if width * _BINS >= longest)
+    edges = tuple(range(0, longest + width, width))
+    return {name: _distribution(texts, edges) for name, texts in counts.items()}
+
+
+def _distribution(counts: Mapping[int, int], edges: tuple[int, ...]) -> Lengths:
+    lengths = np.array(sorted(counts), dtype=np.int64)
+    texts = np.array([counts[length] for length in lengths.tolist()], dtype=np.int64)
+    cumulative, total = np.cumsum(texts), int(texts.sum())
+    middle = lengths[np.searchsorted(cumulative, [(total - 1) // 2, total // 2], side="right")]
+    bins = np.minimum(np.searchsorted(edges, lengths, side="right") - 1, len(edges) - 2)
+    histogram = np.bincount(bins, weights=texts, minlength=len(edges) - 1)
+    return Lengths(
+        min=int(lengths[0]),
+        median=float(middle.mean()),
+        mean=round(float(lengths @ texts) / total, 3),
+        max=int(lengths[-1]),
+        edges=edges,
+        texts=tuple(int(count) for count in histogram),
     )
 
 
@@ -226,24 +302,22 @@ def prepare_test(
     split: str,
     trained_on: Mapping[str, str] | None = None,
 ) -> Encoded:
-    """Encode one set of a trained model's data with the model's own tokenizer.
-
-    Only the parts that the set is drawn from are read.
+    """Encode one set of a trained model's data with the model's tokenizer. Reads only the parts of that set.
 
     Args:
-        trained_on: set → fingerprint, as training recorded it: other data cut by the same protocol would put
-            training rows into the test set.
-        split: ``test`` (the protocol's own test set), ``validation``, or a test set by name.
+        split: ``test`` (the protocol's test set), ``validation``, or the name of a test set.
+        trained_on: set → fingerprint, as recorded by training: other data cut by the same protocol would put training
+            rows into the test set.
 
     Raises:
-        InputError: no such set; names those there are.
-        DataError: as in :func:`prepare`.
+        InputError: no such set.
+        DataError: as in :func:`prepare`, or the set differs from that of training.
     """
     sets = set_parts(config)
     name = list(sets)[2] if split == "test" else split
     if name not in sets or name == "train":
-        known = ", ".join(("test", *(key for key in sets if key != "train")))
-        raise InputError(f"--split {split!r}: no such set; allowed: {known}")
+        allowed = ", ".join(("test", *(key for key in sets if key != "train")))
+        raise InputError(f"--split {split!r}: no such set; allowed: {allowed}")
     texts = set_texts(config, name)
     if trained_on and name in trained_on and texts.fingerprint() != trained_on[name]:
         raise DataError(
@@ -254,10 +328,10 @@ def prepare_test(
 
 
 def set_texts(config: DataConfig, name: str) -> LabelledTexts:
-    """Read one set of a model's data, not encoded; only the parts that it is drawn from are read.
+    """Read one set of a model's data, not encoded. Reads only the parts of that set.
 
     Args:
-        name: ``train``, ``validation`` or a test set by its own name.
+        name: ``train``, ``validation`` or the name of a test set.
 
     Raises:
         DataError: as in :func:`prepare`, or the model was imported without the data of this set.
@@ -269,31 +343,101 @@ def set_texts(config: DataConfig, name: str) -> LabelledTexts:
 
 
 def encode_file(path: Path, data: DataConfig, tokenizer: Tokenizer, columns: Columns | None = None) -> Encoded:
-    """Encode a labelled file as a model reads it whose own data is ``data``; rows without a text are left out.
-
-    Raises DataError as :func:`file_texts`.
-    """
-    empties = Empties()
-    texts = file_texts(path, data, columns, empties)
-    return replace(encode(texts, tokenizer, data.max_length), empty=empties.rows)
+    """Encode a labelled file as :func:`file_texts` reads it. Raises DataError."""
+    empty_rows = EmptyRows()
+    texts = file_texts(path, data, columns, empty_rows)
+    return replace(encode(texts, tokenizer, data.max_length), empty=empty_rows.rows)
 
 
 def file_texts(
-    path: Path, data: DataConfig, columns: Columns | None = None, empties: Empties | None = None
+    path: Path, data: DataConfig, columns: Columns | None = None, empty_rows: EmptyRows | None = None
 ) -> LabelledTexts:
-    """Read a labelled file for a model whose own data is ``data``; rows without a text are left out.
-
-    Its columns are those that are named, else called as those of ``data``, or have well-known names (text …, label …).
+    """Read a labelled file for a model with the data section ``data``. Leaves out rows without a text.
 
     Args:
-        empties: counts the rows that are left out.
+        columns: the columns that the user names. Others are those of ``data``, or have well-known names (text, label).
+        empty_rows: counts the rows that are left out.
 
     Raises:
-        DataError: the file, its columns or its rows.
+        DataError: the file, its columns or its rows are unusable.
     """
-    empties = empties or Empties()
-    rows = with_text(read(own_file(path, data.parts, columns), data.labels, data.separator), empties.add)
+    empty_rows = empty_rows or EmptyRows()
+    rows = skip_empty(read(own_file(path, data.parts, columns), data.labels, data.separator), empty_rows.add)
     texts = label_rows(rows, data.labels)
     if not len(texts):
         raise DataError(f"{path}: no row of it has a text")
     return texts
+
+
+def pair_part(data: PairsConfig, split: str) -> str:
+    """Return the part that a set of an embedding model is read from.
+
+    Raises:
+        InputError: no such set.
+        DataError: the model was imported without the data of that set.
+    """
+    parts = first_of(data.parts, *IMPORTED_SETS.get(split, (split,)))
+    if parts:
+        return parts[0]
+    if split in IMPORTED_SETS:
+        raise DataError(unknown_set(split, own_file=split != "train"))
+    allowed = ", ".join(dict.fromkeys(("test", "validation", *(part for part in data.parts if part != "train"))))
+    raise InputError(f"--split {split!r}: no such set; allowed: {allowed}")
+
+
+def read_pairs(sources: Iterable[Source], name: str) -> LabelledTexts:
+    """Read scored pairs as flat rows.
+
+    Args:
+        name: of the set, for messages.
+
+    Raises:
+        DataError: a file or a row cannot be read, a row is no pair or its score no number; all scores are equal, so
+            that nothing can be ranked.
+    """
+    texts: list[str] = []
+    scores: list[float] = []
+    for row in (row for source in sources for row in read(source)):
+        if isinstance(row.text, str):
+            raise DataError(
+                f"{row.where}: is one text, not a pair; set the source's text_pair: to the column of the other"
+            )
+        try:
+            score = float(str(row.label))
+        except ValueError:
+            score = math.nan
+        if not abs(score) <= _MAX_SCORE:
+            raise DataError(
+                f"{row.where}: the score {str(row.label)[:40]!r} is no number up to {_MAX_SCORE:g}; repair this row"
+            )
+        texts += row.text
+        scores.append(score)
+    if len(set(scores)) < 2:
+        raise DataError(f"{name}: all {len(scores)} pairs have the same score; give pairs that differ in similarity")
+    return LabelledTexts([*texts], np.rint(np.repeat(np.array(scores), 2) / _SCORE_UNIT).astype(np.int64))
+
+
+def read_texts(sources: Iterable[Source]) -> LabelledTexts:
+    """Read texts without scores; each text of a pair is a row. Raises DataError."""
+    no_label = {"label": None, "label_value": None, "skip_unlabelled": False}
+    texts: list[str] = []
+    for source in sources:
+        plain = source if source.kind == "synthetic-reviews" else source.model_copy(update=no_label)
+        for row in read(plain):
+            texts += (row.text,) if isinstance(row.text, str) else row.text
+    return LabelledTexts.unlabelled(texts)
+
+
+def pairs_file(path: Path, data: PairsConfig, columns: Columns | None = None) -> LabelledTexts:
+    """Read scored pairs from a file.
+
+    Args:
+        columns: the columns that the user names. Others are those of ``data``, or have well-known names.
+
+    Raises:
+        DataError: as :func:`read_pairs`, or the file has no such columns (sentence1, sentence2, score).
+    """
+    scored = (source for part, sources in data.parts.items() if part != "train" for source in sources)
+    like = next((source for source in scored if getattr(source, "text_pair", None) is not None), None)
+    source = pairs_source(path, like, columns).model_copy(update={"skip_unlabelled": False})
+    return read_pairs([source], str(path))

@@ -1,4 +1,4 @@
-"""Row: one text with its label, from a record (column → value) of any format."""
+"""Rows: a text or a pair of texts with its label, made of records (column → value) of any format."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from edgeformer.artifacts.data_config import FileSource, HubSource
 from edgeformer.artifacts.errors import DataError, did_you_mean
 
 Record = tuple[str, Mapping[str, object]]
-"""Where a record is ("reviews.csv, line 7"), and its values by column."""
-
+"""Place of a record ("reviews.csv, line 7"), and its values by column."""
 Text = str | tuple[str, str]
-"""What one row is about: a text, or a pair of texts, which a tokenizer joins by its own template."""
+"""A text, or a pair of texts, which a tokenizer joins by its template."""
+Label = str | int | float | tuple[str | int, ...]
+"""A label of a source: a name or a number; a tuple where a row can have several labels."""
+MOST_LABELS = 62
+"""Labels of a set where a row can have several: a set of labels is one number with a bit for each."""
+_MAX_NAME = 80
+"""Characters of a column's name or of a label in a message."""
 
 
 class Unreadable(str):
-    """What stands where a text should be, as JSON has it, and ``problem``: why it is none."""
-
-    def __new__(cls, shown: str, problem: str) -> Self:
-        made = super().__new__(cls, shown)
-        made.problem = problem
-        return made
+    """JSON of a value that is not text; ``problem`` says why."""
 
     problem: str
 
-
-LONGEST_NAME = 80
-"""Characters of a column's name or of a label that a message repeats."""
-
-
-Label = str | int | float | tuple[str | int, ...]
-"""As a source has it: a name or a number; where a row can have several labels, also a list of them."""
+    def __new__(cls, value_json: str, problem: str) -> Self:
+        text = super().__new__(cls, value_json)
+        text.problem = problem
+        return text
 
 
 @dataclass(frozen=True)
 class Row:
-    """A text or a pair, its label as the source has it (None: unlabelled), and where it was found, for messages.
+    """A text or a pair of texts.
 
-    ``values`` are those of the whole record by column, where the reader keeps them.
+    Attributes:
+        label: as the source has it; None: unlabelled.
+        where: place of the row, for messages.
+        values: of the record by column, if the reader keeps them.
     """
 
     text: Text
@@ -54,27 +54,30 @@ class Row:
     values: Mapping[str, object] | None = field(default=None, compare=False, repr=False)
 
 
-Told = Callable[[Row], None]
-"""Is told of a row that is left out."""
+OnRow = Callable[[Row], None]
+"""Called for each row that is left out."""
 
 
 def rows_of(
     records: Iterable[Record], source: FileSource | HubSource, separator: str | None = None, *, blanks: bool = False
 ) -> Iterator[Row]:
-    """Pick text and label out of each record.
+    """Make rows of records.
 
     Args:
-        separator: rows have none, one or several labels, and this stands between them; None: one each.
-        blanks: a text that is not there (null) is an empty one, what is no text is :class:`Unreadable`, and rows keep
+        separator: stands between the labels of a row, which has none, one or several; None: every row has one label.
+        blanks: a missing text (null) becomes an empty text and a value that is no text :class:`Unreadable`; rows have
             the values of their records.
 
     Raises:
-        DataError: a column is missing, a text is not text, or a row has no label and may not be skipped.
+        DataError: a column is missing, a value is not text, or a row has no label and may not be skipped.
     """
     for where, values in records:
         label = _label(where, values, source) if separator is None else _labels(where, values, source, separator)
-        if source.skip_unlabelled and (label is None or _is_unlabelled(values, source)):
-            continue
+        if source.skip_unlabelled:
+            # A row with an empty label column is unlabelled even if label_value gives all rows a label.
+            is_blank = source.label is not None and source.label in values and _is_blank(values[source.label])
+            if label is None or is_blank:
+                continue
         if label is None and (source.label is not None or source.label_value is not None):
             raise DataError(
                 f"{where}: has no label in column {source.label!r}; fill it in, "
@@ -85,43 +88,9 @@ def rows_of(
         yield Row(text if second is None else (text, second), label, where, values if blanks else None)
 
 
-def in_one(text: Text) -> str:
-    """A text as it is; both of a pair, with a space between them: for counts of words and letters, not for a model."""
-    return text if isinstance(text, str) else " ".join(text)
-
-
-def alike(text: Text) -> str:
-    """The same for texts that differ in capitals and white space only."""
-    return "\0".join(" ".join(part.casefold().split()) for part in ((text,) if isinstance(text, str) else text))
-
-
-def is_empty(text: Text) -> bool:
-    """Whether there is nothing but white space in it; of a pair, in both."""
-    return not (text if isinstance(text, str) else "".join(text)).strip()
-
-
-def listed(names: Iterable[str], most: int = 20) -> str:
-    """Names for a message: the first ones, none of them too long to be read."""
-    have = list(names)
-    shown = [name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…" for name in have[:most]]
-    return ", ".join([*shown, *([f"… ({len(have):,} in all)"] if len(have) > most else [])])
-
-
-def missing_column(where: str, kind: str, name: str, columns: Iterable[str]) -> DataError:
-    """The error for a source whose ``kind`` column (text or label) is not among ``columns``."""
-    have = list(columns)
-    shown = f"{did_you_mean(name, have)}columns: {listed(have) if have else 'none'}"
-    return DataError(f"{where}: no column {name!r}; {shown}; set the source's {kind}: to one of them")
-
-
-def _is_unlabelled(values: Mapping[str, object], source: FileSource | HubSource) -> bool:
-    """Whether a row has a column of labels and nothing in it, also where all rows are given one label."""
-    return source.label is not None and source.label in values and _says_nothing(values[source.label])
-
-
-def _says_nothing(value: object) -> bool:
-    blank = isinstance(value, str) and not value.strip()
-    return value is None or blank or (isinstance(value, float) and math.isnan(value))
+def _is_blank(value: object) -> bool:
+    is_blank_text = isinstance(value, str) and not value.strip()
+    return value is None or is_blank_text or (isinstance(value, float) and math.isnan(value))
 
 
 def _label(where: str, values: Mapping[str, object], source: FileSource | HubSource) -> str | int | float | None:
@@ -132,9 +101,9 @@ def _label(where: str, values: Mapping[str, object], source: FileSource | HubSou
     if source.label not in values:
         raise missing_column(where, "label", source.label, values)
     value = values[source.label]
-    if _says_nothing(value):
+    if _is_blank(value):
         return None
-    if isinstance(value, float) and value.is_integer():  # pandas writes whole numbers so beside missing ones
+    if isinstance(value, float) and value.is_integer():  # pandas writes integers like this next to missing values
         return int(value)
     if isinstance(value, (str, int, float)):
         return int(value) if isinstance(value, bool) else value
@@ -144,18 +113,18 @@ def _label(where: str, values: Mapping[str, object], source: FileSource | HubSou
 def _labels(
     where: str, values: Mapping[str, object], source: FileSource | HubSource, separator: str
 ) -> tuple[str | int, ...] | None:
-    """An empty cell is none of the labels; with ``skip_unlabelled`` nobody labelled the row."""
+    """Return the labels of a row; a blank cell has none, or with ``skip_unlabelled`` the row is unlabelled (None)."""
     value = source.label_value if source.label is None or source.label_value is not None else None
     if value is None and source.label is not None:
-        listed_ = values.get(source.label)
-        if isinstance(listed_, (list, tuple)):
-            if not all(isinstance(one, (str, int)) for one in listed_):
+        labels = values.get(source.label)
+        if isinstance(labels, (list, tuple)):
+            if not all(isinstance(label, (str, int)) for label in labels):
                 raise DataError(f"{where}: column {source.label!r} holds a list; its items must be names or numbers")
-            return tuple(listed_)
-        found = _label(where, values, source)
-        if found is None and source.skip_unlabelled:
+            return tuple(labels)
+        label = _label(where, values, source)
+        if label is None and source.skip_unlabelled:
             return None
-        value = int(found) if isinstance(found, float) else found
+        value = int(label) if isinstance(label, float) else label
     if isinstance(value, str):
         return tuple(name for part in value.split(separator) if (name := part.strip()))
     return () if value is None else (value,)
@@ -164,51 +133,65 @@ def _labels(
 def _text(where: str, values: Mapping[str, object], column: str, blanks: bool) -> str:
     if column not in values:
         raise missing_column(where, "text", column, values)
-    text = values[column]
-    if text is None and blanks:
+    value = values[column]
+    if value is None and blanks:
         return ""
-    problem = _no_text(text, column)
-    if problem is not None:
-        if blanks:
-            return Unreadable(json.dumps(text, default=str), problem)
-        raise DataError(f"{where}: {problem}")
-    return str(text)
-
-
-def _no_text(value: object, column: str) -> str | None:
-    """Why a value is no text; None: it is one."""
+    problem = None
     if not isinstance(value, str):
-        kind = "nothing" if value is None else a_kind(value)
-        return f"column {column!r} holds {kind}; it must hold text"
-    if not value.isascii():
+        problem = f"column {column!r} holds {'nothing' if value is None else a_kind(value)}; it must hold text"
+    elif not value.isascii():
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
-            return (
+            problem = (
                 f"character {error.start + 1} is half of a surrogate pair "
                 f"(U+{ord(value[error.start]):04X}), not text; repair or remove this row"
             )
-    return None
+    if problem is None:
+        return str(value)
+    if blanks:
+        return Unreadable(json.dumps(value, default=str), problem)
+    raise DataError(f"{where}: {problem}")
+
+
+def in_one(text: Text) -> str:
+    """Return a text, or both of a pair joined by a space: to count words and letters, not for a model."""
+    return text if isinstance(text, str) else " ".join(text)
+
+
+def alike(text: Text) -> str:
+    """Return a key that is equal for texts that differ in case and white space only."""
+    return "\0".join(" ".join(part.casefold().split()) for part in ((text,) if isinstance(text, str) else text))
+
+
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Return the first names for a message, long names shortened."""
+    names = list(names)
+    shortened = [name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…" for name in names[:most]]
+    return ", ".join([*shortened, *([f"… ({len(names):,} in all)"] if len(names) > most else [])])
+
+
+def missing_column(where: str, kind: str, name: str, columns: Iterable[str]) -> DataError:
+    """Return the error for a source whose ``kind`` column (text or label) is not among ``columns``."""
+    columns = list(columns)
+    hint = f"{did_you_mean(name, columns)}columns: {listed(columns) if columns else 'none'}"
+    return DataError(f"{where}: no column {name!r}; {hint}; set the source's {kind}: to one of them")
 
 
 def a_kind(value: object) -> str:
-    """What a value is, for a message: "an int", "a list"."""
+    """Return the type of a value for a message: "an int", "a list"."""
     kind = type(value).__name__
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-# Rows with their labels as numbers: the sets that splits cut, and what they are called by their content.
-
-
-MOST_LABELS = 62
-"""Where a row can have several: the set of them is one number, a bit for each."""
-
-
 @dataclass(frozen=True)
 class LabelledTexts:
-    """``texts`` [n] as the source has them, not cleaned; ``labels`` int64 [n], indices into data.labels.
+    """Texts with their labels.
 
-    ``sources`` int64 [n]: the number of each row's source; None where nobody asks for it.
+    Attributes:
+        texts: [n] as the source has them, not cleaned.
+        labels: int64 [n], indices into data.labels; with several labels per row, sets of labels as bits.
+        sources: int64 [n], the number of each row's source; None: not needed.
     """
 
     texts: list[Text]
@@ -219,35 +202,35 @@ class LabelledTexts:
         return len(self.texts)
 
     def take(self, indices: NDArray[np.int64]) -> LabelledTexts:
-        """The rows at ``indices``, in that order."""
+        """Return the rows at ``indices``, in that order."""
         sources = None if self.sources is None else self.sources[indices]
         return LabelledTexts([self.texts[i] for i in indices.tolist()], self.labels[indices], sources)
 
     @classmethod
-    def joined(cls, sets: Sequence[LabelledTexts], *, apart: bool = False) -> LabelledTexts:
-        """All rows, one set behind the other.
+    def joined(cls, sets: Sequence[LabelledTexts], *, with_sources: bool = False) -> LabelledTexts:
+        """Concatenate sets.
 
         Args:
-            apart: number the sources, those of each set by themselves; a set without numbers is one source.
+            with_sources: number the sources, different numbers for different sets. A set without numbers is one source.
         """
-        texts = [text for found in sets for text in found.texts]
-        labels = np.concatenate([np.empty(0, np.int64), *(found.labels for found in sets)])
-        if not apart:
+        texts = [text for rows in sets for text in rows.texts]
+        labels = np.concatenate([np.empty(0, np.int64), *(rows.labels for rows in sets)])
+        if not with_sources:
             return cls(texts, labels)
         numbers, first = [np.empty(0, np.int64)], 0
-        for found in sets:
-            own = np.zeros(len(found), np.int64) if found.sources is None else found.sources
-            numbers.append(own + first)
-            first += int(own.max(initial=-1)) + 1
+        for rows in sets:
+            sources = np.zeros(len(rows), np.int64) if rows.sources is None else rows.sources
+            numbers.append(sources + first)
+            first += int(sources.max(initial=-1)) + 1
         return cls(texts, labels, np.concatenate(numbers))
 
     @classmethod
     def unlabelled(cls, texts: Sequence[Text]) -> LabelledTexts:
-        """Texts of a language model in the form that the token cache and the fingerprints know: all labels are 0."""
+        """Return texts with label 0, as the token cache and the fingerprints need them."""
         return cls(list(texts), np.zeros(len(texts), dtype=np.int64))
 
     def fingerprint(self) -> str:
-        """sha256 over texts and labels, in order."""
+        """Return the sha256 of texts and labels, in order."""
         digest = Fingerprint()
         digest.add_labels(self.labels)
         digest.add_texts(self.texts)
@@ -255,17 +238,17 @@ class LabelledTexts:
 
 
 class Fingerprint:
-    """sha256 over the labels, and then the texts, of a set: all labels first, each kind in any number of pieces."""
+    """sha256 of the labels, and then the texts, of a set: all labels first, both in any number of pieces."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
 
     def add_labels(self, labels: Sequence[int] | NDArray[np.int64]) -> None:
-        """Of the next rows, as indices."""
+        """Add the labels of the next rows, as indices."""
         self._digest.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
 
     def add_texts(self, texts: Iterable[Text]) -> None:
-        """Of the next rows."""
+        """Add the texts of the next rows."""
         for text in texts:
             for part in (text,) if isinstance(text, str) else text:
                 content = part.encode("utf-8")
@@ -273,34 +256,64 @@ class Fingerprint:
                 self._digest.update(content)
 
     def hexdigest(self) -> str:
-        """Of what was added so far."""
+        """Return the digest of the rows so far."""
         return self._digest.hexdigest()
 
 
 def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
-    """Map each row's label to its class index; of several labels (a tuple) to a number with the bits of their indices.
+    """Map each row's label to its class index, and several labels (a tuple) to a number with the bits of the indices.
 
-    A label is matched by name, then read as an index; never where a name is the number of another class: of labels
-    called "1" … "5" a "4" would be the fourth in one row and the fifth in another.
+    A label is matched by name, else read as an index; never as an index if a class is named by the index of another
+    class: with labels called "1" … "5" a "4" could mean the fourth or the fifth.
 
     Raises:
-        DataError: a label that is neither, or a row without one.
+        DataError: an unknown label, or a row without a label.
     """
-    found = list(labelled(rows, labels))
-    return LabelledTexts([text for text, _ in found], np.array([index for _, index in found], dtype=np.int64))
+    pairs = list(labelled(rows, labels))
+    return LabelledTexts([text for text, _ in pairs], np.array([index for _, index in pairs], dtype=np.int64))
 
 
 def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text, int]]:
-    """Each row's text and class index, as :func:`label_rows` finds them. Raises DataError."""
+    """Yield each row's text and class index as :func:`label_rows` maps them. Raises DataError."""
     by_name = {name: index for index, name in enumerate(labels)}
-    return ((row.text, _bits(row, by_name) if isinstance(row.label, tuple) else _index(row, by_name)) for row in rows)
+    can_be_index = all(index == _class_number(name, labels, index) for name, index in by_name.items())
+
+    def class_index(label: object, where: str) -> int:
+        name = str(label)
+        if label is not None:
+            if name in by_name:
+                return by_name[name]
+            number = _class_number(name, labels, -1)
+            if number >= 0 and can_be_index:
+                return number
+        numbers = f" (or their numbers 0 to {len(labels) - 1})" if can_be_index else ""
+        problem, hint = "has no label", ""
+        if label is not None:
+            quoted = repr(name) if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]!r}…"
+            problem, hint = f"label {quoted} is not in the set", did_you_mean(name, by_name)
+        raise DataError(
+            f"{where}: {problem}; {hint}allowed: {', '.join(labels)}{numbers}; change the row, or data.labels"
+        )
+
+    for row in rows:
+        if isinstance(row.label, tuple):
+            yield row.text, sum({1 << class_index(label, row.where) for label in row.label})
+        else:
+            yield row.text, class_index(row.label, row.where)
+
+
+def _class_number(name: str, labels: Sequence[str], default: int) -> int:
+    """Return ``name`` as the index of one of ``labels``, or ``default`` if it is none."""
+    # isdecimal alone would accept digits of other scripts, which are names.
+    is_number = name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < len(labels)
+    return int(name) if is_number else default
 
 
 def label_counts(numbers: NDArray[np.int64], classes: int, *, several: bool) -> list[int]:
-    """Rows of each class.
+    """Count the rows of each class.
 
     Args:
-        numbers: of :func:`label_rows`, int64 [n].
+        numbers: int64 [n], from :func:`label_rows`.
         several: they are sets of labels.
     """
     if several:
@@ -309,39 +322,6 @@ def label_counts(numbers: NDArray[np.int64], classes: int, *, several: bool) -> 
 
 
 def label_sets(numbers: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Sets of labels as 0 and 1, int64 [n, classes]."""
-    found: NDArray[np.int64] = numbers[:, None] >> np.arange(classes) & 1
-    return found
-
-
-def _bits(row: Row, by_name: dict[str, int]) -> int:
-    assert isinstance(row.label, tuple)
-    return sum({1 << _index(Row(row.text, one, row.where), by_name) for one in row.label})
-
-
-def _shown(name: str) -> str:
-    return repr(name) if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]!r}…"
-
-
-def _index(row: Row, by_name: dict[str, int]) -> int:
-    name = str(row.label)
-    if row.label is not None:
-        if name in by_name:
-            return by_name[name]
-        if _is_number(name) and int(name) < len(by_name) and not _misleading(by_name):
-            return int(name)
-    numbers = "" if _misleading(by_name) else f" (or their numbers 0 to {len(by_name) - 1})"
-    problem = "has no label" if row.label is None else f"label {_shown(name)} is not in the set"
-    hint = "" if row.label is None else did_you_mean(name, by_name)
-    allowed = f"{hint}allowed: {', '.join(by_name)}{numbers}"
-    raise DataError(f"{row.where}: {problem}; {allowed}; change the row, or data.labels")
-
-
-def _is_number(name: str) -> bool:
-    # isdecimal alone lets other scripts' digits through; those are names.
-    return name.isascii() and name.isdecimal() and len(name) < 10
-
-
-def _misleading(by_name: dict[str, int]) -> bool:
-    """Whether a class is called by another one's number."""
-    return any(_is_number(name) and int(name) < len(by_name) and int(name) != index for name, index in by_name.items())
+    """Return sets of labels as 0 and 1, int64 [n, classes]."""
+    sets: NDArray[np.int64] = numbers[:, None] >> np.arange(classes) & 1
+    return sets

@@ -1,19 +1,38 @@
-"""Where rows come from: one function reads every kind of source; the columns of a file are found or named."""
+"""Sources of rows: reads every kind of source, finds the columns of files, and the files of a folder.
+
+``--data DIR`` finds the parts of a recipe by name among the files of a folder. A part is read from
+``DIR/<part>.<tsv|csv|jsonl|parquet>``, also compressed; ``validation`` is also found as ``dev`` or ``valid``, and
+``sst-test`` as ``test``.
+"""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeformer.artifacts.data_config import DataConfig, FileSource, HubSource, Source, SyntheticSource, check_encoding
+from edgeformer.artifacts.data_config import (
+    DataConfig,
+    FileSource,
+    HubSource,
+    Source,
+    SyntheticSource,
+    TextConfig,
+    check_encoding,
+)
 from edgeformer.artifacts.errors import DataError, InputError, did_you_mean
-from edgeformer.data.records import Layout, check_file, file_records, format_of_source, hub_records, suffix_format
-from edgeformer.data.rows import LabelledTexts, Record, Row, Told, is_empty, label_rows, listed, missing_column, rows_of
-from edgeformer.data.selection import sampled_rows
+from edgeformer.data.records import (
+    COMPRESSIONS,
+    check_file,
+    file_records,
+    format_of_source,
+    hub_records,
+    suffix_format,
+)
+from edgeformer.data.rows import LabelledTexts, OnRow, Row, in_one, label_rows, listed, missing_column, rows_of
+from edgeformer.data.splits import sampled_rows
 from edgeformer.data.synthetic import synthetic_reviews
 
 TEXT_COLUMNS = ("text", "sentence", "content", "review")
@@ -27,14 +46,19 @@ LABEL_COLUMNS = (
     "etiquette", "categoria", "clase", "etiqueta",
 )  # fmt: skip
 """Names of a column of labels as :func:`plain_name` writes them. The first three are preferred, in this order."""
-SCORE_COLUMNS = ("score", "similarity", "similarity_score", "label")
+_SCORE_COLUMNS = ("score", "similarity", "similarity_score", "label")
+_IMPORTED_PARTS = ("train", "validation", "test")
+_OTHER_STEMS = {"validation": ("dev", "valid"), "sst-test": ("test",)}
+_TABLE_SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
+_TEXT_SUFFIXES = ("txt", *_TABLE_SUFFIXES)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a file that somebody named; None: found by what the model's own data and the field call them.
+    """Columns of a file that the user names. None: found by the names in the model's data, or by well-known names.
 
-    ``encoding`` is the file's, also stated by the user; None: UTF-8. Raises InputError for an unknown one.
+    Attributes:
+        encoding: of the file; None: UTF-8. An unknown encoding raises InputError.
     """
 
     text: str | None = None
@@ -49,30 +73,34 @@ class Columns:
             except ValueError as error:
                 raise InputError(f"--encoding {self.encoding}: {error}") from None
 
+    def by_option(self) -> dict[str, str]:
+        """Return option → column of the columns that the user names."""
+        options = {"--text": self.text, "--pair": self.text_pair, "--label": self.label}
+        return {option: name for option, name in options.items() if name is not None}
+
+    def check(self, path: Path, columns: Iterable[str]) -> None:
+        """Raise DataError if one of them is not among the ``columns`` of a file."""
+        columns = list(columns)
+        for option, name in self.by_option().items():
+            if name not in columns:
+                hint = f"{did_you_mean(name, columns)}columns: {listed(columns)}"
+                raise DataError(f"{path}: no column {name!r} ({option}); {hint}")
+
 
 def plain_name(name: str) -> str:
-    """Write a column's name with small letters and digits only: without accents, spaces and underscores."""
+    """Return a column's name in lower case without accents, spaces and underscores."""
     decomposed = unicodedata.normalize("NFKD", name).casefold()
     return "".join(character for character in decomposed if character.isalnum())
 
 
 def matching_column(names: Iterable[str], columns: Sequence[str]) -> str | None:
-    """Return the first of ``columns`` that has one of ``names``, else one that has it by :func:`plain_name`."""
-    wanted = list(names)
-    exact = next((name for name in wanted if name in columns), None)
+    """Return the first of ``names`` that is a column, else the column that equals one of them by :func:`plain_name`."""
+    names = list(names)
+    exact = next((name for name in names if name in columns), None)
     if exact is not None:
         return exact
     by_plain_name = {plain_name(column): column for column in reversed(columns)}
-    return next((by_plain_name[plain] for plain in map(plain_name, wanted) if plain and plain in by_plain_name), None)
-
-
-def check_named_column(path: Path, option: str, name: str, columns: Iterable[str]) -> str:
-    """Return the column that an option names. Raises DataError, with the columns that there are, where it is none."""
-    columns = list(columns)
-    if name not in columns:
-        hint = f"{did_you_mean(name, columns)}columns: {listed(columns)}"
-        raise DataError(f"{path}: no column {name!r} ({option}); {hint}")
-    return name
+    return next((by_plain_name[plain] for plain in map(plain_name, names) if plain and plain in by_plain_name), None)
 
 
 def read(
@@ -81,56 +109,38 @@ def read(
     """Stream the rows of a source.
 
     Args:
-        labels: the recipe's label names, used where a hub data set names its own classes in another order.
-        separator: between the labels of a row, which can have several; None: it has one.
+        labels: label names of the recipe, for hub data sets with the same classes in another order.
+        separator: stands between the labels of a row; None: every row has one label.
         blanks: as in :func:`~edgeformer.data.rows.rows_of`.
 
     Raises:
-        DataError: anything about the file, its columns or its rows; it holds no (labelled) row.
+        DataError: a file, a column or a row is unusable; there is no (labelled) row.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
     if isinstance(source, SyntheticSource):
-        made = synthetic_reviews(source.rows, source.seed)
-        yield from made if separator is None else (replace(row, label=(str(row.label),)) for row in made)
+        rows = synthetic_reviews(source.rows, source.seed)
+        yield from rows if separator is None else (replace(row, label=(str(row.label),)) for row in rows)
         return
     if isinstance(source, HubSource):
-        name, found = f"hub data set {source.name}, split {source.split}", hub_records(source, labels)
+        name, records = f"hub data set {source.name}, split {source.split}", hub_records(source, labels)
     else:
-        name, found = source.path, records_of(source, labels)
-    empty = True
-    for row in rows_of(found, source, separator, blanks=blanks):
-        empty = False
+        name, records = source.path, file_records(source, labels)
+    is_empty = True
+    for row in rows_of(records, source, separator, blanks=blanks):
+        is_empty = False
         yield row
-    if empty:
+    if is_empty:
         kind = "labelled rows" if source.skip_unlabelled else "rows"
         raise DataError(f"{name}: no {kind} in it; a set needs at least one")
 
 
-def with_text(rows: Iterable[Row], empty: Told = lambda row: None) -> Iterator[Row]:
-    """Rows that have a text; the others, which say nothing, are told to ``empty``."""
+def skip_empty(rows: Iterable[Row], on_empty: OnRow = lambda row: None) -> Iterator[Row]:
+    """Yield the rows that have a text. ``on_empty`` is called with each row that has white space only."""
     for row in rows:
-        if is_empty(row.text):
-            empty(row)
-        else:
+        if in_one(row.text).strip():
             yield row
-
-
-def records_of(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
-    """Stream the records of a file. Raises DataError, MissingDependencyError."""
-    path = Path(source.path)
-    check_file(path)
-    kind = format_of_source(source)
-    if kind != "text":
-        return file_records(path, kind, labels, Layout(source.delimiter, source.header, source.encoding))
-    if source.label is not None and source.label_value is None:
-        raise DataError(
-            f"{path}: plain text has no label column; set the source's label_value: to the label of its lines"
-        )
-    if source.text_pair is not None:
-        raise DataError(f"{path}: plain text has one column, and no second text; give pairs as TSV, CSV or JSONL")
-    # Plain text has one column, whatever the source calls it.
-    lines = file_records(path, kind, layout=Layout(encoding=source.encoding))
-    return ((where, {source.text: values["text"]}) for where, values in lines)
+        else:
+            on_empty(row)
 
 
 def file_source(
@@ -141,105 +151,120 @@ def file_source(
     labels: Sequence[str] = LABEL_COLUMNS,
     columns: Columns | None = None,
 ) -> FileSource:
-    """A source for ``path`` with its columns found: those of ``like`` if they are there, else well-known ones.
+    """Return a source for a file, with the columns of ``like`` if the file has them, else with well-known columns.
 
     Args:
-        like: what it is read instead of: pairs of texts if that has them, single texts if it has not. None: pairs where
-            the file has the columns of a pair.
-        labelled: False: only the text is wanted.
-        labels: what a column of labels may be called.
-        columns: named ones, which are taken as they are; a named text without a named second one is a single text, a
-            named second one goes with a text that is found. Numbers name the columns of a file without a header.
-            None: the user has no way to name any.
+        like: source that the file replaces: pairs of texts if it has pairs, otherwise single texts. None: pairs if the
+            file has the columns of a pair.
+        labelled: False: find the text only.
+        labels: possible names of the column of labels.
+        columns: columns that the user names. A named text without a named second text is a single text; a named second
+            text belongs to a text that is found. Numbers are the columns of a file without a header. None: the user
+            cannot name columns.
 
     Raises:
-        DataError: the file cannot be read, lacks a named column, or has none that look like what is wanted.
+        DataError: the file cannot be read, lacks a named column, or has no columns that fit.
     """
-    asked = columns or Columns()
-    source, have = _opened(path, like, asked)
-    known = None if isinstance(like, SyntheticSource) else like
-    for option, name in (("--text", asked.text), ("--pair", asked.text_pair), ("--label", asked.label)):
-        if name is not None:
-            check_named_column(path, option, name, have)
-    find = partial(_choose, path, have=have, named=columns is not None)
-    if asked.text is not None:
-        text, second = asked.text, asked.text_pair
-    elif asked.text_pair is not None:
-        second = asked.text_pair
-        others = [first for first, other in PAIR_COLUMNS if other == second]
-        likely = (known.text if known else None, *others, *TEXT_COLUMNS)
-        text = find("text", wanted=[name for name in likely if name != second])
+    named = columns or Columns()
+    source, names = _open_table(path, like, named)
+    like_table = None if isinstance(like, SyntheticSource) else like
+    named.check(path, names)
+
+    def find(kind: str, candidates: Iterable[str | None]) -> str:
+        known = list(dict.fromkeys(name for name in candidates if name is not None))
+        column = matching_column(known, names)
+        if column is not None:
+            return column
+        remedy = f"rename one to one of {listed(known, 5)}"
+        if columns is not None:
+            option = f"--{kind}"
+            remedy = f"name it ({option} COLUMN; {option} NUMBER if the first line names no columns), or {remedy}"
+        raise DataError(f"{path}: no {kind} column; columns: {listed(names)}; {remedy}")
+
+    text_candidates = (like_table.text if like_table else None, *TEXT_COLUMNS)
+    if named.text is not None:
+        text, second = named.text, named.text_pair
+    elif named.text_pair is not None:
+        second = named.text_pair
+        first_texts = [first for first, other in PAIR_COLUMNS if other == second]
+        candidates = (text_candidates[0], *first_texts, *TEXT_COLUMNS)
+        text = find("text", [name for name in candidates if name != second])
     else:
-        text, second = _text_columns(path, have, like, find)
+        pair = None
+        if like is None or (like_table is not None and like_table.text_pair is not None):
+            like_pair = [(like_table.text, like_table.text_pair)] if like_table and like_table.text_pair else []
+            pairs = list(dict.fromkeys((*like_pair, *PAIR_COLUMNS)))
+            pair = next(((a, b) for a, b in pairs if a in names and b in names), None)
+            if pair is None and like_pair:
+                raise DataError(
+                    f"{path}: no pairs of texts; columns: {listed(names)}; rename two of them to one of "
+                    + ", ".join(" and ".join(pair) for pair in pairs)
+                )
+        text, second = pair or (find("text", text_candidates), None)
     if text == second:
         raise DataError(f"{path}: column {text!r} cannot be both texts of a pair; name two")
     source = source.model_copy(update={"text": text, "text_pair": second})
     if not labelled:
         return source
-    label = asked.label
+    label = named.label
     if label is None:
-        own = known.label if known else None
+        like_label = like_table.label if like_table else None
         texts = {plain_name(name) for name in (text, second) if name is not None}
-        names = [name for name in labels if name not in texts]
-        label = find("label", wanted=(own, *names))
-        equals = {*names} & {*LABEL_COLUMNS[3:]}
-        rivals = [name for name in have if plain_name(name) in equals]
-        if label in rivals and len(rivals) > 1 and (own is None or plain_name(label) != plain_name(own)):
+        label_names = [name for name in labels if name not in texts]
+        label = find("label", (like_label, *label_names))
+        rivals = [name for name in names if plain_name(name) in {*label_names} & {*LABEL_COLUMNS[3:]}]
+        if label in rivals and len(rivals) > 1 and (like_label is None or plain_name(label) != plain_name(like_label)):
             remedy = "choose one: --label COLUMN" if columns is not None else "rename the one that does to label"
             raise DataError(f"{path}: {len(rivals)} columns could hold the labels: {listed(rivals)}; {remedy}")
-    return source.model_copy(update={"label": label, "skip_unlabelled": known is not None and known.skip_unlabelled})
+    skip_unlabelled = like_table is not None and like_table.skip_unlabelled
+    return source.model_copy(update={"label": label, "skip_unlabelled": skip_unlabelled})
 
 
-def _opened(path: Path, like: Source | None, asked: Columns) -> tuple[FileSource, list[str]]:
-    """A file as it is written down, and the names of its columns. Raises DataError."""
+def _open_table(path: Path, like: Source | None, named: Columns) -> tuple[FileSource, list[str]]:
+    """Return a source with the layout of a file, and the names of its columns. Raises DataError.
+
+    The layout is that of ``like`` as far as the file can have it: no header; format and delimiter if the suffix of the
+    file does not determine them.
+    """
     check_file(path)
-    told = {} if like is None or like.kind != "file" else _layout(path, like)
-    names = [name for name in (asked.text, asked.text_pair, asked.label) if name is not None]
-    numbered = bool(names) and all(name.isdecimal() for name in names)
-    if names and not numbered:
-        told.pop("header", None)
-    source = FileSource(
-        kind="file",
-        path=str(path),
-        text="1" if "header" in told else "text",
-        label=None,
-        encoding=asked.encoding,
-        **told,
-    )
-    have = columns_of(source)
-    if numbered and source.header and not set(names) <= set(have) and format_of_source(source) in ("csv", "tsv"):
+    layout: dict[str, Any] = {}
+    kind = suffix_format(path)
+    if isinstance(like, FileSource) and kind not in ("jsonl", "parquet"):
+        is_stated = like.format is not None or like.delimiter is not None
+        has_like_suffix = path.suffix.lower() == Path(like.path).suffix.lower()
+        if is_stated and kind in (None, "text") and has_like_suffix:
+            layout = {"format": like.format, "delimiter": like.delimiter}
+        if not like.header and (layout or kind in ("csv", "tsv")):
+            layout["header"] = False
+    names = list(named.by_option().values())
+    are_numbers = bool(names) and all(name.isdecimal() for name in names)
+    if names and not are_numbers:
+        layout.pop("header", None)
+    text = "1" if "header" in layout else "text"
+    source = FileSource(kind="file", path=str(path), text=text, label=None, encoding=named.encoding, **layout)
+    columns = columns_of(source)
+    if are_numbers and source.header and not set(names) <= set(columns) and format_of_source(source) in ("csv", "tsv"):
         source = source.model_copy(update={"header": False})
-        have = columns_of(source)
-    return source, have
-
-
-def _layout(path: Path, like: FileSource) -> dict[str, Any]:
-    """What a file has of the one that it is read instead of: no header; what it is, where its suffix does not say."""
-    own, told = suffix_format(path), {} if like.header else {"header": False}
-    if own in ("jsonl", "parquet"):
-        return {}
-    stated = like.format is not None or like.delimiter is not None
-    if stated and own in (None, "text") and path.suffix.lower() == Path(like.path).suffix.lower():
-        return {**told, "format": like.format, "delimiter": like.delimiter}
-    return told if own in ("csv", "tsv") else {}
+        columns = columns_of(source)
+    return source, columns
 
 
 def columns_of(source: FileSource) -> list[str]:
-    """Names of a file's columns, by its first record. Raises DataError for a file without one."""
-    for _, values in records_of(source):
+    """Return the names of a file's columns, by its first record. Raises DataError for a file without records."""
+    for _, values in file_records(source):
         return list(values)
     raise DataError(f"{source.path}: no rows in it; a set needs at least one")
 
 
 def check_columns(parts: Mapping[str, Sequence[Source]], *, labelled: bool = True) -> None:
-    """Compare the columns that file sources name with the first record of each file, before any file is read whole.
+    """Compare the columns of file sources with the first record of each file, before a file is read completely.
 
     Args:
         parts: of a recipe.
         labelled: False: only texts are read.
 
     Raises:
-        DataError: a file has no such column; or its beginning cannot be read.
+        DataError: a file has no such column, or its beginning cannot be read.
     """
     for part, sources in parts.items():
         for number, source in enumerate(sources):
@@ -247,61 +272,48 @@ def check_columns(parts: Mapping[str, Sequence[Source]], *, labelled: bool = Tru
                 continue
             if kind == "jsonl" and source.skip_unlabelled:  # a record without a label may lack its text, too
                 continue
-            record = next(records_of(source), None)
+            record = next(file_records(source), None)
             if record is None:
-                continue  # whoever reads the rows says that there are none
-            named = {"text": source.text, "text_pair": source.text_pair}
+                continue  # reading the rows raises the error
+            columns = {"text": source.text, "text_pair": source.text_pair}
             if labelled and source.label_value is None:
-                named["label"] = source.label
-            for key, column in named.items():
+                columns["label"] = source.label
+            for key, column in columns.items():
                 if column is not None and column not in record[1]:
                     raise missing_column(f"data.parts.{part}.{number}: {source.path}", key, column, record[1])
 
 
-Find = Callable[..., str]
-"""A kind of column, and ``wanted``: what it may be called; gives what it is called."""
-
-
-def _text_columns(path: Path, have: list[str], like: Source | None, find: Find) -> tuple[str, str | None]:
-    """The column of the text, and of the second one of pairs. Raises DataError."""
-    known = None if isinstance(like, SyntheticSource) else like
-    if like is None or (known is not None and known.text_pair is not None):
-        own = [(known.text, known.text_pair)] if known is not None and known.text_pair is not None else []
-        pair = next(((a, b) for a, b in (*own, *PAIR_COLUMNS) if a in have and b in have), None)
-        if pair is not None:
-            return pair
-        if own:
-            wanted = ", ".join(" and ".join(names) for names in dict.fromkeys((*own, *PAIR_COLUMNS)))
-            raise DataError(
-                f"{path}: no pairs of texts; columns: {listed(have)}; rename two of them to one of {wanted}"
-            )
-    return find("text", wanted=(known.text if known else None, *TEXT_COLUMNS)), None
-
-
 def own_file(path: Path, parts: Mapping[str, Sequence[Source]], columns: Columns | None = None) -> FileSource:
-    """A labelled file for a model whose own data is ``parts``: it is read by their columns, pairs only if they are.
+    """Return a source for a labelled file that a model reads in place of its own data; pairs only if that has pairs.
 
     Args:
-        columns: named ones, as :func:`file_source` takes them.
+        parts: of the model's data.
+        columns: columns that the user names, as in :func:`file_source`.
 
     Raises:
-        DataError: as :func:`file_source`; a second text is named of a model that reads single ones; nothing is known of
-            the model's data, and the columns could be read as single texts and as pairs.
+        DataError: as in :func:`file_source`; a second text is named for a model of single texts; the model's data is
+            unknown, and the columns fit both single texts and pairs.
     """
-    asked = columns or Columns()
-    known = [source for sources in parts.values() for source in sources]
-    if known:
-        like = next((source for source in known if _fits(source, path, asked)), known[0])
+    named = columns or Columns()
+    sources = [source for part in parts.values() for source in part]
+    if sources:
+        like = sources[0]
+        for source in sources:
+            if not isinstance(source, SyntheticSource):
+                names = _open_table(path, source, named)[1]
+                if all(name in names for name in (source.text, source.text_pair) if name is not None):
+                    like = source
+                    break
         second = getattr(like, "text_pair", None)
-        if asked.text_pair is not None and second is None:
-            raise DataError(f"{path}: --pair {asked.text_pair}: this model reads single texts, and no pairs")
+        if named.text_pair is not None and second is None:
+            raise DataError(f"{path}: --pair {named.text_pair}: this model reads single texts, and no pairs")
         if columns is not None and columns.text is not None and columns.text_pair is None:
             columns = replace(columns, text_pair=second)
         return file_source(path, like, columns=columns).model_copy(update={"skip_unlabelled": False})
     source = file_source(path, columns=columns)
-    have = columns_of(source)
-    single = next((name for name in TEXT_COLUMNS if name in have), None)
-    if source.text_pair is not None and single is not None and not asked.text and not asked.text_pair:
+    names = columns_of(source)
+    single = next((name for name in TEXT_COLUMNS if name in names), None)
+    if source.text_pair is not None and single is not None and not named.text and not named.text_pair:
         raise DataError(
             f"{path}: nothing is known of this model's data, so rows could be single texts ({single}) or pairs "
             f"({source.text} and {source.text_pair}); leave out the column that is not to be read, or import the model "
@@ -310,79 +322,189 @@ def own_file(path: Path, parts: Mapping[str, Sequence[Source]], columns: Columns
     return source
 
 
-def _fits(source: Source, path: Path, asked: Columns) -> bool:
-    """Whether a file has the columns of a source."""
-    if isinstance(source, SyntheticSource):
-        return False
-    _, have = _opened(path, source, asked)
-    return all(name in have for name in (source.text, source.text_pair) if name is not None)
-
-
-def _choose(path: Path, kind: str, *, have: list[str], wanted: Iterable[str | None], named: bool) -> str:
-    """Return the column that has the first possible of the wanted names, as :func:`matching_column` compares them.
-
-    Args:
-        named: the user could have named it.
-    """
-    names = list(dict.fromkeys(name for name in wanted if name is not None))
-    column = matching_column(names, have)
-    if column is not None:
-        return column
-    remedy = f"rename one to one of {listed(names, 5)}"
-    if named:
-        option = f"--{kind}"
-        remedy = f"name it ({option} COLUMN; {option} NUMBER if the first line names no columns), or {remedy}"
-    raise DataError(f"{path}: no {kind} column; columns: {listed(have)}; {remedy}")
-
-
 def pairs_source(path: Path, like: Source | None = None, columns: Columns | None = None) -> FileSource:
-    """A file of scored pairs as a source; ``like``: other pairs, by whose columns it is read if it has them.
+    """Return a source for a file of scored pairs.
 
     Args:
-        columns: named ones, as :func:`file_source` takes them.
+        like, columns: as in :func:`file_source`.
 
     Raises:
-        DataError: it has no such columns.
+        DataError: the file has no columns of a pair with a score.
     """
-    source = file_source(path, like, labels=SCORE_COLUMNS, columns=columns)
+    source = file_source(path, like, labels=_SCORE_COLUMNS, columns=columns)
     if source.text_pair is None:
         raise DataError(f"{path}: has single texts, no pairs; name two columns sentence1 and sentence2, a third score")
     return source
 
 
-# Parts of a recipe's data: the rows of all their sources, or as many of them as these say.
-
-
-def source_rows(config: DataConfig, part: str, number: int, empty: Told = lambda row: None) -> Iterator[Row]:
-    """Rows of one source of a part, as many as its ``rows`` says, as :func:`with_text` has them."""
+def _source_rows(config: DataConfig, part: str, number: int, on_empty: OnRow) -> Iterator[Row]:
+    """Yield the rows of one source that have a text, as many as its ``rows`` says."""
     source = config.parts[part][number]
 
-    def rows(told: Told) -> Iterator[Row]:
-        return with_text(read(source, config.labels, config.separator), told)
+    def rows(on_empty: OnRow) -> Iterator[Row]:
+        return skip_empty(read(source, config.labels, config.separator), on_empty)
 
-    if source.kind == "synthetic-reviews" or source.rows is None:  # a generator makes as many as are wanted
-        return rows(empty)
-    key = f"data.parts.{part}.{number}.rows"
-    return sampled_rows(rows, source.rows, config.split_seed, key, empty)
-
-
-def part_rows(config: DataConfig, part: str, empty: Told = lambda row: None) -> Iterator[Row]:
-    """Rows of all sources of one part, one after the other, as :func:`source_rows` has them."""
-    return (row for number in range(len(config.parts[part])) for row in source_rows(config, part, number, empty))
+    if source.kind == "synthetic-reviews" or source.rows is None:  # a generator makes the requested number of rows
+        return rows(on_empty)
+    return sampled_rows(rows, source.rows, config.split_seed, f"data.parts.{part}.{number}.rows", on_empty)
 
 
-def load_part(config: DataConfig, part: str, empty: Told = lambda row: None) -> LabelledTexts:
-    """Read :func:`part_rows`; with the numbers of their sources where rows are balanced by these.
+def part_rows(config: DataConfig, part: str, on_empty: OnRow = lambda row: None) -> Iterator[Row]:
+    """Yield the rows of all sources of one part that have a text. ``on_empty`` is called with each other row."""
+    numbers = range(len(config.parts[part]))
+    return (row for number in numbers for row in _source_rows(config, part, number, on_empty))
+
+
+def load_part(config: DataConfig, part: str, on_empty: OnRow = lambda row: None) -> LabelledTexts:
+    """Read :func:`part_rows`, with the numbers of their sources if these are balanced.
 
     Raises DataError, MissingDependencyError.
     """
     if config.balance in (None, "label"):
-        return label_rows(part_rows(config, part, empty), config.labels)
+        return label_rows(part_rows(config, part, on_empty), config.labels)
     numbers = range(len(config.parts[part]))
-    found = [label_rows(source_rows(config, part, number, empty), config.labels) for number in numbers]
-    return LabelledTexts.joined(found, apart=True)
+    sets = [label_rows(_source_rows(config, part, number, on_empty), config.labels) for number in numbers]
+    return LabelledTexts.joined(sets, with_sources=True)
 
 
 def load_parts(config: DataConfig) -> dict[str, LabelledTexts]:
     """Read every part of the config. Raises DataError, MissingDependencyError."""
     return {part: load_part(config, part) for part in config.parts}
+
+
+def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
+    """Return ``config`` with the files of a folder as parts, and notes on choices and parts that are left out.
+
+    Every part is read from a file of the folder instead of its sources. If a model was imported (perhaps without data)
+    or a recipe cuts all its sets from one file, the files train, validation and test are the parts. If there is no test
+    or no validation file, a tenth of train is held out.
+
+    Raises:
+        DataError: no such folder, no file for a part that the protocol uses, or no usable columns in a file.
+    """
+    # Parts without which the protocol would mean something else ("given" does without validation).
+    required = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
+    required |= {"imported": (), "stratified": ("train",)}
+    needed = dict.fromkeys(required.get(config.split, ("train", "validation")), f"split {config.split!r}")
+    further: Iterable[str] = _IMPORTED_PARTS if config.split == "imported" else ()
+    if config.split == "stratified":  # a test file is there to be tested on
+        further = [part for part in _IMPORTED_PARTS if _files_of_part(folder, part, _TABLE_SUFFIXES)]
+    names = dict.fromkeys((*config.parts, *further))
+    files, notes = _part_files(folder, names, _TABLE_SUFFIXES, needed)
+    if not files:
+        raise DataError(f"{folder}: has none of the files {', '.join(names)} ({', '.join(_TABLE_SUFFIXES)})")
+    first_part = next(iter(config.parts.values()), (None,))
+    parts = {part: (file_source(path, config.parts.get(part, first_part)[0]),) for part, path in files.items()}
+    notes += [
+        f"part {part}: all rows of {path.name} are read; rows: of the recipe's sources is theirs"
+        for part, path in files.items()
+        if config.sampled(part)
+    ]
+    for part in _IMPORTED_PARTS:
+        unread = [] if part in names else _files_of_part(folder, part, _TABLE_SUFFIXES)[:1]
+        notes += [
+            f"{path.name} is left alone: split {config.split} of this recipe has no such part"
+            for path in unread
+            if path.resolve() not in files.values()
+        ]
+    protocol = config.split
+    if protocol in ("imported", "stratified") and "train" in parts and ("validation" in parts) != ("test" in parts):
+        # One part for validation and test would select the epoch and be reported.
+        protocol = "given" if "test" in parts else "glue-dev"
+        notes.append(f"split {protocol}: a tenth of train is held out as validation set")
+    elif protocol == "stratified" and "test" in parts:
+        protocol = "given"
+        notes.append("split given: the sets are the folder's files, none is cut from train")
+    return config.model_copy(update={"parts": parts, "split": protocol}), notes
+
+
+def local_text_parts(config: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
+    """Return a language model's ``config`` with the files of a folder as parts; ``DIR/<part>.txt`` is preferred.
+
+    Raises:
+        DataError: no such folder, no file for train or validation, or no text column in a file.
+    """
+    needed = dict.fromkeys(("train", "validation"), "a language model")
+    files, notes = _part_files(folder, config.parts, _TEXT_SUFFIXES, needed)
+    parts = {part: (file_source(path, config.parts[part][0], labelled=False),) for part, path in files.items()}
+    return config.model_copy(update={"parts": parts}), notes
+
+
+def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Source, ...]], list[str]]:
+    """Return the files train, validation and test of a folder as parts of an imported model, and notes on missing ones.
+
+    Args:
+        scored: the files have pairs of texts with scores, and ``train`` has texts; otherwise all are labelled.
+
+    Raises:
+        DataError: no such folder, no file of any part, or no usable columns in a file.
+    """
+    suffixes = _TEXT_SUFFIXES if scored else _TABLE_SUFFIXES
+    files, notes = _part_files(folder, _IMPORTED_PARTS, suffixes, {})
+    if not files:
+        raise DataError(f"{folder}: has none of the files train, validation and test ({', '.join(suffixes)})")
+    parts: dict[str, tuple[Source, ...]] = {}
+    for part, path in files.items():
+        is_pairs = scored and part != "train"
+        parts[part] = (pairs_source(path) if is_pairs else file_source(path, labelled=not scored),)
+    return parts, notes
+
+
+def imported_data(path: Path | None, labels: Sequence[str] | None, max_length: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the ``data`` section of an imported model's recipe, and notes for the user.
+
+    Args:
+        path: a file is the test set and also the validation set; a folder has the files train, validation and test;
+            None: no data.
+        labels: of a classifier; None: an embedding model.
+        max_length: tokens.
+
+    Raises:
+        DataError: no such file or folder, or no usable columns in a file.
+    """
+    path = path.resolve() if path is not None else None
+    section: dict[str, Any] = {"parts": {}, "max_length": max_length}
+    notes: list[str] = []
+    if path is not None and path.is_dir():
+        parts, notes = imported_parts(path, scored=labels is None)
+        section["parts"] = {part: [source.model_dump() for source in sources] for part, sources in parts.items()}
+    elif path is not None:
+        source = pairs_source(path) if labels is None else file_source(path)
+        section["parts"] = {"test": [source.model_dump()]}
+    if labels is not None:
+        section |= {"split": "imported", "labels": list(labels), "cleaning": "none"}
+    return section, notes
+
+
+def _part_files(
+    folder: Path, parts: Iterable[str], suffixes: Sequence[str], needed: Mapping[str, str]
+) -> tuple[dict[str, Path], list[str]]:
+    """Return the file of each part, and notes. ``needed``: part → user of the part, for the message."""
+    folder = folder.resolve()  # the paths are saved with the run
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; --data needs a folder with the files of the recipe's parts")
+    files: dict[str, Path] = {}
+    notes: list[str] = []
+    for part in parts:
+        if paths := _files_of_part(folder, part, suffixes):
+            if len(paths) > 1:
+                notes.append(f"part {part}: read from {paths[0].name}; {paths[1].name} is left alone")
+            files[part] = paths[0]
+        elif part in needed:
+            expected = ", ".join(f"{part}.{suffix}" for suffix in suffixes)
+            stems = "".join(f" (or {stem}.{suffixes[0]} …)" for stem in _OTHER_STEMS.get(part, ()))
+            present = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "nothing"
+            raise DataError(
+                f"{folder}: no file for part {part!r}, which {needed[part]} uses; looked for "
+                f"{expected}{stems}, also as .xz, .gz, .bz2; the folder has: {present}"
+            )
+        else:
+            notes.append(f"part {part}: no file in {folder}; left out")
+    return files, notes
+
+
+def _files_of_part(folder: Path, part: str, suffixes: Sequence[str]) -> list[Path]:
+    """Return the files of a folder that are named like a part, in order of preference."""
+    endings = [f".{name}{end}" for name in suffixes for end in (("",) if name == "parquet" else ("", *COMPRESSIONS))]
+    stems = (part, *_OTHER_STEMS.get(part, ()))
+    return [path for stem in stems for ending in endings if (path := folder / f"{stem}{ending}").is_file()]

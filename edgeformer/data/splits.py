@@ -1,36 +1,35 @@
-"""Splits: the protocols by name, from parts to train, validation and test sets."""
+"""Splits: protocols that make train, validation and test sets of the parts, and samples of rows. All are seeded."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.artifacts.data_config import DataConfig
+from edgeformer.artifacts.data_config import Amount, DataConfig
 from edgeformer.artifacts.errors import DataError
-from edgeformer.data.cleaning import clean_at_first
-from edgeformer.data.lengths import count_words
+from edgeformer.data.cleaning import clean_for_splits, count_words
 from edgeformer.data.overlap import contained_pairs, number_words
-from edgeformer.data.rows import LabelledTexts, alike, in_one, label_counts
-from edgeformer.data.selection import count_of, equal, extreme, sample
+from edgeformer.data.rows import LabelledTexts, OnRow, Row, alike, in_one, label_counts
 
 Int64s = NDArray[np.int64]
 MIN_ROWS = 10
 IMPORTED_SETS = {"train": ("train",), "validation": ("validation", "test"), "test": ("test", "validation")}
-"""Sets of a model that was trained elsewhere, and the parts that each is read from, the first that is there."""
+"""Set of a model that was trained elsewhere → parts that it can be read from, in order of preference."""
 
 
 def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
-    """The sets of the protocol in order (train, validation, the tests) and the parts each is drawn from."""
+    """Return set → parts that it is drawn from, in the protocol's order: train, validation, test sets."""
     pool = tuple(part for part in ("train", "validation") if part in config.parts)
-    kept = "validation" if "validation" in config.parts else "train"
+    validation = "validation" if "validation" in config.parts else "train"
     protocols: dict[str, dict[str, tuple[str, ...]]] = {
         "random-split": {"train": pool, "validation": pool, "random-split": pool},
         "stratified": {"train": pool, "validation": pool, "test": pool},
         "glue-dev": {"train": ("train",), "validation": ("train",), "glue-dev": ("validation",)},
         "sst-test": {"train": ("train",), "validation": ("validation",), "sst-test": ("sst-test",)},
-        "given": {"train": ("train",), "validation": (kept,), "given": ("test",)},
+        "given": {"train": ("train",), "validation": (validation,), "given": ("test",)},
         "imported": {name: first_of(config.parts, *names) for name, names in IMPORTED_SETS.items()},
     }
     sets = protocols[config.split]
@@ -44,18 +43,18 @@ def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
 
 
 def first_of(parts: Collection[str], *names: str) -> tuple[str, ...]:
-    """The first of ``names`` that is there, alone; nothing where none is."""
+    """Return the first of ``names`` that is one of ``parts``, alone; an empty tuple if none is."""
     return tuple(name for name in names if name in parts)[:1]
 
 
 def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:
-    """Cut the parts as ``config.split`` says.
+    """Make the sets of the protocol ``config.split``.
 
     Returns:
-        Set → rows: train, validation, the protocol's own test set under its name, then the parts it does not use.
+        Set → rows: train, validation, the protocol's test set, then the parts that the protocol does not use.
 
     Raises:
-        DataError: an empty set, fewer than 10 rows to train on, or training rows of one class only.
+        DataError: a set is empty, there are fewer than 10 rows to train on, or they have one class only.
     """
     sets = draw(config, tuple(set_parts(config)), parts)
     several = config.separator is not None
@@ -64,10 +63,10 @@ def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, Labe
 
 
 def unknown_set(name: str, *, own_file: bool = False) -> str:
-    """What is to be said of a model that was imported without the data of that set.
+    """Return the message for a model that was imported without the data of a set.
 
     Args:
-        own_file: the set was to be scored, for which a file of its own does as well.
+        own_file: the set was to be scored, for which the user can name another file.
     """
     what = "its training text" if name == "train" else f"a {name} set"
     return (
@@ -78,25 +77,25 @@ def unknown_set(name: str, *, own_file: bool = False) -> str:
 
 
 def check_sets_differ(config: DataConfig) -> None:
-    """Raise DataError where training would select its epoch on the very set that it then reports as test set.
+    """Raise DataError if training would select its epoch on the set that it reports as test set.
 
-    Validation and test set of a model that was trained elsewhere stand in for each other, which judging its artifacts
-    allows.
+    The validation and test sets of a model that was trained elsewhere replace each other where its artifacts are
+    judged.
     """
     sets = set_parts(config)
     if config.split != "imported" or sets["validation"] != sets["test"] or not sets["test"]:
         return
     (part,) = sets["test"]
-    missing, instead = ("validation", "given") if part == "test" else ("test", "glue-dev")
+    missing, protocol = ("validation", "given") if part == "test" else ("test", "glue-dev")
     raise DataError(
         f"data.split: imported has one part, {part}, for validation and test: training would select its epoch on the "
         f"set that it reports; add the part {missing}, or hold out a tenth of train: --set "
-        f"data.split={instead}"
+        f"data.split={protocol}"
     )
 
 
 def check_classes(config: DataConfig, counts: Sequence[int]) -> None:
-    """Raise DataError where the training set, which has ``counts`` rows of each label, has one class only."""
+    """Raise DataError if the training set, with ``counts`` rows of each label, has fewer than two classes."""
     present = np.flatnonzero(counts)
     if not len(present):
         raise DataError("the training set has no row with a label; it needs rows with at least two of data.labels")
@@ -109,148 +108,202 @@ def check_classes(config: DataConfig, counts: Sequence[int]) -> None:
 
 
 def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:
-    """Some of the sets, as :func:`split` has them; ``parts`` needs to hold those that :func:`set_parts` names for them.
+    """Make some of the sets of :func:`split`.
+
+    Args:
+        names: of the sets.
+        parts: those that :func:`set_parts` lists for these sets.
 
     Raises:
-        DataError: a set is empty, or fewer than 10 rows to cut it from.
+        DataError: a set is empty, or there are fewer than 10 rows to cut it from.
     """
     sources = set_parts(config)
     for name in names:
         if not sources[name]:
             raise DataError(unknown_set(name))
-    cuts: dict[str, Int64s] = {}
+    indices: dict[str, Int64s] = {}
     if any(sources[name] == sources["train"] for name in names):
-        pooled = _pool(config, parts, sources["train"])
-        if len(pooled) < MIN_ROWS:
+        pool = _pool(config, parts, sources["train"])
+        if len(pool) < MIN_ROWS:
             raise DataError(
-                f"data.parts {' + '.join(sources['train'])}: {len(pooled)} rows; split {config.split!r} needs at least "
+                f"data.parts {' + '.join(sources['train'])}: {len(pool)} rows; split {config.split!r} needs at least "
                 f"{MIN_ROWS} of them"
             )
-        cuts = _cuts(config, pooled)
-    drawn = {name: pooled.take(cuts[name]) if name in cuts else _pool(config, parts, sources[name]) for name in names}
-    sets = {name: _some(config, name, _balanced(config, rows)) for name, rows in drawn.items()}
+        indices = _set_indices(config, pool)
+    sets: dict[str, LabelledTexts] = {}
+    for name in names:
+        rows = pool.take(indices[name]) if name in indices else _pool(config, parts, sources[name])
+        rows = _balance(config, rows)
+        if (amount := config.rows.get(name)) is not None:
+            count = row_count(amount, len(rows), f"data.rows.{name}")
+            rows = _balance(config, rows.take(sample(_groups(config, rows), count, config.split_seed)))
+        sets[name] = rows
     for name, rows in sets.items():
         if not len(rows):
             raise DataError(f"split {config.split!r}: the {name} set is empty; give data.parts more rows")
     return sets
 
 
-def _cuts(config: DataConfig, pooled: LabelledTexts) -> dict[str, Int64s]:
-    """Row numbers of the sets that are cut from the training parts; empty where parts are used whole."""
-    sources, texts = set_parts(config), [in_one(text) for text in pooled.texts]
+def _set_indices(config: DataConfig, pool: LabelledTexts) -> dict[str, Int64s]:
+    """Return the row numbers of the sets that are cut from the training parts."""
+    sources, texts = set_parts(config), [in_one(text) for text in pool.texts]
     if config.split == "random-split":
-        # 80/10/10 of a seeded permutation, rounded down, the rest to the test set (as the paper's sizes are).
+        # 80/10/10 of a seeded permutation, rounded down; the rest goes to the test set (gives the paper's sizes).
         order = np.random.default_rng(config.split_seed).permutation(len(texts))
-        first, second = len(texts) * 8 // 10, len(texts) // 10
-        return dict(zip(sources, np.split(order, [first, first + second]), strict=False))
+        train_rows, validation_rows = len(texts) * 8 // 10, len(texts) // 10
+        return dict(zip(sources, np.split(order, [train_rows, train_rows + validation_rows]), strict=False))
     if config.split == "stratified":
-        strata = pooled.labels if config.separator is None else _rarest(pooled.labels, len(config.labels))
-        return dict(zip(sources, tenths(LabelledTexts(pooled.texts, strata), config.split_seed), strict=False))
+        strata = pool.labels
+        if config.separator is not None:
+            # The rarest label of each row, −1 without labels: combinations of labels can be too rare to be tested.
+            strata = np.full(len(pool), -1, dtype=np.int64)
+            counts = label_counts(pool.labels, len(config.labels), several=True)
+            for label in sorted(range(len(counts)), key=lambda label: -counts[label]):
+                strata[pool.labels >> label & 1 == 1] = label
+        return dict(zip(sources, _stratified(pool.texts, strata, config.split_seed), strict=False))
     if sources["validation"] == sources["train"]:
-        train, held_out = hold_out(texts, config.split_seed)
-        return {"train": train, "validation": held_out}
+        train, validation = hold_out(texts, config.split_seed)
+        return {"train": train, "validation": validation}
     return {}
 
 
-def tenths(rows: LabelledTexts, seed: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Row numbers for training, validation and test, each in file order.
+def _stratified(texts: Sequence[str | tuple[str, str]], strata: Int64s, seed: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Return the row numbers of training, validation and test rows, each in file order.
 
-    Of every label about a tenth of the texts validates, another tenth tests, at least one each if it has three. Rows
-    whose texts are alike stay together, and count as the first of them is labelled: no test text is a training text.
+    Of every stratum about a tenth of the texts validates and another tenth tests, at least one each if it has three.
+    Rows with equal texts stay together, in the stratum of the first of them: no test text is a training text.
     """
-    firsts: dict[str, int] = {}
-    group = np.array([firsts.setdefault(alike(text), row) for row, text in enumerate(rows.texts)], dtype=np.int64)
-    heads = np.array(sorted(firsts.values()), dtype=np.int64)
-    where = np.zeros(len(rows), dtype=np.int64)  # of the first row of each text: 0 training, 1 validation, 2 test
+    first_rows: dict[str, int] = {}
+    group = np.array([first_rows.setdefault(alike(text), row) for row, text in enumerate(texts)], dtype=np.int64)
+    heads = np.array(sorted(first_rows.values()), dtype=np.int64)
+    set_of_head = np.zeros(len(texts), dtype=np.int64)  # 0 training, 1 validation, 2 test
     generator = np.random.default_rng(seed)
-    for label in np.unique(rows.labels):
-        own = generator.permutation(heads[rows.labels[heads] == label])
-        count = max(1, round(len(own) / 10)) if len(own) > 2 else 0
-        where[own[:count]], where[own[count : 2 * count]] = 2, 1
-    found = where[group]
-    return np.flatnonzero(found == 0), np.flatnonzero(found == 1), np.flatnonzero(found == 2)
-
-
-def _rarest(label_sets_: Int64s, classes: int) -> Int64s:
-    """Of each row the rarest of its labels, −1 without any: what several labels are stratified by.
-
-    Combinations are no strata: most can be so rare that none of them would be tested.
-    """
-    found = np.full(len(label_sets_), -1, dtype=np.int64)
-    counts = label_counts(label_sets_, classes, several=True)
-    for label in sorted(range(classes), key=lambda label: -counts[label]):  # rarer ones win
-        found[label_sets_ >> label & 1 == 1] = label
-    return found
+    for stratum in np.unique(strata):
+        members = generator.permutation(heads[strata[heads] == stratum])
+        count = max(1, round(len(members) / 10)) if len(members) > 2 else 0
+        set_of_head[members[:count]], set_of_head[members[count : 2 * count]] = 2, 1
+    set_of_row = set_of_head[group]
+    return np.flatnonzero(set_of_row == 0), np.flatnonzero(set_of_row == 1), np.flatnonzero(set_of_row == 2)
 
 
 def _pool(config: DataConfig, parts: dict[str, LabelledTexts], names: tuple[str, ...]) -> LabelledTexts:
-    """The rows of some parts that sets are drawn from: the longest or shortest of them, balanced."""
-    found, apart = [parts[name] for name in names], config.balance is not None
-    pooled = found[0] if len(found) == 1 else LabelledTexts.joined(found, apart=apart)
+    """Return the rows of some parts that sets are drawn from: the longest or shortest of them, balanced."""
+    rows = [parts[name] for name in names]
+    pool = rows[0] if len(rows) == 1 else LabelledTexts.joined(rows, with_sources=config.balance is not None)
     share = config.longest or config.shortest
     if share is not None:
-        words = count_words(pooled.texts, config.cleaning)
-        pooled = pooled.take(extreme(words, share, longest=config.longest is not None))
-    return _balanced(config, pooled)
+        words = count_words(pool.texts, config.cleaning)
+        order = np.argsort(words if config.longest is None else -words, kind="stable")
+        pool = pool.take(np.sort(order[: round(share * len(words))]))
+    return _balance(config, pool)
 
 
-def _some(config: DataConfig, name: str, rows: LabelledTexts) -> LabelledTexts:
-    """As many rows of a set as ``data.rows`` says; of balanced ones as many as go evenly. Raises DataError."""
-    amount = config.rows.get(name)
-    if amount is None:
+def _balance(config: DataConfig, rows: LabelledTexts) -> LabelledTexts:
+    """Return as many rows of each group as the smallest group has, if data.balance is set.
+
+    Called again for a random sample of balanced rows, which is nearly balanced only.
+    """
+    if config.balance is None:
         return rows
     groups = _groups(config, rows)
-    chosen = rows.take(sample(groups, count_of(amount, len(rows), f"data.rows.{name}"), config.split_seed))
-    return _balanced(config, chosen)
-
-
-def _balanced(config: DataConfig, rows: LabelledTexts) -> LabelledTexts:
-    """As ``data.balance`` says. Of a set that was drawn of balanced rows too: chance left it nearly balanced."""
-    return rows if config.balance is None else rows.take(equal(_groups(config, rows), config.split_seed))
+    names, sizes = np.unique(groups, return_counts=True)
+    return rows.take(_draw_from_groups(groups, names, [int(min(sizes, default=0))] * len(names), config.split_seed))
 
 
 def _groups(config: DataConfig, rows: LabelledTexts) -> Int64s:
-    """The group of each row, int64 [n]: those that are balanced, else the labels."""
-    labels, sources = rows.labels, np.zeros(len(rows), np.int64) if rows.sources is None else rows.sources
-    groups = {"source": sources, "label-and-source": sources * len(config.labels) + labels}
-    return groups.get(config.balance or "label", labels)
+    """Return the group of each row, int64 [n]: the group that is balanced, else the label."""
+    sources = np.zeros(len(rows), np.int64) if rows.sources is None else rows.sources
+    groups = {"source": sources, "label-and-source": sources * len(config.labels) + rows.labels}
+    return groups.get(config.balance or "label", rows.labels)
 
 
 def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
     """Hold out about a tenth of ``texts`` such that no held-out text is a training text or a part of one.
 
-    A plain random tenth is worthless where a file holds phrases of its own sentences (SST-2): nearly every
-    held-out phrase lies inside a training sentence. So whole texts, those that are in no other, are drawn in
-    random order, and a text is held out once *all* texts that contain it are. Phrases shared with training
-    sentences stay in training. Where no text contains another this is exactly ``int(0.1 n)`` rows at random.
-    Where the texts hang together so much that this would hold out nothing or over a fifth, it is a plain
-    random tenth.
+    A plain random tenth measures nothing if a file holds phrases of its own sentences (SST-2): nearly every held-out
+    phrase lies inside a training sentence. So the texts that are in no other text are drawn in random order, and a
+    text is held out when *all* texts that contain it are. Phrases shared with training sentences stay in training. If
+    no text contains another one this is exactly ``int(0.1 n)`` rows at random. If the texts overlap so much that
+    nothing or over a fifth would be held out, it is a plain random tenth.
 
     Returns:
         Row numbers of the training rows and of the held-out rows, each in file order.
     """
     target = len(texts) // 10
-    cleaned = [clean_at_first(text) for text in texts]
+    cleaned = [clean_for_splits(text) for text in texts]
     numbers: dict[str, int] = {}
     distinct = np.array([numbers.setdefault(text, len(numbers)) for text in cleaned], dtype=np.int64)
-    ranks = _release_ranks(list(numbers), np.random.default_rng(seed))[distinct]
-    ordered = np.sort(ranks)
-    # Rows whose rank is below that of the first row beyond the target: whole groups only.
-    held_out = ranks < ordered[target]
-    if not 0 < held_out.sum() <= len(texts) // 5:
-        held_out = np.zeros(len(texts), dtype=bool)
-        held_out[np.random.default_rng(seed).permutation(len(texts))[:target]] = True
-    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
-
-
-def _release_ranks(texts: list[str], generator: np.random.Generator) -> Int64s:
-    """For each distinct text, when it may be held out: the largest random rank of the texts around it."""
-    numbered = number_words(texts, {})
+    numbered = number_words(numbers, {})
     inner, outer = contained_pairs(numbered, numbered)
-    different = inner != outer
-    inner, outer = inner[different], outer[different]
-    whole = np.ones(len(texts), dtype=bool)
-    whole[inner] = False
-    ranks = np.where(whole, generator.permutation(len(texts)), -1).astype(np.int64)
-    np.maximum.at(ranks, inner, ranks[outer])
-    return ranks
+    inner, outer = inner[inner != outer], outer[inner != outer]
+    is_outermost = np.ones(len(numbers), dtype=bool)
+    is_outermost[inner] = False
+    # The rank of a text is the largest random rank of the texts around it.
+    permutation = np.random.default_rng(seed).permutation(len(numbers))
+    distinct_ranks = np.where(is_outermost, permutation, -1).astype(np.int64)
+    np.maximum.at(distinct_ranks, inner, distinct_ranks[outer])
+    ranks = distinct_ranks[distinct]
+    # Rows with a lower rank than the first row beyond the target: groups are held out completely or not at all.
+    is_held_out = ranks < np.sort(ranks)[target]
+    if not 0 < is_held_out.sum() <= len(texts) // 5:
+        is_held_out = np.zeros(len(texts), dtype=bool)
+        is_held_out[np.random.default_rng(seed).permutation(len(texts))[:target]] = True
+    return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+
+
+def row_count(amount: Amount, rows: int, key: str) -> int:
+    """Return the number of rows that ``amount`` means: of a fraction of ``rows`` the nearest number, at least one.
+
+    Args:
+        key: of the amount, for the message.
+
+    Raises:
+        DataError: more rows than there are.
+    """
+    count = max(1, round(amount * rows)) if isinstance(amount, float) else amount
+    if count > rows:
+        raise DataError(f"{key}: {count:,} of {rows:,} rows cannot be taken; lower it, or leave it out to take all")
+    return count
+
+
+def sampled_rows(
+    rows: Callable[[OnRow], Iterator[Row]], amount: Amount, seed: int, key: str, on_empty: OnRow
+) -> Iterator[Row]:
+    """Sample the rows of a source with its shares of labels. Reads it twice: first the labels, in 8 bytes a row.
+
+    Args:
+        rows: reads the source from its beginning, and calls its argument with each row without a text.
+        on_empty: called with these rows, once.
+        key: of the amount, for messages.
+
+    Raises:
+        DataError: fewer rows than ``amount``; whatever ``rows`` raises.
+    """
+    numbers: dict[str, int] = {}
+    first_pass = rows(lambda row: None)
+    strata = np.fromiter((numbers.setdefault(str(row.label), len(numbers)) for row in first_pass), np.int64)
+    is_sampled = np.zeros(len(strata), dtype=bool)
+    is_sampled[sample(strata, row_count(amount, len(strata), key), seed)] = True
+    yield from compress(rows(on_empty), is_sampled.tolist())
+
+
+def sample(strata: Int64s, count: int, seed: int) -> Int64s:
+    """Return the numbers of ``count`` rows in order, of each stratum its share.
+
+    Shares are rounded by the largest remainders (Hamilton's method); of equal remainders the first are rounded up.
+    """
+    names, sizes = np.unique(strata, return_counts=True)
+    shares = [divmod(size * count, max(1, len(strata))) for size in sizes.tolist()]
+    missing = count - sum(quotient for quotient, _ in shares)
+    rounded_up = set(sorted(range(len(shares)), key=lambda place: -shares[place][1])[:missing])
+    counts = [quotient + (place in rounded_up) for place, (quotient, _) in enumerate(shares)]
+    return _draw_from_groups(strata, names, counts, seed)
+
+
+def _draw_from_groups(groups: Int64s, names: Int64s, counts: Sequence[int], seed: int) -> Int64s:
+    """Return the numbers, in order, of ``counts[i]`` rows of group ``names[i]``. A smaller count gives a subset."""
+    generator = np.random.default_rng(seed)
+    rows = [np.empty(0, dtype=np.int64)]
+    for name, count in zip(names.tolist(), counts, strict=True):
+        rows.append(generator.permutation(np.flatnonzero(groups == name))[:count])
+    return np.sort(np.concatenate(rows))

@@ -1,38 +1,42 @@
-"""Tokenizers: by hub name, from a file, or trained here; checked, and those of classifiers made to clean as training
-does."""
+"""Tokenizers from the hub, from a file, or trained on a run's own text; a classifier's tokenizer includes cleaning."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tokenizers import Tokenizer
-from tokenizers.normalizers import Normalizer, Sequence
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TokenizerConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.files import read_at_most
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.data.cleaning import RULES, VERSIONS, normalizers
+from edgeformer.data import cleaning as cleaning_rules
 from edgeformer.data.records import check_file, first_line
-from edgeformer.data.tokenizer_training import BOUNDARY, train_language_tokenizer, train_tokenizer
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
-BOUNDARIES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
-"""What tokenizers call the token between two documents, in the order in which they are looked for."""
-_PAD = ("[PAD]", "<pad>", "<|pad|>")
-_UNKNOWN = ("[UNK]", "<unk>", "<|unk|>", "[MASK]", "<mask>")
-
-_MOST_BYTES = 128 << 20
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+BOUNDARY = "<|endoftext|>"
+"""The only special token of a tokenizer trained for a language model, as in GPT-2."""
+_BOUNDARY_NAMES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
+"""Names of the token between two documents, in order of preference."""
+_PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>")
+_UNKNOWN_NAMES = ("[UNK]", "<unk>", "<|unk|>", "[MASK]", "<mask>")
+_MAX_BYTES = 128 << 20
 """Of a tokenizer.json: four times that of the largest vocabularies in use (256,000 words)."""
-_MOST_ENTRIES = 3_000_000
-"""Its commas and brackets: a vocabulary of 256,000 words with its merges has 1.9 million. The library takes 100 bytes
-for each, also where it refuses the file in the end."""
+_MAX_ENTRIES = 3_000_000
+"""Commas and brackets of a tokenizer.json: a vocabulary of 256,000 words with its merges has 1.9 million. The library
+takes 100 bytes for each, also of a file that it rejects."""
+_LETTERS = 1000
+_WORDS_AT_ONCE = 1000
+_PREFIX = "##"
+_FIRST_SYMBOL = 0xF0000  # a private-use plane: 65,534 characters that no rule of Unicode treats specially
 
 
 @dataclass(frozen=True)
@@ -52,56 +56,56 @@ def load_tokenizer(
     training_texts: Iterable[str] | None,
     may_be_smaller: bool = False,
 ) -> Tokenizer:
-    """Load or train the tokenizer of a classifier's or an embedding model's recipe.
+    """Load or train the tokenizer of a classifier or an embedding model.
 
-    With ``cleaning == "paper"`` the cleaning goes in front of the tokenizer's own normalizer, once.
+    With ``cleaning == "paper"`` the cleaning comes before the tokenizer's own normalizer, once.
 
     Args:
-        vocab_size: the recipe's ``model.vocab_size``, which the tokenizer must agree with. A tokenizer that is trained
-            here may be smaller; see :func:`fitted_recipe`.
-        training_texts: needed for a trained tokenizer only.
-        may_be_smaller: ``config`` names the file of a tokenizer that was trained for this recipe before.
+        vocab_size: ``model.vocab_size`` of the recipe, which the tokenizer must have. A tokenizer that is trained here
+            may have fewer tokens; see :func:`fitted_recipe`.
+        training_texts: to train a tokenizer.
+        may_be_smaller: ``config`` is the file of a tokenizer that an earlier run trained for this recipe.
 
     Raises:
         DataError: missing, not a tokenizer, of another size, or without the special tokens of a classifier.
     """
-    front = normalizers() if cleaning == "paper" else []
+    front = cleaning_rules.normalizers() if cleaning == "paper" else []
     tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front), may_be_smaller)
-    own = tokenizer.normalizer
-    if front and not _cleans(_steps(own)):
-        tokenizer.normalizer = Sequence([*front, own] if own is not None else front)
+    normalizer = tokenizer.normalizer
+    if front and not _starts_with_cleaning(_steps(normalizer)):
+        tokenizer.normalizer = normalizers.Sequence([*front, normalizer] if normalizer is not None else front)
     special_ids(tokenizer, name)
     return tokenizer
 
 
-def _steps(normalizer: Normalizer | None) -> list[object]:
-    stored = json.loads(normalizer.__getstate__()).get("normalizers", []) if normalizer is not None else []
-    return list(stored)
+def _steps(normalizer: normalizers.Normalizer | None) -> list[object]:
+    return list(json.loads(normalizer.__getstate__()).get("normalizers", [])) if normalizer is not None else []
 
 
-def _cleans(steps: list[object]) -> bool:
-    """Whether a tokenizer's normalizer begins with the cleaning, of this version or an earlier one."""
-    fronts = [_steps(Sequence(normalizers(rules))) for rules in VERSIONS]
+def _starts_with_cleaning(steps: list[object]) -> bool:
+    """Return whether a normalizer starts with the cleaning of this version or an earlier one."""
+    fronts = [_steps(normalizers.Sequence(cleaning_rules.normalizers(rules))) for rules in cleaning_rules.VERSIONS]
     return any(steps[: len(front)] == front for front in fronts)
 
 
 def cleaning_as_now(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer, with the present cleaning in place of that of an earlier version, if it has one."""
+    """Return the tokenizer with the cleaning of an earlier version, if it has one, replaced by the current one."""
     document = json.loads(tokenizer.to_str())
     steps = _steps(tokenizer.normalizer)
-    if not _cleans(steps):
+    if not _starts_with_cleaning(steps):
         return tokenizer
-    document["normalizer"]["normalizers"] = [*_steps(Sequence(normalizers())), *steps[len(RULES) :]]
+    current = _steps(normalizers.Sequence(cleaning_rules.normalizers()))
+    document["normalizer"]["normalizers"] = [*current, *steps[len(cleaning_rules.RULES) :]]
     return Tokenizer.from_str(json.dumps(document))
 
 
 def load_language_tokenizer(
     config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None, may_be_smaller: bool = False
 ) -> Tokenizer:
-    """Load or train the tokenizer of a language model's recipe.
+    """Load or train the tokenizer of a language model.
 
     Args:
-        vocab_size, training_texts, may_be_smaller: as of :func:`load_tokenizer`.
+        vocab_size, training_texts, may_be_smaller: as in :func:`load_tokenizer`.
 
     Raises:
         DataError: missing, not a tokenizer, of another size, without a boundary token, or to be trained as WordPiece.
@@ -111,10 +115,7 @@ def load_language_tokenizer(
             f"tokenizer.algorithm: {config.algorithm} loses case and spaces, so a language model cannot write the "
             "text that it was trained on; set tokenizer.algorithm: bpe"
         )
-
-    def train(algorithm: str, size: int, texts: Iterable[str]) -> Tokenizer:
-        return train_language_tokenizer(size, texts)
-
+    train = lambda algorithm, size, texts: train_language_tokenizer(size, texts)  # noqa: E731
     tokenizer, name = _load(config, vocab_size, training_texts, train, may_be_smaller)
     boundary_id(tokenizer, name)
     return tokenizer
@@ -127,14 +128,21 @@ def _load(
     train: Callable[[str, int, Iterable[str]], Tokenizer],
     may_be_smaller: bool,
 ) -> tuple[Tokenizer, str]:
-    """A tokenizer of the model's size, and what to call it in messages.
+    """Return a tokenizer of the model's size, and its name for messages.
 
-    Truncation and padding that a file carries are switched off: they silently cut texts, or pad short ones.
+    Truncation and padding of a file are turned off: they would cut and pad texts silently.
     """
     if isinstance(config, FileTokenizer):
         tokenizer, name = tokenizer_from_file(Path(config.path)), config.path
     elif isinstance(config, HubTokenizer):
-        tokenizer, name = _tokenizer_from_hub(config), f"hub tokenizer {config.name}"
+        name = f"hub tokenizer {config.name}"
+        try:
+            tokenizer = Tokenizer.from_pretrained(config.name, revision=config.revision or "main")
+        except Exception as error:  # the library raises plain Exception, the hub client its own types
+            raise DataError(
+                f"{name}: cannot be loaded: {first_line(error)}; check tokenizer.name, or use a file: "
+                "--tokenizer PATH/tokenizer.json"
+            ) from None
     elif training_texts is None:
         raise DataError("tokenizer.kind: trained needs the training texts; they are there in training only")
     else:
@@ -142,37 +150,37 @@ def _load(
     tokenizer.no_truncation()
     tokenizer.no_padding()
     size = tokens_of(tokenizer)
-    # A small training text has fewer tokens to learn than the recipe provides for.
-    smaller = size < vocab_size and (may_be_smaller or config.kind == "trained")
-    if size != vocab_size and not smaller:
+    # A small training text has fewer tokens than the recipe allows.
+    is_small_trained = size < vocab_size and (may_be_smaller or config.kind == "trained")
+    if size != vocab_size and not is_small_trained:
         raise DataError(f"{name}: has {size} tokens, the model {vocab_size}; set model.vocab_size: {size}")
     return tokenizer, name
 
 
 def tokens_of(tokenizer: Tokenizer) -> int:
-    """Rows that an embedding of its tokens needs: numbers may have holes, and the largest one has a row, too."""
+    """Return the rows that an embedding of the tokens needs: numbers may have gaps, and the largest has a row, too."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     return max([tokenizer.get_vocab_size(with_added_tokens=True), *(number + 1 for number in vocabulary.values())])
 
 
 def fitted_recipe(recipe: RecipeT, tokenizer: Tokenizer, note: Callable[[str], None]) -> RecipeT:
-    """Return ``recipe`` with the vocabulary of a tokenizer that was trained for it and came out smaller.
+    """Return ``recipe`` with the vocabulary size of a tokenizer that was trained for it and has fewer tokens.
 
     Args:
-        note: is called with a message where the vocabulary changes.
+        note: called with a message if the vocabulary changes.
     """
-    size, stated = tokens_of(tokenizer), recipe.model.vocab_size
-    if size == stated:
+    size, stated_size = tokens_of(tokenizer), recipe.model.vocab_size
+    if size == stated_size:
         return recipe
     note(
         f"the trained tokenizer has {size:,} tokens, as many as the training text has to learn; model.vocab_size is "
-        f"{size} instead of {stated}, here and in the saved recipe"
+        f"{size} instead of {stated_size}, here and in the saved recipe"
     )
     return recipe.with_vocabulary(size)
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """sha256 of everything that the tokenizer is."""
+    """Return the sha256 of the tokenizer's document."""
     return hashlib.sha256(tokenizer.to_str().encode("utf-8")).hexdigest()
 
 
@@ -180,9 +188,9 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
     """Read a tokenizer.json. Raises DataError."""
     check_file(path)
     try:
-        content = read_at_most(path, _MOST_BYTES)
-        if sum(map(content.count, (b",", b"[", b"{"))) > _MOST_ENTRIES:
-            raise DataError(f"{path}: holds more than {_MOST_ENTRIES:,} entries, which no tokenizer does; use another")
+        content = read_at_most(path, _MAX_BYTES)
+        if sum(map(content.count, (b",", b"[", b"{"))) > _MAX_ENTRIES:
+            raise DataError(f"{path}: holds more than {_MAX_ENTRIES:,} entries, which no tokenizer does; use another")
         return Tokenizer.from_str(content.decode("utf-8"))
     except DataError:
         raise
@@ -195,21 +203,14 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
     raise DataError(f"{path}: not a tokenizer: {reason}; tokenizer.path: must name a tokenizer.json file")
 
 
-def _tokenizer_from_hub(config: HubTokenizer) -> Tokenizer:
-    try:
-        return Tokenizer.from_pretrained(config.name, revision=config.revision or "main")
-    except Exception as error:  # the library raises plain Exception, and the hub client its own
-        raise DataError(
-            f"hub tokenizer {config.name}: cannot be loaded: {first_line(error)}; check tokenizer.name, or use a file: "
-            "--tokenizer PATH/tokenizer.json"
-        ) from None
-
-
 def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> SpecialIds:
-    """The special tokens' numbers.
+    """Return the numbers of the special tokens.
+
+    Args:
+        name: of the tokenizer, for messages.
 
     Raises:
-        DataError: no padding or unknown token, or texts do not start with a special token; it calls it ``name``.
+        DataError: no padding or unknown token, or texts do not start with a special token.
     """
     remedy = "use another tokenizer (bert-base-uncased has all of them), or tokenizer: {kind: trained}"
     probe = tokenizer.encode("a")
@@ -217,28 +218,130 @@ def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> SpecialIds
         raise DataError(
             f"{name}: puts no special token ([CLS]) in front of a text, which the classifier reads; {remedy}"
         )
-    own = getattr(tokenizer.model, "unk_token", None)
-    unknown = (own, *_UNKNOWN) if isinstance(own, str) else _UNKNOWN
-    pad, unk = _first_of(tokenizer, _PAD), _first_of(tokenizer, unknown)
+    model_unknown = getattr(tokenizer.model, "unk_token", None)
+    unknown = (model_unknown, *_UNKNOWN_NAMES) if isinstance(model_unknown, str) else _UNKNOWN_NAMES
+    pad, unk = _first_id(tokenizer, _PAD_NAMES), _first_id(tokenizer, unknown)
     if pad is None:
-        raise DataError(f"{name}: has no padding token ({', '.join(_PAD)}); {remedy}")
+        raise DataError(f"{name}: has no padding token ({', '.join(_PAD_NAMES)}); {remedy}")
     if unk is None:
-        raise DataError(f"{name}: has no unknown token ({', '.join(_UNKNOWN[:3])}); {remedy}")
+        raise DataError(f"{name}: has no unknown token ({', '.join(_UNKNOWN_NAMES[:3])}); {remedy}")
     return SpecialIds(pad, unk, probe.ids[0])
 
 
 def boundary_id(tokenizer: Tokenizer, name: str = "the tokenizer") -> int:
-    """Number of the token between documents. Raises DataError, which calls it ``name``, where there is none."""
-    found = _first_of(tokenizer, BOUNDARIES)
-    if found is None:
+    """Return the number of the token between documents. Raises DataError (with ``name``) if there is none."""
+    number = _first_id(tokenizer, _BOUNDARY_NAMES)
+    if number is None:
         raise DataError(
-            f"{name}: has no token for the end of a text; looked for {', '.join(BOUNDARIES)}; use another tokenizer "
-            "(gpt2 has one), or tokenizer: {kind: trained, algorithm: bpe}"
+            f"{name}: has no token for the end of a text; looked for {', '.join(_BOUNDARY_NAMES)}; use another "
+            "tokenizer (gpt2 has one), or tokenizer: {kind: trained, algorithm: bpe}"
         )
-    return found
+    return number
 
 
-def _first_of(tokenizer: Tokenizer, names: tuple[str, ...]) -> int | None:
-    """The number of the first of ``names`` that the tokenizer knows."""
+def _first_id(tokenizer: Tokenizer, names: tuple[str, ...]) -> int | None:
+    """Return the number of the first of ``names`` that is a token."""
     numbers = (tokenizer.token_to_id(name) for name in names)
     return next((number for number in numbers if number is not None), None)
+
+
+def train_tokenizer(
+    algorithm: str, vocab_size: int, texts: Iterable[str], front: Sequence[normalizers.Normalizer]
+) -> Tokenizer:
+    """Train a WordPiece or byte-level BPE tokenizer with [CLS] text [SEP] and at most ``vocab_size`` tokens.
+
+    Args:
+        front: first normalizers (the cleaning).
+
+    Raises:
+        DataError: ``vocab_size`` is too small for the special tokens.
+    """
+    if vocab_size <= len(SPECIAL_TOKENS):
+        raise DataError(
+            f"model.vocab_size: {vocab_size} is too small for a trained tokenizer: it holds "
+            f"{len(SPECIAL_TOKENS)} special tokens and at least the letters of the text"
+        )
+    if algorithm == "bpe":
+        tokenizer = _train_byte_level(vocab_size, texts, SPECIAL_TOKENS, front, add_prefix_space=True)
+    else:
+        normalizer = normalizers.Sequence(
+            [*front, normalizers.BertNormalizer(lowercase=True, strip_accents=None, handle_chinese_chars=True)]
+        )
+        splitter = pre_tokenizers.BertPreTokenizer()
+        words: Counter[str] = Counter()
+        for text in texts:
+            words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+        vocabulary = _wordpiece_vocabulary(words, vocab_size)
+        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, continuing_subword_prefix=_PREFIX))
+        tokenizer.normalizer = normalizer
+        tokenizer.pre_tokenizer = splitter
+        tokenizer.decoder = decoders.WordPiece(prefix=_PREFIX)
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    specials = [(CLS, tokenizer.token_to_id(CLS)), (SEP, tokenizer.token_to_id(SEP))]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{CLS} $A {SEP}", pair=f"{CLS} $A {SEP} $B:1 {SEP}:1", special_tokens=specials
+    )
+    return tokenizer
+
+
+def train_language_tokenizer(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
+    """Train a byte-level BPE tokenizer that decodes every text exactly; its only special token is ``BOUNDARY``."""
+    return _train_byte_level(vocab_size, texts, [BOUNDARY], (), add_prefix_space=False)
+
+
+def _train_byte_level(
+    vocab_size: int,
+    texts: Iterable[str],
+    special_tokens: list[str],
+    front: Sequence[normalizers.Normalizer],
+    *,
+    add_prefix_space: bool,
+) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    if front:
+        tokenizer.normalizer = normalizers.Sequence(list(front))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(texts, _trainer(vocab_size, special_tokens, pre_tokenizers.ByteLevel.alphabet()))
+    return tokenizer
+
+
+def _trainer(vocab_size: int, special_tokens: list[str], alphabet: list[str]) -> trainers.BpeTrainer:
+    return trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special_tokens, initial_alphabet=alphabet, show_progress=False
+    )
+
+
+def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int]:
+    """Learn the vocabulary of ``WordPieceTrainer``, with ties broken the same way every time.
+
+    That trainer numbers its "##" letters in the order of a randomly seeded hash map, so that two runs on the same text
+    give two tokenizers. It is BPE on letters that know whether they start a word. So each such letter becomes one
+    private-use character here, and the deterministic BPE trainer learns the merges.
+    """
+    letters: Counter[str] = Counter()
+    for word, count in words.items():
+        letters.update({letter: count * times for letter, times in Counter(word).items()})
+    frequent = sorted(sorted(letters), key=letters.__getitem__, reverse=True)[:_LETTERS]
+    # Both forms of every letter, so that a new word is spelled out instead of becoming [UNK].
+    symbols = [form + letter for letter in sorted(frequent) for form in ("", _PREFIX)]
+    character = {symbol: chr(_FIRST_SYMBOL + index) for index, symbol in enumerate(symbols)}
+
+    def mapped_words() -> Iterator[str]:
+        for word, count in words.items():
+            parts = [word[0], *(_PREFIX + letter for letter in word[1:])]
+            mapped = "".join(character.get(part, " ") for part in parts) + " "
+            # Many copies in one text: passing single words takes longer than learning from them.
+            for start in range(0, count, _WORDS_AT_ONCE):
+                yield mapped * min(_WORDS_AT_ONCE, count - start)
+
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    learner.train_from_iterator(mapped_words(), _trainer(vocab_size, SPECIAL_TOKENS, list(character.values())))
+    vocabulary: dict[str, int] = {}
+    for token, number in sorted(learner.get_vocab().items(), key=lambda item: item[1]):
+        if token not in SPECIAL_TOKENS:
+            first, *rest = (symbols[ord(mapped) - _FIRST_SYMBOL] for mapped in token)
+            token = first + "".join(symbol.removeprefix(_PREFIX) for symbol in rest)
+        vocabulary[token] = number
+    return vocabulary

@@ -1,4 +1,4 @@
-"""Texts that are to be answered: a file of any format, or standard input, one after the other and never all at once."""
+"""Texts to be answered: the rows of a file of any format, or of standard input, read one after the other."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ from edgeformer.data.records import (
     MOST_LINE_BYTES,
     as_utf8,
     check_file,
+    detect_delimiter,
     first_lines,
-    format_of,
     format_of_source,
-    known_delimiter,
     lines_of,
     opened,
-    said_delimiter,
+    suffix_format,
 )
 from edgeformer.data.rows import Text
 from edgeformer.data.sources import Columns, columns_of, file_source, read
 
 WINDOW_ROWS, WINDOW_CHARACTERS = 2048, 4 << 20
-"""What is in memory at once. Rows of similar length are found among so many."""
-STANDARD_INPUT = "standard input"
-PLAIN = "text"
+"""Limits of the rows in memory, among which rows of similar length are batched."""
+_STANDARD_INPUT = "standard input"
+_PLAIN = "text"
 
 
 class InputRow(NamedTuple):
-    """One row of an input: its text or pair, where it is, for messages, and all its values by column."""
+    """A text or pair, its place for messages, and all values of the row by column."""
 
     text: Text
     where: str = ""
@@ -48,18 +47,18 @@ class InputRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """Texts that wait to be read.
+    """Texts to be read.
 
     Attributes:
         name: of the file, for messages.
-        pairs: they are pairs.
-        expected: how many there are; None: not known.
-        rows: reads them from the start. Raises DataError.
-        leave: ends the reading; true: a thread waits for what may never come, and cannot be waited for.
+        pairs: the texts are pairs.
+        expected: number of rows; None: unknown.
+        rows: reads the rows from the start. Raises DataError.
+        leave: ends the reading. Returns whether a thread is blocked in a read that may never return.
         source: the file and its columns; None: plain text.
-        columns: names of all columns, of JSON Lines those of the first record; empty: plain text.
-        delimiter: between the columns of a table of text.
-        bom: the text begins with a byte order mark.
+        columns: names of all columns; of JSON Lines the keys of the first record; empty: plain text.
+        delimiter: between the columns of a table.
+        bom: the file begins with a byte order mark.
     """
 
     name: str
@@ -73,19 +72,19 @@ class Unlabelled:
     bom: bool = False
 
     def texts(self) -> Iterator[Text]:
-        """The texts alone, from the start. Raises DataError."""
+        """Yield the texts from the start. Raises DataError."""
         return (row.text for row in self.rows())
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file is to be read.
+    """Options of reading a file.
 
     Attributes:
-        parts: what the model's own data is, whose columns are looked for; empty: not known.
-        columns: named ones, which win.
-        format: as data sections call it; None: by the file's suffix, and of standard input one text per line.
-        single: single texts only, also where the file has the columns of a pair.
+        parts: of the model's own data, whose columns are looked for; empty: unknown.
+        columns: columns that the user names.
+        format: name of a format in data sections; None: by the file's suffix, and one text per line of standard input.
+        single: read single texts even if the file has the columns of a pair.
     """
 
     parts: Mapping[str, Sequence[Source]]
@@ -96,42 +95,41 @@ class Reading:
 
 @contextlib.contextmanager
 def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unlabelled]:
-    """The texts of a file, or of standard input; a line of plain text is one, also an empty line.
+    """Open the texts of a file or of standard input. Every line of plain text is a text, also an empty line.
 
     Args:
-        path: None: standard input. Lines are read as they come; a table is first written to a temporary file.
-        stdin: its bytes.
-        how: it is read.
+        path: None: standard input. Lines are read as they come; a table is copied to a temporary file first.
+        stdin: standard input as bytes.
 
     Raises:
         DataError: no such file, or none of its columns can be the text.
-        InputError: options that do not go together.
+        InputError: conflicting options.
     """
     if how.columns.text_pair is not None and how.columns.text is None:
         raise InputError("--pair COL: name the column of the first texts, too: --text COL --pair COL")
-    if path is None and how.format in (None, PLAIN):
-        _refuse_columns(how, STANDARD_INPUT)
-        raw = _Left(stdin)
-        stream = as_utf8(Path(STANDARD_INPUT), io.BufferedReader(raw), how.columns.encoding)
-        yield Unlabelled(STANDARD_INPUT, False, None, lambda: _lines(Path(STANDARD_INPUT), stream), raw.leave)
-        return
     if path is not None:
-        yield _of_file(path, how)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        spooled = Path(folder) / f"standard-input.{how.format}"
-        with spooled.open("wb") as file:
-            shutil.copyfileobj(stdin, file)
-        try:
-            yield _of_file(spooled, how)
-        except DataError as error:
-            raise DataError(str(error).replace(str(spooled), STANDARD_INPUT)) from None
+        yield _open_file(path, how)
+    elif how.format in (None, _PLAIN):
+        _refuse_columns(how, _STANDARD_INPUT)
+        raw = _InterruptibleInput(stdin)
+        stream = as_utf8(Path(_STANDARD_INPUT), io.BufferedReader(raw), how.columns.encoding)
+        rows = lambda: _plain_rows(Path(_STANDARD_INPUT), stream)  # noqa: E731
+        yield Unlabelled(_STANDARD_INPUT, False, None, rows, raw.leave)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            copied = Path(folder) / f"standard-input.{how.format}"
+            with copied.open("wb") as file:
+                shutil.copyfileobj(stdin, file)
+            try:
+                yield _open_file(copied, how)
+            except DataError as error:
+                raise DataError(str(error).replace(str(copied), _STANDARD_INPUT)) from None
 
 
 def windows(
     rows: Iterable[InputRow], most_rows: int = WINDOW_ROWS, characters: int = WINDOW_CHARACTERS
 ) -> Iterator[list[InputRow]]:
-    """Rows in groups of up to ``most_rows``, and of about ``characters`` at most: one row may have more."""
+    """Yield rows in groups of at most ``most_rows`` and of about ``characters``; a single row may have more."""
     window: list[InputRow] = []
     size = 0
     for row in rows:
@@ -145,71 +143,73 @@ def windows(
         yield window
 
 
-class _Left(io.RawIOBase):
-    """Standard input for a thread that can be left while it waits.
+class _InterruptibleInput(io.RawIOBase):
+    """Standard input that the program can stop reading while a thread is blocked in a read.
 
-    The stream itself is locked by who waits in it, and an interpreter that ends aborts where it cannot have that lock.
+    The blocked thread holds the lock of ``sys.stdin``, and an interpreter that exits aborts if it cannot get that lock.
     """
 
     def __init__(self, stdin: BinaryIO) -> None:
         self._raw: Any = getattr(stdin, "raw", stdin)
-        self._waits = self._left = False
+        self._is_reading = self._is_closed = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        self._waits = True
+        self._is_reading = True
         try:
-            found: int | None = None if self._left else self._raw.readinto(buffer)
+            size: int | None = None if self._is_closed else self._raw.readinto(buffer)
         finally:
-            self._waits = False
-        if self._left:
-            raise InterruptedError("nobody reads it any more")
-        return found
+            self._is_reading = False
+        if self._is_closed:
+            raise InterruptedError("reading was stopped")
+        return size
 
     def leave(self) -> bool:
-        """From now on nothing can be read; true: somebody waits right now."""
-        self._left = True
-        return self._waits
+        """Refuse all further reads. Returns whether a thread is blocked in a read."""
+        self._is_closed = True
+        return self._is_reading
 
 
-def _of_file(path: Path, how: Reading) -> Unlabelled:
+def _open_file(path: Path, how: Reading) -> Unlabelled:
     check_file(path)
-    kind = _format(path, how.format)
     encoding = how.columns.encoding
-    if kind == PLAIN:
-        _refuse_columns(how, str(path))
-        return Unlabelled(str(path), False, _count(path, kind, encoding), lambda: _plain(path, encoding))
-    source = _source(path, how)
-    rows = lambda: (InputRow(row.text, row.where, row.values or {}) for row in read(source, blanks=True))  # noqa: E731
-    kind, delimiter, bom, header_lines = format_of_source(source), ",", False, 0
-    if kind in ("csv", "tsv"):
-        lines = first_lines(path, encoding)
-        delimiter = "\t" if kind == "tsv" else known_delimiter(iter(enumerate(lines, 1)), source.delimiter)[0]
-        header_lines = source.header + (kind == "csv" and said_delimiter(lines) is not None)
-        with opened(path) as file:
-            marks = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-            bom = file.read(3).startswith(marks if encoding is not None else codecs.BOM_UTF8)
-    expected = _count(path, kind, encoding, delimiter, header_lines)
-    columns = tuple(columns_of(source))
-    pairs = source.text_pair is not None
-    return Unlabelled(str(path), pairs, expected, rows, source=source, columns=columns, delimiter=delimiter, bom=bom)
-
-
-def _format(path: Path, stated: str | None) -> str:
-    try:
-        known = format_of(path, None)
-    except DataError:
-        known = None
-    if known is None and stated != PLAIN:
+    kind = suffix_format(path)
+    if kind is None and how.format != _PLAIN:
         raise InputError(
             f"{path}: its suffix does not tell the format; rename it, or say it with --input-format and pipe the file: "
             "--file -"
         )
-    if stated not in (None, PLAIN, known):
-        raise InputError(f"--input-format {stated}: {path} is called {known}; rename it, or leave out --input-format")
-    return stated or str(known)
+    if how.format not in (None, _PLAIN, kind):
+        raise InputError(
+            f"--input-format {how.format}: {path} is called {kind}; rename it, or leave out --input-format"
+        )
+    if _PLAIN in (kind, how.format):
+        _refuse_columns(how, str(path))
+
+        def plain_rows() -> Iterator[InputRow]:
+            with opened(path, encoding) as file:
+                yield from _plain_rows(path, file)
+
+        return Unlabelled(str(path), False, _count(path, _PLAIN, encoding), plain_rows)
+    source = _source(path, how)
+    rows = lambda: (InputRow(row.text, row.where, row.values or {}) for row in read(source, blanks=True))  # noqa: E731
+    kind, delimiter, bom, extra_lines = format_of_source(source), ",", False, 0
+    if kind in ("csv", "tsv"):
+        extra_lines = int(source.header)
+        delimiter = "\t"
+        if kind == "csv":
+            lines = enumerate(first_lines(path, encoding))
+            delimiter, table_lines = detect_delimiter(lines, source.delimiter)
+            extra_lines += next(table_lines, (0, ""))[0]  # 1 if the first line states the delimiter
+        with opened(path) as file:
+            marks = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            bom = file.read(3).startswith(marks if encoding is not None else codecs.BOM_UTF8)
+    expected = _count(path, kind, encoding, delimiter, extra_lines)
+    columns = tuple(columns_of(source))
+    pairs = source.text_pair is not None
+    return Unlabelled(str(path), pairs, expected, rows, source=source, columns=columns, delimiter=delimiter, bom=bom)
 
 
 def _refuse_columns(how: Reading, name: str) -> None:
@@ -219,34 +219,34 @@ def _refuse_columns(how: Reading, name: str) -> None:
 
 
 def _source(path: Path, how: Reading) -> FileSource:
-    """The file with the columns that the model's own data has; else with well-known ones."""
+    """Return the file with the columns of the model's own data, or else with well-known columns."""
     single = FileSource(kind="file", path=str(path), text_pair=None)
-    own = [source for sources in how.parts.values() for source in sources]
-    known = {(source.text, source.text_pair): source for source in own if source.kind != "synthetic-reviews"}
+    sources = [source for part in how.parts.values() for source in part]
+    like = {(source.text, source.text_pair): source for source in sources if source.kind != "synthetic-reviews"}
     if how.columns.text is not None:
-        return file_source(path, next(iter(known.values()), None), labelled=False, columns=how.columns)
+        return file_source(path, next(iter(like.values()), None), labelled=False, columns=how.columns)
     if how.single:
-        known = {key: source for key, source in known.items() if key[1] is None}
-    elif not own:
-        return _unknown(path, single, how.columns)
-    refusals: list[DataError] = []
-    found: list[FileSource] = []
-    for columns, like in (known or {("", None): single}).items():
+        like = {names: source for names, source in like.items() if names[1] is None}
+    elif not sources:
+        return _source_of_unknown_data(path, single, how.columns)
+    errors: list[DataError] = []
+    candidates: list[FileSource] = []
+    for names, like_source in (like or {("", None): single}).items():
         try:
-            source = file_source(path, like, labelled=False, columns=how.columns)
+            source = file_source(path, like_source, labelled=False, columns=how.columns)
         except DataError as error:
-            refusals.append(error)
+            errors.append(error)
             continue
-        if (source.text, source.text_pair) == columns:
+        if (source.text, source.text_pair) == names:
             return source
-        found.append(source)
-    if not found:
-        raise _with_option(refusals[0])
-    return found[0]
+        candidates.append(source)
+    if not candidates:
+        raise _with_option(errors[0])
+    return candidates[0]
 
 
-def _unknown(path: Path, single: FileSource, columns: Columns) -> FileSource:
-    """Nothing is known of the model's data: pairs where the file has those, and nothing that could be a single text."""
+def _source_of_unknown_data(path: Path, single: FileSource, columns: Columns) -> FileSource:
+    """Return pairs if the file has them and no column of single texts, else single texts. Raises InputError."""
     try:
         source = file_source(path, labelled=False, columns=columns)
     except DataError as error:
@@ -263,41 +263,36 @@ def _unknown(path: Path, single: FileSource, columns: Columns) -> FileSource:
 
 
 def _with_option(error: DataError) -> DataError:
-    named = "; columns: " not in str(error) or "--text" in str(error)
-    return error if named else DataError(f"{error}; or name it: --text COLUMN")
+    has_option = "; columns: " not in str(error) or "--text" in str(error)
+    return error if has_option else DataError(f"{error}; or name it: --text COLUMN")
 
 
-def _plain(path: Path, encoding: str | None) -> Iterator[InputRow]:
-    with opened(path, encoding) as file:
-        yield from _lines(path, file)
-
-
-def _lines(path: Path, file: BinaryIO) -> Iterator[InputRow]:
-    """Every line, also the empty ones: answers stand on the same lines."""
+def _plain_rows(path: Path, file: BinaryIO) -> Iterator[InputRow]:
+    """Yield every line, also the empty ones: answers are on the same lines."""
     return (InputRow(line.rstrip("\r\n")) for _, line in lines_of(path, file))
 
 
-def _count(path: Path, kind: str, encoding: str | None, delimiter: str = ",", header_lines: int = 0) -> int | None:
-    """Count the records of a file of text: a line break inside quotes ends none.
+def _count(path: Path, kind: str, encoding: str | None, delimiter: str = ",", extra_lines: int = 0) -> int | None:
+    """Count the rows of a text file; a line break inside quotes ends no row.
 
     Args:
-        header_lines: lines that are none: the header, and one that states the delimiter.
+        extra_lines: lines that are no rows: the header, and one that states the delimiter.
 
     Returns:
-        None where they cannot be counted without unpacking the file.
+        None if counting needs to unpack the file, or the file is damaged.
     """
     if kind == "parquet" or path.suffix.lower() in COMPRESSIONS:
         return None
     with path.open("rb") as raw:
         file = as_utf8(path, raw, encoding)
-        if kind == PLAIN:
+        if kind == _PLAIN:
             return sum(1 for _ in file)
         if kind != "csv":
-            return sum(1 for line in file if line.strip()) - header_lines
+            return sum(1 for line in file if line.strip()) - extra_lines
         csv.field_size_limit(MOST_LINE_BYTES)
         lines = (line.decode("utf-8", "replace") for line in file)
         try:
             rows = sum(1 for cells in csv.reader(lines, delimiter=delimiter) if cells)
         except csv.Error:
-            return None  # reading the rows says what is wrong
-    return rows - header_lines
+            return None  # reading the rows raises the error
+    return rows - extra_lines

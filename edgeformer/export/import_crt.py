@@ -18,8 +18,8 @@ from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.workspace import free_folder
 from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import PlainText, Prepared
-from edgeformer.data.folders import local_text_parts
 from edgeformer.data.language import prepare_text_set
+from edgeformer.data.sources import local_text_parts
 from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.export.imported_run import Imported, read_weights, write_run

@@ -232,7 +232,7 @@ class Embedding(OneAnswer):
         )
 
     def local_data(self, data: PairsConfig, folder: Path) -> tuple[PairsConfig, list[str]]:
-        from edgeformer.data.folders import imported_parts
+        from edgeformer.data.sources import imported_parts
 
         parts, notes = imported_parts(folder, scored=True)
         return data.model_copy(update={"parts": parts}), notes
@@ -250,7 +250,7 @@ class Embedding(OneAnswer):
         return encode(pairs, reader.tokenizer, data.max_length, origin.cache)
 
     def _pairs(self, data: PairsConfig, split: str) -> LabelledTexts:
-        from edgeformer.data.pairs import pair_part, read_pairs
+        from edgeformer.data.prepare import pair_part, read_pairs
 
         part = pair_part(data, split)
         return read_pairs(data.parts[part], f"data.parts.{part}")
@@ -264,12 +264,12 @@ class Embedding(OneAnswer):
         *,
         as_trained: bool = False,
     ) -> Encoded:
-        from edgeformer.data.pairs import pairs_file
+        from edgeformer.data.prepare import pairs_file
 
         return encode(pairs_file(path, data, columns), reader.tokenizer, data.max_length)
 
     def known_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
-        from edgeformer.data.pairs import read_texts
+        from edgeformer.data.prepare import read_texts
 
         train = {"train": read_texts(data.parts["train"])} if "train" in data.parts else {}
         scored = ("validation", "test") if data.parts.keys() - {"train"} else ()
@@ -277,12 +277,12 @@ class Embedding(OneAnswer):
 
     def set_texts(self, data: PairsConfig, name: str) -> LabelledTexts:
         """As :func:`known_sets` reads it: ``train`` is texts without scores, every other set is pairs."""
-        from edgeformer.data.pairs import pair_part, read_texts
+        from edgeformer.data.prepare import pair_part, read_texts
 
         return read_texts(data.parts[pair_part(data, "train")]) if name == "train" else self._pairs(data, name)
 
     def file_texts(self, data: PairsConfig, path: Path) -> LabelledTexts:
-        from edgeformer.data.pairs import pairs_file
+        from edgeformer.data.prepare import pairs_file
 
         return pairs_file(path, data)
 
@@ -298,7 +298,7 @@ class Embedding(OneAnswer):
         self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
     ) -> tuple[Trimmed, Vocabulary]:
         """To the texts of the part ``train``; its effect is seen on the other parts, else on every tenth text."""
-        from edgeformer.data.pairs import pair_part, read_texts
+        from edgeformer.data.prepare import pair_part, read_texts
         from edgeformer.data.trimming import trim_to_texts
 
         train = read_texts(data.parts[pair_part(data, "train")])

@@ -20,7 +20,6 @@ from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import EarlyExitScore, EvaluationRow, ExitScore, Score
 from edgeformer.data.batching import IGNORED, TextRows, text_batch
 from edgeformer.data.encoding import Prepared
-from edgeformer.data.folders import local_text_parts
 from edgeformer.data.language import (
     encode_paragraphs,
     encode_text_file,
@@ -31,7 +30,7 @@ from edgeformer.data.language import (
     text_set_name,
 )
 from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.sources import Columns
+from edgeformer.data.sources import Columns, local_text_parts
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.tasks.early_exit import Departures, ExitNotes, exit_logits, first_exits
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn, token_losses, top_probability

@@ -92,7 +92,7 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
     if (wrong_count := recipe.data.row_count_warning(len(sizes))) is not None:
         notes.append(wrong_count)
     bucketed = training.batching == "bucketed"
-    batches = plan_batches(sizes, training.effective_batch, seed=recipe.seed, epoch=0, bucketed=bucketed)
+    batches = plan_batches(prepared.train, training.effective_batch, seed=recipe.seed, epoch=0, bucketed=bucketed)
     padded = sum(len(batch) * int(sizes[batch].max(initial=1)) for batch in batches)
     rows, epochs = len(sizes), training.epochs
     tokens = recipe.data.tokens_at_once if getattr(training, "score_padding", False) else math.ceil(padded / rows)

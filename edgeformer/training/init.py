@@ -28,8 +28,7 @@ from edgeformer.data.records import COMPRESSIONS, FORMATS
 from edgeformer.data.rows import LabelledTexts, in_one
 from edgeformer.data.sources import Columns
 from edgeformer.data.splits import split
-from edgeformer.data.tokenization import tokenizer_from_file, tokens_of
-from edgeformer.data.tokenizer_training import SPECIAL_TOKENS, train_tokenizer
+from edgeformer.data.tokenization import SPECIAL_TOKENS, tokenizer_from_file, tokens_of, train_tokenizer
 from edgeformer.models import load_recipe
 from edgeformer.models.pretrained.source import Source, open_source
 

@@ -15,7 +15,7 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
-from edgeformer.data.batching import LongPlan, few_lengths, lengthened, ordered_batches, plan_batches
+from edgeformer.data.batching import few_lengths, lengthened, ordered_batches, plan_batches
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import Batch, Losses, Place, run_scorer
@@ -95,10 +95,8 @@ class Objective:
         """Row numbers of each optimizer step: a function of seed and epoch alone, so a resumed run sees the same."""
         training, rows, seed = self.recipe.training, self.prepared.train, self.recipe.seed
         size, bucketed = training.effective_batch, training.batching == "bucketed"
-        if self.recipe.data.stream:
-            return LongPlan(rows, size, seed=seed, epoch=epoch, bucketed=bucketed)
-        sizes = rows.sizes(np.arange(len(rows)))
-        return plan_batches(sizes, size, seed=seed, epoch=epoch, bucketed=bucketed)
+        streamed = self.recipe.data.stream
+        return plan_batches(rows, size, seed=seed, epoch=epoch, bucketed=bucketed, streamed=streamed)
 
     def batch(self, rows: NDArray[np.int64], device: torch.device, *, pinned: bool = False) -> tuple[Batch, int]:
         """Training rows as one padded batch on ``device``, int64 [B, …] by name, and how much counts in its loss.

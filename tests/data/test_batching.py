@@ -1,114 +1,288 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeformer.data.batching import (
     IGNORED,
     WINDOW_BATCHES,
+    Packer,
     collate,
     few_lengths,
     lengthened,
     ordered_batches,
+    paragraph_rows,
+    permute,
     plan_batches,
+    text_batch,
 )
 from edgeformer.data.encoding import Encoded
 
-LENGTHS = st.lists(st.integers(1, 60), max_size=300).map(lambda values: np.array(values, dtype=np.int64))
+KEYS = np.random.default_rng(0).integers(2**64, size=8, dtype=np.uint64).tolist()
+BOUNDARY = 99
+paragraph_lists = st.lists(st.lists(st.integers(0, 50), max_size=30), min_size=1, max_size=12)
+row_lengths = st.integers(1, 40)
 
 
-def padding(batches, lengths) -> int:
-    return sum(int((lengths[batch].max() - lengths[batch]).sum()) for batch in batches)
+class Rows:
+    """A training set of ``count`` rows without tokens; row ``i`` has ``sizes[i % len(sizes)]`` of them."""
+
+    truncated = 0
+
+    def __init__(self, count, sizes=tuple(range(50))):
+        self.count, self.pattern = count, np.array(sizes)
+        self.computed_sizes = 0
+
+    def __len__(self):
+        return self.count
+
+    def sizes(self, numbers):
+        self.computed_sizes += len(numbers)
+        return self.pattern[numbers % len(self.pattern)]
+
+    def loaded(self, numbers):
+        raise AssertionError("the order needs no tokens")
 
 
-@given(LENGTHS, st.integers(1, 9), st.integers(0, 99), st.integers(0, 99), st.booleans())
-def test_every_row_once_and_the_same_every_time(lengths, size, seed, epoch, bucketed):
-    batches = plan_batches(lengths, size, seed=seed, epoch=epoch, bucketed=bucketed)
-    rows = [row for batch in batches for row in batch.tolist()]
-    assert sorted(rows) == list(range(len(lengths)))
-    assert all(0 < len(batch) <= size for batch in batches)
-    assert len(batches) == -(-len(lengths) // size)
-    again = plan_batches(lengths, size, seed=seed, epoch=epoch, bucketed=bucketed)
-    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in batches]
+def plan(rows, size=8, *, seed=0, epoch=0, bucketed=True, streamed=False):
+    return plan_batches(rows, size, seed=seed, epoch=epoch, bucketed=bucketed, streamed=streamed)
 
 
-@pytest.mark.parametrize("bucketed", [True, False])
-def test_seed_and_epoch_change_the_plan(bucketed):
-    lengths = np.arange(500) % 40 + 1
+def as_lists(batches):
+    return [batch.tolist() for batch in batches]
+
+
+@given(st.integers(0, 300), st.integers(1, 9), st.integers(0, 99), st.booleans(), st.booleans())
+def test_plan_has_every_row_once_and_repeats(count, size, seed, bucketed, streamed):
+    rows = Rows(count, (3, 1, 4, 1, 5))
+    batches = as_lists(plan(rows, size, seed=seed, bucketed=bucketed, streamed=streamed))
+    assert sorted(row for batch in batches for row in batch) == list(range(count))
+    assert sorted(map(len, batches))[1:] == [size] * (len(batches) - 1)
+    assert len(batches) == -(-count // size)
+    assert as_lists(plan(rows, size, seed=seed, bucketed=bucketed, streamed=streamed)) == batches
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_seed_and_epoch_change_the_plan(bucketed, streamed):
     plans = [
-        [batch.tolist() for batch in plan_batches(lengths, 8, seed=seed, epoch=epoch, bucketed=bucketed)]
+        as_lists(plan(Rows(500), seed=seed, epoch=epoch, bucketed=bucketed, streamed=streamed))
         for seed, epoch in ((0, 0), (0, 1), (1, 0))
     ]
     assert plans[0] != plans[1] != plans[2] != plans[0]
 
 
-def test_buckets_hardly_pad_and_stay_in_random_order():
-    lengths = np.random.default_rng(0).integers(1, 60, 16 * WINDOW_BATCHES * 3)
-    bucketed = plan_batches(lengths, 16, seed=0, epoch=0, bucketed=True)
-    shuffled = plan_batches(lengths, 16, seed=0, epoch=0, bucketed=False)
-    assert padding(bucketed, lengths) < 0.1 * padding(shuffled, lengths)
-    means = np.array([lengths[batch].mean() for batch in bucketed])
+def test_plans_do_not_change_between_versions():
+    """A resumed run continues with the batches of the version that started it."""
+    options = {"seed": 5, "epoch": 1}
+    rows = Rows(7, (3, 1, 2))
+    assert as_lists(plan(rows, 2, **options)) == [[2, 5], [3], [4, 1], [0, 6]]
+    assert as_lists(plan(rows, 2, **options, bucketed=False)) == [[4, 2], [0, 6], [5, 3], [1]]
+    assert as_lists(plan(rows, 2, **options, streamed=True)) == [[6, 3], [1, 4], [0], [5, 2]]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_bucketed_batches_have_similar_lengths_in_random_order(streamed):
+    rows = Rows(16 * WINDOW_BATCHES * 3, np.random.default_rng(0).integers(1, 60, 1000))
+
+    def padding(bucketed):
+        sizes = [rows.sizes(batch) for batch in plan(rows, 16, bucketed=bucketed, streamed=streamed)]
+        return sum(int((batch.max() - batch).sum()) for batch in sizes)
+
+    assert padding(bucketed=True) < 0.1 * padding(bucketed=False)
+    means = np.array([rows.sizes(batch).mean() for batch in plan(rows, 16, streamed=streamed)])
     assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.3
 
 
-def test_evaluation_batches_start_with_the_longest():
-    lengths = np.array([3, 9, 1, 9, 5])
-    assert [batch.tolist() for batch in ordered_batches(lengths, 2)] == [[1, 3], [4, 0], [2]]
-    assert ordered_batches(np.array([], dtype=np.int64), 2) == []
-
-
-def test_rows_of_one_length_keep_their_order():
-    """An unstable sort differs between processors, and so would a run from its repetition."""
-    turns = np.arange(400) % 2
-    order = [row for batch in ordered_batches(turns, 16) for row in batch.tolist()]
+def test_rows_of_equal_length_keep_their_order():
+    """An unstable sort differs between processors, and a repeated run would differ from the first."""
+    rows = Rows(400, (0, 1))
+    order = [row for batch in ordered_batches(rows.sizes(np.arange(400)), 16) for row in batch.tolist()]
     assert order == [*range(1, 400, 2), *range(0, 400, 2)]
-    shuffled = plan_batches(turns, 16, seed=3, epoch=1, bucketed=False)
-    place = {row: place for place, row in enumerate(row for batch in shuffled for row in batch.tolist())}
-    for batch in plan_batches(turns, 16, seed=3, epoch=1, bucketed=True):
+    shuffled = np.concatenate(plan(rows, 16, seed=3, epoch=1, bucketed=False))
+    position = np.argsort(shuffled)
+    for batch in plan(rows, 16, seed=3, epoch=1):
         for length in (0, 1):
-            places = [place[row] for row in batch.tolist() if turns[row] == length]
-            assert places == sorted(places)
+            assert (np.diff(position[batch[rows.sizes(batch) == length]]) > 0).all()
 
 
-def test_lengths_may_be_unsigned():
-    batches = ordered_batches(np.array([3, 9, 0], dtype=np.uint32), 2)
-    assert [batch.tolist() for batch in batches] == [[1, 0], [2]]
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 3000))
+def test_permute_is_a_permutation(count):
+    assert sorted(permute(np.arange(count), count, KEYS).tolist()) == list(range(count))
+
+
+def test_permute_separates_neighbours():
+    count = 100_000
+    order = permute(np.arange(count), count, KEYS)
+    # Of random numbers the correlation is 0, with a standard deviation of 1 / sqrt(count) = 0.003.
+    assert abs(np.corrcoef(np.arange(count), order)[0, 1]) < 0.013
+    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.013
+    quarters = np.bincount(order[:4000] // (count // 4), minlength=4)
+    assert abs(quarters - 1000).max() < 140  # five standard deviations of 27
+
+
+def test_slice_of_a_streamed_plan_is_the_rest_of_the_epoch():
+    batches = as_lists(plan(Rows(5003), streamed=True))
+    for start in (0, 1, 63, 64, 65, 300, len(batches) - 1, len(batches)):
+        assert as_lists(plan(Rows(5003), streamed=True)[start:]) == batches[start:]
+    assert plan(Rows(5003), streamed=True)[-1].tolist() == batches[-1]
+    with pytest.raises(IndexError):
+        plan(Rows(5003), streamed=True)[len(batches)]
+
+
+def test_streamed_plan_of_a_trillion_rows_takes_the_memory_of_64_batches():
+    rows = Rows(10**12)
+    batches = plan(rows, streamed=True)
+    numbers = [batches[number] for number in (5, 6, 10**10, 10**10 + 1)]
+    assert rows.computed_sizes == 2 * 8 * WINDOW_BATCHES  # two windows, each computed once
+    assert len(set(np.concatenate(numbers).tolist())) == 32
+    assert max(map(max, numbers)) > 10**11
+
+
+def test_index_error_inside_a_streamed_plan_is_raised():
+    class Broken(Rows):
+        def sizes(self, numbers):
+            raise IndexError("out of range")
+
+    with pytest.raises(IndexError, match="out of range"):
+        list(plan(Broken(10), 2, streamed=True))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32])
+def test_evaluation_batches_start_with_the_longest_row(dtype):
+    batches = ordered_batches(np.array([3, 9, 1, 9, 5], dtype=dtype), 2)
+    assert as_lists(batches) == [[1, 3], [4, 0], [2]]
     assert {batch.dtype for batch in batches} == {np.dtype(np.int64)}
+    assert ordered_batches(np.array([], dtype=dtype), 2) == []
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_batch_holds_at_least_one_row(size):
+def test_batch_size_below_one_is_refused(size):
     with pytest.raises(ValueError, match="batch_size"):
-        plan_batches(np.array([1]), size, seed=0, epoch=0, bucketed=False)
+        plan(Rows(1), size, bucketed=False)
     with pytest.raises(ValueError, match="batch_size"):
         ordered_batches(np.array([1]), size)
 
 
-def test_collate_pads_to_the_longest_of_the_batch():
+def test_collate_pads_to_the_longest_row():
     ids = np.array([5, 6, 7, 5, 5, 8, 9, 1], dtype=np.int32)
-    encoded = Encoded(ids, np.array([0, 3, 4, 8]), np.array([0, 1, 0]), 0)
-    batch = collate(encoded, np.array([1, 0]), pad_id=99)
+    rows = Encoded(ids, np.array([0, 3, 4, 8]), np.array([0, 1, 0]), 0)
+    batch = collate(rows, np.array([1, 0]), pad_id=99)
     assert batch["input_ids"].tolist() == [[5, 99, 99], [5, 6, 7]]
     assert batch["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
-    assert {array.dtype for array in batch.values()} == {np.dtype(np.int64)}
-
-
-def test_no_rows_make_an_empty_batch():
-    encoded = Encoded(np.array([5], dtype=np.int32), np.array([0, 1]), np.array([0]), 0)
-    batch = collate(encoded, np.array([], dtype=np.int64), pad_id=0)
-    assert {array.shape for array in batch.values()} == {(0, 0)}
+    empty = collate(rows, np.array([], dtype=np.int64), pad_id=0)
+    assert {(array.shape, array.dtype) for array in empty.values()} == {((0, 0), np.dtype(np.int64))}
 
 
 @pytest.mark.parametrize(("longest", "count", "expected"), [(10, 3, [4, 7, 10]), (3, 8, [1, 2, 3]), (1024, 1, [1024])])
-def test_lengths_are_few_and_reach_the_longest_row(longest, count, expected):
+def test_compiled_lengths_end_with_the_longest_row(longest, count, expected):
     assert few_lengths(longest, count).tolist() == expected
 
 
-def test_padding_behind_a_batch_is_no_text_and_predicts_nothing():
+def test_padded_batch_predicts_nothing_in_the_padding():
     rows = {name: np.ones((2, 3), dtype=np.int64) for name in ("input_ids", "attention_mask", "targets", "positions")}
-    longer = lengthened({**rows, "labels": np.ones((2, 4), dtype=np.int64)}, 5, pad=7)
-    behind = {"input_ids": 7, "attention_mask": 0, "targets": IGNORED, "positions": 0}
-    assert longer["labels"].shape == (2, 4), "labels are no tokens"
-    for name, filling in behind.items():
-        assert longer[name].tolist() == [[1, 1, 1, filling, filling]] * 2
+    padded = lengthened({**rows, "labels": np.ones((2, 4), dtype=np.int64)}, 5, pad=7)
+    assert padded["labels"].shape == (2, 4), "labels are no tokens"
+    for name, fill in {"input_ids": 7, "attention_mask": 0, "targets": IGNORED, "positions": 0}.items():
+        assert padded[name].tolist() == [[1, 1, 1, fill, fill]] * 2
     assert lengthened(rows, 3, pad=7)["input_ids"].shape == (2, 3)
+
+
+def encoded(texts) -> Encoded:
+    offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)
+    ids = np.array([token for text in texts for token in text], dtype=np.int32)
+    return Encoded(ids, offsets, np.zeros(len(texts), dtype=np.int64), 0)
+
+
+def packed(texts, length):
+    return Packer(BOUNDARY, length).rows(encoded(texts), 7, last=True)
+
+
+def paragraphs(texts, length):
+    return paragraph_rows(encoded(texts), 7, BOUNDARY, length)
+
+
+def tokens_of(rows):
+    return [rows.ids[begin:end].tolist() for begin, end in zip(rows.offsets, rows.offsets[1:], strict=False)]
+
+
+def starts_of(rows):
+    return [rows.starts[begin:end].tolist() for begin, end in zip(rows.offsets, rows.offsets[1:], strict=False)]
+
+
+@given(paragraph_lists, row_lengths)
+def test_packed_rows_predict_every_token_once(texts, length):
+    rows = packed(texts, length)
+    stream = [BOUNDARY, *(token for text in texts for token in (*text, BOUNDARY))]
+    assert [token for row in tokens_of(rows) for token in row[1:]] == stream[1:]
+    assert [token for row in tokens_of(rows) for token in row[:-1]] == stream[:-1]
+    assert all(size == length for size in rows.lengths[:-1])
+    assert 1 <= rows.lengths[-1] <= length
+    assert (rows.tokens, rows.paragraphs, rows.truncated, rows.words) == (len(stream) - 1, len(texts), 0, 7)
+    for row, starts in zip(tokens_of(rows), starts_of(rows), strict=True):
+        expected = []
+        for token in row:
+            expected.append(0 if not expected or token == BOUNDARY else expected[-1] + 1)
+        assert starts == expected
+    assert (rows.ids.dtype, rows.starts.dtype) == (np.int32, np.int32)
+
+
+@given(st.lists(paragraph_lists, min_size=1, max_size=5), row_lengths)
+def test_packed_rows_do_not_depend_on_the_pieces(pieces, length):
+    packer, packed_tokens, rows_so_far = Packer(BOUNDARY, length), 0, []
+    for number, texts in enumerate(pieces, start=1):
+        last = number == len(pieces)
+        rows = packer.rows(encoded(texts), number, last=last)
+        packed_tokens += sum(len(text) + 1 for text in texts)
+        rows_so_far += zip(tokens_of(rows), starts_of(rows), strict=True)
+        assert len(rows_so_far) == -(-packed_tokens // length) if last else len(rows_so_far) == packed_tokens // length
+        assert (rows.words, rows.paragraphs, rows.tokens) == (number, len(texts), sum(rows.lengths))
+        assert rows.sizes(np.arange(len(rows))).tolist() == list(map(len, tokens_of(rows)))
+    rows = packed([text for texts in pieces for text in texts], length)
+    assert rows_so_far == list(zip(tokens_of(rows), starts_of(rows), strict=True))
+
+
+@given(paragraph_lists, row_lengths)
+def test_paragraph_rows_are_cut_between_two_boundaries(texts, length):
+    rows = paragraphs(texts, length)
+    uncut = [[BOUNDARY, *text, BOUNDARY] for text in texts]
+    assert tokens_of(rows) == [tokens[: length + 1] for tokens in uncut]
+    assert rows.truncated == sum(len(tokens) > length + 1 for tokens in uncut)
+    assert rows.tokens == sum(rows.lengths)
+    assert rows.lengths.tolist() == [min(len(tokens) - 1, length) for tokens in uncut]
+    assert (rows.starts, rows.words, rows.paragraphs, rows.ids.dtype) == (None, 7, len(texts), np.int32)
+
+
+@settings(max_examples=50)
+@given(paragraph_lists, row_lengths, st.booleans(), st.randoms(use_true_random=False))
+def test_text_batch_predicts_nothing_after_a_row(texts, length, is_packed, random):
+    rows = (packed if is_packed else paragraphs)(texts, length)
+    indices = np.array(random.choices(range(len(rows)), k=5))
+    batch = text_batch(rows, indices, BOUNDARY)
+    width = max(rows.lengths[indices])
+    assert set(batch) == ({"input_ids", "targets", "positions"} if is_packed else {"input_ids", "targets"})
+    assert {(array.shape, array.dtype) for array in batch.values()} == {((5, width), np.dtype(np.int64))}
+    for line, index in enumerate(indices):
+        tokens = tokens_of(rows)[index]
+        padding = width - len(tokens) + 1
+        assert batch["input_ids"][line].tolist() == tokens[:-1] + [BOUNDARY] * padding
+        assert batch["targets"][line].tolist() == tokens[1:] + [IGNORED] * padding
+        if is_packed:
+            assert batch["positions"][line].tolist() == starts_of(rows)[index][:-1] + [0] * padding
+
+
+def test_scored_padding_is_predicted():
+    rows = paragraphs([[1, 2], [3]], 8)
+    batch = text_batch(rows, np.array([0, 1]), BOUNDARY, pad_to=5)
+    assert batch["input_ids"].tolist() == [[99, 1, 2, 99, 99], [99, 3, 99, 99, 99]]
+    assert batch["targets"].tolist() == [[1, 2, 99, 99, 99], [3, 99, 99, 99, 99]]
+    assert text_batch(rows, np.array([0]), BOUNDARY, pad_to=3)["input_ids"].tolist() == [[99, 1, 2]]
+    with pytest.raises(ValueError, match="a row of 3 inputs cannot be padded to 2"):
+        text_batch(rows, np.array([0]), BOUNDARY, pad_to=2)
+
+
+@pytest.mark.parametrize("make", [packed, paragraphs])
+def test_text_batch_without_rows_is_empty(make):
+    batch = text_batch(make([[1, 2], [3]], 8), np.array([], dtype=np.int64), BOUNDARY)
+    assert {(array.shape, array.dtype) for array in batch.values()} == {((0, 0), np.dtype(np.int64))}

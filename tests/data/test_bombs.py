@@ -116,7 +116,7 @@ def test_bomb_behind_real_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", PACKERS)
 def test_repetitive_but_real_files_stream(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log whose lines differ in their number only, and a small file that packs as well as a bomb."""
-    monkeypatch.setattr(records, "_WINDOW", 2**20)  # so that a test needs not write hundreds of megabytes
+    monkeypatch.setattr(records, "_RATIO_WINDOW", 2**20)  # so that a test needs not write hundreds of megabytes
     chosen = random.Random(2)
     lines = [f"2026-11-22 worker answered request in {chosen.randrange(10**9)} ms, no error" for _ in range(60_000)]
     path = tmp_path / f"log.txt{suffix}"
@@ -230,4 +230,4 @@ class TestGolden:
 
 
 def test_the_limits_are_wide_of_what_is_real() -> None:
-    assert records.MOST_RATIO >= 100 and records._MOST_COLUMNS >= 1000
+    assert records.MOST_RATIO >= 100 and records.MOST_COLUMNS >= 1000

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.normalizers import Sequence
 
-from edgeformer.data.cleaning import RULES, VERSIONS, clean, clean_at_first, normalizers
+from edgeformer.data.cleaning import RULES, VERSIONS, clean, clean_for_splits, normalizers
 
 NORMALIZER = Sequence(normalizers())
 
@@ -71,7 +71,7 @@ def test_cleaned_text_holds_no_runs_and_no_odd_space(text):
 def test_earlier_versions_collapsed_marks_of_ascii_only():
     """What splits were drawn by, and what tokenizers of models from then go on doing."""
     text = "so…… BAD!!! <br/>！！"
-    assert clean_at_first(text) == "so…… bad! ！！" == Sequence(normalizers(VERSIONS[1])).normalize_str(text)
+    assert clean_for_splits(text) == "so…… bad! ！！" == Sequence(normalizers(VERSIONS[1])).normalize_str(text)
 
 
 def test_long_unfinished_tags_do_not_take_forever():

@@ -12,8 +12,8 @@ from edgeformer.artifacts.data_config import DataConfig, TrainedTokenizer
 from edgeformer.artifacts.manifest import DataFinding
 from edgeformer.data.data_warnings import label_findings
 from edgeformer.data.prepare import encode_file, look, prepare
-from edgeformer.data.rows import is_empty
-from edgeformer.data.sources import load_part, part_rows
+from edgeformer.data.rows import Row
+from edgeformer.data.sources import load_part, part_rows, skip_empty
 from tests.tasks.test_embedding import tiny_tokenizer
 
 CLEAN = [(f"row number {n} is {'fine' if n % 2 else 'dull'}", "good" if n % 2 else "bad") for n in range(40)]
@@ -57,7 +57,8 @@ def test_where_no_text_is_empty_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_of_a_pair_one_text_is_enough() -> None:
-    assert [is_empty(text) for text in (("a", ""), ("", " "), "", "a")] == [False, True, True, False]
+    texts = (("a", ""), ("", " "), "", "a")
+    assert [row.text for row in skip_empty(Row(text, 0, "") for text in texts)] == [("a", ""), "a"]
 
 
 def test_repeated_texts_are_counted_with_their_lines(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Silent
 from edgeformer.data.batching import text_batch
 from edgeformer.data.encoding import Prepared
-from edgeformer.data.folders import local_text_parts
 from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set
+from edgeformer.data.sources import local_text_parts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.models import recipe_type
 from edgeformer.tasks.language_modeling import LanguageRecipe

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeformer.artifacts.manifest import DataSummary
-from edgeformer.data.lengths import count_words, edges_of, lengths_of, lengths_of_sets, tally
-from edgeformer.data.prepare import prepare
+from edgeformer.data.cleaning import count_words
+from edgeformer.data.encoding import count_values
+from edgeformer.data.prepare import lengths_of_sets, prepare
 from edgeformer.models.card import data_tables
 from tests.data.test_prepare import recipe, synthetic
 
@@ -22,8 +23,7 @@ def test_words_are_those_of_the_cleaned_text_and_of_both_of_a_pair():
 
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=60))
 def test_what_is_said_of_a_set_is_what_numpy_says(lengths):
-    counts = tally(np.array(lengths))
-    found = lengths_of(counts, edges_of([counts]))
+    found = lengths_of_sets({"set": count_values(np.array(lengths))})["set"]
     assert (found.min, found.max) == (min(lengths), max(lengths))
     assert found.median == np.median(lengths) and found.mean == pytest.approx(np.mean(lengths), abs=1e-3)
     assert len(found.texts) == len(found.edges) - 1 <= 41 and sum(found.texts) == len(lengths)

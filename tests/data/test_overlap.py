@@ -52,7 +52,7 @@ def test_counts_are_those_of_a_plain_search(test, train):
 def test_pairs_are_those_of_a_plain_search(needles, haystacks, chunk):
     numbers: dict[str, int] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlap, "_CHUNK", chunk)
+        patch.setattr(overlap, "_CHUNK_PLACES", chunk)
         found = contained_pairs(number_words(needles, numbers), number_words(haystacks, numbers))
     expected = {
         (a, b)
@@ -66,13 +66,13 @@ def test_pairs_are_those_of_a_plain_search(needles, haystacks, chunk):
 
 
 def test_hash_collisions_cost_nothing_but_time(monkeypatch):
-    honest = overlap._runs
+    honest = overlap._hash_runs
 
     def colliding(texts, width):
         hashes, places = honest(texts, width)
         return hashes % np.uint64(2), places
 
-    monkeypatch.setattr(overlap, "_runs", colliding)
+    monkeypatch.setattr(overlap, "_hash_runs", colliding)
     test, train = ["a b c d", "x y", "b c", "q"], ["z a b c d", "y x b", "c q b c r"]
     counted = counted_in(train, "set", test)
     assert (counted.duplicates, counted.contained) == oracle(test, train) == (0, 3)

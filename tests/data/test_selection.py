@@ -13,9 +13,8 @@ from edgeformer.artifacts.data_config import DataConfig, PairsConfig, TextConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.data.prepare import prepare, prepare_test
 from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.selection import apportioned, count_of, equal, extreme, sample
 from edgeformer.data.sources import load_part, load_parts
-from edgeformer.data.splits import set_parts, split
+from edgeformer.data.splits import row_count, sample, set_parts, split
 from edgeformer.models import load_recipe
 from tests.data.test_prepare import recipe
 
@@ -50,12 +49,13 @@ def mixed(tmp_path):
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.data())
 def test_shares_add_up_and_are_within_one_row(sizes, data):
-    count = data.draw(st.integers(0, sum(sizes)))
-    found = apportioned(sizes, count)
-    assert sum(found) == count
-    total = max(1, sum(sizes))
+    strata = np.repeat(np.arange(len(sizes)), sizes)
+    count = data.draw(st.integers(0, len(strata)))
+    sampled = np.bincount(strata[sample(strata, count, 0)], minlength=len(sizes))
+    assert sampled.sum() == count
     assert all(
-        abs(share - size * count / total) < 1 and share <= size for share, size in zip(found, sizes, strict=True)
+        abs(share - size * count / max(1, len(strata))) < 1 and share <= size
+        for share, size in zip(sampled, sizes, strict=True)
     )
 
 
@@ -69,17 +69,9 @@ def test_a_sample_is_stratified_seeded_in_order_and_lies_inside_a_larger_one():
 
 
 def test_counts_and_fractions():
-    assert [count_of(amount, 68_221, "rows") for amount in (10, 0.1, 0.5, 1.0, 1e-9)] == [10, 6822, 34_110, 68_221, 1]
+    assert [row_count(amount, 68_221, "rows") for amount in (10, 0.1, 0.5, 1.0, 1e-9)] == [10, 6822, 34_110, 68_221, 1]
     with pytest.raises(DataError, match=r"data.rows.train: 12 of 11 rows cannot be taken; lower it"):
-        count_of(12, 11, "data.rows.train")
-
-
-def test_the_longest_and_shortest_have_ties_in_the_order_of_the_rows():
-    words = np.array([3, 9, 3, 1, 9, 3, 3, 1, 5, 3])
-    assert extreme(words, 0.3, longest=True).tolist() == [1, 4, 8]
-    assert extreme(words, 0.4, longest=True).tolist() == [0, 1, 4, 8]
-    assert extreme(words, 0.3, longest=False).tolist() == [0, 3, 7]
-    assert equal(np.empty(0, np.int64), 1).tolist() == []
+        row_count(12, 11, "data.rows.train")
 
 
 def test_rows_of_a_source_are_read_with_its_shares_of_labels(mixed, tmp_path):

@@ -9,9 +9,8 @@ import pytest
 
 from edgeformer.artifacts.data_config import DataConfig, FileSource, HubSource, SyntheticSource
 from edgeformer.artifacts.errors import DataError
-from edgeformer.data.folders import local_parts
 from edgeformer.data.rows import Row
-from edgeformer.data.sources import read
+from edgeformer.data.sources import local_parts, read
 
 
 def source(path, **settings) -> FileSource:

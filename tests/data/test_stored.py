@@ -9,7 +9,7 @@ import pytest
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.data.encoding import Encoded
-from edgeformer.data.stored import DiskArray, read_stored, writing
+from edgeformer.data.streaming import DiskArray, read_stored, writing
 
 FACTS = {"key": "this", "fingerprint": "f", "truncated": 3}
 
@@ -105,4 +105,4 @@ def test_an_array_of_many_more_places_than_are_mapped_at_once(tmp_path):
     places = np.random.default_rng(0).permutation(10_000)
     assert len(array) == 10_000
     assert np.array_equal(array[places], places)
-    assert np.array_equal(array.joined(places[:999], np.full(999, 1)), places[:999])
+    assert np.array_equal(array.read_spans(places[:999], np.full(999, 1)), places[:999])

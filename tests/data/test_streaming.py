@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize("piece", [1, 7, 2048])
 @pytest.mark.parametrize("mode", ["packed", "paragraphs"])
 def test_a_language_models_text_is_the_same(parts, tmp_path, monkeypatch, mode, piece):
-    monkeypatch.setattr(streaming, "_MOST_ROWS", piece)
+    monkeypatch.setattr(streaming, "_PIECE_ROWS", piece)
     config = text(parts, mode, first_n=500)
     kept = prepare_text(config, BPE, 400, tmp_path / "one")
     found = prepare_text(streamed(config), BPE, 400, tmp_path / "two")
@@ -119,7 +120,7 @@ def test_a_language_models_text_is_the_same(parts, tmp_path, monkeypatch, mode, 
 @pytest.mark.parametrize("tokenizer", [BPE, WORDPIECE])
 @pytest.mark.parametrize("kind", list(WRITERS))
 def test_a_classifiers_rows_are_the_same(parts, tmp_path, monkeypatch, kind, tokenizer):
-    monkeypatch.setattr(streaming, "_MOST_CHARACTERS", 5000)
+    monkeypatch.setattr(streaming, "_PIECE_CHARACTERS", 5000)
     WRITERS[kind](tmp_path / f"train.{kind}", list(synthetic_reviews(600, 1)))
     config = classes({**parts, "train": source(tmp_path / f"train.{kind}")})
     kept = prepare(config, tokenizer, 400, tmp_path / "one")
@@ -152,10 +153,10 @@ def passes(monkeypatch):
     read: list[str] = []
     honest = sources.file_records
 
-    def counting(path, *given):
-        for number, record in enumerate(honest(path, *given)):
+    def counting(source, *arguments):
+        for number, record in enumerate(honest(source, *arguments)):
             if number == 1:  # the first record alone is read to check the names of the columns
-                read.append(path.stem)
+                read.append(Path(source.path).stem)
             yield record
 
     monkeypatch.setattr(sources, "file_records", counting)
@@ -201,14 +202,14 @@ def test_a_changed_file_is_noticed_although_size_and_time_are_the_same(parts, tm
 
 def test_a_file_that_changes_while_it_is_read_is_refused(parts, tmp_path, monkeypatch):
     path = tmp_path / "train.jsonl"
-    honest = preparing.ClassEncoder.pieces
+    honest = preparing._ClassEncoder.pieces
 
     def growing(self, texts, labels, *, last):
         with path.open("a") as file:
             file.write('{"text": "one more", "label": 1}\n')
         return honest(self, texts, labels, last=last)
 
-    monkeypatch.setattr(preparing.ClassEncoder, "pieces", growing)
+    monkeypatch.setattr(preparing._ClassEncoder, "pieces", growing)
     with pytest.raises(DataError, match=r"train\.jsonl: changed while it was read; start again"):
         prepare(streamed(classes(parts)), BPE, 400, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*tokens*"))

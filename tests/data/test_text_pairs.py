@@ -11,10 +11,9 @@ from pydantic import ValidationError
 from edgeformer.artifacts.data_config import DataConfig, FileSource, TrainedTokenizer
 from edgeformer.artifacts.errors import DataError
 from edgeformer.data.encoding import encode
-from edgeformer.data.folders import imported_data
 from edgeformer.data.prepare import encode_file, prepare, prepare_test
 from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.sources import file_source, load_part, read
+from edgeformer.data.sources import file_source, imported_data, load_part, read
 from edgeformer.data.splits import split
 from tests.tasks.test_embedding import tiny_tokenizer
 

@@ -14,8 +14,7 @@ from edgeformer.data.cleaning import normalizers
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import load_parts
 from edgeformer.data.splits import split
-from edgeformer.data.tokenization import special_ids, tokenizer_from_file
-from edgeformer.data.tokenizer_training import train_tokenizer
+from edgeformer.data.tokenization import special_ids, tokenizer_from_file, train_tokenizer
 from edgeformer.data.trimming import Keeping, Trimmed, trim_effect, trim_to_training, trim_tokenizer
 from edgeformer.tasks.classification import ClassificationRecipe
 
@@ -235,7 +234,7 @@ def test_a_run_is_trimmed_to_its_own_training_text(small_recipe: ClassificationR
     assert effect.rows == len(sets["validation"]) and 0.9 < effect.coverage <= 1.0
     for text in sets["train"].texts[:200]:
         assert tokens(found.tokenizer, text) == tokens(tokenizer, text)
-    small, cut = trim_to_training(config, tokenizer, fingerprints, Keeping(most=100))
+    small, cut = trim_to_training(config, tokenizer, fingerprints, Keeping(max_used=100))
     assert 100 <= cut.kept == len(small.kept) < effect.kept and cut.changed_rows > effect.changed_rows
     with pytest.raises(DataError, match=r"the train set is not the one .* export without --vocab-trim"):
         trim_to_training(config, tokenizer, {"train": "another"})
@@ -270,5 +269,5 @@ def test_gpt2_gives_every_text_back(data_folder: Path) -> None:
 
 def test_of_the_tokens_that_are_used_the_most_frequent_stay() -> None:
     counts = {5: 3, 2: 9, 7: 3, 1: 1}
-    assert Keeping(most=2).used(counts) == [2, 5]  # 5 and 7 are used as often
-    assert Keeping(most=9).used(counts) == Keeping().used(counts) == [2, 5, 7, 1]
+    assert Keeping(max_used=2).used(counts) == [2, 5]  # 5 and 7 are used as often
+    assert Keeping(max_used=9).used(counts) == Keeping().used(counts) == [2, 5, 7, 1]

@@ -20,7 +20,7 @@ from edgeformer.cli import main
 from edgeformer.data.rows import label_sets
 from edgeformer.data.sources import load_parts
 from edgeformer.data.synthetic import PARAGRAPHS
-from edgeformer.data.tokenizer_training import train_language_tokenizer
+from edgeformer.data.tokenization import train_language_tokenizer
 from edgeformer.models import load_recipe
 from tests.docs.commands import RUN
 from tests.docs.document import ROOT, Block, blocks, words

@@ -10,7 +10,7 @@ import torch
 
 from edgeformer.artifacts.data_warnings import LEAKS
 from edgeformer.data.synthetic import PARAGRAPHS
-from edgeformer.data.tokenizer_training import train_language_tokenizer
+from edgeformer.data.tokenization import train_language_tokenizer
 from tests.cli.run_cli import edgeformer
 from tests.models.crt_oracle import public_weights, small_config
 

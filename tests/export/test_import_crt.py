@@ -21,7 +21,7 @@ from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.manifest import RunManifest
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.synthetic import PARAGRAPHS
-from edgeformer.data.tokenizer_training import train_language_tokenizer
+from edgeformer.data.tokenization import train_language_tokenizer
 from edgeformer.export import imported_run
 from edgeformer.export.import_crt import ImportOptions, import_crt
 from edgeformer.inference.generate import GenerateOptions, generate

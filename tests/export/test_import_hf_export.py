@@ -19,7 +19,7 @@ from edgeformer.artifacts.progress import SILENT
 from edgeformer.benchmark.gate_checks import ArtifactPair
 from edgeformer.benchmark.gate_scores import CommonRows, common_rows, score_check
 from edgeformer.bundle import Bundle, seal
-from edgeformer.data.folders import imported_parts
+from edgeformer.data.sources import imported_parts
 from edgeformer.export.export import export
 from edgeformer.export.import_hf import HfOptions, import_hf
 from edgeformer.export.variants import ExportOptions

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.data.cleaning import normalizers
-from edgeformer.data.tokenizer_training import train_tokenizer
+from edgeformer.data.tokenization import train_tokenizer
 from edgeformer.data.trimming import Trimmed, trim_tokenizer
 from edgeformer.export.bundle_folder import trimmed_companions
 from edgeformer.export.graphs import write_graph

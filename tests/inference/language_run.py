@@ -14,7 +14,7 @@ from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.manifest import AttentionUse, DataSummary, RunManifest
 from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import PlainText, Prepared
-from edgeformer.data.tokenizer_training import train_language_tokenizer
+from edgeformer.data.tokenization import train_language_tokenizer
 from edgeformer.models import load_recipe, recipe_type
 from edgeformer.models.crt.adapter import build_crt, probe_causality
 from edgeformer.models.crt.loss import exit_losses, weighted

@@ -14,7 +14,7 @@ from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.scores import Score, merge_rows, read_evaluation
-from edgeformer.data.pairs import pair_part, read_pairs, read_texts
+from edgeformer.data.prepare import pair_part, read_pairs, read_texts
 from edgeformer.data.sources import file_source
 from edgeformer.data.trimming import ALL_USED
 from edgeformer.models import load_recipe

@@ -17,7 +17,7 @@ from edgeformer.artifacts.errors import InputError, RecipeError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.data.sources import load_parts
-from edgeformer.data.tokenizer_training import train_tokenizer
+from edgeformer.data.tokenization import train_tokenizer
 from edgeformer.models import load_recipe, model_spec_of, read_recipe_of
 from edgeformer.models.adapter import Place, count_parameters
 from edgeformer.models.pretrained.adapter import ADAPTER, _of_teacher

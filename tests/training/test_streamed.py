@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -58,20 +57,20 @@ def test_the_weights_are_those_of_training_in_memory(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one thing that differs is the order, so the streamed run gets the other's."""
-    drawn: list[int] = []
+    streamed_rows: list[int] = []
 
-    def as_in_memory(rows: Any, size: int, **options: Any) -> Iterable[Any]:
-        drawn.append(len(rows))
-        return plan_batches(rows.sizes(np.arange(len(rows))), size, **options)
+    def plan_in_memory(rows: Any, size: int, *, streamed: bool, **options: Any) -> Sequence[Any]:
+        streamed_rows.extend([len(rows)] * streamed)
+        return plan_batches(rows, size, **options)
 
-    monkeypatch.setattr(objective, "LongPlan", as_in_memory)
+    monkeypatch.setattr(objective, "plan_batches", plan_in_memory)
     one = train(in_memory(recipe), TrainOptions(tmp_path / "one"))
     other = train(recipe, TrainOptions(tmp_path / "two"))
     assert read_run(one).data == read_run(other).data
     assert read_run(one).tokenizer_fingerprint == read_run(other).tokenizer_fingerprint
     for name, tensor in weights(one).items():
         assert torch.equal(tensor, weights(other)[name]), name
-    assert drawn == [read_run(one).data.rows["train"]] * 2  # by the streamed run only, in each epoch
+    assert streamed_rows == [read_run(one).data.rows["train"]] * 2  # by the streamed run only, in each epoch
 
 
 def test_resume_notices_a_changed_file(recipe: Recipe, tmp_path: Path) -> None:
