@@ -1,1 +1,1 @@
-"""From files to batches: cleaning, sources, splits, tokenizers, encoded sets. Without torch."""
+"""From files to batches: sources, cleaning, splits, tokenizers, encoded sets. Imports no torch."""

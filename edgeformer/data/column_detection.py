@@ -21,9 +21,9 @@ from edgeformer.data.sources import (
     plain_name,
 )
 
-MOST_LABELS = 200
+MAX_LABELS = 200
 """Different values of a column of labels."""
-_MAX_SPELLINGS = 5 * MOST_LABELS
+_MAX_SPELLINGS = 5 * MAX_LABELS
 """Different values that are counted, with those that differ in case or white space only."""
 _TEXT_NAMES = (*TEXT_COLUMNS, "comment", "message", "body", "utterance", "tweet", "document", "description")
 _LABEL_NAMES = (LABEL_COLUMNS[:2], LABEL_COLUMNS)
@@ -75,7 +75,7 @@ class ColumnFacts:
         """Whether there are at least two different values, each in two rows on average; case does not count."""
         if self.values is None:
             return False
-        return 2 <= len({alike(value) for value in self.values}) <= min(MOST_LABELS, self.filled / 2)
+        return 2 <= len({alike(value) for value in self.values}) <= min(MAX_LABELS, self.filled / 2)
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def guess(path: Path, columns: Columns) -> Guess:
     label = columns.label or _detect_label(path, facts, columns)
     text, second = _detect_texts(path, facts, replace(columns, label=label))
     counts = facts[label].values
-    if counts is None or not 2 <= len(counts) <= MOST_LABELS:
-        number = f"more than {MOST_LABELS}" if counts is None or len(counts) > 2 else f"{len(counts)}"
+    if counts is None or not 2 <= len(counts) <= MAX_LABELS:
+        number = f"more than {MAX_LABELS}" if counts is None or len(counts) > 2 else f"{len(counts)}"
         raise DataError(f"{path}: column {label!r} holds {number} different labels; name another one: --label COLUMN")
     are_numbers = all(name.removeprefix("-").isdecimal() for name in counts)
     labels = {name: counts[name] for name in sorted(counts, key=int if are_numbers else str.casefold)}
@@ -176,7 +176,7 @@ def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -
     likely = [fact for fact in free if fact.may_be_label]
     if not likely or len(facts) < 2:
         raise DataError(
-            f"{path}: no column looks like labels (2 to {MOST_LABELS} values that come again); columns: "
+            f"{path}: no column looks like labels (2 to {MAX_LABELS} values that come again); columns: "
             f"{listed(facts)}; name it: --label COLUMN"
         )
     longest = max(facts.values(), key=lambda fact: fact.mean_characters)  # the text, also if texts repeat

@@ -1,9 +1,10 @@
-"""Data of language models: read paragraphs, tokenize them, make rows of tokens, summarise the sets."""
+"""Data of language models: read paragraphs, tokenize them, make rows of tokens, summarize the sets."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data.batching import Packer, TextRows, paragraph_rows
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.overlap import count_overlaps
-from edgeformer.data.prepare import summarise
+from edgeformer.data.prepare import summarize
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import Columns, check_columns, file_source, read
 from edgeformer.data.streaming import Pieces, Stream, Streaming, TrainingSet
@@ -53,7 +54,7 @@ def prepare_text(
         train=train.rows,
         validation=rows["validation"],
         tests={part: rows[part] for part in _test_parts(config)},
-        summary=summarise(
+        summary=summarize(
             config,
             train,
             {part: LabelledTexts.unlabelled(part_texts) for part, part_texts in texts.items()},
@@ -89,15 +90,8 @@ def _prepare_streamed(
     """Return the training set, stored on disk, and the texts of the other sets."""
     with bar(progress, "Reading data", len(config.parts) - 1, "parts"):
         texts = _read_other_parts(config, progress)
-
-    def load(loaded_config: TokenizerConfig, training_texts: Iterable[str] | None) -> Tokenizer:
-        return load_language_tokenizer(
-            loaded_config,
-            vocab_size=vocab_size,
-            training_texts=training_texts,
-            may_be_smaller=tokenizer_config.kind == "trained",
-        )
-
+    may_be_smaller = tokenizer_config.kind == "trained"
+    load = partial(load_language_tokenizer, vocab_size=vocab_size, may_be_smaller=may_be_smaller)
     settings = {"min_characters": config.min_characters, "first_n": config.first_n}
     pairs = lambda: ((text, 0) for text in _paragraphs(config, "train"))  # noqa: E731
     streaming = Streaming(Stream(config.parts["train"], settings, pairs, classes=0), cache, progress)

@@ -1,4 +1,4 @@
-"""Data of classifiers and embedding models: read, split and encode the sets of a recipe, and summarise them.
+"""Data of classifiers and embedding models: read, split and encode the sets of a recipe, and summarize them.
 
 A set of scored pairs is flat: rows 2i and 2i + 1 are the texts of pair i. Scores are integers in millionths, because
 labels are integers in caches, fingerprints and golden inputs.
@@ -31,10 +31,10 @@ from edgeformer.data.sources import (
     Columns,
     check_columns,
     load_part,
-    own_file,
     pairs_source,
     part_rows,
     read,
+    replacement_source,
     skip_empty,
 )
 from edgeformer.data.splits import (
@@ -43,9 +43,9 @@ from edgeformer.data.splits import (
     check_sets_differ,
     draw,
     first_of,
+    missing_set_message,
     set_parts,
     split,
-    unknown_set,
 )
 from edgeformer.data.streaming import Pieces, Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_tokenizer, special_ids
@@ -93,7 +93,7 @@ def prepare(
         train=train.rows,
         validation=encoded["validation"],
         tests={name: encoded[name] for name in _test_sets(sets)},
-        summary=summarise(
+        summary=summarize(
             data,
             train,
             sets,
@@ -163,16 +163,8 @@ def _prepare_streamed(
                 parts[part] = load_part(data, part, (empty_rows := EmptyRows()).add)
                 findings += empty_rows.findings(part)
         sets = draw(data, [name for name in set_parts(data) if name != "train"], parts)
-
-    def load(config: TokenizerConfig, texts: Iterable[str] | None) -> Tokenizer:
-        return load_tokenizer(
-            config,
-            cleaning=data.cleaning,
-            vocab_size=vocab_size,
-            training_texts=texts,
-            may_be_smaller=tokenizer_config.kind == "trained",
-        )
-
+    may_be_smaller = tokenizer_config.kind == "trained"
+    load = partial(load_tokenizer, cleaning=data.cleaning, vocab_size=vocab_size, may_be_smaller=may_be_smaller)
     empty_rows = EmptyRows()
     streaming = Streaming(class_stream(data, empty_rows), cache, progress)
     with streaming.locked():
@@ -229,7 +221,7 @@ class _ClassEncoder:
         return Encoded(ids.astype(np.int32), offsets.astype(np.int64), labels.astype(np.int64), 0)
 
 
-def summarise(
+def summarize(
     config: DataSection,
     train: TrainingSet[Any],
     texts: Mapping[str, LabelledTexts],
@@ -338,7 +330,7 @@ def set_texts(config: DataConfig, name: str) -> LabelledTexts:
     """
     parts = set_parts(config)[name]
     if not parts:
-        raise DataError(unknown_set(name, own_file=True))
+        raise DataError(missing_set_message(name, own_file=True))
     return draw(config, (name,), {part: load_part(config, part) for part in parts})[name]
 
 
@@ -362,7 +354,7 @@ def file_texts(
         DataError: the file, its columns or its rows are unusable.
     """
     empty_rows = empty_rows or EmptyRows()
-    rows = skip_empty(read(own_file(path, data.parts, columns), data.labels, data.separator), empty_rows.add)
+    rows = skip_empty(read(replacement_source(path, data.parts, columns), data.labels, data.separator), empty_rows.add)
     texts = label_rows(rows, data.labels)
     if not len(texts):
         raise DataError(f"{path}: no row of it has a text")
@@ -380,7 +372,7 @@ def pair_part(data: PairsConfig, split: str) -> str:
     if parts:
         return parts[0]
     if split in IMPORTED_SETS:
-        raise DataError(unknown_set(split, own_file=split != "train"))
+        raise DataError(missing_set_message(split, own_file=split != "train"))
     allowed = ", ".join(dict.fromkeys(("test", "validation", *(part for part in data.parts if part != "train"))))
     raise InputError(f"--split {split!r}: no such set; allowed: {allowed}")
 

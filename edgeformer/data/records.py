@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 from edgeformer.artifacts.data_config import FileSource, HubSource
 from edgeformer.artifacts.errors import DataError, MissingDependencyError, did_you_mean, install_hint
-from edgeformer.data.rows import Record, a_kind, listed
+from edgeformer.data.rows import Record, listed, type_name
 
 FORMATS = {
     ".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet",
@@ -36,11 +36,11 @@ WITH_OPTION = ("evaluate", "exits", "init", "predict")
 Line = tuple[int, str]
 """Number from 1, and text with its line end."""
 
-MOST_RATIO = 200
+MAX_RATIO = 200
 """Unpacked bytes per packed byte: four times that of repetitive logs. Bombs reach 600 (gz) to 45,000 (bz2)."""
-MOST_LINE_BYTES = 16 << 20
+MAX_LINE_BYTES = 16 << 20
 """Three times the Bible. A parsed line takes up to 25 times its bytes in memory."""
-MOST_COLUMNS = 10_000
+MAX_COLUMNS = 10_000
 """Of a table; every row becomes a dictionary of them."""
 _RATIO_WINDOW = 32 << 20
 """Bytes over which the ratio is measured: less is no bomb, and a bomb behind real text must not hide in the average."""
@@ -66,7 +66,7 @@ _DELIMITER_LINE = re.compile(r"sep=([,;\t|])\r?\n?")
 
 
 class _Unpacked(io.RawIOBase):
-    """Unpacks a file. Raises DataError if it unpacks to more than MOST_RATIO times its size."""
+    """Unpacks a file. Raises DataError if it unpacks to more than MAX_RATIO times its size."""
 
     def __init__(self, path: Path, packed: BinaryIO) -> None:
         self._path, self._packed = path, packed
@@ -83,9 +83,9 @@ class _Unpacked(io.RawIOBase):
         self._window_bytes += len(content)
         if self._window_bytes >= _RATIO_WINDOW:
             position = self._packed.tell()
-            if self._window_bytes > MOST_RATIO * (position - self._window_start):
+            if self._window_bytes > MAX_RATIO * (position - self._window_start):
                 raise DataError(
-                    f"{self._path}: unpacks to more than {MOST_RATIO} times its size, which no text does; it is not "
+                    f"{self._path}: unpacks to more than {MAX_RATIO} times its size, which no text does; it is not "
                     "read on; if you trust it, unpack it and name the unpacked file"
                 )
             self._window_start, self._window_bytes = position, 0
@@ -124,7 +124,7 @@ class _Transcoder(io.RawIOBase):
 
 
 @contextmanager
-def opened(path: Path, encoding: str | None = None) -> Iterator[BinaryIO]:
+def open_data_file(path: Path, encoding: str | None = None) -> Iterator[BinaryIO]:
     """Open a file as bytes, unpacked by its suffix, and converted from ``encoding`` to UTF-8.
 
     Raises DataError for a bomb or a wrong encoding, and the errors of the packer.
@@ -169,11 +169,11 @@ def _readable(path: Path) -> Iterator[None]:
 def lines_of(path: Path, file: BinaryIO) -> Iterator[Line]:
     """Yield lines with their ends. Only ``\\n`` ends a line (not U+2028). Raises DataError: not UTF-8, or too long."""
     number = 0
-    while raw := file.readline(MOST_LINE_BYTES + 1):
+    while raw := file.readline(MAX_LINE_BYTES + 1):
         number += 1
-        if len(raw) > MOST_LINE_BYTES:
+        if len(raw) > MAX_LINE_BYTES:
             raise DataError(
-                f"{path}, line {number}: is longer than {MOST_LINE_BYTES >> 20} MiB; break it into lines, one text each"
+                f"{path}, line {number}: is longer than {MAX_LINE_BYTES >> 20} MiB; break it into lines, one text each"
             )
         problem, following = None, b""
         try:
@@ -282,7 +282,7 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
 
 
 def _text_file_records(path: Path, kind: str, source: FileSource) -> Iterator[Record]:
-    with _readable(path), opened(path, source.encoding) as file:
+    with _readable(path), open_data_file(path, source.encoding) as file:
         lines = lines_of(path, file)
         if kind == "csv":
             delimiter, lines = detect_delimiter(lines, source.delimiter)
@@ -311,13 +311,13 @@ def _jsonl_records(path: Path, lines: Iterator[Line]) -> Iterator[Record]:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not valid JSON: {error}; JSONL has one JSON object per line") from None
         if not isinstance(values, dict):
-            raise DataError(f'{where}: must be a JSON object ({{"text": …}}), not {a_kind(values)}')
+            raise DataError(f'{where}: must be a JSON object ({{"text": …}}), not {type_name(values)}')
         yield where, values
 
 
 def first_lines(path: Path, encoding: str | None = None) -> list[str]:
     """Return the lines with their ends by which a delimiter is detected. Raises DataError as :func:`file_records`."""
-    with _readable(path), opened(path, encoding) as file:
+    with _readable(path), open_data_file(path, encoding) as file:
         return [line for _, line in _sample_lines(lines_of(path, file))]
 
 
@@ -383,7 +383,7 @@ def _csv_rows(path: Path, lines: Iterator[Line], delimiter: str) -> Iterator[tup
             last_line = number
             yield line
 
-    csv.field_size_limit(MOST_LINE_BYTES)  # Python's default of 128 KiB is less than some texts have
+    csv.field_size_limit(MAX_LINE_BYTES)  # Python's default of 128 KiB is less than some texts have
     reader = csv.reader(texts(), delimiter=delimiter, strict=True)
     while True:
         first_line = last_line + 1
@@ -420,8 +420,8 @@ def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: st
                 names = [name or f"column {place}" for place, name in enumerate(cells, start=1)]
             else:
                 names = [str(place) for place in range(1, len(cells) + 1)]
-            if len(cells) > MOST_COLUMNS:
-                raise DataError(f"{path}, line 1: names {len(cells):,} columns; at most {MOST_COLUMNS:,} are read")
+            if len(cells) > MAX_COLUMNS:
+                raise DataError(f"{path}, line 1: names {len(cells):,} columns; at most {MAX_COLUMNS:,} are read")
             if header:
                 continue
         if len(cells) != len(names):
@@ -490,7 +490,7 @@ def _parquet_records(path: Path, labels: Sequence[str]) -> Iterator[Record]:
             metadata = file.metadata
             unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
         size = path.stat().st_size
-        if unpacked > max(_SMALL_PARQUET_BYTES, MOST_RATIO * size) or metadata.num_rows > _MAX_ROWS_PER_BYTE * size:
+        if unpacked > max(_SMALL_PARQUET_BYTES, MAX_RATIO * size) or metadata.num_rows > _MAX_ROWS_PER_BYTE * size:
             raise DataError(
                 f"{path}: holds {metadata.num_rows:,} rows, unpacked {unpacked:,} bytes, in {size:,} bytes, as no text "
                 "does; it is not read; if you trust it, write it anew as JSONL"

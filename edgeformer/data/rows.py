@@ -107,7 +107,7 @@ def _label(where: str, values: Mapping[str, object], source: FileSource | HubSou
         return int(value)
     if isinstance(value, (str, int, float)):
         return int(value) if isinstance(value, bool) else value
-    raise DataError(f"{where}: column {source.label!r} holds {a_kind(value)}; a label is a name or a number")
+    raise DataError(f"{where}: column {source.label!r} holds {type_name(value)}; a label is a name or a number")
 
 
 def _labels(
@@ -138,7 +138,7 @@ def _text(where: str, values: Mapping[str, object], column: str, blanks: bool) -
         return ""
     problem = None
     if not isinstance(value, str):
-        problem = f"column {column!r} holds {'nothing' if value is None else a_kind(value)}; it must hold text"
+        problem = f"column {column!r} holds {'nothing' if value is None else type_name(value)}; it must hold text"
     elif not value.isascii():
         try:
             value.encode("utf-8")
@@ -178,7 +178,7 @@ def missing_column(where: str, kind: str, name: str, columns: Iterable[str]) -> 
     return DataError(f"{where}: no column {name!r}; {hint}; set the source's {kind}: to one of them")
 
 
-def a_kind(value: object) -> str:
+def type_name(value: object) -> str:
     """Return the type of a value for a message: "an int", "a list"."""
     kind = type(value).__name__
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

@@ -283,7 +283,7 @@ def check_columns(parts: Mapping[str, Sequence[Source]], *, labelled: bool = Tru
                     raise missing_column(f"data.parts.{part}.{number}: {source.path}", key, column, record[1])
 
 
-def own_file(path: Path, parts: Mapping[str, Sequence[Source]], columns: Columns | None = None) -> FileSource:
+def replacement_source(path: Path, parts: Mapping[str, Sequence[Source]], columns: Columns | None = None) -> FileSource:
     """Return a source for a labelled file that a model reads in place of its own data; pairs only if that has pairs.
 
     Args:

@@ -62,7 +62,7 @@ def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, Labe
     return sets
 
 
-def unknown_set(name: str, *, own_file: bool = False) -> str:
+def missing_set_message(name: str, *, own_file: bool = False) -> str:
     """Return the message for a model that was imported without the data of a set.
 
     Args:
@@ -120,7 +120,7 @@ def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledText
     sources = set_parts(config)
     for name in names:
         if not sources[name]:
-            raise DataError(unknown_set(name))
+            raise DataError(missing_set_message(name))
     indices: dict[str, Int64s] = {}
     if any(sources[name] == sources["train"] for name in names):
         pool = _pool(config, parts, sources["train"])

@@ -42,7 +42,13 @@ from edgeformer.system.lock import LockedError, claiming
 Int64s = NDArray[np.int64]
 Pieces = Mapping[str, NDArray[np.integer]]
 """Arrays of some rows by name: ``ids``, ``offsets`` of the rows (the first is 0), and further ones."""
-LoadTokenizer = Callable[[TokenizerConfig, Iterable[str] | None], Tokenizer]
+
+
+class LoadTokenizer(Protocol):
+    """Loads the tokenizer of a configuration, or trains it on the texts."""
+
+    def __call__(self, config: TokenizerConfig, *, training_texts: Iterable[str] | None) -> Tokenizer: ...
+
 
 _FACTS_FILE, _FACTS_CHECKSUM = "facts.json", "facts.sha256"
 _DTYPES = {"ids": "<i4", "starts": "<i4", "offsets": "<i8", "labels": "<i8"}
@@ -359,13 +365,13 @@ class Streaming:
             settings: what else decides the trained tokenizer.
         """
         if config.kind != "trained":
-            return load(config, None)
+            return load(config, training_texts=None)
         name = f"tokenizer-{_hash(self._identity, config.model_dump(), dict(settings))[:24]}"
         path = self._cached_file(name)
         if path is not None:
-            return load(FileTokenizer(kind="file", path=str(path)), None)
+            return load(FileTokenizer(kind="file", path=str(path)), training_texts=None)
         self._survey = _Survey(self._stream, self._progress)
-        tokenizer = load(config, self._survey.texts)
+        tokenizer = load(config, training_texts=self._survey.texts)
         self._write_cached_file(name, tokenizer.to_str())
         return tokenizer
 

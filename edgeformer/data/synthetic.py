@@ -1,8 +1,8 @@
-"""Synthetic reviews: a small seeded grammar of opinions, for trying things out without any data set.
+"""Synthetic reviews: a small seeded grammar of opinions, to try models without a data set; and short English texts.
 
-Not real text. What decides a review is its structure, not its words: negation ("far from dull"), contrast
-("the menu was great but the staff was rude": the main clause decides) and earlier expectations ("I expected
-it to be awful"), so that counting good and bad words is a poor guide and reading in order is a good one.
+The label of a review depends on its structure, not on single words: negation ("far from dull"), contrast ("the menu was
+great but the staff was rude": the main clause decides) and earlier expectations ("I expected it to be awful"). Counting
+good and bad words predicts the label badly, reading in order predicts it well.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgeformer.data.rows import Row
 
@@ -18,9 +18,10 @@ WHERE = "synthetic-reviews (generated)"
 NEGATIVE, POSITIVE = 0, 1
 
 
-@dataclass(frozen=True)
-class _Domain:
-    whole: tuple[str, ...]
+class _Domain(NamedTuple):
+    """Phrases about one kind of subject."""
+
+    subjects: tuple[str, ...]
     aspects: tuple[str, ...]
     asides: tuple[str, ...]
     good: tuple[str, ...]
@@ -31,7 +32,6 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-# One line for each field of _Domain.
 _PHRASES = """\
 the film,this movie,the picture,the sequel,the documentary,this comedy
 the plot,the acting,the script,the soundtrack,the dialogue,the ending,the camera work,the cast
@@ -65,7 +65,7 @@ _PREFIXES = _words("honestly,to be fair,in the end,overall,as for me,all in all,
 
 
 class _Writer:
-    """Writes one review at a time; every choice comes from one seeded generator."""
+    """Writes reviews; every choice comes from one seeded generator."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -90,18 +90,18 @@ class _Writer:
         return str(self._random.choice(choices))
 
     def _adjective(self, domain: _Domain, polarity: int) -> str:
-        own, general = (domain.good, _GOOD) if polarity == POSITIVE else (domain.bad, _BAD)
-        return self._pick(own if self._chance(0.5) else general)
+        specific, general = (domain.good, _GOOD) if polarity == POSITIVE else (domain.bad, _BAD)
+        return self._pick(specific if self._chance(0.5) else general)
 
     def _opinion(self, domain: _Domain, polarity: int) -> str:
-        """An adjective of this polarity, or a denied one of the other."""
+        """Return an adjective of this polarity, or a negated one of the opposite polarity."""
         if self._chance(0.15):
             return f"{self._pick(_DENIALS)} {self._adjective(domain, 1 - polarity)}"
         adjective = self._adjective(domain, polarity)
         return f"{self._pick(_INTENSE)} {adjective}" if self._chance(0.5) else adjective
 
     def _clause(self, domain: _Domain, polarity: int) -> str:
-        subject = self._pick(domain.aspects if self._chance(0.7) else domain.whole)
+        subject = self._pick(domain.aspects if self._chance(0.7) else domain.subjects)
         text = f"{subject} {self._pick(_VERBS)} {self._opinion(domain, polarity)}"
         return f"{text} and {self._opinion(domain, polarity)}" if self._chance(0.2) else text
 
@@ -114,10 +114,9 @@ class _Writer:
         return f"{self._clause(domain, 1 - label)} {joint} {self._clause(domain, label)}"
 
     def _concession(self, domain: _Domain, label: int) -> str:
-        """The main clause decides, wherever it stands."""
         joint = self._pick(("although", "even though", "while"))
-        main, other = self._clause(domain, label), self._clause(domain, 1 - label)
-        return f"{joint} {other} , {main}" if self._chance(0.7) else f"{main} , {joint} {other}"
+        main, subordinate = self._clause(domain, label), self._clause(domain, 1 - label)
+        return f"{joint} {subordinate} , {main}" if self._chance(0.7) else f"{main} , {joint} {subordinate}"
 
     def _aftermath(self, domain: _Domain, label: int) -> str:
         end = "would come back any time" if label == POSITIVE else "will not come back"
@@ -132,15 +131,12 @@ class _Writer:
 
 
 def synthetic_reviews(rows: int, seed: int) -> Iterator[Row]:
-    """Generate ``rows`` reviews with label 0 (negative) or 1 (positive); equal arguments give equal rows."""
+    """Yield ``rows`` reviews with label 0 (negative) or 1 (positive); equal arguments give equal rows."""
     writer = _Writer(seed)
     labels = random.Random(f"labels-{seed}")
     for _ in range(rows):
         label = labels.randrange(2)
         yield Row(writer.review(label), label, WHERE)
-
-
-# A short English text for the golden inputs of models whose own data is not at hand.
 
 
 PARAGRAPHS = (
@@ -157,9 +153,9 @@ PARAGRAPHS = (
     "On Saturdays there is a market on it. You can buy bread, honey, second-hand books and, in the autumn, more "
     "apples than anyone can eat.",
 )
-"""Repeated where a model needs more."""
+"""English text for the golden inputs of models whose own data is missing; repeated where a model needs more."""
 
-_FURTHER = (
+_SHORT_TEXTS = (
     "Bread needs four things: flour, water, salt and time. Most people give it too little of the last. The dough "
     "should rise slowly in a cool room until it has doubled. Knock it back, shape it and let it rest once more "
     "before it goes into a very hot oven. It is done when it sounds hollow. Can you wait until it is cold? Nobody "
@@ -194,5 +190,7 @@ _FURTHER = (
     "home from school she stretched, yawned and walked past him into the kitchen.",
 )
 
-SENTENCES = tuple(sentence for text in (*PARAGRAPHS, *_FURTHER) for sentence in re.findall(r"\S.*?[.?!](?= |$)", text))
-"""Sentences of 2 to 40 words, each there once."""
+SENTENCES = tuple(
+    sentence for text in (*PARAGRAPHS, *_SHORT_TEXTS) for sentence in re.findall(r"\S.*?[.?!](?= |$)", text)
+)
+"""Different sentences of 2 to 40 words."""

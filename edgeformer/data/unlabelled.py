@@ -18,14 +18,14 @@ from edgeformer.artifacts.data_config import FileSource, Source
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.data.records import (
     COMPRESSIONS,
-    MOST_LINE_BYTES,
+    MAX_LINE_BYTES,
     as_utf8,
     check_file,
     detect_delimiter,
     first_lines,
     format_of_source,
     lines_of,
-    opened,
+    open_data_file,
     suffix_format,
 )
 from edgeformer.data.rows import Text
@@ -189,7 +189,7 @@ def _open_file(path: Path, how: Reading) -> Unlabelled:
         _refuse_columns(how, str(path))
 
         def plain_rows() -> Iterator[InputRow]:
-            with opened(path, encoding) as file:
+            with open_data_file(path, encoding) as file:
                 yield from _plain_rows(path, file)
 
         return Unlabelled(str(path), False, _count(path, _PLAIN, encoding), plain_rows)
@@ -203,7 +203,7 @@ def _open_file(path: Path, how: Reading) -> Unlabelled:
             lines = enumerate(first_lines(path, encoding))
             delimiter, table_lines = detect_delimiter(lines, source.delimiter)
             extra_lines += next(table_lines, (0, ""))[0]  # 1 if the first line states the delimiter
-        with opened(path) as file:
+        with open_data_file(path) as file:
             marks = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
             bom = file.read(3).startswith(marks if encoding is not None else codecs.BOM_UTF8)
     expected = _count(path, kind, encoding, delimiter, extra_lines)
@@ -289,7 +289,7 @@ def _count(path: Path, kind: str, encoding: str | None, delimiter: str = ",", ex
             return sum(1 for _ in file)
         if kind != "csv":
             return sum(1 for line in file if line.strip()) - extra_lines
-        csv.field_size_limit(MOST_LINE_BYTES)
+        csv.field_size_limit(MAX_LINE_BYTES)
         lines = (line.decode("utf-8", "replace") for line in file)
         try:
             rows = sum(1 for cells in csv.reader(lines, delimiter=delimiter) if cells)

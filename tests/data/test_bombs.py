@@ -22,7 +22,7 @@ from edgeformer.artifacts.golden import GoldenError, read_golden
 from edgeformer.artifacts.manifest import RunManifest
 from edgeformer.artifacts.workspace import MOST_JSON_BYTES, read_manifest
 from edgeformer.data import records
-from edgeformer.data.records import MOST_LINE_BYTES
+from edgeformer.data.records import MAX_LINE_BYTES
 from edgeformer.data.sources import read
 from edgeformer.data.tokenization import tokenizer_from_file
 from edgeformer.run import run_folders
@@ -128,9 +128,9 @@ def test_repetitive_but_real_files_stream(tmp_path: Path, suffix: str, monkeypat
 
 def test_longest_line(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
-    path.write_bytes(b"x" * (MOST_LINE_BYTES - 1) + b"\nshort\n")
-    assert list(map(len, rows(path))) == [MOST_LINE_BYTES - 1, 5]
-    path.write_bytes(b"short\n" + b"x" * MOST_LINE_BYTES + b"\nshort\n")
+    path.write_bytes(b"x" * (MAX_LINE_BYTES - 1) + b"\nshort\n")
+    assert list(map(len, rows(path))) == [MAX_LINE_BYTES - 1, 5]
+    path.write_bytes(b"short\n" + b"x" * MAX_LINE_BYTES + b"\nshort\n")
     with pytest.raises(DataError, match=r"book\.txt, line 2: is longer than 16 MiB"):
         rows(path)
 
@@ -230,4 +230,4 @@ class TestGolden:
 
 
 def test_the_limits_are_wide_of_what_is_real() -> None:
-    assert records.MOST_RATIO >= 100 and records.MOST_COLUMNS >= 1000
+    assert records.MAX_RATIO >= 100 and records.MAX_COLUMNS >= 1000

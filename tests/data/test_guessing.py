@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.artifacts.errors import AmbiguousDataError, DataError
-from edgeformer.data.column_detection import MOST_LABELS, Guess, guess
+from edgeformer.data.column_detection import MAX_LABELS, Guess, guess
 from edgeformer.data.sources import Columns
 
 TEXTS = [f"this is the text of row number {n}, which is long" for n in range(12)]
@@ -106,7 +106,7 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path, rows: list[list[
 
 
 def test_too_many_labels_are_none(tmp_path: Path) -> None:
-    rows = [[f"text {n}", f"label {n % (MOST_LABELS + 1)}"] for n in range(2 * MOST_LABELS + 2)]
+    rows = [[f"text {n}", f"label {n % (MAX_LABELS + 1)}"] for n in range(2 * MAX_LABELS + 2)]
     with pytest.raises(DataError, match="holds more than 200 different labels; name another one: --label COLUMN"):
         guess(table(tmp_path, [["text", "label"], *rows]), Columns(label="label"))
 

@@ -12,7 +12,7 @@ from edgeformer.artifacts.data_config import FileSource
 from edgeformer.artifacts.errors import DataError
 from edgeformer.data.column_detection import guess
 from edgeformer.data.records import delimiter_of
-from edgeformer.data.sources import Columns, file_source, own_file, read
+from edgeformer.data.sources import Columns, file_source, read, replacement_source
 
 
 def write(folder: Path, name: str, content: str) -> Path:
@@ -145,28 +145,46 @@ def test_numbers_name_the_columns_of_a_file_without_header(tmp_path: Path) -> No
 
 def test_a_file_of_ones_own_is_read_as_the_recipe_says(tmp_path: Path) -> None:
     bare = write(tmp_path, "bare.csv", "1;fine film\n0;dull film\n")
-    assert named(own_file(bare, {"train": [like(header=False, text=2, label=1)]})) == ("2", None, "1", False)
+    assert named(replacement_source(bare, {"train": [like(header=False, text=2, label=1)]})) == (
+        "2",
+        None,
+        "1",
+        False,
+    )
     table = write(tmp_path, "table.csv", "body,stars\nfine,1\n")
     headerless = {"train": [like(header=False, text=2, label=1)]}
-    assert named(own_file(table, headerless, Columns("body", None, "stars"))) == ("body", None, "stars", True)
+    assert named(replacement_source(table, headerless, Columns("body", None, "stars"))) == (
+        "body",
+        None,
+        "stars",
+        True,
+    )
     odd = write(tmp_path, "table.dat", "body|stars\nfine|1\n")
-    assert own_file(odd, {"train": [like(path="x.dat", delimiter="|", text="body", label="stars")]}).delimiter == "|"
+    assert (
+        replacement_source(odd, {"train": [like(path="x.dat", delimiter="|", text="body", label="stars")]}).delimiter
+        == "|"
+    )
 
 
 def test_a_second_text_is_for_models_that_read_pairs(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "question,answer,right\na,b,1\n")
     with pytest.raises(DataError, match="--pair answer: this model reads single texts"):
-        own_file(path, {"train": [like()]}, Columns("question", "answer", "right"))
+        replacement_source(path, {"train": [like()]}, Columns("question", "answer", "right"))
     pairs = {"train": [like(text="question", text_pair="answer")]}
-    assert named(own_file(path, pairs, Columns(label="right"))) == ("question", "answer", "right", True)
-    assert named(own_file(path, pairs, Columns("question", None, "right"))) == ("question", "answer", "right", True)
+    assert named(replacement_source(path, pairs, Columns(label="right"))) == ("question", "answer", "right", True)
+    assert named(replacement_source(path, pairs, Columns("question", None, "right"))) == (
+        "question",
+        "answer",
+        "right",
+        True,
+    )
 
 
 @pytest.mark.parametrize("name", ["Kategorie", "CATEGORY", "Catégorie", "étiquette", "Rating ", "sentiment", "topic"])
 def test_a_column_of_labels_is_recognised_by_the_same_names_as_init(tmp_path: Path, name: str) -> None:
     table = "".join(f"A text about number {n};{'ab'[n % 2]}\n" for n in range(8))
     path = write(tmp_path, "a.csv", f"Text;{name}\n{table}")
-    assert guess(path, Columns()).source.label == own_file(path, {}).label == file_source(path).label == name
+    assert guess(path, Columns()).source.label == replacement_source(path, {}).label == file_source(path).label == name
 
 
 def test_of_several_columns_of_labels_none_is_taken_silently(tmp_path: Path) -> None:
