@@ -1,8 +1,10 @@
-"""A training set on disk is the same set: its rows, counts and fingerprint; and it is found again, or made anew."""
+"""A training set on disk equals the set in memory, later runs find it again, and damage is repaired."""
 
 import gzip
-import json
 import lzma
+import os
+import shutil
+import sys
 import threading
 from pathlib import Path
 
@@ -10,45 +12,21 @@ import numpy as np
 import pytest
 
 from edgeformer.artifacts.data_config import DataConfig, TextConfig, TrainedTokenizer
-from edgeformer.artifacts.errors import DataError
-from edgeformer.artifacts.progress import SILENT, Silent
-from edgeformer.data import prepare as preparing
+from edgeformer.artifacts.errors import ArtifactError, DataError
+from edgeformer.artifacts.progress import SILENT
 from edgeformer.data import sources, streaming
+from edgeformer.data.encoding import Encoded
 from edgeformer.data.language import prepare_text
-from edgeformer.data.prepare import prepare
-from edgeformer.data.streaming import Streaming
+from edgeformer.data.prepare import class_stream, prepare
+from edgeformer.data.streaming import DiskArray, Streaming, read_stored, writing
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.trimming import trim_to_training
 from edgeformer.system.lock import claiming
+from tests.data.conftest import Recorder, file_sources, write_jsonl, write_parquet
 
 BPE = TrainedTokenizer(kind="trained", algorithm="bpe")
 WORDPIECE = TrainedTokenizer(kind="trained")
-LABELS = ["negative", "positive"]
-
-
-class Recorder(Silent):
-    def __init__(self):
-        self.messages: list[str] = []
-        self.bars: list[str] = []
-
-    def message(self, text):
-        self.messages.append(text)
-
-    def start(self, description, total, unit=""):
-        self.bars.append(description)
-
-
-def write_jsonl(path, rows, opener=open):
-    with opener(path, "wt", encoding="utf-8") as file:
-        file.writelines(json.dumps({"text": row.text, "label": row.label}) + "\n" for row in rows)
-
-
-def write_parquet(path, rows):
-    datasets = pytest.importorskip("datasets")
-    columns = {"text": [row.text for row in rows], "label": [row.label for row in rows]}
-    datasets.Dataset.from_dict(columns).to_parquet(path)
-
-
+TOKENIZING = "Tokenizing the training set"
 WRITERS = {
     "jsonl": write_jsonl,
     "jsonl.xz": lambda path, rows: write_jsonl(path, rows, lzma.open),
@@ -61,157 +39,142 @@ WRITERS = {
 def parts(tmp_path):
     """600 training rows, and two small sets that share some texts with them."""
     train = list(synthetic_reviews(600, 1))
-    write_jsonl(tmp_path / "train.jsonl", train)
-    write_jsonl(tmp_path / "validation.jsonl", synthetic_reviews(40, 2))
-    write_jsonl(tmp_path / "test.jsonl", [*train[:7], *synthetic_reviews(40, 3)])
-    return {part: source(tmp_path / f"{part}.jsonl") for part in ("train", "validation", "test")}
+    rows = {"train": train, "validation": synthetic_reviews(40, 2), "test": [*train[:7], *synthetic_reviews(40, 3)]}
+    return {part: file_sources(write_jsonl(tmp_path / f"{part}.jsonl", rows[part])) for part in rows}
 
 
-def source(path, **more):
-    return [{"kind": "file", "path": str(path), **more}]
+def class_config(parts, *, stream=True, **settings) -> DataConfig:
+    document = {"parts": parts, "split": "given", "labels": ["negative", "positive"], "max_length": 24}
+    return DataConfig.model_validate({**document, "stream": stream, **settings})
 
 
-def classes(parts, **more) -> DataConfig:
-    document = {"parts": parts, "split": "given", "labels": LABELS, "max_length": 24, **more}
-    return DataConfig.model_validate(document)
-
-
-def text(parts, mode="packed", **more) -> TextConfig:
-    document = {"parts": parts, "mode": mode, "sequence_length": 16, "min_characters": 20, **more}
-    return TextConfig.model_validate(document)
-
-
-def streamed(config):
-    return config.model_copy(update={"stream": True})
+def text_config(parts, mode="packed", *, stream=True, **settings) -> TextConfig:
+    document = {"parts": parts, "mode": mode, "sequence_length": 16, "min_characters": 20}
+    return TextConfig.model_validate({**document, "stream": stream, **settings})
 
 
 def assert_same(one, other):
-    """Set, tokenizer and all that a run writes down of its data."""
+    """Compare the rows, the tokenizers and the summaries of two prepared data sets."""
     assert one.summary == other.summary
     assert one.tokenizer.to_str() == other.tokenizer.to_str()
     assert len(one.train) == len(other.train)
-    numbers = np.random.default_rng(0).permutation(len(one.train))
-    for part in (numbers, numbers[:5]):
-        (rows, places), (others, other_places) = one.train.loaded(part), other.train.loaded(part)
-        assert np.array_equal(one.train.sizes(part), other.train.sizes(part))
-        for place, other_place in zip(places.tolist(), other_places.tolist(), strict=True):
-            spans = [slice(*found.offsets[at : at + 2]) for found, at in ((rows, place), (others, other_place))]
-            for name in ("ids", "starts"):
-                arrays = [getattr(found, name, None) for found in (rows, others)]
-                assert (arrays[0] is None) == (arrays[1] is None)
-                if arrays[0] is not None:
-                    assert np.array_equal(arrays[0][spans[0]], arrays[1][spans[1]])
-            if hasattr(rows, "labels"):
-                assert rows.labels[place] == others.labels[other_place]
+    permutation = np.random.default_rng(0).permutation(len(one.train))
+    for numbers in (permutation, permutation[:5]):
+        assert np.array_equal(one.train.sizes(numbers), other.train.sizes(numbers))
+        contents = []
+        for train in (one.train, other.train):
+            rows, places = train.loaded(numbers)
+            spans = [slice(*rows.offsets[place : place + 2]) for place in places.tolist()]
+            names = [name for name in ("ids", "starts") if getattr(rows, name, None) is not None]
+            content = {name: [getattr(rows, name)[span].tolist() for span in spans] for name in names}
+            labels = rows.labels[places].tolist() if hasattr(rows, "labels") else None
+            contents.append((content, labels))
+        assert contents[0] == contents[1]
+
+
+def assert_streams_alike(parts, folder, tokenizer=BPE):
+    """Prepare a classifier's data in memory and streamed, compare, and return the streamed data."""
+    in_memory = prepare(class_config(parts, stream=False), tokenizer, 400, folder / "in-memory")
+    streamed = prepare(class_config(parts), tokenizer, 400, folder / "streamed")
+    assert_same(in_memory, streamed)
+    return streamed
 
 
 @pytest.mark.parametrize("piece", [1, 7, 2048])
 @pytest.mark.parametrize("mode", ["packed", "paragraphs"])
-def test_a_language_models_text_is_the_same(parts, tmp_path, monkeypatch, mode, piece):
+def test_language_model_text_equals_the_set_in_memory(parts, tmp_path, monkeypatch, mode, piece):
     monkeypatch.setattr(streaming, "_PIECE_ROWS", piece)
-    config = text(parts, mode, first_n=500)
-    kept = prepare_text(config, BPE, 400, tmp_path / "one")
-    found = prepare_text(streamed(config), BPE, 400, tmp_path / "two")
-    assert_same(kept, found)
-    assert found.summary.truncated_rows["train"] > 0 or mode == "packed"
-    assert [counted.duplicates for counted in found.summary.overlap] == [0, 7]
+    in_memory = prepare_text(text_config(parts, mode, stream=False, first_n=500), BPE, 400, tmp_path / "one")
+    streamed = prepare_text(text_config(parts, mode, first_n=500), BPE, 400, tmp_path / "two")
+    assert_same(in_memory, streamed)
+    assert streamed.summary.truncated_rows["train"] > 0 or mode == "packed"
+    assert [count.duplicates for count in streamed.summary.overlap] == [0, 7]
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, WORDPIECE])
 @pytest.mark.parametrize("kind", list(WRITERS))
-def test_a_classifiers_rows_are_the_same(parts, tmp_path, monkeypatch, kind, tokenizer):
+def test_classifier_rows_equal_the_set_in_memory(parts, tmp_path, monkeypatch, kind, tokenizer):
     monkeypatch.setattr(streaming, "_PIECE_CHARACTERS", 5000)
-    WRITERS[kind](tmp_path / f"train.{kind}", list(synthetic_reviews(600, 1)))
-    config = classes({**parts, "train": source(tmp_path / f"train.{kind}")})
-    kept = prepare(config, tokenizer, 400, tmp_path / "one")
-    found = prepare(streamed(config), tokenizer, 400, tmp_path / "two")
-    assert_same(kept, found)
-    assert found.summary.truncated_rows["train"] > 0
-    assert sum(found.summary.label_rows["train"].values()) == 600
+    path = WRITERS[kind](tmp_path / f"train.{kind}", list(synthetic_reviews(600, 1)))
+    streamed = assert_streams_alike({**parts, "train": file_sources(path)}, tmp_path, tokenizer)
+    assert streamed.summary.truncated_rows["train"] > 0
+    assert sum(streamed.summary.label_rows["train"].values()) == 600
 
 
 def test_several_sources_and_skipped_rows(parts, tmp_path):
     (tmp_path / "more.tsv").write_text("label\ttext\n1\tand more of it\n\twithout a label\n0\tthe last one\n")
-    more = source(tmp_path / "more.tsv", skip_unlabelled=True)
-    made_up = [{"kind": "synthetic-reviews", "rows": 30, "seed": 9}]
-    config = classes({**parts, "train": [*parts["train"], *more, *made_up]})
-    assert_same(prepare(config, BPE, 400, tmp_path / "one"), prepare(streamed(config), BPE, 400, tmp_path / "two"))
+    table = file_sources(tmp_path / "more.tsv", skip_unlabelled=True)
+    synthetic = [{"kind": "synthetic-reviews", "rows": 30, "seed": 9}]
+    assert_streams_alike({**parts, "train": [*parts["train"], *table, *synthetic]}, tmp_path)
 
 
-def test_a_local_data_set_folder_streams(parts, tmp_path, monkeypatch):
+def test_local_data_set_folder_streams(parts, tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
     (tmp_path / "reviews").mkdir()
     write_parquet(tmp_path / "reviews" / "train.parquet", list(synthetic_reviews(200, 1)))
-    hub = [{"kind": "hub", "name": str(tmp_path / "reviews")}]
-    config = classes({**parts, "train": hub})
-    assert_same(prepare(config, BPE, 400, tmp_path / "one"), prepare(streamed(config), BPE, 400, tmp_path / "two"))
+    assert_streams_alike({**parts, "train": [{"kind": "hub", "name": str(tmp_path / "reviews")}]}, tmp_path)
 
 
-def passes(monkeypatch):
-    """The part names whose rows are read from now on."""
-    read: list[str] = []
-    honest = sources.file_records
+@pytest.fixture
+def passes(monkeypatch) -> list[str]:
+    """The stems of the files whose rows are read, once for each pass."""
+    stems: list[str] = []
+    file_records = sources.file_records
 
-    def counting(source, *arguments):
-        for number, record in enumerate(honest(source, *arguments)):
+    def recorded(source, *arguments):
+        for number, record in enumerate(file_records(source, *arguments)):
             if number == 1:  # the first record alone is read to check the names of the columns
-                read.append(Path(source.path).stem)
+                stems.append(Path(source.path).stem)
             yield record
 
-    monkeypatch.setattr(sources, "file_records", counting)
-    return read
+    monkeypatch.setattr(sources, "file_records", recorded)
+    return stems
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, WORDPIECE])
-def test_what_was_made_is_found_without_reading_a_training_row(parts, tmp_path, monkeypatch, tokenizer):
-    config = streamed(classes(parts))
-    read = passes(monkeypatch)
-    first = prepare(config, tokenizer, 400, tmp_path / "cache")
-    assert read.count("train") == 2
-    read.clear()
-    assert_same(first, prepare(config, tokenizer, 400, tmp_path / "cache"))
-    assert sorted(read) == ["test", "validation"]
+def test_later_run_reads_no_training_row(parts, tmp_path, passes, tokenizer):
+    first = prepare(class_config(parts), tokenizer, 400, tmp_path / "cache")
+    assert passes.count("train") == 2
+    passes.clear()
+    assert_same(first, prepare(class_config(parts), tokenizer, 400, tmp_path / "cache"))
+    assert sorted(passes) == ["test", "validation"]
 
 
-def test_another_test_set_is_compared_without_tokenizing_again(parts, tmp_path, monkeypatch):
-    config = streamed(classes(parts))
-    prepare(config, BPE, 400, tmp_path / "cache")
+def test_new_test_set_is_compared_without_tokenizing(parts, tmp_path, passes):
+    prepare(class_config(parts), BPE, 400, tmp_path / "cache")
     write_jsonl(tmp_path / "test.jsonl", list(synthetic_reviews(600, 1))[:9])
-    read, progress = passes(monkeypatch), Recorder()
-    found = prepare(config, BPE, 400, tmp_path / "cache", progress)
-    assert [counted.duplicates for counted in found.summary.overlap] == [9]
-    assert read.count("train") == 1
-    assert "Tokenizing the training set" not in progress.bars
+    passes.clear()
+    progress = Recorder()
+    data = prepare(class_config(parts), BPE, 400, tmp_path / "cache", progress)
+    assert [count.duplicates for count in data.summary.overlap] == [9]
+    assert passes.count("train") == 1 and TOKENIZING not in progress.bars
 
 
-def test_a_changed_file_is_noticed_although_size_and_time_are_the_same(parts, tmp_path):
-    import os
-
-    config, path = streamed(classes(parts)), tmp_path / "train.jsonl"
-    before, state = prepare(config, BPE, 400, tmp_path / "cache"), path.stat()
+def test_changed_file_of_equal_size_and_time_is_noticed(parts, tmp_path):
+    path = tmp_path / "train.jsonl"
+    first, state = prepare(class_config(parts), BPE, 400, tmp_path / "cache"), path.stat()
     content = path.read_bytes()
     place = content.index(b'"text": "') + 9
-    changed = content[:place] + (b"q" if content[place : place + 1] != b"q" else b"z") + content[place + 1 :]
-    path.write_bytes(changed)
+    letter = b"q" if content[place : place + 1] != b"q" else b"z"
+    path.write_bytes(content[:place] + letter + content[place + 1 :])
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-    after = prepare(config, BPE, 400, tmp_path / "cache")
-    assert after.summary.fingerprint != before.summary.fingerprint
-    assert after.summary == prepare(classes(parts), BPE, 400, tmp_path / "other").summary
+    second = prepare(class_config(parts), BPE, 400, tmp_path / "cache")
+    assert second.summary.fingerprint != first.summary.fingerprint
+    assert second.summary == prepare(class_config(parts, stream=False), BPE, 400, tmp_path / "other").summary
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(parts, tmp_path, monkeypatch):
-    path = tmp_path / "train.jsonl"
-    honest = preparing._ClassEncoder.pieces
+def test_file_that_changes_during_reading_is_refused(parts, tmp_path, monkeypatch):
+    append = streaming.Writer.append
 
-    def growing(self, texts, labels, *, last):
-        with path.open("a") as file:
+    def grow_and_append(self, pieces):
+        with (tmp_path / "train.jsonl").open("a") as file:
             file.write('{"text": "one more", "label": 1}\n')
-        return honest(self, texts, labels, last=last)
+        append(self, pieces)
 
-    monkeypatch.setattr(preparing._ClassEncoder, "pieces", growing)
+    monkeypatch.setattr(streaming.Writer, "append", grow_and_append)
     with pytest.raises(DataError, match=r"train\.jsonl: changed while it was read; start again"):
-        prepare(streamed(classes(parts)), BPE, 400, tmp_path / "cache")
+        prepare(class_config(parts), BPE, 400, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*tokens*"))
 
 
@@ -225,94 +188,180 @@ def test_a_file_that_changes_while_it_is_read_is_refused(parts, tmp_path, monkey
         ('{"text": 7, "label": 1}', r"train\.jsonl, line 601: column 'text' holds an int"),
     ],
 )
-def test_a_broken_row_is_named_before_anything_is_tokenized(parts, tmp_path, line, message, tokenizer):
+def test_broken_row_is_reported_before_tokenizing(parts, tmp_path, line, message, tokenizer):
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write(line + "\n")
     progress = Recorder()
     with pytest.raises(DataError, match=message):
-        prepare(streamed(classes(parts)), tokenizer, 400, tmp_path / "cache", progress)
-    assert "Tokenizing the training set" not in progress.bars
+        prepare(class_config(parts), tokenizer, 400, tmp_path / "cache", progress)
+    assert TOKENIZING not in progress.bars
 
 
-def test_the_limits_of_files_hold(parts, tmp_path):
+def test_size_limits_hold(parts, tmp_path):
     with gzip.open(tmp_path / "bomb.jsonl.gz", "wb") as file:
         for _ in range(80):
             file.write(b" " * (1 << 20))
     (tmp_path / "line.jsonl").write_bytes(b'{"text": "' + b"a" * (17 << 20) + b'"}\n')
     for name, message in (("bomb.jsonl.gz", "unpacks to more than 200 times"), ("line.jsonl", "longer than 16 MiB")):
         with pytest.raises(DataError, match=message):
-            prepare_text(streamed(text({**parts, "train": source(tmp_path / name)})), BPE, 400, tmp_path / "cache")
+            prepare_text(text_config({**parts, "train": file_sources(tmp_path / name)}), BPE, 400, tmp_path / "cache")
 
 
-def test_one_class_only_and_no_paragraph_are_refused(parts, tmp_path):
+def test_one_class_and_short_paragraphs_are_refused(parts, tmp_path):
     write_jsonl(tmp_path / "train.jsonl", [row for row in synthetic_reviews(50, 1) if row.label == 1])
     progress = Recorder()
     with pytest.raises(DataError, match=r"one class only: all \d+ rows are labelled 'positive'"):
-        prepare(streamed(classes(parts)), BPE, 400, tmp_path / "cache", progress)
-    assert "Tokenizing the training set" not in progress.bars
+        prepare(class_config(parts), BPE, 400, tmp_path / "cache", progress)
+    assert TOKENIZING not in progress.bars
     (tmp_path / "train.jsonl").write_text('{"text": "short"}\n' * 3)
     with pytest.raises(DataError, match=r"data\.parts\.train: none of its 3 paragraphs has more than 20 characters"):
-        prepare_text(streamed(text(parts)), BPE, 400, tmp_path / "cache")
+        prepare_text(text_config(parts), BPE, 400, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("name", ["tokens-*/ids.bin", "tokens-*/facts.json", "tokenizer-*.json", "overlap-*.json"])
-def test_damage_in_the_cache_is_found_and_mended(parts, tmp_path, name):
-    config, cache = streamed(classes(parts)), tmp_path / "cache"
+def test_damaged_cache_is_repaired(parts, tmp_path, name):
+    config, cache = class_config(parts), tmp_path / "cache"
     first, progress = prepare(config, BPE, 400, cache), Recorder()
     (path,) = cache.glob(name)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    path.unlink()  # the first one goes on reading what it has open
+    path.unlink()  # the first run goes on reading its open file
     path.write_bytes(content)
     assert_same(first, prepare(config, BPE, 400, cache, progress))
     assert any("damaged token cache" in message for message in progress.messages) == ("tokens" in name)
     progress = Recorder()
     assert_same(first, prepare(config, BPE, 400, cache, progress))
-    assert "Tokenizing the training set" not in progress.bars
+    assert TOKENIZING not in progress.bars
 
 
-def test_what_a_killed_process_left_is_removed(parts, tmp_path):
-    config, cache = streamed(classes(parts)), tmp_path / "cache"
-    prepare(config, BPE, 400, cache)
+def test_leftovers_of_a_killed_process_are_removed(parts, tmp_path):
+    cache = tmp_path / "cache"
+    prepare(class_config(parts), BPE, 400, cache)
     (folder,) = (path for path in cache.glob("tokens-*") if path.is_dir())
-    left = cache / f".{folder.name}.x.tmp"
-    left.mkdir()
-    (left / "ids.bin").write_bytes(b"half")
-    prepare(config, BPE, 400, cache)
-    assert not left.exists()
+    leftover = cache / f".{folder.name}.x.tmp"
+    leftover.mkdir()
+    (leftover / "ids.bin").write_bytes(b"half")
+    prepare(class_config(parts), BPE, 400, cache)
+    assert not leftover.exists()
 
 
-def test_one_process_makes_it_and_the_others_wait_for_it(parts, tmp_path):
-    config, cache = streamed(classes(parts)), tmp_path / "cache"
-    stream = Streaming(preparing.class_stream(config), cache, SILENT)
-    progress, found = Recorder(), []
-    other = threading.Thread(target=lambda: found.append(prepare(config, BPE, 400, cache, progress)))
+def test_other_processes_wait_for_the_one_that_writes(parts, tmp_path):
+    config, cache = class_config(parts), tmp_path / "cache"
+    stream = Streaming(class_stream(config), cache, SILENT)
+    progress, results = Recorder(), []
+    thread = threading.Thread(target=lambda: results.append(prepare(config, BPE, 400, cache, progress)))
     cache.mkdir()
     with claiming(cache / f"stream-{stream._identity[:24]}"):
-        other.start()
-        other.join(timeout=2)
-        assert other.is_alive() and not list(cache.glob("tokens-*"))
-    other.join(timeout=60)
-    assert len(found) == 1
+        thread.start()
+        thread.join(timeout=2)
+        assert thread.is_alive() and not list(cache.glob("tokens-*"))
+    thread.join(timeout=60)
+    assert len(results) == 1
     assert len([message for message in progress.messages if "is being replaced by process" in message]) == 1
 
 
-def test_a_vocabulary_is_trimmed_to_a_streamed_set(parts, tmp_path):
-    config = classes(parts)
-    made = prepare(config, WORDPIECE, 400, tmp_path / "cache")
-    given = made.tokenizer, made.summary.fingerprints
-    (one, effect), (other, other_effect) = trim_to_training(config, *given), trim_to_training(streamed(config), *given)
-    assert np.array_equal(one.kept, other.kept) and len(one.kept) < 400
-    assert effect == other_effect
+def test_vocabulary_is_trimmed_to_a_streamed_set(parts, tmp_path):
+    data = prepare(class_config(parts), WORDPIECE, 400, tmp_path / "cache")
+    run = data.tokenizer, data.summary.fingerprints
+    in_memory, effect = trim_to_training(class_config(parts, stream=False), *run)
+    streamed, streamed_effect = trim_to_training(class_config(parts), *run)
+    assert np.array_equal(in_memory.kept, streamed.kept) and len(streamed.kept) < 400
+    assert effect == streamed_effect
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write('{"text": "one more", "label": 1}\n')
     with pytest.raises(DataError, match="the train set is not the one of this model's training"):
-        trim_to_training(streamed(config), *given)
+        trim_to_training(class_config(parts), *run)
 
 
 @pytest.mark.parametrize("split", ["random-split", "glue-dev", "given"])
-def test_sets_that_are_cut_from_the_training_texts_do_not_stream(parts, split):
-    left = {name: found for name, found in parts.items() if split != "given" or name != "validation"}
-    classes(left, split=split)
+def test_sets_cut_from_the_training_texts_do_not_stream(parts, split):
+    if split == "given":
+        del parts["validation"]
+    class_config(parts, split=split, stream=False)
     with pytest.raises(ValueError, match=rf"stream: true .* split '{split}' would draw .* use split: given"):
-        classes(left, split=split, stream=True)
+        class_config(parts, split=split)
+
+
+def build(pieces):
+    return Encoded(pieces["ids"], pieces["offsets"], pieces["labels"], 0)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """1000 rows of 0 to 12 tokens, stored in pieces of any size, and in memory."""
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(0, 13, 1000)
+    ids = generator.integers(0, 2**31, lengths.sum(), dtype=np.int32)
+    rows = Encoded(ids, np.concatenate(([0], np.cumsum(lengths))), generator.integers(0, 5, 1000), 0)
+    with writing(tmp_path / "set") as writer:
+        for start, stop in ((0, 0), (0, 1), (1, 700), (700, 700), (700, 1000)):
+            begin, end = rows.offsets[start], rows.offsets[stop]
+            offsets = rows.offsets[start : stop + 1] - begin
+            writer.append({"ids": ids[begin:end], "offsets": offsets, "labels": rows.labels[start:stop]})
+        writer.finish({"key": "this", "fingerprint": "f", "truncated": 3})
+    return tmp_path / "set", rows
+
+
+def test_stored_rows_are_read_in_any_order(stored):
+    folder, in_memory = stored
+    rows = read_stored(folder, "this", build)
+    assert (len(rows), rows.truncated) == (1000, 3)
+    for numbers in (np.arange(1000), np.array([999, 0, 7, 7]), np.random.default_rng(1).permutation(1000)):
+        loaded, places = rows.loaded(numbers)
+        assert places.tolist() == list(range(len(numbers)))
+        assert np.array_equal(rows.sizes(numbers), in_memory.lengths[numbers])
+        assert np.array_equal(loaded.labels, in_memory.labels[numbers])
+        for place, number in enumerate(numbers.tolist()):
+            assert np.array_equal(loaded.row(place), in_memory.row(number))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the mappings of a process are read from /proc")
+def test_reading_leaves_nothing_mapped(stored):
+    rows = read_stored(stored[0], "this", build)
+    results = [rows.loaded(np.arange(1000)), rows.sizes(np.arange(1000))]
+    assert str(stored[0]) not in Path("/proc/self/maps").read_text() and results
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows deletes no open file")
+def test_deleted_cache_breaks_no_run(stored):
+    folder, in_memory = stored
+    rows = read_stored(folder, "this", build)
+    shutil.rmtree(folder)
+    assert np.array_equal(rows.loaded(np.array([500]))[0].row(0), in_memory.row(500))
+
+
+@pytest.mark.parametrize("name", ["ids.bin", "offsets.bin", "labels.bin"])
+def test_flipped_bit_is_detected(stored, name):
+    path = stored[0] / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=rf"{name}: is not what was written"):
+        read_stored(stored[0], "this", build)
+
+
+def test_foreign_and_missing_files_are_refused(stored):
+    with pytest.raises(ArtifactError, match="is of other data"):
+        read_stored(stored[0], "that", build)
+    facts = stored[0] / "facts.json"
+    facts.write_text(facts.read_text().replace('"ids"', '"../ids"'))
+    with pytest.raises(ArtifactError, match="is not what was written"):
+        read_stored(stored[0], "this", build)
+    facts.unlink()
+    with pytest.raises(FileNotFoundError):
+        read_stored(stored[0], "this", build)
+
+
+def test_interrupted_writer_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt), writing(tmp_path / "set") as writer:
+        writer.append({"ids": np.arange(3), "offsets": np.array([0, 3])})
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_array_is_read_in_several_mappings(tmp_path):
+    np.arange(10_000, dtype="<i8").tofile(tmp_path / "a.bin")
+    array = DiskArray(tmp_path / "a.bin", "<i8")
+    places = np.random.default_rng(0).permutation(10_000)
+    assert len(array) == 10_000 and np.array_equal(array[places], places)
+    assert np.array_equal(array.read_spans(places[:999], np.full(999, 1)), places[:999])
