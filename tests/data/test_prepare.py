@@ -1,44 +1,49 @@
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from edgeformer.artifacts.data_config import DataConfig, FileSource
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import DataSummary
-from edgeformer.data.encoding import Encoded, Prepared
-from edgeformer.data.prepare import encode_file, look, prepare, prepare_test
+from edgeformer.data.encoding import Encoded, Prepared, count_values, encode
+from edgeformer.data.prepare import encode_file, lengths_of_sets, look, prepare, prepare_test
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.sources import file_source, imported_data, load_part, read
+from edgeformer.data.splits import split
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, special_ids
 from edgeformer.models import recipe_type
+from edgeformer.models.card import data_tables
 from edgeformer.tasks.classification import ClassificationRecipe
+from tests.data.conftest import file_sources
+from tests.tasks.test_embedding import tiny_tokenizer
 
-MODEL = {
-    "kind": "encoder",
-    "hidden_size": 8,
-    "layers": 1,
-    "iterations": 1,
-    "heads": 2,
-    "ffn_size": 8,
-    "residual_scale": 0,
-}
+MODEL = {"kind": "encoder", "hidden_size": 8, "layers": 1, "iterations": 1, "heads": 2, "ffn_size": 8}
 TRAINING = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}, "schedule": {"kind": "constant"}}
-LABELS = ["negative", "positive"]
+CLS, SEP, A, B, C, D = range(2, 8)
+"""Tokens of tiny_tokenizer."""
 
 
 def recipe(parts, protocol="random-split", tokenizer=None, vocab_size=250, **data) -> ClassificationRecipe:
+    section = {"parts": parts, "split": protocol, "labels": ["negative", "positive"], "max_length": 32, **data}
     document = {
         "name": "test",
         "task": "classification",
-        "data": {"parts": parts, "split": protocol, "labels": LABELS, "max_length": 32, **data},
+        "data": section,
         "tokenizer": tokenizer or {"kind": "trained"},
-        "model": {**MODEL, "vocab_size": vocab_size},
+        "model": {**MODEL, "residual_scale": 0, "vocab_size": vocab_size},
         "training": TRAINING,
     }
     return recipe_type("classification", "encoder").model_validate(document)
 
 
-def prepared(made, cache) -> Prepared[Encoded]:
-    return prepare(made.data, made.tokenizer, made.model.vocab_size, cache)
+def prepared(of_recipe, cache) -> Prepared[Encoded]:
+    return prepare(of_recipe.data, of_recipe.tokenizer, of_recipe.model.vocab_size, cache)
 
 
 def synthetic(rows, seed):
@@ -48,12 +53,11 @@ def synthetic(rows, seed):
 def tsv(path, rows):
     lines = [f"{row.label}\t{row.text}" for row in rows]
     path.write_text("label\ttext\n" + "\n".join(lines) + "\n")
-    return [{"kind": "file", "path": str(path)}]
+    return file_sources(path)
 
 
-def test_a_recipe_becomes_encoded_sets_and_a_summary(tmp_path):
-    made = recipe({"train": synthetic(300, 1), "other": synthetic(50, 2)})
-    data = prepared(made, tmp_path / "cache")
+def test_recipe_becomes_encoded_sets_and_a_summary(tmp_path):
+    data = prepared(recipe({"train": synthetic(300, 1), "other": synthetic(50, 2)}), tmp_path / "cache")
     assert (len(data.train), len(data.validation)) == (240, 30)
     assert {name: len(rows) for name, rows in data.tests.items()} == {"random-split": 30, "other": 50}
     assert special_ids(data.tokenizer).cls == data.train.row(0)[0]
@@ -63,22 +67,22 @@ def test_a_recipe_becomes_encoded_sets_and_a_summary(tmp_path):
     assert (summary.split, summary.rows["random-split"], summary.rows["train"]) == ("random-split", 30, 240)
     assert sum(summary.label_rows["train"].values()) == 240
     assert summary.label_rows["other"]["positive"] == int(data.tests["other"].labels.sum())
-    assert [counted.test_set for counted in summary.overlap] == ["random-split", "other"]
+    assert [count.test_set for count in summary.overlap] == ["random-split", "other"]
     assert set(summary.truncated_rows) == set(summary.rows)
     assert DataSummary.model_validate(json.loads(summary.model_dump_json())) == summary
 
 
-def test_preparing_again_gives_the_same_and_other_data_another_fingerprint(tmp_path):
-    made = recipe({"train": synthetic(200, 1)})
-    one, again = prepared(made, tmp_path), prepared(made, tmp_path)
-    assert one.summary == again.summary
-    assert np.array_equal(one.train.ids, again.train.ids)
-    assert fingerprint(one.tokenizer) == fingerprint(again.tokenizer)
-    other = prepared(recipe({"train": synthetic(200, 1)}, split_seed=7), tmp_path)
-    assert other.summary.fingerprint != one.summary.fingerprint
+def test_equal_data_has_the_same_fingerprint_and_other_data_another(tmp_path):
+    reviews = recipe({"train": synthetic(200, 1)})
+    first, second = prepared(reviews, tmp_path), prepared(reviews, tmp_path)
+    assert first.summary == second.summary
+    assert np.array_equal(first.train.ids, second.train.ids)
+    assert fingerprint(first.tokenizer) == fingerprint(second.tokenizer)
+    reseeded = prepared(recipe({"train": synthetic(200, 1)}, split_seed=7), tmp_path)
+    assert reseeded.summary.fingerprint != first.summary.fingerprint
 
 
-def test_files_are_not_synthetic_and_their_leaks_are_counted(tmp_path):
+def test_overlap_of_files_is_counted(tmp_path):
     rows = list(synthetic_reviews(150, 4))
     parts = {"train": tsv(tmp_path / "a.tsv", rows[:120]), "test": tsv(tmp_path / "b.tsv", rows[100:])}
     summary = prepared(recipe(parts, "given", max_length=8, vocab_size=200), tmp_path / "cache").summary
@@ -90,116 +94,236 @@ def test_files_are_not_synthetic_and_their_leaks_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("protocol", ["random-split", "glue-dev", "sst-test", "given"])
-def test_a_bundle_finds_the_sets_of_training_again(tmp_path, protocol):
+def test_bundle_reads_the_sets_of_training(tmp_path, protocol):
     names = {"random-split": ["train"], "glue-dev": ["train", "validation"], "given": ["train", "test"]}
-    parts = names.get(protocol, ["train", "validation", "sst-test"])
-    made = recipe({name: synthetic(120, number) for number, name in enumerate([*parts, "other"])}, protocol)
-    data = prepared(made, tmp_path)
-    wanted = {"test": data.tests[protocol], "validation": data.validation, **data.tests}
-    for name, expected in wanted.items():
-        found = prepare_test(made.data, data.tokenizer, 32, None, name)
-        assert np.array_equal(found.ids, expected.ids)
-        assert np.array_equal(found.labels, expected.labels)
+    parts = [*names.get(protocol, ["train", "validation", "sst-test"]), "other"]
+    trained = recipe({name: synthetic(120, number) for number, name in enumerate(parts)}, protocol)
+    data = prepared(trained, tmp_path)
+    sets = {"test": data.tests[protocol], "validation": data.validation, **data.tests}
+    for name, expected in sets.items():
+        encoded = prepare_test(trained.data, data.tokenizer, 32, None, name)
+        assert np.array_equal(encoded.ids, expected.ids)
+        assert np.array_equal(encoded.labels, expected.labels)
     for name in ("train", "nonsense"):
-        with pytest.raises(
-            InputError, match=f"--split '{name}': no such set; allowed: test, validation, {protocol}, other"
-        ):
-            prepare_test(made.data, data.tokenizer, 32, None, name)
+        message = f"--split '{name}': no such set; allowed: test, validation, {protocol}, other"
+        with pytest.raises(InputError, match=message):
+            prepare_test(trained.data, data.tokenizer, 32, None, name)
 
 
-def test_a_test_set_of_its_own_is_found_without_the_training_data(tmp_path):
+def test_test_part_is_read_without_the_training_data(tmp_path):
     rows = list(synthetic_reviews(150, 4))
     parts = {"train": tsv(tmp_path / "a.tsv", rows[:120]), "test": tsv(tmp_path / "b.tsv", rows[120:])}
-    made = recipe(parts, "given", vocab_size=200)
-    data = prepared(made, tmp_path / "cache")
+    trained = recipe(parts, "given", vocab_size=200)
+    data = prepared(trained, tmp_path / "cache")
     (tmp_path / "a.tsv").unlink()
-    assert len(prepare_test(made.data, data.tokenizer, 32, tmp_path / "cache", "test")) == 30
+    assert len(prepare_test(trained.data, data.tokenizer, 32, tmp_path / "cache", "test")) == 30
     with pytest.raises(DataError, match=r"a\.tsv: no such file"):
-        prepare_test(made.data, data.tokenizer, 32, None, "validation")
+        prepare_test(trained.data, data.tokenizer, 32, None, "validation")
 
 
-def test_a_file_to_evaluate_on_is_read_by_well_known_columns(tmp_path):
-    made = recipe({"train": synthetic(200, 1)})
-    data = prepared(made, tmp_path / "cache")
+def test_file_to_evaluate_has_well_known_columns(tmp_path):
+    trained = recipe({"train": synthetic(200, 1)})
+    data = prepared(trained, tmp_path / "cache")
     path = tmp_path / "mine.csv"
     path.write_text('id,review,sentiment\n1,"the menu was great",positive\n2,bad,0\n')
-    encoded = encode_file(path, made.data, data.tokenizer)
+    encoded = encode_file(path, trained.data, data.tokenizer)
     assert encoded.labels.tolist() == [1, 0]
     assert encoded.row(0).tolist() == data.tokenizer.encode("the menu was great").ids
     path.write_text("id,words,sentiment\n1,a,positive\n")
     with pytest.raises(DataError, match=r"mine\.csv: no text column; columns: id, words, sentiment"):
-        encode_file(path, made.data, data.tokenizer)
+        encode_file(path, trained.data, data.tokenizer)
     path.write_text("text,label\na,great\n")
-    with pytest.raises(
-        DataError, match=r"mine\.csv, line 2: label 'great' is not in the set; allowed: negative, positive"
-    ):
-        encode_file(path, made.data, data.tokenizer)
+    message = r"mine\.csv, line 2: label 'great' is not in the set; allowed: negative, positive"
+    with pytest.raises(DataError, match=message):
+        encode_file(path, trained.data, data.tokenizer)
 
 
 @pytest.mark.parametrize(("other", "protocol"), [("test", "given"), ("validation", "glue-dev")])
-def test_an_imported_model_is_not_trained_with_one_set_for_validation_and_test(tmp_path, other, protocol):
+def test_imported_model_is_not_trained_with_one_set_for_validation_and_test(tmp_path, other, protocol):
     parts = {"train": synthetic(60, 1), other: synthetic(20, 2)}
-    made = recipe(parts, "imported")
+    imported = recipe(parts, "imported")
     with pytest.raises(DataError, match=f"data.split: imported has one part, {other}, .* --set data.split={protocol}"):
-        prepared(made, tmp_path)
-    held_out = recipe(parts, protocol)
-    data = prepared(held_out, tmp_path)
+        prepared(imported, tmp_path)
+    data = prepared(recipe(parts, protocol), tmp_path)
     assert (len(data.validation), len(data.tests[protocol])) == (6, 20)
-    assert len(prepare_test(made.data, data.tokenizer, 32, None, "validation")) == 20  # judging may use the other
+    assert len(prepare_test(imported.data, data.tokenizer, 32, None, "validation")) == 20  # judging may use the other
     data = prepared(recipe({**parts, "test": synthetic(20, 2), "validation": synthetic(20, 3)}, "imported"), tmp_path)
     assert (len(data.train), len(data.validation), len(data.tests["test"])) == (60, 20, 20)
 
 
-def test_nothing_is_written_where_the_data_is_refused(tmp_path):
+def test_refused_data_writes_nothing(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("label\ttext\n" + "1\tfine\n" * 40)
     with pytest.raises(DataError, match="one class only"):
-        prepared(recipe({"train": [{"kind": "file", "path": str(path)}]}), tmp_path / "cache")
+        prepared(recipe({"train": file_sources(path)}), tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.data
-def test_sst2_with_bert_base_uncased(data_folder, tmp_path):
-    folder = data_folder / "sst2"
-    files = {
-        "train": ("train.tsv", "sentence"),
-        "validation": ("dev.tsv", "content"),
-        "sst-test": ("test.tsv", "content"),
-    }
-    parts = {part: [{"kind": "file", "path": str(folder / name), "text": text}] for part, (name, text) in files.items()}
-    tokenizer = {
-        "kind": "file",
-        "path": str(data_folder / "tokenizers" / "bert-base-uncased" / "tokenizer.json"),
-    }
-    made = recipe(parts, tokenizer=tokenizer, vocab_size=30_522, max_length=128)
-    made = made.model_copy(update={"data": made.data.model_copy(update={"max_length": 128})})
-    summary = prepared(made, tmp_path).summary
-    assert summary.rows == {"train": 54_576, "validation": 6_822, "random-split": 6_823, "sst-test": 1_821}
-    assert summary.label_rows["sst-test"] == {"negative": 912, "positive": 909}
-    assert summary.truncated_rows == dict.fromkeys(summary.rows, 0)
-    assert not summary.synthetic
-    leaks = {counted.test_set: counted.duplicates + counted.contained for counted in summary.overlap}
-    assert leaks["random-split"] > 6_500
-    assert leaks["sst-test"] < 300
-
-
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_column_that_is_not_there_is_named_before_a_row_is_read(tmp_path, stream):
+def test_missing_column_is_reported_before_rows_are_read(tmp_path, stream):
     train = tsv(tmp_path / "train.tsv", synthetic_reviews(50, 1))
     (tmp_path / "train.tsv").write_text("label\ttext\n1\tfine\nbroken line\n")  # never read
     other = tsv(tmp_path / "other.tsv", synthetic_reviews(50, 2))
-    made = recipe(
-        {"train": train, "validation": other, "test": [{**other[0], "label": "Lable"}]}, "given", stream=stream
-    )
-    for read in (lambda: prepared(made, tmp_path / "cache"), lambda: look(made.data)):
+    parts = {"train": train, "validation": other, "test": [{**other[0], "label": "Lable"}]}
+    broken = recipe(parts, "given", stream=stream)
+    for action in (lambda: prepared(broken, tmp_path / "cache"), lambda: look(broken.data)):
         with pytest.raises(DataError) as caught:
-            read()
+            action()
         place = f"data.parts.test.0: {tmp_path / 'other.tsv'}"
         assert str(caught.value).startswith(f"{place}: no column 'Lable'; did you mean 'label'? columns: label, text;")
 
 
-def test_an_unknown_label_names_the_nearest(tmp_path):
-    (tmp_path / "train.tsv").write_text("label\ttext\nPositve \tgood\n")
-    made = recipe({"train": [{"kind": "file", "path": str(tmp_path / "train.tsv")}]})
-    with pytest.raises(DataError, match=r"label 'Positve ' is not in the set; did you mean 'positive'\? allowed"):
-        prepared(made, tmp_path / "cache")
+@pytest.mark.data
+def test_sst2_with_bert_base_uncased(data_folder, tmp_path):
+    files = {"train": ("train", "sentence"), "validation": ("dev", "content"), "sst-test": ("test", "content")}
+    parts = {
+        part: file_sources(data_folder / "sst2" / f"{stem}.tsv", text=text) for part, (stem, text) in files.items()
+    }
+    tokenizer = {"kind": "file", "path": str(data_folder / "tokenizers" / "bert-base-uncased" / "tokenizer.json")}
+    summary = prepared(recipe(parts, tokenizer=tokenizer, vocab_size=30_522, max_length=128), tmp_path).summary
+    assert summary.rows == {"train": 54_576, "validation": 6_822, "random-split": 6_823, "sst-test": 1_821}
+    assert summary.label_rows["sst-test"] == {"negative": 912, "positive": 909}
+    assert summary.truncated_rows == dict.fromkeys(summary.rows, 0)
+    assert not summary.synthetic
+    leaks = {count.test_set: count.duplicates + count.contained for count in summary.overlap}
+    assert leaks["random-split"] > 6_500
+    assert leaks["sst-test"] < 300
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=60))
+def test_length_distribution_equals_numpy(lengths):
+    result = lengths_of_sets({"set": count_values(np.array(lengths))})["set"]
+    assert (result.min, result.max) == (min(lengths), max(lengths))
+    assert result.median == np.median(lengths) and result.mean == pytest.approx(np.mean(lengths), abs=1e-3)
+    assert len(result.texts) == len(result.edges) - 1 <= 41 and sum(result.texts) == len(lengths)
+    open_edges = [*result.edges[:-1], 1 << 40]
+    assert list(result.texts) == np.histogram(lengths, open_edges)[0].tolist()
+
+
+def test_long_text_does_not_widen_the_bins_that_sets_share():
+    result = lengths_of_sets({"train": Counter({2: 500, 3: 499, 900: 1}), "test": Counter({30: 5}), "none": {}})
+    assert list(result) == ["train", "test"]
+    assert result["train"].edges == result["test"].edges == tuple(range(32))
+    assert result["train"].texts[2:4] == (500, 499) and result["train"].texts[-1] == 1
+
+
+def test_summary_has_labels_and_lengths_of_its_sets(tmp_path):
+    sizes = {"train": 200, "validation": 30, "test": 40}
+    in_memory = recipe({name: synthetic(rows, rows) for name, rows in sizes.items()}, "given")
+    summary = prepared(in_memory, tmp_path).summary
+    streamed = in_memory.model_copy(update={"data": in_memory.data.model_copy(update={"stream": True})})
+    for _ in range(2):  # read, and from the cache
+        streamed_summary = prepared(streamed, tmp_path / "streamed").summary
+        assert streamed_summary.text_words == summary.text_words
+        assert streamed_summary.text_tokens == summary.text_tokens
+    assert {name: sum(lengths.texts) for name, lengths in summary.text_words.items()} == summary.rows
+    assert summary.text_tokens["train"].max <= 32
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in data_tables(summary).splitlines()]
+    positive = summary.label_rows["given"]["positive"]
+    assert ["given", "40", f"{40 - positive} ({1 - positive / 40:.2%})", f"{positive} ({positive / 40:.2%})"] in cells
+    words, truncated = summary.text_words["validation"], summary.truncated_rows["validation"]
+    row = next(row for row in cells if row[:2] == ["validation", str(words.min)] and len(row) == 8)
+    assert row[2:5] == [f"{words.median:g}", f"{words.mean:.1f}", str(words.max)]
+    assert row[7] == f"{truncated} ({truncated / 30:.1%})"
+    older = summary.model_copy(update={"text_words": {}, "text_tokens": {}, "label_rows": {}})
+    assert data_tables(older) == "" and DataSummary.model_validate_json(summary.model_dump_json()) == summary
+
+
+PAIRS = "premise\thypothesis\tlabel\na b\tc\tyes\nb\td a\tno\nc c c c\td\tyes\n"
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "nli.tsv"
+    path.write_text(PAIRS, encoding="utf-8")
+    return path
+
+
+def pair_config(path, protocol="imported", **changes) -> DataConfig:
+    names = ("train", "validation", "test") if protocol == "given" else ("test",)
+    parts = dict.fromkeys(names, file_sources(path, text="premise", text_pair="hypothesis"))
+    document = {"split": protocol, "labels": ["no", "yes"], "max_length": 8, "cleaning": "none", "parts": parts}
+    return DataConfig.model_validate({**document, **changes})
+
+
+def test_tokenizer_joins_pairs_and_cuts_the_longer_text(table):
+    texts = load_part(pair_config(table), "test")
+    assert texts.texts[1] == ("b", "d a") and texts.labels.tolist() == [1, 0, 1]
+    encoded = encode(texts, tiny_tokenizer(), 7)
+    assert encoded.row(0).tolist() == [CLS, A, B, SEP, C, SEP]
+    assert encoded.row(2).tolist() == [CLS, C, C, C, SEP, D, SEP] and encoded.truncated == 1
+
+
+def test_columns_of_pairs_are_detected(table):
+    source = file_source(table)
+    assert (source.text, source.text_pair, source.label) == ("premise", "hypothesis", "label")
+    assert file_source(table, FileSource(kind="file", path="other.tsv", text="hypothesis")).text_pair is None
+    plain = table.with_suffix(".txt")
+    plain.write_text("a b\n", encoding="utf-8")
+    with pytest.raises(DataError, match="plain text has one column, and no second text"):
+        [*read(FileSource(kind="file", path=str(plain), text_pair="other", label_value="yes"))]
+
+
+@pytest.mark.parametrize("columns", [("question", "sentence"), ("text", "text_pair")])
+def test_file_is_read_as_the_model_reads_texts(table, columns):
+    path = table.with_name("other.tsv")
+    path.write_text("\t".join(columns) + "\tlabel\na b\tc\tyes\nb\td a\tno\n", encoding="utf-8")
+
+    def first_row(config: DataConfig) -> list[int]:
+        return encode_file(path, config, tiny_tokenizer()).row(0).tolist()
+
+    single = [CLS, C, SEP] if columns[0] == "question" else [CLS, A, B, SEP]
+    assert first_row(pair_config(table, parts={"train": synthetic(9, 0)})) == single
+    assert first_row(pair_config(table, parts={"test": file_sources("gone.tsv")})) == single
+    assert first_row(pair_config(table)) == [CLS, A, B, SEP, C, SEP]
+    with pytest.raises(DataError, match=r"could be single texts \((sentence|text)\) or pairs"):
+        first_row(pair_config(table, parts={}))
+    assert len(encode_file(table, pair_config(table, parts={}), tiny_tokenizer())) == 3  # can be pairs only
+
+
+def test_pair_columns_of_the_model_are_used(table):
+    path = table.with_name("own.tsv")
+    path.write_text("left\tright\tsame\na b\tc\tyes\n", encoding="utf-8")
+    names = {"text": "left", "text_pair": "right", "label": "same"}
+    config = pair_config(table, parts={"train": file_sources("gone.tsv", **names, skip_unlabelled=True)})
+    assert encode_file(path, config, tiny_tokenizer()).row(0).tolist() == [CLS, A, B, SEP, C, SEP]
+    path.write_text("left\tright\tsame\na\tb\t\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 2: has no label"):  # skip_unlabelled is for the recipe's own sources
+        encode_file(path, config, tiny_tokenizer())
+    path.write_text("text\tlabel\na\tyes\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"no pairs of texts; columns: text, label; .* left and right, sentence1 and"):
+        encode_file(path, config, tiny_tokenizer())
+
+
+def test_fingerprint_sees_the_order_of_a_pair():
+    labels = np.zeros(1, dtype=np.int64)
+    texts = ("a b", ("a", "b"), ("b", "a"), ("a b", ""))
+    assert len({LabelledTexts([text], labels).fingerprint() for text in texts}) == 4
+
+
+def test_pairs_are_prepared_for_training(tmp_path):
+    table = tmp_path / "many.tsv"
+    lines = [f"a{n} b\tc d{n % 7}\t{('no', 'yes')[n % 2]}" for n in range(40)]
+    table.write_text("premise\thypothesis\tlabel\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    source = file_source(table).model_dump()
+    data = prepared(recipe({"train": [source]}, labels=["no", "yes"], vocab_size=74), tmp_path)
+    assert (data.validation.row(0) == data.tokenizer.token_to_id("[SEP]")).sum() == 2
+    with pytest.raises(ValidationError, match="reads single texts, not pairs"):
+        pair_config(table, "given", stream=True)
+
+
+def test_sets_of_an_imported_model_replace_each_other(table, tmp_path):
+    assert len(prepare_test(pair_config(table), tiny_tokenizer(), 8, None, "validation")) == 3
+    section, notes = imported_data(None, ("no", "yes"), 8)
+    assert section["parts"] == {} and notes == []
+    without_data = DataConfig.model_validate(section)
+    with pytest.raises(DataError, match="trained elsewhere, and nothing is known of a test set; import it again"):
+        prepare_test(without_data, tiny_tokenizer(), 8, None, "test")
+    with pytest.raises(DataError, match=r"nothing is known of its training text; import it again .*: --data DIR$"):
+        split(without_data, {})
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match="has none of the files train, validation and test"):
+        imported_data(tmp_path / "folder", ("no", "yes"), 8)
+    (tmp_path / "folder" / "dev.tsv").write_text(PAIRS, encoding="utf-8")
+    section, notes = imported_data(tmp_path / "folder", ("no", "yes"), 8)
+    assert [*section["parts"]] == ["validation"] and len(notes) == 2

@@ -1,21 +1,35 @@
+"""Splits into sets, and samples of rows."""
+
+import json
+from collections import Counter
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from edgeformer.artifacts.data_config import DataConfig
+from edgeformer.artifacts.data_config import DataConfig, PairsConfig, TextConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.data.cleaning import clean
+from edgeformer.data.prepare import prepare_test
 from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.sources import load_parts
-from edgeformer.data.splits import draw, hold_out, set_parts, split
+from edgeformer.data.sources import load_part, load_parts
+from edgeformer.data.splits import draw, hold_out, row_count, sample, set_parts, split
+from edgeformer.models import load_recipe
+from tests.data.conftest import file_sources
+from tests.data.test_prepare import prepared, recipe, synthetic
 
 PARTS = {"random-split": ["train"], "glue-dev": ["train", "validation"], "given": ["train", "test"]}
 PARTS |= {"sst-test": ["train", "validation", "sst-test"], "stratified": ["train"]}
+LABELS = ["bad", "good", "odd"]
 
 
-def config(protocol, parts, **settings) -> DataConfig:
-    source = [{"kind": "synthetic-reviews", "rows": 1}]
-    document = {"parts": dict.fromkeys(parts, source), "split": protocol, "labels": ["negative", "positive"]}
-    return DataConfig.model_validate({**document, **settings})
+def config(protocol, parts, **options) -> DataConfig:
+    """Return a config of parts by name (their sources do not matter) or with sources."""
+    parts = parts if isinstance(parts, dict) else dict.fromkeys(parts, synthetic(1, 0))
+    document = {"parts": parts, "split": protocol, "labels": ["negative", "positive"], **options}
+    return DataConfig.model_validate(document)
 
 
 def part(name, rows) -> LabelledTexts:
@@ -26,115 +40,104 @@ def parts_of(**rows) -> dict[str, LabelledTexts]:
     return {name.replace("_", "-"): part(name, count) for name, count in rows.items()}
 
 
-def further(sets):
+def split_parts(protocol, parts, **options):
+    return split(config(protocol, list(parts), **options), parts)
+
+
+def without_training(sets):
     assert list(sets)[:2] == ["train", "validation"]
     return {name: sets[name] for name in list(sets)[2:]}
 
 
 def test_random_split_pools_and_cuts_without_loss():
     parts = parts_of(train=90, validation=17)
-    splits = split(config("random-split", parts), parts)
-    assert (len(splits["train"]), len(splits["validation"]), len(splits["random-split"])) == (85, 10, 12)
-    everything = splits["train"].texts + splits["validation"].texts + splits["random-split"].texts
-    assert sorted(everything) == sorted(parts["train"].texts + parts["validation"].texts)
-    # Labels travel with their texts, and the order is shuffled.
-    for texts in (splits["train"], splits["validation"]):
-        assert [int(text.lstrip("trainvldo")) % 2 for text in texts.texts] == texts.labels.tolist()
-    assert splits["train"].texts != sorted(splits["train"].texts)
+    sets = split_parts("random-split", parts)
+    assert [len(rows) for rows in sets.values()] == [85, 10, 12]
+    texts = [text for rows in sets.values() for text in rows.texts]
+    assert sorted(texts) == sorted(parts["train"].texts + parts["validation"].texts)
+    for rows in sets.values():  # labels stay with their texts
+        assert [int(text.lstrip("trainvldo")) % 2 for text in rows.texts] == rows.labels.tolist()
+    assert sets["train"].texts != sorted(sets["train"].texts)
 
 
-def test_the_seed_decides_the_random_split():
+def test_seed_decides_the_random_split():
     parts = parts_of(train=100)
-    one, same, other = (split(config("random-split", parts, split_seed=seed), parts) for seed in (1, 1, 2))
-    assert one["train"].texts == same["train"].texts
-    assert set(one["random-split"].texts) != set(other["random-split"].texts)
+    first, second, other = (split_parts("random-split", parts, split_seed=seed) for seed in (1, 1, 2))
+    assert first["train"].texts == second["train"].texts
+    assert set(first["random-split"].texts) != set(other["random-split"].texts)
 
 
-def test_stratified_holds_out_two_tenths_of_every_label():
+def test_stratified_split_holds_out_two_tenths_of_every_label():
     labels = np.array([0] * 100 + [1] * 60 + [2] * 4 + [3] * 2)
-    whole = LabelledTexts([f"text {n}" for n in range(len(labels))], labels)
-    parts = {"train": whole.take(np.arange(120)), "validation": whole.take(np.arange(120, len(labels)))}
-    made = config("stratified", parts, labels=list("abcd"))
-    sets = split(made, parts)
-    counts = {name: np.bincount(found.labels, minlength=4).tolist() for name, found in sets.items()}
+    rows = LabelledTexts([f"text {n}" for n in range(len(labels))], labels)
+    parts = {"train": rows.take(np.arange(120)), "validation": rows.take(np.arange(120, len(labels)))}
+    sets = split_parts("stratified", parts, labels=list("abcd"))
+    counts = {name: np.bincount(subset.labels, minlength=4).tolist() for name, subset in sets.items()}
     assert counts == {"train": [80, 48, 2, 2], "validation": [10, 6, 1, 0], "test": [10, 6, 1, 0]}
-    assert sorted(text for found in sets.values() for text in found.texts) == sorted(whole.texts)
-    assert made.test_set == "test"
-    other = split(made.model_copy(update={"split_seed": 1}), parts)
-    assert other["test"].texts != sets["test"].texts and len(other["test"]) == len(sets["test"])
+    assert sorted(text for subset in sets.values() for text in subset.texts) == sorted(rows.texts)
+    reseeded = split_parts("stratified", parts, labels=list("abcd"), split_seed=1)
+    assert reseeded["test"].texts != sets["test"].texts and len(reseeded["test"]) == len(sets["test"])
 
 
-def test_stratified_keeps_rows_of_one_text_together():
+def test_stratified_split_keeps_equal_texts_together():
     texts = [f"{' A  Fine' if n % 2 else 'a fine'} film {n // 2}" for n in range(100)]
-    rows = LabelledTexts(texts, np.arange(100) // 2 % 2)
-    sets = split(config("stratified", ["train"]), {"train": rows})
-    ends = {name: {text.split()[-1] for text in found.texts} for name, found in sets.items()}
-    assert [len(found) for found in sets.values()] == [84, 8, 8]
-    assert not ends["train"] & (ends["validation"] | ends["test"]) and not ends["validation"] & ends["test"]
+    sets = split_parts("stratified", {"train": LabelledTexts(texts, np.arange(100) // 2 % 2)})
+    numbers = {name: {text.split()[-1] for text in rows.texts} for name, rows in sets.items()}
+    assert [len(rows) for rows in sets.values()] == [84, 8, 8]
+    assert not numbers["train"] & (numbers["validation"] | numbers["test"])
+    assert not numbers["validation"] & numbers["test"]
 
 
 def test_glue_dev_trains_without_the_validation_part():
     parts = parts_of(train=100, validation=20)
-    splits = split(config("glue-dev", parts), parts)
-    assert further(splits) == {"glue-dev": parts["validation"]}
-    assert (len(splits["train"]), len(splits["validation"])) == (90, 10)
-    assert set(splits["train"].texts) | set(splits["validation"].texts) == set(parts["train"].texts)
+    sets = split_parts("glue-dev", parts)
+    assert without_training(sets) == {"glue-dev": parts["validation"]}
+    assert (len(sets["train"]), len(sets["validation"])) == (90, 10)
+    assert set(sets["train"].texts) | set(sets["validation"].texts) == set(parts["train"].texts)
 
 
-def test_sst_test_and_given_use_their_parts_whole():
-    parts = parts_of(train=30, validation=5, sst_test=7)
-    splits = split(config("sst-test", parts), parts)
-    assert (splits["train"], splits["validation"]) == (parts["train"], parts["validation"])
-    assert further(splits) == {"sst-test": parts["sst-test"]}
-    parts = parts_of(train=30, validation=5, test=7)
-    splits = split(config("given", parts), parts)
-    assert (splits["validation"], further(splits)) == (parts["validation"], {"given": parts["test"]})
-    del parts["validation"]
-    splits = split(config("given", parts), parts)
-    assert (len(splits["train"]), len(splits["validation"])) == (27, 3)
-
-
-@pytest.mark.parametrize("protocol", list(PARTS))
-def test_parts_that_a_protocol_does_not_use_are_further_test_sets(protocol):
-    parts = {name: part(name, 40) for name in [*PARTS[protocol], "hotels"]}
-    splits = split(config(protocol, parts), parts)
-    assert list(further(splits)) == [config(protocol, parts).test_set, "hotels"]
-    assert splits["hotels"] == parts["hotels"]
+@pytest.mark.parametrize(("protocol", "test"), [("sst-test", "sst-test"), ("given", "test")])
+def test_protocols_that_use_parts_uncut(protocol, test):
+    parts = {name: part(name, rows) for name, rows in {"train": 30, "validation": 5, test: 7}.items()}
+    assert split_parts(protocol, parts) == {"train": parts["train"], "validation": parts["validation"]} | {
+        protocol: parts[test]
+    }
+    if protocol == "given":
+        del parts["validation"]
+        sets = split_parts(protocol, parts)
+        assert (len(sets["train"]), len(sets["validation"])) == (27, 3)
 
 
 @pytest.mark.parametrize("protocol", list(PARTS))
-def test_one_set_alone_is_the_same_as_with_all_others(protocol):
+def test_unused_parts_are_test_sets_and_each_set_can_be_drawn_alone(protocol):
     chosen = config(protocol, [*PARTS[protocol], "hotels"])
     parts = {name: part(name, 40) for name in chosen.parts}
-    expected = split(chosen, parts)
+    sets = split(chosen, parts)
+    assert list(without_training(sets)) == [chosen.test_set, "hotels"]
+    assert sets["hotels"] == parts["hotels"]
     for name, sources in set_parts(chosen).items():
-        alone = draw(chosen, (name,), {source: parts[source] for source in sources})[name]
-        assert alone.texts == expected[name].texts
-        assert alone.labels.tolist() == expected[name].labels.tolist()
+        rows = draw(chosen, (name,), {source: parts[source] for source in sources})[name]
+        assert rows.fingerprint() == sets[name].fingerprint()
 
 
-def test_a_part_may_not_be_named_like_another_set():
-    parts = parts_of(train=40, random_split=10)
-    with pytest.raises(DataError, match="no part may be called 'random-split'"):
-        split(config("random-split", parts), parts)
-
-
-def test_too_little_data_is_refused():
-    parts = parts_of(train=9)
-    with pytest.raises(DataError, match="9 rows; split 'random-split' needs at least 10"):
-        split(config("random-split", parts), parts)
-    parts = parts_of(train=40, test=0)
-    with pytest.raises(DataError, match="the given set is empty"):
-        split(config("given", parts), parts)
-    parts = parts_of(train=40, validation=0, test=3)
-    with pytest.raises(DataError, match="the validation set is empty"):
-        split(config("given", parts), parts)
+@pytest.mark.parametrize(
+    ("protocol", "rows", "message"),
+    [
+        ("random-split", {"train": 40, "random_split": 10}, "no part may be called 'random-split'"),
+        ("random-split", {"train": 9}, "9 rows; split 'random-split' needs at least 10"),
+        ("given", {"train": 40, "test": 0}, "the given set is empty"),
+        ("given", {"train": 40, "validation": 0, "test": 3}, "the validation set is empty"),
+    ],
+)
+def test_unusable_parts_are_refused(protocol, rows, message):
+    with pytest.raises(DataError, match=message):
+        split_parts(protocol, parts_of(**rows))
 
 
 def test_training_rows_of_one_class_are_refused():
     parts = {"train": LabelledTexts([f"t{n}" for n in range(40)], np.ones(40, dtype=np.int64))}
     with pytest.raises(DataError, match=r"one class only: all 32 rows are labelled 'positive'.*negative, positive"):
-        split(config("random-split", parts), parts)
+        split_parts("random-split", parts)
 
 
 def phrases(sentences: int) -> list[str]:
@@ -148,73 +151,252 @@ def phrases(sentences: int) -> list[str]:
     return texts
 
 
-def test_a_hold_out_takes_whole_groups_of_phrases():
+def test_hold_out_has_no_phrase_of_a_training_text():
     texts = phrases(40)
     train, held_out = hold_out(texts, seed=3)
     assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(len(texts)))
     assert 0.05 * len(texts) < len(held_out) <= len(texts) // 10
-    # No held-out text is a training text, or inside one.
     haystack = "".join(f" {clean(texts[row])} |" for row in train)
     assert not any(f" {clean(texts[row])} " in haystack for row in held_out)
-    # Another seed holds out other sentences.
     assert set(held_out.tolist()) != set(hold_out(texts, seed=4)[1].tolist())
 
 
-def test_a_hold_out_of_unrelated_texts_is_a_plain_tenth():
-    for rows in (10, 11, 99, 1000):
-        train, held_out = hold_out([f"text{n}" for n in range(rows)], seed=0)
-        assert (len(train), len(held_out)) == (rows - rows // 10, rows // 10)
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        *(([f"text{n}" for n in range(rows)], rows // 10) for rows in (10, 11, 99, 1000)),
+        ([" ".join("abcdefghijklmnopqrst"[: n + 1]) for n in range(20)], 2),  # each contains the one before
+        (["same"] * 30, 3),
+    ],
+)
+def test_hold_out_is_a_tenth(texts, expected):
+    train, held_out = hold_out(texts, seed=0)
+    assert (len(train), len(held_out)) == (len(texts) - expected, expected)
 
 
-def test_equal_texts_stay_together():
+def test_hold_out_keeps_equal_texts_together():
     texts = [f"text{n // 4}" for n in range(400)]
     train, held_out = hold_out(texts, seed=0)
     assert not {texts[row] for row in train} & {texts[row] for row in held_out}
     assert len(held_out) == 40
 
 
-def test_texts_that_all_hang_together_are_held_out_one_by_one():
-    train, held_out = hold_out([" ".join("abcdefghijklmnopqrst"[: n + 1]) for n in range(20)], seed=0)
-    assert (len(train), len(held_out)) == (18, 2)
-    train, held_out = hold_out(["same"] * 30, seed=0)
-    assert (len(train), len(held_out)) == (27, 3)
-
-
 @pytest.fixture(scope="module")
 def sst2(data_folder):
-    files = {
-        "train": ("train.tsv", "sentence"),
-        "validation": ("dev.tsv", "content"),
-        "sst-test": ("test.tsv", "content"),
-    }
-    parts = {
-        name: [{"kind": "file", "path": str(data_folder / "sst2" / file), "text": text}]
-        for name, (file, text) in files.items()
-    }
-    document = {"parts": parts, "split": "random-split", "labels": ["negative", "positive"]}
-    chosen = DataConfig.model_validate(document)
-    return chosen, load_parts(chosen)
+    files = {"train": ("train", "sentence"), "validation": ("dev", "content"), "sst-test": ("test", "content")}
+    sst2 = config(
+        "random-split",
+        {name: file_sources(data_folder / "sst2" / f"{stem}.tsv", text=text) for name, (stem, text) in files.items()},
+    )
+    return sst2, load_parts(sst2)
 
 
 @pytest.mark.data
 def test_sst2_has_the_sizes_of_the_paper(sst2):
     chosen, parts = sst2
-    splits = split(chosen, parts)
-    assert [len(splits["train"]), len(splits["validation"])] == [54_576, 6_822]
-    assert {name: len(rows) for name, rows in further(splits).items()} == {
-        "random-split": 6_823,
-        "sst-test": 1_821,
+    assert {name: np.bincount(rows.labels).tolist() for name, rows in parts.items()} == {
+        "train": [29780, 37569],
+        "validation": [428, 444],
+        "sst-test": [912, 909],
     }
-    positives = sum(int(rows.labels.sum()) for rows in (splits["train"], splits["validation"], splits["random-split"]))
-    assert positives == 37_569 + 444
+    sets = split(chosen, parts)
+    sizes = {"train": 54_576, "validation": 6_822, "random-split": 6_823, "sst-test": 1_821}
+    assert {name: len(rows) for name, rows in sets.items()} == sizes
 
 
 @pytest.mark.data
 def test_sst2_holds_out_no_phrase_of_a_training_sentence(sst2):
     chosen, parts = sst2
-    splits = split(chosen.model_copy(update={"split": "glue-dev"}), parts)
-    assert {name: len(rows) for name, rows in further(splits).items()} == {"glue-dev": 872, "sst-test": 1_821}
-    assert len(splits["train"]) + len(splits["validation"]) == 67_349
-    assert 6_500 < len(splits["validation"]) <= 6_734
-    haystack = "".join(f" {clean(text)} |" for text in splits["train"].texts)
-    assert not any(f" {clean(text)} " in haystack for text in splits["validation"].texts[::37])
+    sets = split(chosen.model_copy(update={"split": "glue-dev"}), parts)
+    assert {name: len(rows) for name, rows in without_training(sets).items()} == {"glue-dev": 872, "sst-test": 1_821}
+    assert len(sets["train"]) + len(sets["validation"]) == 67_349
+    assert 6_500 < len(sets["validation"]) <= 6_734
+    haystack = "".join(f" {clean(text)} |" for text in sets["train"].texts)
+    assert not any(f" {clean(text)} " in haystack for text in sets["validation"].texts[::37])
+
+
+def jsonl(path, rows, label="good"):
+    """A source of numbered texts; ``label``: of all texts, or a function of the number."""
+    labels = [label if isinstance(label, str) else label(n) for n in range(rows)]
+    lines = (json.dumps({"text": f"{path.stem} {n}" + " word" * (n % 7), "label": labels[n]}) for n in range(rows))
+    path.write_text("\n".join(lines) + "\n")
+    return {"kind": "file", "path": str(path)}
+
+
+def sets_of(parts, protocol="random-split", **options) -> dict[str, LabelledTexts]:
+    chosen = config(protocol, parts, **{"labels": LABELS, **options})
+    return split(chosen, load_parts(chosen))
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """300 rows: 60 % good, 30 % bad, 10 % odd."""
+    return jsonl(tmp_path / "mixed.jsonl", 300, lambda n: LABELS[(2 if n % 10 == 0 else 0) if n % 10 < 4 else 1])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.data())
+def test_sample_has_the_share_of_each_stratum(sizes, data):
+    strata = np.repeat(np.arange(len(sizes)), sizes)
+    count = data.draw(st.integers(0, len(strata)))
+    sampled = np.bincount(strata[sample(strata, count, 0)], minlength=len(sizes))
+    assert sampled.sum() == count
+    for share, size in zip(sampled, sizes, strict=True):
+        assert abs(share - size * count / max(1, len(strata))) < 1 and share <= size
+
+
+def test_sample_is_seeded_ordered_and_part_of_a_larger_sample():
+    strata = np.arange(1000) % 10 // 4  # 40 %, 40 %, 20 %
+    small, large = sample(strata, 100, 7), sample(strata, 500, 7)
+    assert np.bincount(strata[small]).tolist() == [40, 40, 20]
+    assert (np.diff(small) > 0).all() and set(small.tolist()) <= set(large.tolist())
+    assert sample(strata, 100, 7).tolist() == small.tolist() != sample(strata, 100, 8).tolist()
+    assert sample(strata, 1000, 7).tolist() == list(range(1000))
+
+
+def test_row_count_of_numbers_and_fractions():
+    assert [row_count(amount, 68_221, "rows") for amount in (10, 0.1, 0.5, 1.0, 1e-9)] == [10, 6822, 34_110, 68_221, 1]
+    with pytest.raises(DataError, match=r"data.rows.train: 12 of 11 rows cannot be taken; lower it"):
+        row_count(12, 11, "data.rows.train")
+
+
+def test_sample_of_a_source_keeps_its_shares_of_labels(mixed, tmp_path):
+    odd = jsonl(tmp_path / "other.jsonl", 40, "odd")
+    sampled = config("random-split", {"train": [{**mixed, "rows": 100}, {**odd, "rows": 0.25}]}, labels=LABELS)
+    rows = load_part(sampled, "train")
+    assert np.bincount(rows.labels).tolist() == [30, 60, 10 + 10]
+    numbers = [int(text.split()[1]) for text in rows.texts]
+    assert numbers[:100] == sorted(numbers[:100]) and numbers[100:] == sorted(numbers[100:])
+    all_rows = load_part(config("random-split", {"train": [mixed, odd]}, labels=LABELS), "train")
+    assert set(rows.texts) < set(all_rows.texts)
+    assert load_part(sampled, "train").texts == rows.texts
+    assert load_part(sampled.model_copy(update={"split_seed": 1}), "train").texts != rows.texts
+    complete = {"train": [{**mixed, "rows": 1.0}, {**odd, "rows": 40}]}
+    assert load_part(config("random-split", complete, labels=LABELS), "train").fingerprint() == all_rows.fingerprint()
+
+
+def test_fewer_training_rows_do_not_change_the_without_training(mixed):
+    full, tenth = (sets_of({"train": [mixed]}, rows=rows) for rows in ({}, {"train": 0.1, "validation": 7}))
+    assert [len(rows) for rows in tenth.values()] == [24, 7, 30]
+    assert tenth["random-split"].fingerprint() == full["random-split"].fingerprint()
+    places = [full["train"].texts.index(text) for text in tenth["train"].texts]
+    assert places == sorted(places)
+    shares = [Counter(sets["train"].labels.tolist())[1] / len(sets["train"]) for sets in (full, tenth)]
+    assert shares[0] == pytest.approx(shares[1], abs=1 / 24)
+
+
+@pytest.mark.parametrize("key", ["longest", "shortest"])
+def test_longest_texts_are_selected_before_the_split(mixed, tmp_path, key):
+    dev, other = jsonl(tmp_path / "dev.jsonl", 70), jsonl(tmp_path / "other.jsonl", 70)
+    parts = {"train": [mixed], "validation": [dev]}
+    pool = sets_of(parts)
+    words = sorted((len(text.split()) for rows in pool.values() for text in rows.texts), reverse=key == "longest")
+    sets = sets_of({**parts, "other": [other]}, **{key: 0.3})
+    selected = [len(text.split()) for name, rows in sets.items() if name != "other" for text in rows.texts]
+    assert sorted(selected) == sorted(words[:111])
+    assert len(sets["other"]) == 21, "a set of its own is selected on its own"
+
+
+def test_ties_of_length_keep_the_order_of_rows():
+    words = (3, 9, 3, 1, 9, 3, 3, 1, 5, 3)
+    parts = {"train": LabelledTexts([f"{n} " * count for n, count in enumerate(words)] * 4, np.arange(40) % 2)}
+    parts["test"] = part("test", 3)
+    sets = split_parts("given", parts, shortest=0.3)
+    texts = [*sets["train"].texts, *sets["validation"].texts]
+    assert sorted(text.split()[0] for text in texts) == sorted("37" * 4 + "0256"), "the first four of three words"
+
+
+def test_words_are_counted_after_cleaning(tmp_path):
+    texts = ["one <b>two</b>"] * 10 + ["<br /> a <br /> http://x.org/y"] * 10
+    (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"text": t, "label": i % 2}) for i, t in enumerate(texts)))
+    parts = {"train": file_sources(tmp_path / "t.jsonl")}
+    for cleaning, expected in (("paper", texts[0]), ("none", texts[-1])):
+        sets = sets_of(parts, longest=0.5, cleaning=cleaning)
+        assert {text for rows in sets.values() for text in rows.texts} == {expected}
+
+
+@pytest.mark.parametrize("protocol", ["random-split", "stratified"])
+def test_balanced_sets_have_equal_groups(protocol, mixed, tmp_path):
+    parts = {"train": [mixed, jsonl(tmp_path / "odd.jsonl", 90, "odd")]}
+    for name, rows in sets_of(parts, protocol, balance="label").items():
+        assert len(set(np.bincount(rows.labels).tolist())) == 1, name
+    for rows in sets_of(parts, protocol, balance="source").values():
+        assert Counter(text.split()[0] for text in rows.texts)["odd"] * 2 == len(rows)
+    rows = sets_of(parts, protocol, balance="label-and-source")["train"]
+    groups = Counter(zip((text.split()[0] for text in rows.texts), rows.labels.tolist(), strict=True))
+    assert len(groups) == 4 and len(set(groups.values())) == 1
+    for key, expected in (("label", [13, 13, 13]), ("source", [20, 20])):
+        rows = sets_of(parts, protocol, balance=key, rows={"train": 41})["train"]
+        assert np.bincount(rows.labels if key == "label" else rows.sources).tolist() == expected
+    parts["validation"] = [jsonl(tmp_path / "more.jsonl", 50, "bad")]
+    sets = sets_of(parts, protocol, balance="source")
+    counts = Counter(text.split()[0] for rows in sets.values() for text in rows.texts)
+    assert set(counts) == {"mixed", "odd", "more"} and max(counts.values()) - min(counts.values()) <= 12
+
+
+@pytest.mark.parametrize("protocol", ["random-split", "stratified", "glue-dev", "given"])
+def test_resume_and_evaluation_read_the_sets_of_training(protocol, mixed, tmp_path):
+    hotels = jsonl(tmp_path / "hotels.jsonl", 40, lambda n: LABELS[n % 3])
+    parts = {"train": [{**mixed, "rows": 200}], "hotels": [hotels]}
+    parts[{"glue-dev": "validation", "given": "test"}.get(protocol, "other")] = [mixed]
+    keys = {"longest": 0.9, "balance": "label", "rows": {"train": 0.5, "validation": 2, "hotels": 10}}
+    trained = recipe(parts, protocol, vocab_size=60, labels=LABELS, **keys)
+    data = prepared(trained, tmp_path / "cache")
+    (tmp_path / "saved.yaml").write_text(trained.to_yaml(), encoding="utf-8")
+    reloaded = load_recipe(str(tmp_path / "saved.yaml"))
+    assert reloaded == trained, "what --resume compares"
+    assert prepared(reloaded, tmp_path / "cache").summary == data.summary
+    assert data.summary.label_rows["hotels"] == dict.fromkeys(LABELS, 3), "ten of them, of which equal thirds are nine"
+    for name in [name for name in set_parts(trained.data) if name != "train"]:
+        encoded = prepare_test(trained.data, data.tokenizer, 32, None, name, data.summary.fingerprints)
+        assert np.array_equal(encoded.ids, (data.validation if name == "validation" else data.tests[name]).ids)
+
+
+def test_streamed_training_set_samples_the_same_rows(mixed, tmp_path):
+    parts = {name: [{**mixed, "rows": 100}] for name in ("train", "validation", "test")}
+
+    def fingerprints(**options):
+        chosen = recipe(parts, "given", vocab_size=60, labels=LABELS, **options)
+        return prepared(chosen, tmp_path / f"cache{options['stream']}").summary.fingerprints
+
+    assert fingerprints(stream=False) == fingerprints(stream=True)
+    assert fingerprints(stream=True, split_seed=1)["train"] != fingerprints(stream=True)["train"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"longest": 0.3, "shortest": 0.3}, "longest and shortest: leave one of them out"),
+        ({"longest": 1.5}, "less than or equal to 1"),
+        ({"rows": {"trian": 5}}, "no set is called 'trian'; split 'given' has train, validation, given"),
+        ({"rows": {"test": 5}}, "no set is called 'test'"),
+        ({"rows": {"train": 1.5}}, "must be a count of rows .* or a fraction"),
+        ({"rows": {"train": 0}}, "must be a count of rows"),
+        ({"balance": "domain"}, "label-and-source"),
+        ({"stream": True, "longest": 0.3}, "stream: true reads .* longest needs all of its texts in memory"),
+        ({"stream": True, "rows": {"train": 9}}, "rows.train needs all"),
+        ({"stream": True, "balance": "label"}, "balance needs all"),
+    ],
+)
+def test_conflicting_keys_are_refused(keys, message):
+    with pytest.raises(ValidationError, match=message):
+        config("given", ("train", "validation", "test"), **keys)
+
+
+def test_sampling_is_refused_where_rows_are_missing_or_unlabelled(mixed):
+    with pytest.raises(DataError, match=r"data.parts.train.0.rows: 301 of 300 rows cannot be taken"):
+        load_parts(config("random-split", {"train": [{**mixed, "rows": 301}]}, labels=LABELS))
+    parts = {"train": [{**mixed, "rows": 9}], "validation": [mixed]}
+    with pytest.raises(ValidationError, match="is for texts with labels; a language model takes"):
+        TextConfig.model_validate({"parts": parts, "mode": "packed", "sequence_length": 8})
+    with pytest.raises(ValidationError, match="is for texts with labels; pairs"):
+        PairsConfig.model_validate({"parts": parts, "max_length": 8})
+
+
+def test_recipes_without_sampling_keep_their_fingerprint():
+    """A run of an earlier version is found by the hash of its recipe."""
+    fingerprint = load_recipe("recurrent_sst2_fast").fingerprint()
+    assert fingerprint == "fbdce53e8bf70b0a1b469d0634f6339a89a3c3c4b1834c9eeeb4b721d9e2b6a9"
+    changes = ("data.rows.train=0.1", "data.longest=0.3", "data.balance=label", "data.parts.train.0.rows=100")
+    changed = [load_recipe("recurrent_sst2_fast", [change]).fingerprint() for change in changes]
+    assert len({fingerprint, *changed}) == 5
