@@ -2,22 +2,30 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers.trainers import WordPieceTrainer
 
 from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer
 from edgeformer.artifacts.errors import DataError
-from edgeformer.data.cleaning import VERSIONS, clean
-from edgeformer.data.cleaning import normalizers as cleaning_steps
-from edgeformer.data.encoding import encode, encode_texts
-from edgeformer.data.rows import LabelledTexts
+from edgeformer.data import cleaning
+from edgeformer.data.encoding import PlainText
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.data.tokenization import cleaning_as_now, fingerprint, load_tokenizer, special_ids
+from edgeformer.data.tokenization import (
+    SPECIAL_TOKENS,
+    boundary_id,
+    cleaning_as_now,
+    fingerprint,
+    load_language_tokenizer,
+    load_tokenizer,
+    special_ids,
+)
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 ALGORITHMS = ("wordpiece", "bpe")
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+BPE = TrainedTokenizer(kind="trained", algorithm="bpe")
 
 
 def trained(algorithm="wordpiece", vocab_size=320, cleaning="paper", texts=TEXTS) -> Tokenizer:
@@ -36,33 +44,24 @@ def saved(tokenizer, tmp_path):
     return path
 
 
-def ids_of(tokenizer, texts, max_length=128):
-    encoded = encode(LabelledTexts.unlabelled(texts), tokenizer, max_length)
-    return [encoded.row(index).tolist() for index in range(len(encoded))]
+def ids_of(tokenizer, text) -> list[int]:
+    return list(tokenizer.encode(text).ids)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_trained_tokenizer_is_a_classifiers(algorithm):
+def test_trained_tokenizer_suits_a_classifier(algorithm):
     tokenizer = trained(algorithm)
     special = special_ids(tokenizer)
     assert tokenizer.get_vocab_size() == 320
-    assert [tokenizer.id_to_token(number) for number in range(5)] == [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-    ]
+    assert [tokenizer.id_to_token(number) for number in range(5)] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert (special.pad, special.unk, special.cls) == (0, 1, 2)
-    (row,) = ids_of(tokenizer, [TEXTS[0]])
-    assert (row[0], row[-1]) == (2, 3)
-    assert 1 not in row
-    # Nothing of the text is lost.
-    assert tokenizer.decode(row).replace(" ", "") == clean(TEXTS[0]).replace(" ", "")
+    row = ids_of(tokenizer, TEXTS[0])
+    assert (row[0], row[-1]) == (2, 3) and 1 not in row
+    assert tokenizer.decode(row).replace(" ", "") == cleaning.clean(TEXTS[0]).replace(" ", "")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_training_is_the_same_in_another_process(algorithm):
+def test_training_is_reproducible_in_another_process(algorithm):
     program = (
         "from edgeformer.data.synthetic import synthetic_reviews\n"
         "from edgeformer.data.tokenization import fingerprint, load_tokenizer\n"
@@ -71,36 +70,36 @@ def test_training_is_the_same_in_another_process(algorithm):
         f"config = TrainedTokenizer(kind='trained', algorithm={algorithm!r})\n"
         "print(fingerprint(load_tokenizer(config, cleaning='paper', vocab_size=320, training_texts=texts)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == fingerprint(trained(algorithm))
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == fingerprint(trained(algorithm))
 
 
-def test_wordpiece_learns_what_the_librarys_own_trainer_learns():
-    from tokenizers.trainers import WordPieceTrainer
-
-    # Counts without ties: with ties that trainer gives another vocabulary in every process.
+def test_wordpiece_learns_the_vocabulary_of_the_library():
+    # Counts without ties: with ties the library's trainer gives another vocabulary in every process.
     words = {"hug": 10, "pug": 5, "pun": 12, "bun": 4, "hugs": 7}
     texts = [word for word, count in words.items() for _ in range(count)]
-    other = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    other.normalizer, other.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    library = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    library.normalizer, library.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     letters, starts_and_insides, merges = 7, 7 + 4, 4
-    trainer = WordPieceTrainer(vocab_size=5 + starts_and_insides + merges, special_tokens=SPECIALS, show_progress=False)
-    other.train_from_iterator(texts, trainer)
-    ours = trained(vocab_size=5 + 2 * letters + merges, texts=texts)
+    size = len(SPECIAL_TOKENS) + starts_and_insides + merges
+    library.train_from_iterator(
+        texts, WordPieceTrainer(vocab_size=size, special_tokens=SPECIAL_TOKENS, show_progress=False)
+    )
+    tokenizer = trained(vocab_size=5 + 2 * letters + merges, texts=texts)
 
-    def learnt(tokenizer):
-        return {token for token in tokenizer.get_vocab() if len(token.removeprefix("##")) > 1} - set(SPECIALS)
+    def learned(tokenizer):
+        return {token for token in tokenizer.get_vocab() if len(token.removeprefix("##")) > 1} - {*SPECIAL_TOKENS}
 
-    assert learnt(ours) == learnt(other) == {"hug", "##un", "pun", "##ug"}
+    assert learned(tokenizer) == learned(library) == {"hug", "##un", "pun", "##ug"}
 
 
-def test_words_never_seen_are_spelled_out():
+def test_new_words_are_spelled_out():
     tokenizer = trained(texts=[*TEXTS, "xylophone"])
     assert tokenizer.encode("oxxo", add_special_tokens=False).tokens == ["o", "##x", "##x", "##o"]
     assert tokenizer.encode("日", add_special_tokens=False).tokens == ["[UNK]"]
 
 
-def test_a_small_text_fills_a_smaller_vocabulary():
+def test_small_text_gives_a_smaller_vocabulary():
     small = trained(vocab_size=4000)
     size = small.get_vocab_size()
     assert size < 4000 and trained(vocab_size=size).to_str() == small.to_str()
@@ -110,50 +109,46 @@ def test_a_small_text_fills_a_smaller_vocabulary():
         trained(texts=None)
 
 
-def test_stored_truncation_and_padding_are_switched_off(tmp_path):
+def test_stored_truncation_and_padding_are_turned_off(tmp_path):
     tokenizer = trained()
-    expected = ids_of(tokenizer, TEXTS[:8])
+    expected = ids_of(tokenizer, TEXTS[0])
     tokenizer.enable_truncation(5)
     tokenizer.enable_padding(length=64)
     path = saved(tokenizer, tmp_path)
     assert json.loads(path.read_text())["truncation"]["max_length"] == 5
     loaded = load(path)
     assert (loaded.truncation, loaded.padding) == (None, None)
-    assert ids_of(loaded, TEXTS[:8]) == expected
+    assert ids_of(loaded, TEXTS[0]) == expected
 
 
-def test_cleaning_is_put_in_front_once(tmp_path):
+def test_cleaning_is_added_once(tmp_path):
     plain = trained(cleaning="none")
-    cleaning = load(saved(plain, tmp_path))
-    assert fingerprint(cleaning) != fingerprint(plain)
+    cleaned = load(saved(plain, tmp_path))
+    assert fingerprint(cleaned) != fingerprint(plain)
     dirty, tidy = "SEE <br/>http://x.org  the   Menu!!!", "see the menu!"
-    assert ids_of(cleaning, [dirty]) == ids_of(cleaning, [tidy])
-    assert ids_of(plain, [dirty]) != ids_of(plain, [tidy])
-    again = load(saved(cleaning, tmp_path))
-    assert fingerprint(again) == fingerprint(cleaning)
+    assert ids_of(cleaned, dirty) == ids_of(cleaned, tidy)
+    assert ids_of(plain, dirty) != ids_of(plain, tidy)
+    assert fingerprint(load(saved(cleaned, tmp_path))) == fingerprint(cleaned)
     assert fingerprint(load(saved(plain, tmp_path), cleaning="none")) == fingerprint(plain)
+    bpe = trained("bpe", cleaning="none")
+    assert bpe.normalizer is None
+    loaded = load(saved(bpe, tmp_path))
+    assert ids_of(loaded, "GOOD!!!  menu") == ids_of(loaded, "good! menu")
 
 
-def test_the_cleaning_of_an_earlier_version_stays(tmp_path):
-    """A model reads as it was trained to; beside a new model, it is compared as if it were new."""
-    plain, now = trained(cleaning="none"), trained()
+def test_cleaning_of_an_earlier_version_stays(tmp_path):
+    plain, current = trained(cleaning="none"), trained()
     earlier = Tokenizer.from_str(plain.to_str())
-    earlier.normalizer = normalizers.Sequence([*cleaning_steps(VERSIONS[1]), plain.normalizer])
-    found = load(saved(earlier, tmp_path))
-    assert fingerprint(found) == fingerprint(earlier) != fingerprint(load(saved(plain, tmp_path)))
-    assert found.normalizer.normalize_str("no！！") == "no！！" and now.normalizer.normalize_str("no！！") == "no！"
-    assert fingerprint(cleaning_as_now(found)) == fingerprint(load(saved(plain, tmp_path)))
+    earlier.normalizer = normalizers.Sequence([*cleaning.normalizers(cleaning.VERSIONS[1]), plain.normalizer])
+    loaded = load(saved(earlier, tmp_path))
+    assert fingerprint(loaded) == fingerprint(earlier) != fingerprint(load(saved(plain, tmp_path)))
+    assert loaded.normalizer.normalize_str("no！！") == "no！！"
+    assert current.normalizer.normalize_str("no！！") == "no！"
+    assert fingerprint(cleaning_as_now(loaded)) == fingerprint(load(saved(plain, tmp_path)))
     assert fingerprint(cleaning_as_now(plain)) == fingerprint(plain)
 
 
-def test_a_tokenizer_without_normalizer_gets_the_cleaning(tmp_path):
-    tokenizer = trained("bpe", cleaning="none")
-    assert tokenizer.normalizer is None
-    loaded = load(saved(tokenizer, tmp_path))
-    assert ids_of(loaded, ["GOOD!!!  menu"]) == ids_of(loaded, ["good! menu"])
-
-
-def test_what_is_no_tokenizer_is_refused(tmp_path):
+def test_files_without_a_tokenizer_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"gone\.json: no such file"):
         load(tmp_path / "gone.json")
     path = tmp_path / "tokenizer.json"
@@ -163,15 +158,14 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
             load(path)
 
 
-def test_another_vocabulary_size_is_refused_with_the_remedy(tmp_path):
+def test_other_vocabulary_size_is_refused(tmp_path):
     path = saved(trained(), tmp_path)
     with pytest.raises(DataError, match=r"tokenizer\.json: has 320 tokens, the model 300; set model\.vocab_size: 320"):
         load(path, vocab_size=300)
-    # Numbers with holes: the embedding needs a row for the largest.
+    # Numbers with gaps: the embedding needs a row for the largest.
     document = json.loads(path.read_text())
     vocabulary = document["model"]["vocab"]
-    last = max(vocabulary, key=vocabulary.get)
-    vocabulary[last] = 399
+    vocabulary[max(vocabulary, key=vocabulary.get)] = 399
     path.write_text(json.dumps(document))
     with pytest.raises(DataError, match=r"set model\.vocab_size: 400"):
         load(path)
@@ -179,22 +173,19 @@ def test_another_vocabulary_size_is_refused_with_the_remedy(tmp_path):
 
 def test_missing_special_tokens_are_refused(tmp_path):
     tokenizer = trained()
-    document = json.loads(tokenizer.to_str())
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps({**document, "post_processor": None}))
+    path.write_text(json.dumps({**json.loads(tokenizer.to_str()), "post_processor": None}))
     with pytest.raises(DataError, match=r"no special token \(\[CLS\]\)"):
         load(path)
-    for name, problem in (("[PAD]", "no padding token"), ("[UNK]", "no unknown token")):
-        renamed = json.loads(tokenizer.to_str().replace(name, "[XXX]").replace("[MASK]", "[M]"))
-        path.write_text(json.dumps(renamed))
-        if name == "[UNK]":  # the model's own unknown token is found whatever it is called
-            assert special_ids(load(path)).unk == 1
-            continue
-        with pytest.raises(DataError, match=problem):
-            load(path)
+    path.write_text(tokenizer.to_str().replace("[PAD]", "[XXX]"))
+    with pytest.raises(DataError, match="no padding token"):
+        load(path)
+    # The model's own unknown token may have any name.
+    path.write_text(tokenizer.to_str().replace("[UNK]", "[XXX]").replace("[MASK]", "[M]"))
+    assert special_ids(load(path)).unk == 1
 
 
-def test_a_hub_name_that_cannot_be_had_says_what_to_do(monkeypatch):
+def test_hub_error_has_a_remedy(monkeypatch):
     def refuse(name, revision):
         raise Exception(f"Cannot reach the hub for {name}\nlong story")
 
@@ -206,56 +197,85 @@ def test_a_hub_name_that_cannot_be_had_says_what_to_do(monkeypatch):
     with pytest.raises(DataError) as caught:
         load_tokenizer(config, cleaning="paper", vocab_size=30_522, training_texts=None)
     message = str(caught.value)
-    assert "hub tokenizer bert-base-uncased" in message
+    assert "hub tokenizer bert-base-uncased" in message and "long story" not in message
     assert "--tokenizer PATH/tokenizer.json" in message
-    assert "long story" not in message
-
-
-def test_encoding_cuts_but_keeps_the_last_special_token():
-    tokenizer = trained()
-    before = fingerprint(tokenizer)
-    texts = LabelledTexts(TEXTS[:4], np.arange(4, dtype=np.int64))
-    whole = encode(texts, tokenizer, 128)
-    cut = encode(texts, tokenizer, 6)
-    assert (whole.truncated, cut.truncated) == (0, 4)
-    assert cut.lengths.tolist() == [6, 6, 6, 6]
-    for index in range(4):
-        assert cut.row(index).tolist() == [*whole.row(index)[:5].tolist(), 3]
-    assert (cut.ids.dtype, cut.offsets.dtype, cut.labels.tolist()) == (np.int32, np.int64, [0, 1, 2, 3])
-    exact = int(whole.lengths[0])
-    assert encode(texts.take(np.arange(1)), tokenizer, exact).truncated == 0
-    assert fingerprint(tokenizer) == before
-
-
-def test_encoding_in_chunks_is_encoding_one_by_one(monkeypatch):
-    tokenizer = trained()
-    monkeypatch.setattr("edgeformer.data.encoding._CHUNK", 7)
-    done = []
-    texts = [*TEXTS[:40], "", " "]
-    encoded, _ = encode_texts(tokenizer, texts, 128, done.append)
-    assert sum(done) == len(encoded) == 42
-    assert [encoded.row(i).tolist() for i in range(42)] == [tokenizer.encode(text).ids for text in texts]
-    assert len(encode(LabelledTexts.unlabelled([]), tokenizer, 128)) == 0
 
 
 @pytest.mark.data
-def test_bert_base_uncased(data_folder, tmp_path):
+def test_bert_base_uncased_and_gpt2(data_folder, tmp_path):
     stored = data_folder / "tokenizers" / "bert-base-uncased" / "tokenizer.json"
     tokenizer = load(stored, vocab_size=30_522)
     special = special_ids(tokenizer)
     assert (special.pad, special.unk, special.cls) == (0, 100, 101)
-    assert ids_of(tokenizer, ["Hide NEW   secretions!!!"]) == [[101, 5342, 2047, 3595, 8496, 999, 102]]
-    # Files in the wild carry truncation and padding.
-    wild = Tokenizer.from_file(str(stored))
-    wild.enable_truncation(128)
-    wild.enable_padding(length=128)
-    long_text = "word " * 300
-    assert len(ids_of(load(saved(wild, tmp_path), vocab_size=30_522), [long_text], 512)[0]) == 302
-    with pytest.raises(DataError, match=r"set model\.vocab_size: 30522"):
-        load(stored, vocab_size=30_000)
-
-
-@pytest.mark.data
-def test_gpt2_is_no_classifiers_tokenizer(data_folder):
+    assert ids_of(tokenizer, "Hide NEW   secretions!!!") == [101, 5342, 2047, 3595, 8496, 999, 102]
+    assert boundary_id(load_language(stored, 30_522)) == tokenizer.token_to_id("[SEP]") == 102
+    stored = data_folder / "tokenizers" / "gpt2" / "tokenizer.json"
     with pytest.raises(DataError, match=r"\[CLS\]"):
-        load(data_folder / "tokenizers" / "gpt2" / "tokenizer.json", vocab_size=50_257)
+        load(stored, vocab_size=50_257)
+    gpt2 = load_language(stored, 50_257)
+    assert boundary_id(gpt2) == 50_256
+    text = "The <unk> of 1 @,@ 000 – naïve"
+    assert gpt2.decode(PlainText(gpt2).encode(text).ids) == text
+
+
+def trained_language(vocab_size=400) -> Tokenizer:
+    return load_language_tokenizer(BPE, vocab_size=vocab_size, training_texts=TEXTS)
+
+
+def load_language(path, vocab_size) -> Tokenizer:
+    config = FileTokenizer(kind="file", path=str(path))
+    return load_language_tokenizer(config, vocab_size=vocab_size, training_texts=None)
+
+
+@pytest.fixture(scope="module")
+def language_tokenizer() -> Tokenizer:
+    return trained_language()
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_language_tokenizer_decodes_every_text_exactly(language_tokenizer, text):
+    ids = PlainText(language_tokenizer).encode(text).ids
+    assert language_tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_language_tokenizer_has_one_special_token(language_tokenizer):
+    assert language_tokenizer.get_vocab_size() == 400
+    assert boundary_id(language_tokenizer) == language_tokenizer.token_to_id("<|endoftext|>") == 0
+    assert {token.content for token in language_tokenizer.get_added_tokens_decoder().values()} == {"<|endoftext|>"}
+    assert ids_of(language_tokenizer, "the") == language_tokenizer.encode("the", add_special_tokens=False).ids
+    assert fingerprint(language_tokenizer) == fingerprint(trained_language())
+
+
+def test_truncation_and_padding_of_a_language_tokenizer_are_ignored(tmp_path):
+    tokenizer = trained_language()
+    expected = ids_of(tokenizer, TEXTS[0])
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=64)
+    assert ids_of(load_language(saved(tokenizer, tmp_path), 400), TEXTS[0]) == expected
+    assert PlainText(tokenizer).encode_all(TEXTS[:1], None).ids.tolist() == expected  # as of a bundle
+
+
+def test_unusable_language_tokenizers_are_refused(tmp_path):
+    wordpiece = TrainedTokenizer(kind="trained")
+    with pytest.raises(DataError, match=r"wordpiece loses case and spaces.*set tokenizer\.algorithm: bpe"):
+        load_language_tokenizer(wordpiece, vocab_size=400, training_texts=TEXTS)
+    with pytest.raises(DataError, match="needs the training texts"):
+        load_language_tokenizer(BPE, vocab_size=400, training_texts=None)
+    with pytest.raises(DataError, match=r"trained bpe tokenizer: has 257 tokens, the model 9; set model\.vocab_size"):
+        trained_language(9)
+    assert (
+        trained_language(trained_language(40_000).get_vocab_size()).to_str() == trained_language(40_000).to_str()
+    )  # there is no more to learn
+    path = saved(trained_language(), tmp_path)
+    with pytest.raises(DataError, match=r"tokenizer\.json: has 400 tokens, the model 300; set model\.vocab_size: 400"):
+        load_language(path, 300)
+    with pytest.raises(DataError, match=r"gone\.json: no such file"):
+        load_language(tmp_path / "gone.json", 300)
+    document = json.loads(path.read_text())
+    document["added_tokens"][0]["content"] = "<stop>"
+    vocabulary = document["model"]["vocab"]
+    vocabulary["<stop>"] = vocabulary.pop("<|endoftext|>")
+    path.write_text(json.dumps(document))
+    message = r"tokenizer\.json: has no token for the end of a text; looked for <\|endoftext\|>, </s>.*\[SEP\]"
+    with pytest.raises(DataError, match=message):
+        load_language(path, 400)

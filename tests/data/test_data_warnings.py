@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeformer.artifacts.data_config import DataConfig, TrainedTokenizer
+from edgeformer.artifacts.manifest import DataFinding
+from edgeformer.data.data_warnings import label_findings
+from edgeformer.data.prepare import encode_file, look, prepare
+from edgeformer.data.rows import Row
+from edgeformer.data.sources import load_part, skip_empty
+from tests.data.conftest import file_sources, write_parquet
+from tests.tasks.test_embedding import tiny_tokenizer
+
+CLEAN = [(f"row number {n} is {'fine' if n % 2 else 'dull'}", "good" if n % 2 else "bad") for n in range(40)]
+
+
+def config(folder: Path, rows: Sequence[tuple[str, str]], **options: Any) -> DataConfig:
+    lines = "".join(f'"{text}",{label}\n' for text, label in rows)
+    (folder / "mine.csv").write_text(f"text,label\n{lines}", encoding="utf-8")
+    return config_of(file_sources(folder / "mine.csv"), max_length=16, **options)
+
+
+def config_of(sources: list[dict[str, Any]], **options: Any) -> DataConfig:
+    document = {"parts": {"train": sources}, "split": "stratified", "labels": ["bad", "good"]}
+    return DataConfig.model_validate({**document, **options})
+
+
+def findings_of(config: DataConfig) -> dict[str, DataFinding]:
+    findings = {finding.kind: finding for finding in look(config)}
+    assert all(finding.message and "\n" not in finding.message for finding in findings.values())
+    return findings
+
+
+def test_clean_and_synthetic_data_have_no_warnings(tmp_path: Path) -> None:
+    assert findings_of(config(tmp_path, CLEAN)) == {}
+    synthetic = [{"kind": "synthetic-reviews", "rows": 3000}]
+    assert look(config_of(synthetic, split="random-split", labels=["negative", "positive"])) == []
+
+
+def test_empty_texts_are_left_out_and_reported(tmp_path: Path) -> None:
+    chosen = config(tmp_path, [*CLEAN[:3], ("", "bad"), (" \t", "good"), *CLEAN[3:]])
+    finding = findings_of(chosen)["empty texts"]
+    assert (finding.rows, finding.examples) == (2, ("mine.csv, line 5", "mine.csv, line 6"))
+    assert finding.message == "train: 2 rows without a text: left out (mine.csv, line 5; line 6)"
+    rows = load_part(chosen, "train")
+    assert rows.texts == [text for text, _ in CLEAN]
+    assert rows.fingerprint() == load_part(config(tmp_path, CLEAN), "train").fingerprint()
+
+
+def test_pair_with_one_text_is_not_empty() -> None:
+    texts = (("a", ""), ("", " "), "", "a")
+    assert [row.text for row in skip_empty(Row(text, 0, "") for text in texts)] == [("a", ""), "a"]
+
+
+def test_repeated_texts_are_reported_with_their_lines(tmp_path: Path) -> None:
+    rows = [*CLEAN, CLEAN[0], (CLEAN[1][0].upper() + "  ", "good"), CLEAN[0]]
+    finding = findings_of(config(tmp_path, rows))["duplicates"]
+    assert finding.rows == 3
+    places = ((42, 2), (43, 3), (44, 2))
+    assert finding.examples == tuple(f"mine.csv, line {row} as in line {other}" for row, other in places)
+    assert "all rows of a text are in the same set" in finding.message
+    finding = findings_of(config(tmp_path, rows, split="random-split"))["duplicates"]
+    assert finding.rows == 3 and "same set" not in finding.message
+
+
+def test_contradictions_are_reported_with_both_labels(tmp_path: Path) -> None:
+    rows = [*CLEAN, (CLEAN[3][0], "bad"), (CLEAN[3][0], "good"), (CLEAN[0][0], "good")]
+    finding = findings_of(config(tmp_path, rows))["contradictions"]
+    assert finding.rows == 5  # three rows of one text, two of the other
+    assert finding.message.startswith("train: 2 texts with two labels or more, in 5 rows: kept, and no model can be")
+    assert finding.examples[0] == "mine.csv, line 2 'bad', line 44 'good': 'row number 0 is dull'"
+    assert finding.examples[1] == "mine.csv, line 5 'good', line 42 'bad': 'row number 3 is fine'"
+
+
+def test_places_without_lines_are_rows(tmp_path: Path) -> None:
+    rows = [Row(text, label, "") for text, label in (*CLEAN, CLEAN[0], (CLEAN[1][0], "bad"))]
+    findings = findings_of(config_of(file_sources(write_parquet(tmp_path / "mine.parquet", rows))))
+    assert findings["duplicates"].message.endswith("(mine.parquet, row 41 as in row 1; row 42 as in row 2)")
+    assert findings["contradictions"].examples == ("mine.parquet, row 2 'good', row 42 'bad': 'row number 1 is fine'",)
+
+
+def test_places_in_several_files(tmp_path: Path) -> None:
+    config(tmp_path, CLEAN)
+    (tmp_path / "more.csv").write_text(f"text,label\n,bad\n{CLEAN[7][0]},good\n", encoding="utf-8")
+    findings = findings_of(config_of([*file_sources(tmp_path / "mine.csv"), *file_sources(tmp_path / "more.csv")]))
+    assert findings["duplicates"].examples == ("more.csv, line 3 as in mine.csv, line 9",)
+    assert findings["empty texts"].examples == ("more.csv, line 2",)
+
+
+def test_labels_without_rows_are_reported_for_every_set() -> None:
+    counts = {
+        "train": {"a": 5, "b": 5, "c": 0},
+        "validation": {"a": 1, "b": 0, "c": 0},
+        "test": {"a": 1, "b": 1, "c": 0},
+    }
+    findings = label_findings(config_of(file_sources("mine.csv"), labels=["a", "b", "c"]), counts)
+    assert [finding.message for finding in findings] == [
+        "train: no row has the label 'c': the model does not learn it",
+        "validation: no row has the label 'b': no score says how well it is told",
+    ]
+
+
+@pytest.mark.parametrize(("rare", "is_uneven"), [(10, True), (11, False)])
+def test_uneven_labels_are_reported_with_a_baseline(rare: int, is_uneven: bool) -> None:
+    counts = {"train": {"a": 100, "b": rare}, "test": {"a": 9, "b": 1}}
+    findings = label_findings(config_of(file_sources("mine.csv"), labels=["a", "b"]), counts)
+    message = "train: labels are uneven: 'b' has 10 rows (9.1%); always answering 'a' has an accuracy of 0.9000 on test"
+    assert [finding.message for finding in findings] == [message] * is_uneven
+
+
+def test_validation_texts_of_the_training_set_are_reported(tmp_path: Path) -> None:
+    """There are so few different texts that no group of them is a tenth: a plain tenth is held out."""
+    chosen = config(tmp_path, [("yes please", "good"), ("no thanks", "bad")] * 60)
+    source = chosen.parts["train"]
+    chosen = chosen.model_copy(update={"split": "glue-dev", "parts": {"train": source, "validation": source}})
+    finding = findings_of(chosen)["seen texts"]
+    assert finding.rows == 12 and "12 rows of 12 stand in the training set, too" in finding.message
+
+
+def test_training_records_the_warnings(tmp_path: Path) -> None:
+    chosen = config(tmp_path, [*CLEAN, ("", "bad"), CLEAN[0]], labels=["bad", "good", "unheard of"])
+    summary = prepare(chosen, TrainedTokenizer(kind="trained"), 60, tmp_path / "cache").summary
+    assert [finding.kind for finding in summary.findings] == ["empty texts", "duplicates", "labels without rows"]
+    assert sum(summary.rows.values()) == 41
+
+
+def test_streamed_set_leaves_empty_texts_out(tmp_path: Path) -> None:
+    config(tmp_path, [*CLEAN, ("", "bad")])
+    parts = dict.fromkeys(("train", "validation", "test"), file_sources(tmp_path / "mine.csv"))
+    chosen = config_of([], parts=parts, split="given", stream=True)
+    for _ in range(2):  # read, and from the cache
+        summary = prepare(chosen, TrainedTokenizer(kind="trained"), 60, tmp_path / "cache").summary
+        empty = {finding.set: finding.rows for finding in summary.findings if finding.kind == "empty texts"}
+        assert empty == {"train": 1, "validation": 1, "test": 1}
+        assert summary.rows == {"train": 40, "validation": 40, "given": 40}
+        assert len(set(summary.fingerprints.values())) == 1
+
+
+def test_file_to_score_leaves_empty_texts_out(tmp_path: Path) -> None:
+    chosen = config(tmp_path, [("a film", "good"), (" ", "bad")])
+    encoded = encode_file(tmp_path / "mine.csv", chosen, tiny_tokenizer())
+    assert (len(encoded), encoded.empty) == (1, 1)
