@@ -1,0 +1,378 @@
+"""Files of every format, layout, compression and encoding, and hub data sets; what is broken is reported."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from typer.main import get_command
+
+from edgeformer.artifacts.data_config import FileSource, HubSource, stated
+from edgeformer.artifacts.errors import DataError, InputError, MissingDependencyError
+from edgeformer.cli.app import app
+from edgeformer.data.column_detection import guess
+from edgeformer.data.records import WITH_OPTION, delimiter_of, likely_encoding
+from edgeformer.data.rows import Row
+from edgeformer.data.sources import Columns, read
+from edgeformer.training.init import DraftOptions, draft
+from tests.cli.run_cli import edgeformer
+
+OLD = Path(__file__).parents[1] / "old_format"
+GERMAN = "Die Rechnung für März ist größer als üblich, bitte prüfen."
+PACKERS = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress, ".bz2": bz2.compress}
+
+
+def write(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def source(path: Path, **settings: Any) -> FileSource:
+    return FileSource.model_validate({"kind": "file", "path": str(path), **settings})
+
+
+def rows(path: Path, **settings: Any) -> list[tuple[object, object, str]]:
+    """Return text, label and place of every row."""
+    return [(row.text, row.label, row.where.rpartition(", ")[2]) for row in read(source(path, **settings))]
+
+
+def failure(path: Path, **settings: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        rows(path, **settings)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_tsv_has_no_quotes_and_only_newlines_end_a_row(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", 'label\ttext\n1\t"so" good\u2028still\r\n\n0\tbad, bad\n')
+    assert [*read(source(path))] == [
+        Row('"so" good\u2028still', "1", f"{path}, line 2"),
+        Row("bad, bad", "0", f"{path}, line 4"),
+    ]
+
+
+def test_csv_has_quotes_and_rows_begin_at_their_first_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", '\ufefftext;label\r\n"two ""2"";\r\nlines";1\r\n\r\nlast;0\r\n')
+    assert rows(path) == [('two "2";\r\nlines', "1", "line 2"), ("last", "0", "line 5")]
+    broken = write(tmp_path, "b.csv", 'text;label\nfine;1\n"open;1\nand\nso on;1\n')
+    assert "b.csv, line 3: not valid CSV" in failure(broken)
+
+
+def test_jsonl_keeps_the_types_of_labels(tmp_path: Path) -> None:
+    lines = [{"text": "a", "label": 1}, {"text": "b", "label": "neg"}, {"text": "c", "label": 0.0}]
+    path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, lines)))
+    assert [label for _, label, _ in rows(path)] == [1, "neg", 0]
+
+
+def test_plain_text_needs_a_label_value(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.txt", "one\n\n two\n")
+    assert rows(path, label_value="pos") == [("one", "pos", "line 1"), (" two", "pos", "line 3")]
+    assert "label_value" in failure(path)
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.tsv", b"text\tlabel\nfine\t1\n"), ("a.jsonl", b'{"text": "fine", "label": "1"}\n')]
+)
+def test_compressed_files_are_read(tmp_path: Path, name: str, content: bytes, suffix: str) -> None:
+    assert rows(write(tmp_path, name + suffix, PACKERS[suffix](content)))[0][:2] == ("fine", "1")
+
+
+@pytest.mark.parametrize("suffix", [".xz", ".gz", ".bz2"])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_broken_compressed_files(tmp_path: Path, suffix: str, is_cut: bool) -> None:
+    packed = PACKERS[suffix](b"text\tlabel\n" + b"fine\t1\n" * 5000)
+    path = write(tmp_path, f"a.tsv{suffix}", packed[: len(packed) // 2] if is_cut else b"text\tlabel\nno\t1\n")
+    message = failure(path)
+    assert str(path) in message and "broken or incomplete" in message
+
+
+def test_files_are_streamed(tmp_path: Path) -> None:
+    stream = read(source(write(tmp_path, "a.tsv", b"text\tlabel\nfine\t1\n\xff\xfe\t1\n")))
+    assert next(stream).text == "fine"
+    with pytest.raises(DataError, match="line 3"):
+        next(stream)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.tsv", "text\tlabel\nx\t1\n"), ("a.csv", "text,label\nx,1\n"), ("a.jsonl", '{"text":"x","label":1}')],
+)
+def test_byte_order_mark_is_ignored(tmp_path: Path, name: str, content: str) -> None:
+    assert rows(write(tmp_path, name, b"\xef\xbb\xbf" + content.encode()))[0][0] == "x"
+
+
+def test_missing_file_and_column_get_the_nearest_name(tmp_path: Path) -> None:
+    path = write(tmp_path, "train.tsv", "label\tsentence\n1\tfine\n")
+    assert "did you mean 'train.tsv'" in failure(tmp_path / "tran.tsv")
+    assert "no folder" in failure(tmp_path / "nowhere" / "a.tsv")
+    assert "is a folder" in failure(tmp_path)
+    message = failure(path, text="sentense")
+    assert "no column 'sentense'; did you mean 'sentence'" in message and "label, sentence" in message
+    assert "label:" in failure(path, text="sentence", label="stars")
+    jsonl = write(tmp_path, "a.jsonl", '{"text": "a", "label": 1}\n{"txt": "b", "label": 1}\n')
+    assert "line 2" in failure(jsonl)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.tsv", "text\tlabel\nfine\t1\textra\n", "line 2: has 3 columns, the header 2"),
+        ("a.csv", "text,label\nfine, really,1\n", "line 2: has 3 columns, the header 2"),
+        ("a.csv", 'text,label\n"open,1\n', "line 2: not valid CSV"),
+        ("a.csv", "text,text\na,b\n", "column 'text' is there twice"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n{"text": \n', "line 2: not valid JSON"),
+        ("a.jsonl", "[1, 2]\n", "line 1: must be a JSON object"),
+        ("a.jsonl", "[" * 100_000, "line 1: not valid JSON"),
+        ("a.jsonl", '{"text": 3, "label": 1}\n', "line 1: column 'text' holds an int"),
+        ("a.jsonl", '{"text": null, "label": 1}\n', "line 1: column 'text' holds nothing"),
+        ("a.jsonl", '{"text": "a\\ud800", "label": 1}\n', "surrogate"),
+        ("a.jsonl", '{"text": "a", "label": [1]}\n', "column 'label' holds a list"),
+        ("a.tsv", b"text\tlabel\nca\xe9\t1\n", "line 2: not UTF-8 text (byte 3 of the line is 0xe9)"),
+        ("a.tsv", "text\tlabel\nx\t1\n".encode("utf-16"), "it is likely utf-16"),
+        ("a.tsv", "", "no rows"),
+        ("a.tsv", "text\tlabel\n", "no rows"),
+        ("a.jsonl", "\n\n", "no rows"),
+        ("a.tsv", "text\tlabel\nfine\t\n", "skip_unlabelled: true"),
+        ("a.jsonl", '{"text": "a", "label": null}\n', "skip_unlabelled: true"),
+        ("a.jsonl", '{"text": "a", "label": NaN}\n', "skip_unlabelled: true"),
+        ("a.dat", "text\tlabel\n", "format:"),
+    ],
+)  # fmt: skip
+def test_errors_name_their_place(tmp_path: Path, name: str, content: str | bytes, expected: str) -> None:
+    path = write(tmp_path, name, content)
+    message = failure(path)
+    assert message.startswith(str(path))
+    assert expected in message
+
+
+def test_unlabelled_rows_are_skipped_on_request(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", '{"text": "a", "label": null}\n{"text": "b", "label": 1}\n')
+    assert rows(path, skip_unlabelled=True) == [("b", 1, "line 2")]
+    assert rows(path, skip_unlabelled=True, label_value="good") == [("b", "good", "line 2")]
+    unlabelled = write(tmp_path, "b.jsonl", '{"text": "a", "label": null}\n')
+    assert "no labelled rows" in failure(unlabelled, skip_unlabelled=True)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_delimiter_of_a_csv_file_is_detected(tmp_path: Path, delimiter: str) -> None:
+    cells = [["text", "label"], [f'"so{delimiter} good, really; yes"', "1"], ["plain", "0"]]
+    path = write(tmp_path, "a.csv", "\r\n".join(delimiter.join(row) for row in cells))
+    expected = [(f"so{delimiter} good, really; yes", "1", "line 2"), ("plain", "0", "line 3")]
+    assert rows(path) == rows(path, delimiter=delimiter) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["text\n", "one, two; three\n"], ","),  # one column
+        (["a,b\n", "x;y,z\n"], ","),
+        (["name, first;text;label\n", "a;b, c;d\n", "e, f, g;h;i\n"], ";"),
+        (["text;label\n", "nice, really, yes;good\n"], ";"),
+        (["a|b\n", "x|y\n"], "|"),
+        ([], ","),
+    ],
+)
+def test_delimiter_gives_most_rows_the_same_columns(lines: list[str], expected: str) -> None:
+    assert delimiter_of(lines) == expected
+
+
+def test_layouts_of_spreadsheets(tmp_path: Path) -> None:
+    assert rows(write(tmp_path, "a.csv", "sep=;\r\ntext;label\r\na, b;1\r\n")) == [("a, b", "1", "line 3")]
+    path = write(tmp_path, "b.csv", ";text;label;\n0;fine;1;\n")
+    assert rows(path) == [("fine", "1", "line 2")]
+    assert rows(path, text="column 1") == [("0", "1", "line 2")]
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ";"), ("a.tsv", "\t"), ("a.txt", "|"), ("a", ",")])
+def test_columns_without_header_are_numbered(tmp_path: Path, name: str, delimiter: str) -> None:
+    path = write(tmp_path, name, f"good{delimiter}fine film\nbad{delimiter}dull film\n")
+    layout = {} if name in ("a.csv", "a.tsv") else {"delimiter": delimiter}
+    expected = [("fine film", "good", "line 1"), ("dull film", "bad", "line 2")]
+    assert rows(path, header=False, text=2, label=1, **layout) == expected
+    assert rows(path, header=False, text=2, label_value="x", **layout)[0] == ("fine film", "x", "line 1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"header": False}, "given by their numbers from 1 (text: 1, label: 2), not as 'text'"),
+        ({"header": False, "text": 1, "label": "stars"}, "not as 'stars'"),
+        ({"header": False, "format": "jsonl"}, "header: is for tables of text, and format is jsonl"),
+        ({"delimiter": ";", "format": "text"}, "delimiter: is for tables of text"),
+        ({"delimiter": ";", "format": "tsv"}, "set format: csv"),
+        ({"delimiter": "; "}, "Input should be"),
+        ({"text": 0}, "valid string"),
+        ({"text": True}, "valid string"),
+    ],
+)
+def test_contradictory_layouts_are_refused(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        source(Path("a.csv"), **settings)
+    assert expected in str(caught.value)
+
+
+def test_layout_errors_name_the_columns(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "a film;good\nanother\n")
+    message = "line 2: has 1 columns, the first row 2 (1, 2); put a text that holds a semi"
+    assert message in failure(path, header=False, text=1, label=2)
+    assert "no column '3'" in failure(path, header=False, text=1, label=3)
+    message = "is jsonl, which has no delimiter and no header"
+    assert message in failure(write(tmp_path, "a.jsonl", "{}"), delimiter=";")
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        (GERMAN, "cp1252"),
+        ("Le café était très agréable, à côté de la forêt ; où est le garçon ?", "cp1252"),
+        ("El niño comió una piña en la mañana. ¿Cómo está usted?", "cp1252"),
+        ("It’s a “fine” film – really…", "cp1252"),
+        ("Zażółć gęślą jaźń, proszę o fakturę za miesiąc.", "cp1250"),
+        ("Это хороший фильм, мне понравилось.", "cp1251"),
+        ("これは良い映画です。とても面白かった。", "shift-jis"),
+        (GERMAN, "utf-16"),
+        (GERMAN, "utf-16-le"),
+        (GERMAN, "utf-16-be"),
+    ],
+)
+def test_likely_encoding_is_suggested(tmp_path: Path, text: str, encoding: str) -> None:
+    path = write(tmp_path, "a.tsv", f"text\tlabel\n{text}\t1\n{text}\t0\n".encode(encoding))
+    assert likely_encoding(path.read_bytes()) == encoding
+    message = failure(path)
+    assert f"likely {encoding}: save the file as UTF-8, or " in message
+    assert f"--encoding {encoding} (" in message and f"encoding: {encoding} in a recipe" in message
+    assert [row[:2] for row in rows(path, encoding=encoding)] == [(text, "1"), (text, "0")]
+
+
+def test_bytes_in_no_encoding_are_refused(tmp_path: Path) -> None:
+    message = failure(write(tmp_path, "a.csv", b"text,label\nx\x81\xff\xfe\x00\x9d\x01\x02\x8f,1\n"))
+    assert "line 2: not UTF-8 text (byte 2 of the line is 0x81); " in message and "encoding" in message
+    message = failure(write(tmp_path, "b.csv", b"text,label\n" + b"x\x81,1\n" * 30_000), encoding="cp1252")
+    assert "b.csv: not cp1252 text (" in message and "byte" in message
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.txt", "a.csv.gz"])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "UTF8"])
+def test_text_formats_in_every_encoding(tmp_path: Path, name: str, encoding: str) -> None:
+    line = json.dumps({"text": GERMAN, "label": "a"}, ensure_ascii=False)
+    contents = {"csv": f'text,label\r\n"{GERMAN}",a\r\n', "tsv": f"text\tlabel\n{GERMAN}\ta\n", "jsonl": line}
+    content = contents.get(name.split(".")[1], GERMAN).encode(encoding)
+    path = write(tmp_path, name, gzip.compress(content) if name.endswith("gz") else content)
+    settings = {"label_value": "a", "label": None} if name == "a.txt" else {}
+    assert [row[:2] for row in rows(path, encoding=encoding, **settings)] == [(GERMAN, "a")]
+
+
+@pytest.mark.parametrize("name", ["cp9", "base64", "rot13", "", "a\0b"])
+def test_unknown_encodings_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is no known text encoding"):
+        source(Path("a.csv"), encoding=name)
+    with pytest.raises(InputError, match=r"--encoding .*: is no known text encoding"):
+        Columns(encoding=name)
+
+
+def test_cache_names_without_an_encoding_do_not_change() -> None:
+    plain = source(Path("a.csv"))
+    assert "encoding" not in stated(plain.model_dump(mode="json"))
+    assert "encoding" in stated(plain.model_copy(update={"encoding": "cp1252"}).model_dump(mode="json"))
+
+
+def test_drafted_recipe_states_the_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = "".join(f"Größe Nummer {n} für alle;{('gut', 'übel')[n % 2]}\n" for n in range(40))
+    Path("de.csv").write_bytes(f"Text;Kategorie\n{lines}".encode("cp1252"))
+    with pytest.raises(DataError, match="--encoding cp1252 "):
+        guess(Path("de.csv"), Columns())
+    result = draft(Path("de.csv"), DraftOptions(columns=Columns(encoding="cp1252")))
+    assert "encoding: cp1252" in result.text
+    assert [*result.guess.labels] == ["gut", "übel"] and sum(result.rows.values()) == 40
+
+
+def test_evaluate_reads_a_file_in_its_encoding(tmp_path: Path) -> None:
+    write(tmp_path, "de.csv", "text;label\nschön und größer;positive\nübel;negative\n".encode("utf-16"))
+    command = ("evaluate", str(OLD / "classifier-v1"), "--data", "de.csv", "--json")
+    outcome = edgeformer(*command, "--encoding", "utf-16", cwd=tmp_path)
+    assert outcome.code == 0 and json.loads(outcome.out)["rows"][0]["n"] == 2, outcome.err
+    outcome = edgeformer(*command, cwd=tmp_path)
+    assert outcome.code == 2 and "it is likely utf-16: save the file" in outcome.err
+    outcome = edgeformer("evaluate", str(OLD / "classifier-v1"), "--encoding", "utf-16", cwd=tmp_path)
+    assert outcome.code == 2 and "--encoding: are of a file" in outcome.err
+
+
+def test_suggested_commands_have_the_encoding_option() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    names = [
+        name for name, command in commands.items() if any("--encoding" in option.opts for option in command.params)
+    ]
+    assert sorted(names) == [*WITH_OPTION]
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The library, offline."""
+    library = pytest.importorskip("datasets")
+    import huggingface_hub.constants
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(library.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return library
+
+
+def write_classes(datasets: Any, path: Path, labels: list[int]) -> None:
+    names = datasets.ClassLabel(names=["negative", "positive"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": names})
+    texts = [f"text {number}" for number in range(len(labels))]
+    datasets.Dataset.from_dict({"text": texts, "label": labels}, features=features).to_parquet(path)
+
+
+def labels_of(source: FileSource | HubSource, labels: tuple[str, ...] = ("negative", "positive")) -> list[object]:
+    return [row.label for row in read(source, labels)]
+
+
+def test_parquet_is_read_with_its_class_names(datasets: Any, tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    write_classes(datasets, path, [1, 0, 1])
+    assert [row[0] for row in rows(path)] == ["text 0", "text 1", "text 2"]
+    assert [*read(source(path))][1].where == f"{path}, row 2"
+    # If the recipe has the same names in another order, names decide; other names leave the numbers.
+    assert labels_of(source(path), ("positive", "negative")) == ["positive", "negative", "positive"]
+    assert labels_of(source(path), ("bad", "good")) == [1, 0, 1]
+    assert "train.parquet: cannot be read as Parquet" in failure(write(tmp_path, "train.parquet", b"PAR1 no"))
+
+
+def test_local_data_set_folder_is_a_hub_source(datasets: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "reviews"
+    folder.mkdir()
+    write_classes(datasets, folder / "train.parquet", [1, 0, -1])
+    write_classes(datasets, folder / "test.parquet", [0])
+    hub = HubSource(kind="hub", name=str(folder), split="train", skip_unlabelled=True)
+    assert labels_of(hub) == ["positive", "negative"]
+    assert labels_of(hub.model_copy(update={"split": "test"})) == ["negative"]
+    with pytest.raises(DataError, match=r"row 3: has no label.*skip_unlabelled"):  # -1 means "unlabelled"
+        labels_of(hub.model_copy(update={"skip_unlabelled": False}))
+    with pytest.raises(DataError, match="'nonsense': cannot be loaded"):
+        labels_of(hub.model_copy(update={"split": "nonsense"}))
+    with pytest.raises(DataError, match=r"no column 'texts'; did you mean 'text'"):
+        labels_of(hub.model_copy(update={"text": "texts"}))
+    (tmp_path / "tables").mkdir()
+    write(tmp_path / "tables", "train.csv", "text,label\nfine,1\nbad,0\n")
+    assert labels_of(HubSource(kind="hub", name=str(tmp_path / "tables"))) == [1, 0]
+
+
+def test_unavailable_hub_has_a_remedy(datasets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"hub data set nobody/nothing.*--data DIR"):
+        labels_of(HubSource(kind="hub", name="nobody/nothing"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingDependencyError, match=r'pip install "\.\[train\]" in the clone'):
+        labels_of(HubSource(kind="hub", name="nyu-mll/glue"))
