@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from edgeformer.artifacts.errors import DataError
+from edgeformer.data.rows import LabelledTexts, Row, label_rows
+
+
+def indices(values, labels=("negative", "positive")):
+    return label_rows([Row("x", value, f"f, line {n}") for n, value in enumerate(values, 1)], labels).labels.tolist()
+
+
+def test_labels_are_numbers_numerals_or_names():
+    assert indices([1, "0", "positive", "negative", 0]) == [1, 0, 1, 0, 0]
+    assert indices([1, "2", 5, "3"], labels=("1", "2", "3", "4", "5")) == [0, 1, 4, 2], "names win over numbers"
+    with pytest.raises(DataError, match=r"line 2: label '0' is not in the set; allowed: 1, 2, 3; change"):
+        indices([1, 0], labels=("1", "2", "3"))
+
+
+@pytest.mark.parametrize("value", [2, -1, "2", "Positive", " positive", "1.5", "٣", "9" * 5000])
+def test_unknown_label_is_refused(value):
+    with pytest.raises(DataError) as caught:
+        indices([1, value])
+    message = str(caught.value)
+    assert message.startswith("f, line 2: label ")
+    assert "allowed: negative, positive (or their numbers 0 to 1)" in message
+
+
+def test_missing_label_and_near_label():
+    with pytest.raises(DataError, match="f, line 1: has no label"):
+        indices([None])
+    with pytest.raises(DataError, match=r"label 'Positve ' is not in the set; did you mean 'positive'\? allowed"):
+        indices(["Positve "])
+
+
+def test_fingerprint_sees_texts_labels_and_order():
+    contents = [
+        (["ab", "c"], [0, 1]),
+        (["a", "bc"], [0, 1]),
+        (["c", "ab"], [0, 1]),
+        (["ab", "c"], [1, 1]),
+        (["ab"], [0]),
+    ]
+    fingerprints = [LabelledTexts(texts, np.array(labels)).fingerprint() for texts, labels in contents]
+    assert len(set(fingerprints)) == len(contents)
+    assert LabelledTexts(["ab", "c"], np.array([0, 1])).fingerprint() == fingerprints[0]
