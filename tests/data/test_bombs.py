@@ -102,23 +102,23 @@ def test_line_of_a_gigabyte(tmp_path: Path, name: str) -> None:
 
 
 def test_bomb_behind_real_text(tmp_path: Path) -> None:
-    chosen = random.Random(1)
-    text = "\n".join(f"{chosen.getrandbits(64):x}" for _ in range(150_000)).encode() + b"\n"
+    generator = random.Random(1)
+    text = "\n".join(f"{generator.getrandbits(64):x}" for _ in range(150_000)).encode() + b"\n"
     path = tmp_path / "late.txt.xz"
     path.write_bytes(lzma.compress(text, preset=0) + lzma.compress((b"a" * 9999 + b"\n") * 1700) * 8)
-    found = read(FileSource(kind="file", path=str(path), label=None))
-    assert [next(found).text for _ in range(150_000)] == text.decode().split()
+    stream = read(FileSource(kind="file", path=str(path), label=None))
+    assert [next(stream).text for _ in range(150_000)] == text.decode().split()
     with pytest.raises(DataError, match="200 times"):
-        for _ in found:
+        for _ in stream:
             pass
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
 def test_repetitive_but_real_files_stream(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log whose lines differ in their number only, and a small file that packs as well as a bomb."""
-    monkeypatch.setattr(records, "_RATIO_WINDOW", 2**20)  # so that a test needs not write hundreds of megabytes
-    chosen = random.Random(2)
-    lines = [f"2026-11-22 worker answered request in {chosen.randrange(10**9)} ms, no error" for _ in range(60_000)]
+    """A log whose lines differ in a number only, and a small file that packs as well as a bomb."""
+    monkeypatch.setattr(records, "_RATIO_WINDOW", 2**20)  # avoids files of hundreds of megabytes
+    generator = random.Random(2)
+    lines = [f"2026-11-22 worker answered request in {generator.randrange(10**9)} ms, no error" for _ in range(60_000)]
     path = tmp_path / f"log.txt{suffix}"
     path.write_bytes(PACKERS[suffix]("\n".join(lines).encode()))
     assert rows(path) == lines
@@ -220,14 +220,14 @@ class TestGolden:
             read_golden(self.archive(tmp_path, input_ids=stated))
 
     def test_thousands_of_members(self, tmp_path: Path) -> None:
-        one = self.array(np.ones((2, 8), np.int64))
+        array = self.array(np.ones((2, 8), np.int64))
         with pytest.raises(GoldenError, match="1000 arrays"):
-            read_golden(self.archive(tmp_path, input_ids=one, **{f"a{n}": one for n in range(1001)}))
+            read_golden(self.archive(tmp_path, input_ids=array, **{f"a{n}": array for n in range(1001)}))
 
     def test_packed_but_real(self, tmp_path: Path) -> None:
-        found = read_golden(self.archive(tmp_path, input_ids=self.array(np.ones((2, 8), np.int64))))
-        assert len(found) == 2
+        golden = read_golden(self.archive(tmp_path, input_ids=self.array(np.ones((2, 8), np.int64))))
+        assert len(golden) == 2
 
 
-def test_the_limits_are_wide_of_what_is_real() -> None:
+def test_limits_are_far_above_real_files() -> None:
     assert records.MAX_RATIO >= 100 and records.MAX_COLUMNS >= 1000

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.normalizers import Sequence
 
-from edgeformer.data.cleaning import RULES, VERSIONS, clean, clean_for_splits, normalizers
+from edgeformer.data.cleaning import RULES, VERSIONS, clean, clean_for_splits, count_words, normalizers
 
 NORMALIZER = Sequence(normalizers())
 
@@ -48,39 +48,39 @@ AWKWARD = st.lists(_PIECES | st.text(_ANY, max_size=5), max_size=12).map("".join
         ("", ""),
     ],
 )
-def test_cleaning_does_what_the_paper_says(text, expected):
+def test_cleaning_follows_the_paper(text, expected):
     assert clean(text) == expected
     assert NORMALIZER.normalize_str(text) == expected
 
 
 @settings(max_examples=600, deadline=None)
 @given(AWKWARD)
-def test_the_tokenizer_cleans_exactly_as_training_does(text):
+def test_normalizers_equal_the_function(text):
     assert NORMALIZER.normalize_str(text) == clean(text)
 
 
 @settings(max_examples=300, deadline=None)
 @given(AWKWARD)
-def test_cleaned_text_holds_no_runs_and_no_odd_space(text):
+def test_cleaned_text_has_no_repeated_marks_and_single_spaces(text):
     cleaned = clean(text)
     assert cleaned == " ".join(cleaned.split())
     marks = string.punctuation + "…！。—»؟～"
     assert not any(a == b and a in marks for a, b in itertools.pairwise(cleaned))
 
 
-def test_earlier_versions_collapsed_marks_of_ascii_only():
-    """What splits were drawn by, and what tokenizers of models from then go on doing."""
+def test_first_version_collapses_ascii_marks_only():
+    """Splits and the tokenizers of earlier models depend on it."""
     text = "so…… BAD!!! <br/>！！"
     assert clean_for_splits(text) == "so…… bad! ！！" == Sequence(normalizers(VERSIONS[1])).normalize_str(text)
 
 
-def test_long_unfinished_tags_do_not_take_forever():
+def test_unfinished_tags_take_linear_time():
     for text in ("<a " * 50_000, "<!-- " * 50_000, "http://" + "." * 200_000, "www." * 50_000, "<" * 200_000):
         clean(text)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node, which runs regexes as Transformers.js does")
-def test_javascript_cleans_the_same():
+def test_javascript_cleans_alike():
     texts: list[str] = []
 
     @settings(max_examples=400, deadline=None, database=None)
@@ -95,13 +95,12 @@ def test_javascript_cleans_the_same():
         : text.replaceAll(new RegExp(pattern, 'gu'), replacement);
       console.log(JSON.stringify(texts.map(text => rules.reduce(step, text))));
     """
-    given_to_node = json.dumps({"rules": [[rule.pattern, rule.replacement] for rule in RULES], "texts": texts})
-    done = subprocess.run(
-        ["node", "-e", program],
-        input=given_to_node,
-        capture_output=True,
-        text=True,
-        check=True,
-        encoding="utf-8",
-    )
-    assert json.loads(done.stdout) == [clean(text) for text in texts]
+    request = json.dumps({"rules": [[rule.pattern, rule.replacement] for rule in RULES], "texts": texts})
+    process = subprocess.run(["node", "-e", program], input=request, capture_output=True, check=True, encoding="utf-8")
+    assert json.loads(process.stdout) == [clean(text) for text in texts]
+
+
+def test_words_are_counted_after_cleaning_in_both_texts_of_a_pair():
+    texts = ["<p>Two   words</p>", "", "see http://x.org/y", ("one", "and <br/> two")]
+    assert count_words(texts, "paper").tolist() == [2, 0, 1, 3]
+    assert count_words(texts, "none").tolist() == [2, 0, 2, 4]

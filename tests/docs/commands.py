@@ -64,7 +64,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer export --int8": "tests/export/test_int8.py runs it",
     "edgeformer init reviews.csv": _OWN,
     "edgeformer train reviews.yaml": _OWN,
-    "edgeformer train reviews.yaml --set data.rows.train=0.1": "needs that file; tests/data/test_selection.py",
+    "edgeformer train reviews.yaml --set data.rows.train=0.1": "needs that file; tests/data/test_splits.py",
     'edgeformer predict "the soup was cold"': _OWN,
     "edgeformer evaluate --data other.csv": _OWN,
     "edgeformer evaluate --data survey.csv --text answer --label mood": _OWN,

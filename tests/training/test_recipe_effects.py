@@ -253,17 +253,17 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
     EncoderConfig: {"kind": "names the family", "attention": "tests/models/test_encoder.py"},
     FileSource: {
         "kind": "names the kind of source", "path": "tests/artifacts/test_recipe_paths.py",
-        "delimiter": "tests/data/test_table_files.py", "header": "tests/data/test_table_files.py",
-        "text_pair": "tests/data/test_text_pairs.py", "format": "tests/data/test_table_files.py",
+        "delimiter": "tests/data/test_records.py", "header": "tests/data/test_records.py",
+        "text_pair": "tests/data/test_prepare.py", "format": "tests/data/test_records.py",
         **dict.fromkeys(("text", "label", "label_value", "skip_unlabelled"), "tests/data/test_sources.py"),
-        "rows": "tests/data/test_selection.py", "encoding": "tests/data/test_text_encoding.py",
+        "rows": "tests/data/test_splits.py", "encoding": "tests/data/test_records.py",
     },
     DataConfig: {
         "parts": "tests/data/test_sources.py", "stream": "tests/training/test_streamed.py",
         "split": "tests/data/test_splits.py", "split_seed": "tests/data/test_splits.py",
         "expected_rows": "tests/training/test_plan_time.py",
         **dict.fromkeys(("labels", "cleaning", "max_length"), "tests/data/test_prepare.py"),
-        **dict.fromkeys(("rows", "longest", "shortest", "balance"), "tests/data/test_selection.py"),
+        **dict.fromkeys(("rows", "longest", "shortest", "balance"), "tests/data/test_splits.py"),
     },
 }  # fmt: skip
 """Fields whose effect another test shows."""
