@@ -127,17 +127,25 @@ class _Transcoder(io.RawIOBase):
 def open_data_file(path: Path, encoding: str | None = None) -> Iterator[BinaryIO]:
     """Open a file as bytes, unpacked by its suffix, and converted from ``encoding`` to UTF-8.
 
-    Raises DataError for a bomb or a wrong encoding, and the errors of the packer.
+    Raises DataError for a file that cannot be read, a broken archive, a bomb or a wrong encoding.
     """
-    with path.open("rb") as file:
-        if path.suffix.lower() not in COMPRESSIONS:
-            yield as_utf8(path, file, encoding)
-            return
-        ahead = _Unpacked(path, file)
-        while file.tell() < _BYTES_AHEAD and ahead.read(1 << 20):
-            pass
-        file.seek(0)
-        yield as_utf8(path, io.BufferedReader(_Unpacked(path, file), 1 << 18), encoding)
+    try:
+        with path.open("rb") as file:
+            if path.suffix.lower() not in COMPRESSIONS:
+                yield as_utf8(path, file, encoding)
+                return
+            ahead = _Unpacked(path, file)
+            while file.tell() < _BYTES_AHEAD and ahead.read(1 << 20):
+                pass
+            file.seek(0)
+            yield as_utf8(path, io.BufferedReader(_Unpacked(path, file), 1 << 18), encoding)
+    except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        # bz2 and gzip report damage as an OSError without a system error.
+        raise DataError(
+            f"{path}: broken or incomplete {path.suffix} file ({error}); copy or download it again"
+        ) from None
 
 
 def as_utf8(path: Path, file: BinaryIO, encoding: str | None) -> BinaryIO:
@@ -150,20 +158,6 @@ def as_utf8(path: Path, file: BinaryIO, encoding: str | None) -> BinaryIO:
     if encoding is None or codecs.lookup(encoding).name == "utf-8":
         return file
     return io.BufferedReader(_Transcoder(path, file, encoding), 1 << 18)
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a file into DataError."""
-    try:
-        yield
-    except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-        if isinstance(error, OSError) and error.strerror:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-        # bz2 and gzip report damage as an OSError without a system error.
-        raise DataError(
-            f"{path}: broken or incomplete {path.suffix} file ({error}); copy or download it again"
-        ) from None
 
 
 def lines_of(path: Path, file: BinaryIO) -> Iterator[Line]:
@@ -282,7 +276,7 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
 
 
 def _text_file_records(path: Path, kind: str, source: FileSource) -> Iterator[Record]:
-    with _readable(path), open_data_file(path, source.encoding) as file:
+    with open_data_file(path, source.encoding) as file:
         lines = lines_of(path, file)
         if kind == "csv":
             delimiter, lines = detect_delimiter(lines, source.delimiter)
@@ -317,7 +311,7 @@ def _jsonl_records(path: Path, lines: Iterator[Line]) -> Iterator[Record]:
 
 def first_lines(path: Path, encoding: str | None = None) -> list[str]:
     """Return the lines with their ends by which a delimiter is detected. Raises DataError as :func:`file_records`."""
-    with _readable(path), open_data_file(path, encoding) as file:
+    with open_data_file(path, encoding) as file:
         return [line for _, line in _sample_lines(lines_of(path, file))]
 
 

@@ -421,8 +421,7 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
 def local_text_parts(config: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
     """Return a language model's ``config`` with the files of a folder as parts; ``DIR/<part>.txt`` is preferred.
 
-    Raises:
-        DataError: no such folder, no file for train or validation, or no text column in a file.
+    Raises DataError: no such folder, no file for train or validation, or no text column in a file.
     """
     needed = dict.fromkeys(("train", "validation"), "a language model")
     files, notes = _part_files(folder, config.parts, _TEXT_SUFFIXES, needed)

@@ -84,8 +84,7 @@ class StoredFacts(Frozen):
 class DiskArray:
     """A one-dimensional array that fills a file. The file stays open, so that deleting the cache breaks no run.
 
-    Raises:
-        OSError: the file cannot be opened.
+    Raises OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, dtype: str) -> None:

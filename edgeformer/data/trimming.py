@@ -95,8 +95,7 @@ def trim_to_texts(
 ) -> tuple[Trimmed, Vocabulary]:
     """Keep the tokens of ``texts``, each cut to ``max_length``, and measure the effect on ``others``.
 
-    Raises:
-        DataError: the tokenizer cannot be trimmed.
+    Raises DataError: the tokenizer cannot be trimmed.
     """
     used = keeping.used(_token_counts(texts, tokenizer, max_length))
     trimmed = trim_tokenizer(tokenizer, used, keeping.first)

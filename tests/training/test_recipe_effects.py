@@ -255,7 +255,7 @@ ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "kind": "names the kind of source", "path": "tests/artifacts/test_recipe_paths.py",
         "delimiter": "tests/data/test_records.py", "header": "tests/data/test_records.py",
         "text_pair": "tests/data/test_prepare.py", "format": "tests/data/test_records.py",
-        **dict.fromkeys(("text", "label", "label_value", "skip_unlabelled"), "tests/data/test_sources.py"),
+        **dict.fromkeys(("text", "label", "label_value", "skip_unlabelled"), "tests/data/test_records.py"),
         "rows": "tests/data/test_splits.py", "encoding": "tests/data/test_records.py",
     },
     DataConfig: {
