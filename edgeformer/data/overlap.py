@@ -173,14 +173,14 @@ class OverlapCounter:
     some of the training texts.
 
     Args:
-        others: set → its texts.
+        other_sets: set → its texts.
     """
 
-    def __init__(self, others: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, other_sets: Mapping[str, Sequence[str]]) -> None:
         self._numbers: dict[str, int] = {}
         self._sets = {
             name: np.array([self._numbers.setdefault(clean(text), len(self._numbers)) for text in texts], np.int64)
-            for name, texts in others.items()
+            for name, texts in other_sets.items()
         }
         self._words: dict[str, int] = {}
         self._numbered = number_words(self._numbers, self._words)
@@ -223,16 +223,16 @@ class OverlapCounter:
 
 
 def count_overlaps(
-    train: Iterable[str], others: Mapping[str, Sequence[str]], sets_name: str, progress: Progress
+    train: Iterable[str], other_sets: Mapping[str, Sequence[str]], sets_name: str, progress: Progress
 ) -> tuple[OverlapCount, ...]:
     """Count overlaps as :class:`OverlapCounter` does.
 
     Args:
-        others: set → its texts.
+        other_sets: set → its texts.
         sets_name: of these sets together, for the progress bar.
     """
     with bar(progress, f"Comparing {sets_name} with the training set", None, "texts"):
-        counter = OverlapCounter(others)
+        counter = OverlapCounter(other_sets)
         for text in train:
             counter.add((text,))
             progress.advance()

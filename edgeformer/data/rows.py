@@ -164,11 +164,11 @@ def alike(text: Text) -> str:
     return "\0".join(" ".join(part.casefold().split()) for part in ((text,) if isinstance(text, str) else text))
 
 
-def listed(names: Iterable[str], most: int = 20) -> str:
+def listed(names: Iterable[str], limit: int = 20) -> str:
     """Return the first names for a message, long names shortened."""
     names = list(names)
-    shortened = [name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…" for name in names[:most]]
-    return ", ".join([*shortened, *([f"… ({len(names):,} in all)"] if len(names) > most else [])])
+    shortened = [name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…" for name in names[:limit]]
+    return ", ".join([*shortened, *([f"… ({len(names):,} in all)"] if len(names) > limit else [])])
 
 
 def missing_column(where: str, kind: str, name: str, columns: Iterable[str]) -> DataError:

@@ -165,27 +165,27 @@ def file_source(
     Raises:
         DataError: the file cannot be read, lacks a named column, or has no columns that fit.
     """
-    named = columns or Columns()
-    source, names = _open_table(path, like, named)
+    user_columns = columns or Columns()
+    source, names = _open_table(path, like, user_columns)
     like_table = None if isinstance(like, SyntheticSource) else like
-    named.check(path, names)
+    user_columns.check(path, names)
 
     def find(kind: str, candidates: Iterable[str | None]) -> str:
-        known = list(dict.fromkeys(name for name in candidates if name is not None))
-        column = matching_column(known, names)
+        expected = list(dict.fromkeys(name for name in candidates if name is not None))
+        column = matching_column(expected, names)
         if column is not None:
             return column
-        remedy = f"rename one to one of {listed(known, 5)}"
+        remedy = f"rename one to one of {listed(expected, 5)}"
         if columns is not None:
             option = f"--{kind}"
             remedy = f"name it ({option} COLUMN; {option} NUMBER if the first line names no columns), or {remedy}"
         raise DataError(f"{path}: no {kind} column; columns: {listed(names)}; {remedy}")
 
     text_candidates = (like_table.text if like_table else None, *TEXT_COLUMNS)
-    if named.text is not None:
-        text, second = named.text, named.text_pair
-    elif named.text_pair is not None:
-        second = named.text_pair
+    if user_columns.text is not None:
+        text, second = user_columns.text, user_columns.text_pair
+    elif user_columns.text_pair is not None:
+        second = user_columns.text_pair
         first_texts = [first for first, other in PAIR_COLUMNS if other == second]
         candidates = (text_candidates[0], *first_texts, *TEXT_COLUMNS)
         text = find("text", [name for name in candidates if name != second])
@@ -206,7 +206,7 @@ def file_source(
     source = source.model_copy(update={"text": text, "text_pair": second})
     if not labelled:
         return source
-    label = named.label
+    label = user_columns.label
     if label is None:
         like_label = like_table.label if like_table else None
         texts = {plain_name(name) for name in (text, second) if name is not None}
@@ -220,7 +220,7 @@ def file_source(
     return source.model_copy(update={"label": label, "skip_unlabelled": skip_unlabelled})
 
 
-def _open_table(path: Path, like: Source | None, named: Columns) -> tuple[FileSource, list[str]]:
+def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple[FileSource, list[str]]:
     """Return a source with the layout of a file, and the names of its columns. Raises DataError.
 
     The layout is that of ``like`` as far as the file can have it: no header; format and delimiter if the suffix of the
@@ -236,12 +236,12 @@ def _open_table(path: Path, like: Source | None, named: Columns) -> tuple[FileSo
             layout = {"format": like.format, "delimiter": like.delimiter}
         if not like.header and (layout or kind in ("csv", "tsv")):
             layout["header"] = False
-    names = list(named.by_option().values())
+    names = list(user_columns.by_option().values())
     are_numbers = bool(names) and all(name.isdecimal() for name in names)
     if names and not are_numbers:
         layout.pop("header", None)
     text = "1" if "header" in layout else "text"
-    source = FileSource(kind="file", path=str(path), text=text, label=None, encoding=named.encoding, **layout)
+    source = FileSource(kind="file", path=str(path), text=text, label=None, encoding=user_columns.encoding, **layout)
     columns = columns_of(source)
     if are_numbers and source.header and not set(names) <= set(columns) and format_of_source(source) in ("csv", "tsv"):
         source = source.model_copy(update={"header": False})
@@ -294,26 +294,26 @@ def replacement_source(path: Path, parts: Mapping[str, Sequence[Source]], column
         DataError: as in :func:`file_source`; a second text is named for a model of single texts; the model's data is
             unknown, and the columns fit both single texts and pairs.
     """
-    named = columns or Columns()
+    user_columns = columns or Columns()
     sources = [source for part in parts.values() for source in part]
     if sources:
         like = sources[0]
         for source in sources:
             if not isinstance(source, SyntheticSource):
-                names = _open_table(path, source, named)[1]
+                names = _open_table(path, source, user_columns)[1]
                 if all(name in names for name in (source.text, source.text_pair) if name is not None):
                     like = source
                     break
         second = getattr(like, "text_pair", None)
-        if named.text_pair is not None and second is None:
-            raise DataError(f"{path}: --pair {named.text_pair}: this model reads single texts, and no pairs")
+        if user_columns.text_pair is not None and second is None:
+            raise DataError(f"{path}: --pair {user_columns.text_pair}: this model reads single texts, and no pairs")
         if columns is not None and columns.text is not None and columns.text_pair is None:
             columns = replace(columns, text_pair=second)
         return file_source(path, like, columns=columns).model_copy(update={"skip_unlabelled": False})
     source = file_source(path, columns=columns)
     names = columns_of(source)
     single = next((name for name in TEXT_COLUMNS if name in names), None)
-    if source.text_pair is not None and single is not None and not named.text and not named.text_pair:
+    if source.text_pair is not None and single is not None and not user_columns.text and not user_columns.text_pair:
         raise DataError(
             f"{path}: nothing is known of this model's data, so rows could be single texts ({single}) or pairs "
             f"({source.text} and {source.text_pair}); leave out the column that is not to be read, or import the model "

@@ -68,9 +68,9 @@ def missing_set_message(name: str, *, own_file: bool = False) -> str:
     Args:
         own_file: the set was to be scored, for which the user can name another file.
     """
-    what = "its training text" if name == "train" else f"a {name} set"
+    data = "its training text" if name == "train" else f"a {name} set"
     return (
-        f"data.parts: this model was trained elsewhere, and nothing is known of {what}; import it again with a folder "
+        f"data.parts: this model was trained elsewhere, and nothing is known of {data}; import it again with a folder "
         f"that has {name}.tsv (or .csv, .jsonl): --data DIR"
         + (", or give evaluate a file of its own: --data FILE" if own_file else "")
     )

@@ -91,15 +91,15 @@ def trim_to_training(
 
 
 def trim_to_texts(
-    tokenizer: Tokenizer, texts: LabelledTexts, others: LabelledTexts, max_length: int, keeping: Keeping = ALL_USED
+    tokenizer: Tokenizer, texts: LabelledTexts, other_texts: LabelledTexts, max_length: int, keeping: Keeping = ALL_USED
 ) -> tuple[Trimmed, Vocabulary]:
-    """Keep the tokens of ``texts``, each cut to ``max_length``, and measure the effect on ``others``.
+    """Keep the tokens of ``texts``, each cut to ``max_length``, and measure the effect on ``other_texts``.
 
     Raises DataError: the tokenizer cannot be trimmed.
     """
     used = keeping.used(_token_counts(texts, tokenizer, max_length))
     trimmed = trim_tokenizer(tokenizer, used, keeping.first)
-    return trimmed, trim_effect(tokenizer, trimmed, others, max_length)
+    return trimmed, trim_effect(tokenizer, trimmed, other_texts, max_length)
 
 
 def _token_counts(texts: LabelledTexts, tokenizer: Tokenizer, max_length: int) -> Mapping[int, int]:
@@ -146,24 +146,24 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
 
 def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max_length: int) -> Vocabulary:
     """Compare how the trimmed and the original tokenizer cut ``texts``, each up to ``max_length`` tokens."""
-    before = encode(texts, original, max_length)
-    after = encode(texts, trimmed.tokenizer, max_length)
+    original_rows = encode(texts, original, max_length)
+    trimmed_rows = encode(texts, trimmed.tokenizer, max_length)
     numbers = original.get_vocab(with_added_tokens=True)
-    is_kept = np.isin(before.ids, trimmed.kept)
+    is_kept = np.isin(original_rows.ids, trimmed.kept)
     unknown = json.loads(original.to_str())["model"].get("unk_token")
     new_unknown = 0
     if unknown in numbers:
-        unknown_before = _count_per_row(before, before.ids == numbers[unknown])
-        unknown_after = _count_per_row(after, after.ids == trimmed.tokenizer.token_to_id(unknown))
+        unknown_before = _count_per_row(original_rows, original_rows.ids == numbers[unknown])
+        unknown_after = _count_per_row(trimmed_rows, trimmed_rows.ids == trimmed.tokenizer.token_to_id(unknown))
         new_unknown = int(np.maximum(unknown_after - unknown_before, 0).sum())
     return Vocabulary(
         kept=len(trimmed.kept),
         original=max(numbers.values()) + 1,
         coverage=float(is_kept.mean()),
-        unknown=new_unknown / len(before.ids),
+        unknown=new_unknown / len(original_rows.ids),
         # A row is cut as before exactly if all its tokens were kept.
-        changed_rows=int((_count_per_row(before, ~is_kept) > 0).sum()),
-        rows=len(before),
+        changed_rows=int((_count_per_row(original_rows, ~is_kept) > 0).sum()),
+        rows=len(original_rows),
     )
 
 
