@@ -163,7 +163,7 @@ def torch_way(recipe: LanguageRecipe, threads: int) -> Answer:
     import torch
 
     from benchmarks._torch_routes import tune
-    from edgeformer.models.crt.cache import CachedLoops
+    from edgeformer.models.crt.model import CachedLoops
     from edgeformer.runtimes.torch.session import torch_decoder
 
     torch.set_num_threads(threads)

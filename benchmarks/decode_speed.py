@@ -21,8 +21,7 @@ import torch
 
 from edgeformer.models import load_recipe
 from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.cache import CachedLoops
-from edgeformer.models.crt.model import CRT
+from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.runtimes.torch.session import torch_decoder
 from edgeformer.system.host import cpu_name, now
 from edgeformer.tasks.language_modeling import LanguageRecipe

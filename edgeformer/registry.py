@@ -1,8 +1,7 @@
-"""Rooms: what one folder brings is found, not listed. Tasks, model families and runtimes are found here.
+"""Registry of tasks, models and runtimes: subpackages of a package, and entry points of other installed packages.
 
-Each is a folder whose ``__init__`` offers one object under its room's agreed name. Built-in ones are subpackages of the
-room; other packages announce theirs as an entry point whose group is the room's name, for instance
-``[project.entry-points."edgeformer.models"]``. Nobody keeps a list.
+Each member is a module or subpackage that defines one object under the registry's attribute name. Other packages
+announce theirs in an entry point group named like the package: ``[project.entry-points."edgeformer.models"]``.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Registry(Generic[T]):
-    """A package whose subpackages are of one kind.
+    """The members of one package.
 
     Attributes:
-        package: ``edgeformer.models``, for instance; also the group of the entry points.
-        attribute: the name under which each folder offers its object: ``MODEL``. A folder without it is no such thing.
-        kind: what that object must be.
-        names: what an object is asked for by; no two of a registry may share one.
-        modules: single files count as well as folders.
+        package: for instance ``edgeformer.models``; also the entry point group.
+        attribute: name under which a member defines its object: ``MODEL``. Submodules without it are skipped.
+        kind: required type of the object.
+        names: returns an object's names for :meth:`find`; they are unique within a registry.
+        modules: whether single-file modules count, besides subpackages.
     """
 
     package: str
@@ -38,65 +37,67 @@ class Registry(Generic[T]):
     modules: bool = False
 
     def built_in(self) -> tuple[T, ...]:
-        """What edgeformer's own folders offer, in alphabetical order."""
-        offered = (_offered(self, folder) for folder in _folders(self))
-        return tuple(one for one in offered if one is not None)
+        """Return edgeformer's own members, in alphabetical order of their modules."""
+        members = (_load_member(self, name) for name in _submodules(self))
+        return tuple(member for member in members if member is not None)
 
     def announced(self) -> tuple[T, ...]:
-        """What other installed packages announce. Looking for them takes a while, so it is done once per process.
+        """Return the members from entry points. The lookup takes a while and runs once per process.
 
         Raises:
-            EdgeformerError: what a package announces cannot be imported, is of another kind, or takes a name that is
-                taken; the message names the package.
+            EdgeformerError: an entry point cannot be imported, has another type, or uses a name that exists already;
+                the message names its package.
         """
         return _announced(self)
 
     def all(self) -> tuple[T, ...]:
-        """Everything in the room: built in, then announced. Raises EdgeformerError as :meth:`announced` does."""
+        """Return all members: built-in ones, then entry points. Raises EdgeformerError like :meth:`announced`."""
         return (*self.built_in(), *self.announced())
 
     def find(self, name: str) -> T | None:
-        """What answers to a name; None: nothing does. Folders are imported one after the other, other packages last."""
-        for folder in _folders(self):
-            one: T | None = _offered(self, folder)
-            if one is not None and name in self.names(one):
-                return one
-        return next((one for one in self.announced() if name in self.names(one)), None)
+        """Return the member with a name, or None. Submodules are imported one by one, entry points only at the end."""
+        for submodule in _submodules(self):
+            member: T | None = _load_member(self, submodule)
+            if member is not None and name in self.names(member):
+                return member
+        return next((member for member in self.announced() if name in self.names(member)), None)
 
 
 @cache
-def _folders(registry: Registry[T]) -> list[str]:
-    members = iter_modules(import_module(registry.package).__path__)
-    return sorted(member.name for member in members if member.ispkg or registry.modules)
+def _submodules(registry: Registry[T]) -> list[str]:
+    modules = iter_modules(import_module(registry.package).__path__)
+    return sorted(module.name for module in modules if module.ispkg or registry.modules)
 
 
 @cache
-def _offered(room: Registry[T], folder: str) -> T | None:
-    one: T | None = getattr(import_module(f"{room.package}.{folder}"), room.attribute, None)
-    return one
+def _load_member(registry: Registry[T], submodule: str) -> T | None:
+    member: T | None = getattr(import_module(f"{registry.package}.{submodule}"), registry.attribute, None)
+    return member
 
 
 @cache
-def _announced(room: Registry[T]) -> tuple[T, ...]:
-    from importlib import metadata  # of which the first answer of a built-in family has no need
+def _announced(registry: Registry[T]) -> tuple[T, ...]:
+    from importlib import metadata  # slow to import, and not needed to find a built-in member
 
-    known = list(room.built_in())
-    points = metadata.entry_points(group=room.package)
-    # A package that lies on the path twice is announced twice.
-    for name, point in sorted({(point.name, point.value): point for point in points}.items()):
-        owner = f"{point.dist.name}: " if point.dist is not None else ""
-        where = f"{owner}the entry point {name[0]!r} ({point.value}) of the group {room.package!r}"
+    members = list(registry.built_in())
+    entry_points = metadata.entry_points(group=registry.package)
+    # A package that is on the path twice is announced twice.
+    for (name, value), entry_point in sorted({(point.name, point.value): point for point in entry_points}.items()):
+        owner = f"{entry_point.dist.name}: " if entry_point.dist is not None else ""
+        where = f"{owner}the entry point {name!r} ({value}) of the group {registry.package!r}"
         remedy = "repair or uninstall that package"
         try:
-            one: T = point.load()
-        except Exception as error:  # whatever a foreign package raises while it is imported
+            member: T = entry_point.load()
+        except Exception as error:  # importing another package can raise anything
             raise EdgeformerError(f"{where} cannot be loaded: {type(error).__name__}: {error}; {remedy}") from error
-        if not isinstance(one, room.kind):
-            expected = f"{room.package}.{room.kind.__name__}"
-            raise EdgeformerError(f"{where} is a {type(one).__name__}, not an {expected}; {remedy}")
-        for other in known:
-            taken = [name for name in room.names(one) if name in room.names(other)]
-            if taken:
-                raise EdgeformerError(f"{where} takes {taken}, which {room.names(other)[0]!r} has already; {remedy}")
-        known.append(one)
-    return tuple(known[len(room.built_in()) :])
+        if not isinstance(member, registry.kind):
+            expected = f"{registry.package}.{registry.kind.__name__}"
+            raise EdgeformerError(f"{where} is a {type(member).__name__}, not an {expected}; {remedy}")
+        for other in members:
+            duplicates = [name for name in registry.names(member) if name in registry.names(other)]
+            if duplicates:
+                raise EdgeformerError(
+                    f"{where} takes {duplicates}, which {registry.names(other)[0]!r} has already; {remedy}"
+                )
+        members.append(member)
+    return tuple(members[len(registry.built_in()) :])

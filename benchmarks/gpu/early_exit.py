@@ -63,7 +63,7 @@ def _prefill(model: Any, batch: int, context: int, exit_: int) -> Callable[[], o
 
 def _decode(model: Any, batch: int, context: int, exit_: int) -> Callable[[], object]:
     """One token more for every text, with all that was computed before kept; the text does not grow over the calls."""
-    from edgeformer.models.crt.cache import CachedLoops
+    from edgeformer.models.crt.model import CachedLoops
 
     kept, token = CachedLoops(model), _tokens(model, batch, 1)
 

@@ -14,7 +14,7 @@ from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.export import int4
 from edgeformer.export.exportable import Exportable
 from edgeformer.export.int8 import quantized_graphs
-from edgeformer.models.norms import half_for_export
+from edgeformer.models.layers import half_for_export
 from edgeformer.models.tracing import Graphs
 from edgeformer.runtimes import Builder, Target, Unavailable, builder_named
 

@@ -1,101 +1,200 @@
-"""Model families: each has one folder here, with its configuration, its torch module and what can be exported of it."""
+"""Model kinds. Each has one folder here: configuration (without torch), torch module, exportable graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import create_model
 
 from edgeformer.artifacts.documents import apply_overrides, find, read_yaml, validate
 from edgeformer.artifacts.errors import RecipeError
-from edgeformer.artifacts.recipe import Recipe, resolve_paths
+from edgeformer.artifacts.manifest import Precision, client_dtype
+from edgeformer.artifacts.recipe import ModelConfig, Recipe, resolve_paths
 from edgeformer.artifacts.workspace import RECIPE_FILE
-from edgeformer.models.spec import ModelSpec as ModelSpec
 from edgeformer.registry import Registry
 from edgeformer.tasks import all_tasks, task_named
 
+if TYPE_CHECKING:
+    from edgeformer.models.adapter import ModelAdapter
+
+
+CLIENT_TYPE = "distilbert"
+"""Clients open only a ``model_type`` that they know, and derive from it which inputs to send. DistilBERT stands for any
+text encoder with exactly the inputs ``input_ids`` and ``attention_mask``; clients do not look at the layers."""
+
+
+class ModelSpec(ABC):
+    """Torch-free interface of one model kind. ``config`` arguments are of its own ``config_type``.
+
+    Attributes:
+        kind: value of ``model.kind`` in a recipe.
+        tasks: names of the tasks that it can be trained for.
+        config_type: type of the recipe's ``model`` section.
+        model_type, architecture: names in config.json.
+        adapter_module: module that defines ``ADAPTER``, a ModelAdapter. It is imported on first use.
+        completed: required keys that a recipe may omit because :meth:`complete` fills them in.
+    """
+
+    kind: ClassVar[str]
+    tasks: ClassVar[tuple[str, ...]]
+    config_type: ClassVar[type[ModelConfig]]
+    model_type: ClassVar[str]
+    architecture: ClassVar[str]
+    adapter_module: ClassVar[str]
+    completed: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def adapter(self) -> ModelAdapter:
+        """The torch half. Raises ModuleNotFoundError if torch is not installed."""
+        adapter: ModelAdapter = import_module(self.adapter_module).ADAPTER
+        return adapter
+
+    def complete(self, document: dict[str, Any]) -> None:  # noqa: B027 - most models need no completion
+        """Fill in, in place, the recipe keys that follow from the model's files.
+
+        Args:
+            document: parsed recipe, not validated yet.
+
+        Raises:
+            InputError, ArtifactError: a file is missing or unusable.
+        """
+
+    @abstractmethod
+    def loops(self, config: Any) -> int:
+        """Return how often the shared part is applied; 1 for a model without recurrence."""
+
+    def trained_exits(self, config: Any) -> tuple[int, ...]:
+        """Return the loops after which a trained head answers, the last loop last; empty for a single head."""
+        return ()
+
+    def leaks(self, config: Any) -> bool:
+        """Return whether the architecture sees the tokens that it has to predict."""
+        return False
+
+    def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
+        """Convert a run's config.json to a bundle's, which clients of Hugging Face repositories can open.
+
+        For a classifier with a step bundle it has ``iterations``: how often a host runs the loop graph.
+
+        Args:
+            config: the run's config.json, with the new vocabulary size if the vocabulary was trimmed.
+            precision: of the graph that a client loads by default.
+        """
+        return dict(config)
+
+    @abstractmethod
+    def card_line(self, config: Any) -> str:
+        """Describe layers, loops and widths in one line of the model card."""
+
+    def tags(self) -> tuple[str, ...]:
+        """Return the tags for model hubs."""
+        return ("weight-sharing", "recurrent-depth", "edge", "onnx")
+
+
 REGISTRY: Registry[ModelSpec] = Registry(__name__, "MODEL", ModelSpec, lambda model_spec: (model_spec.kind,))
-"""Every family: the built-in ones, then those that other packages announce."""
+"""All model kinds: built-in ones first, then entry points of other packages."""
+
+
+def text_client_config(config: Mapping[str, Any], precision: Precision, **sizes: int) -> dict[str, Any]:
+    """Build a text encoder's config.json for clients (:data:`CLIENT_TYPE`); ``edgeformer`` keeps the original.
+
+    Args:
+        config: the run's config.json.
+        precision: of the graph that a client loads by default.
+        sizes: ``layers`` that a text passes, ``heads``, ``hidden_size``, and ``iterations`` of the loop graph.
+    """
+    optional = ("id2label", "label2id", "thresholds")
+    return {
+        "model_type": CLIENT_TYPE,
+        "architectures": config["architectures"],
+        **({"problem_type": config.get("problem_type", "single_label_classification")} if "id2label" in config else {}),
+        "vocab_size": config["vocab_size"],
+        "hidden_size": sizes["hidden_size"],
+        "num_hidden_layers": sizes["layers"],
+        "iterations": sizes["iterations"],
+        "num_attention_heads": sizes["heads"],
+        "max_position_embeddings": config["max_positions"],
+        "pad_token_id": config["pad_token_id"],
+        **{key: config[key] for key in optional if key in config},
+        # Without it, Transformers.js looks for model_quantized.onnx in a browser.
+        "transformers.js_config": {"dtype": client_dtype(precision)},
+        "edgeformer": dict(config),
+    }
 
 
 def model_spec_of(recipe: Recipe) -> ModelSpec:
-    """The family of a recipe's model."""
-    return _named(recipe.model.kind)
+    """Return the model kind of a recipe. Raises RecipeError for an unknown one."""
+    return _find_spec(recipe.model.kind)
 
 
-def _named(kind: str) -> ModelSpec:
+def _find_spec(kind: str) -> ModelSpec:
     model_spec = REGISTRY.find(kind)
-    if model_spec is not None:
-        return model_spec
-    known = ", ".join(model_spec.kind for model_spec in REGISTRY.all())
-    raise RecipeError(f"model.kind {kind!r} is no family that is known here: {known}")
+    if model_spec is None:
+        available = ", ".join(model_spec.kind for model_spec in REGISTRY.all())
+        raise RecipeError(f"model.kind {kind!r} is unknown; available models: {available}")
+    return model_spec
 
 
 @cache
 def recipe_type(task: str, kind: str) -> Any:
-    """The type of recipes of a task with a family's model.
-
-    Args:
-        task: a task's name.
-        kind: the family's.
-    """
-    own = task_named(task).recipe_type
-    return create_model(own.__name__, __base__=own, __doc__=own.__doc__, model=(_named(kind).config_type, ...))
+    """Return the recipe class of a task with the ``model`` section of a model kind."""
+    base = task_named(task).recipe_type
+    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, model=(_find_spec(kind).config_type, ...))
 
 
 def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[str], None] | None = None) -> Recipe:
-    """Find, read, override and validate a recipe, by its ``task`` and its model's ``kind``. Raises RecipeError.
+    """Find, read, override and validate a recipe; its ``task`` and its model's ``kind`` select the type.
 
-    Its paths come out absolute: see :func:`~edgeformer.artifacts.recipe.resolve_paths`.
+    Paths in it become absolute: see :func:`~edgeformer.artifacts.recipe.resolve_paths`.
 
     Args:
-        name: a path, or a shipped recipe's name.
+        name: a path, or the name of a shipped recipe.
         overrides: ``key=value`` each.
-        note: receives a message for each path that was found elsewhere than beside the recipe, and where a recipe's
-            path does not exist and the shipped recipe of that name is used; None: such a path is an error.
+        note: receives a message for each path that does not lie beside the recipe, and if a missing recipe path is
+            replaced by the shipped recipe of that name. Without it, a missing path is an error.
+
+    Raises:
+        RecipeError: the recipe is missing or invalid.
     """
     path = find("recipes", name, note=note)
     document = read_yaml(path)
     apply_overrides(document, overrides or [])
-    _drop_stale_count(document.content, overrides or [])
-    asked, model = document.content.get("task"), document.content.get("model")
+    content = document.content
+
+    # The recipe's row count belongs to its own data: drop it if an override changes which rows are read.
+    keys = [override.partition("=")[0].strip() for override in overrides or []]
+    changes_data = any(key.split(".")[0] in ("data", "tokenizer") or key == "model.vocab_size" for key in keys)
+    if changes_data and "data.expected_rows" not in keys and isinstance(content.get("data"), dict):
+        content["data"].pop("expected_rows", None)
+
     tasks = {task.name: task for task in all_tasks() if task.trained}
-    if asked is not None and asked not in [*tasks]:
-        raise RecipeError(f"{document.where(('task',))}: task must be one of {_listed(tasks)}, not {asked!r}")
-    task = tasks[asked or next(iter(tasks))]  # where there is none, validation says what is missing
+    task_name, model = content.get("task"), content.get("model")
+    if task_name is not None and task_name not in [*tasks]:
+        allowed = ", ".join(map(repr, tasks))
+        raise RecipeError(f"{document.where(('task',))}: task must be one of {allowed}, not {task_name!r}")
+    task = tasks[task_name or next(iter(tasks))]  # if it is missing, validation reports that below
     model_specs = {model_spec.kind: model_spec for model_spec in REGISTRY.all() if task.name in model_spec.tasks}
     kind = model.get("kind") if isinstance(model, dict) else None
     if kind is not None and kind not in [*model_specs]:
-        where = document.where(("model", "kind"))
-        raise RecipeError(f"{where}: model.kind must be one of {_listed(model_specs)} for {task.name}, not {kind!r}")
+        where, allowed = document.where(("model", "kind")), ", ".join(map(repr, model_specs))
+        raise RecipeError(f"{where}: model.kind must be one of {allowed} for {task.name}, not {kind!r}")
     model_spec = model_specs[kind or next(iter(model_specs))]
-    made = recipe_type(task.name, model_spec.kind)
-    sections = {section: made.model_fields[section].annotation.folders for section in ("model", "training")}
+
+    target_type = recipe_type(task.name, model_spec.kind)
+    sections = {section: target_type.model_fields[section].annotation.folders for section in ("model", "training")}
     for message in resolve_paths(document, path.parent.resolve(), sections):
         if note is not None:
             note(message)
-    if isinstance(document.content, dict):
-        model_spec.complete(document.content)
-    recipe: Recipe = validate(made, document)
+    model_spec.complete(content)
+    recipe: Recipe = validate(target_type, document)
     return recipe
 
 
-def _drop_stale_count(content: Any, overrides: list[str]) -> None:
-    """Remove ``data.expected_rows`` where an override changes what is read: the count is of the recipe as it is."""
-    keys = [override.partition("=")[0].strip() for override in overrides]
-    changes_data = any(key.split(".")[0] in ("data", "tokenizer") or key == "model.vocab_size" for key in keys)
-    data = content.get("data") if isinstance(content, dict) else None
-    if changes_data and "data.expected_rows" not in keys and isinstance(data, dict):
-        data.pop("expected_rows", None)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
-
-
 def read_recipe_of(run: Path) -> Recipe:
-    """The resolved recipe of a run's folder. Raises RecipeError."""
+    """Read the resolved recipe of a run's folder. Raises RecipeError."""
     return load_recipe(str(run / RECIPE_FILE))

@@ -1,4 +1,4 @@
-"""The torch half of a model family: building it, its loss, and what training and export ask of it."""
+"""Interface of a model's torch half: building, loss, scoring, and what training and export need."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from edgeformer.tasks import Prepared
 M = TypeVar("M", bound=nn.Module)
 
 Batch = Mapping[str, Tensor]
-"""Arrays of the same rows, int64 [B, …], and what a family added to them."""
+"""The task's arrays by name, int64 [B, …], and what :meth:`ModelAdapter.batch` added."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Sums over what counts in a micro-batch, in nats: the one to minimise, and named parts of it for the log."""
+    """Loss of a micro-batch in nats, summed over its rows or tokens, and named parts of it for the log."""
 
     total: Tensor
     parts: dict[str, Tensor] = field(default_factory=dict)
 
 
 Loss = Callable[[nn.Module, Batch], Losses]
-"""A model, perhaps wrapped for a number format, and a micro-batch → summed losses, with gradients."""
+"""(model, perhaps wrapped for mixed precision; micro-batch) → losses with gradients."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model will compute, and in what.
+    """Device and number format that a model is built for.
 
     Attributes:
-        for_export: it will be traced, so that only operators that can be exported may be used.
+        for_export: the model will be traced; only exportable operators may be used.
     """
 
     device_type: str = "cpu"
@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Learning:
-    """How a parameter is learned: with which share of the learning rate, and whether weight decay acts on it."""
+    """Optimizer settings of a parameter: factor on the learning rate, and whether weight decay applies."""
 
     parameter: nn.Parameter
     rate: float = 1.0
@@ -59,133 +59,140 @@ class Learning:
 
 
 class ModelAdapter(ABC):
-    """The torch half of a family. ``model`` is always the family's own module, as :meth:`build` made it."""
+    """Torch half of a model kind. ``model`` arguments are modules that :meth:`build` returned."""
 
     @abstractmethod
     def build(self, recipe: Any, place: Place) -> tuple[nn.Module, AttentionUse]:
-        """The model with fresh weights, from torch's global generator, and which attention it computes with."""
+        """Build the model with fresh weights from torch's global generator; also return the attention in use."""
 
     def pinned(self, recipe: Any) -> Any:
-        """The recipe, saying also which files its weights start from, so that training it again is the same run."""
+        """Return the recipe with the checksum of the weights that training starts from, for reproducible runs."""
         return recipe
 
     def start(self, model: Any, recipe: Any) -> tuple[str, ...]:
-        """Give a new model the weights that training starts from; names of those that stay fresh.
+        """Load pretrained weights into a new model, if the recipe names some; return the names that stay fresh.
 
-        Most families start from nothing. Raises InputError, ArtifactError: the recipe names weights that are not there.
+        Raises:
+            InputError, ArtifactError: the weights are missing or do not fit.
         """
         return ()
 
     def state_shape(self, recipe: Any) -> tuple[int, int] | None:
-        """How many states ``model(…, states=True)`` returns beside its answer, and their width; None: it returns none.
+        """Return number and width of the states from ``model(…, states=True)``, which distillation compares.
 
-        They are what distillation compares.
+        None: the model returns no states.
         """
         return None
 
     def learning(self, model: Any, training: TrainingConfig) -> Iterator[Learning]:
-        """Every parameter, once, and how it is learned: weight decay acts on matrices only."""
+        """Yield every parameter once with its optimizer settings; by default weight decay applies to matrices only."""
         for parameter in model.parameters():
             yield Learning(parameter, decays=parameter.ndim >= 2)
 
     def batch(self, recipe: Any, arrays: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
-        """A micro-batch of the task with what :meth:`loss` needs beside it, before it goes to the device."""
+        """Add to a micro-batch what :meth:`loss` needs besides, before it moves to the device."""
         return arrays
 
     @abstractmethod
     def loss(self, model: Any, recipe: Any, prepared: Prepared | None) -> Loss:
-        """The loss that training minimises; settings of the recipe that act on the model are made.
+        """Return the training loss, and apply the recipe's settings that change the model's training.
 
         Args:
-            prepared: the data; None where memory is planned, without any.
+            prepared: the data; None if memory is planned without data.
         """
 
     @abstractmethod
     def scorer(self, model: Any) -> nn.Module:
-        """A module on the same weights that is scored: it answers with logits, or with losses by name.
+        """Return a module on the same weights for scoring: it returns logits, or a dict with losses.
 
-        Its ``inputs`` are the arguments that it must be given, int64 [B, S] each; its ``optional`` those that it takes
-        where they are given.
+        Its ``inputs`` are its required arguments, int64 [B, S] each, its ``optional`` the other ones.
         """
 
     @abstractmethod
     def exits(self, model: Any) -> nn.Module:
-        """A module on the same weights that takes the graph's inputs and returns logits of every exit, then states.
+        """Return a module on the same weights: graph inputs → logits of every exit, then the state after every loop.
 
-        Its ``exits`` are the loops that answer, in rising order, the last one the whole model; its ``outputs`` the
-        names of what it returns: logits of every exit, then the state after every loop.
+        Its ``exits`` are the loops after which it answers, in rising order, the last one being the full model; its
+        ``outputs`` are the names of its results.
         """
 
     @abstractmethod
     def needed(self, model: Any) -> dict[int, int]:
-        """Exit → parameters that its graph needs, each counted once."""
+        """Return exit → number of parameters in its graph, each counted once."""
 
     @abstractmethod
     def trace(self, model: Any, inputs: Sequence[str], *, steps: bool) -> Graphs:
-        """The model as it is now (FP32, or made FP16 in place) as ONNX graphs.
+        """Convert the model, in FP32 or FP16, to ONNX graphs.
 
         Args:
-            inputs: names of what goes in, in the order of :meth:`exits`.
-            steps: the parts that a host loops by itself, too.
+            inputs: input names, in the order of :meth:`exits`.
+            steps: also return the parts that a host can loop.
 
         Raises:
-            EdgeformerError: torch cannot export it.
+            EdgeformerError: torch cannot export the model.
         """
 
     def trace_half(self, model: Any, inputs: Sequence[str], whole: Graphs, *, steps: bool) -> Graphs:
-        """As :meth:`trace`, of a model that was made FP16 in place.
+        """Convert a model that was converted to FP16 in place, like :meth:`trace`.
 
         Args:
-            whole: graphs of the same model in FP32, which those in FP16 can be made of.
+            whole: graphs of the same model in FP32, which can be converted instead of traced.
         """
         return self.trace(model, inputs, steps=steps)
 
     def trace_trimmed(self, model: Any, inputs: Sequence[str], whole: Graphs | None) -> Graphs:
-        """As :meth:`trace`, without steps, of a model that :meth:`trim` made.
+        """Convert a model from :meth:`trim`, like :meth:`trace` without steps, with bit-identical results.
 
         Args:
-            whole: of the model that it was made of, as it is now; None: these could not be traced. The graphs are the
-                same to the bit, whether something of them is used again or all is traced anew.
+            whole: graphs of the untrimmed model in the same precision, whose parts can be reused; None: none exist.
         """
         return self.trace(model, inputs, steps=False)
 
     def whole(self, model: Any) -> nn.Module:
-        """The model as one module from inputs to the last exit's logits."""
+        """Return the model as one module from inputs to the last exit's logits."""
         module: nn.Module = model
         return module
 
     def causality(self, model: Any, seed: int = 0) -> Causality | None:
-        """What the probe for leaks finds; None for a model that is meant to see the whole text.
+        """Probe whether outputs depend on later tokens; None for a bidirectional model.
 
         Raises:
-            ValueError: the probe could not have seen a leak.
+            ValueError: the probe is blind because no output depends on any token.
         """
         return None
 
     def decoder(self, model: Any) -> Any:
-        """The model as :class:`~edgeformer.runtimes.torch.session.CachedModel`. Raises InputError: it cannot write."""
+        """Return the model as :class:`~edgeformer.runtimes.torch.session.CachedModel`.
+
+        Raises:
+            InputError: it cannot generate text.
+        """
         raise InputError("this model reads whole texts and writes none")
 
     def trim(self, model: Any, kept: Tensor) -> nn.Module:
-        """A model with the rows ``kept`` (int64 [n]) of the token table, all else shared. Raises InputError."""
-        raise InputError("--vocab-trim: the vocabulary of this model family cannot be trimmed")
+        """Return a model with the rows ``kept`` (int64 [n]) of the token table; other tensors are shared.
 
-    def as_on_cuda(self, model: Any) -> None:  # noqa: B027 - most models have nothing of the kind
-        """Put in place, in the model, what takes other memory on a CUDA card than where memory is planned."""
+        Raises:
+            InputError: the vocabulary of this model cannot be trimmed.
+        """
+        raise InputError("--vocab-trim: the vocabulary of this model cannot be trimmed")
+
+    def as_on_cuda(self, model: Any) -> None:  # noqa: B027 - most models need no changes
+        """Replace, in place, modules that need another amount of memory on CUDA than on the CPU, to plan memory."""
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Parameters, each shared one counted once."""
+    """Count the parameters, each shared one once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def sharing_copy(model: M) -> M:
-    """A copy whose modules can be changed; its parameters and buffers are the same tensors, not copies."""
+    """Copy the modules; parameters and buffers of the copy are the same tensors."""
     shared = [*model.parameters(), *model.buffers()]
     return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
 
 
 def run_scorer(scorer: Any, batch: Batch) -> dict[str, Tensor]:
-    """Give what :meth:`Network.scorer` made what it takes of a batch; a single tensor becomes ``logits``."""
-    answer = scorer(**{name: batch[name] for name in (*scorer.inputs, *scorer.optional) if name in batch})
-    return dict(answer) if isinstance(answer, Mapping) else {"logits": answer}
+    """Call a module from :meth:`ModelAdapter.scorer` with its inputs; a single result becomes ``logits``."""
+    outputs = scorer(**{name: batch[name] for name in (*scorer.inputs, *scorer.optional) if name in batch})
+    return dict(outputs) if isinstance(outputs, Mapping) else {"logits": outputs}

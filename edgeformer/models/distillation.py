@@ -1,10 +1,9 @@
-"""The loss of a classifier's training: cross-entropy, and what a teacher adds to it where the recipe names one."""
+"""Training loss of a classifier: cross-entropy, and distillation from a teacher if the recipe names one."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,46 +21,43 @@ from edgeformer.models.adapter import Batch, Loss, Losses, Place
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS, load_weights
 from edgeformer.tasks import Prepared
 
-_MOST_CACHED = 1_000_000
-"""Rows whose answers are kept: about 250 bytes each with the key, a quarter of a gigabyte in all."""
+_MAX_CACHED_ROWS = 1_000_000
+"""Rows whose teacher logits are cached: about 250 bytes each with the key, 250 MB in total."""
 
 
 def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
-    """Cross-entropy summed over the rows, for models from input_ids and attention_mask to logits [B, C].
+    """Return the loss for models from input_ids and attention_mask [B, S] to logits [B, C], summed over the rows.
 
-    Of rows with several labels, whose labels are 0 and 1 [B, C], binary cross-entropy, averaged over the labels.
-
-    With ``training.teacher`` it is w·KL + (1 − w)·cross-entropy + s·(distance of the states), all summed over the rows:
-    KL of the answers at temperature T, times T²; the states after every iteration, as their squared distance from the
-    teacher's at the same depth, averaged over real tokens and width.
+    Labels [B] give cross-entropy; labels 0 and 1 [B, C] of rows with several labels give binary cross-entropy, averaged
+    over the labels. With ``training.teacher`` the loss is w·KL + (1 − w)·cross-entropy + s·(distance of the states):
+    KL between student and teacher at temperature T, times T²; for the states see :func:`_state_distance`.
 
     Args:
-        recipe: its ``training`` has ``label_smoothing``, ``token_dropout`` (the share of tokens that becomes [UNK]),
+        recipe: its ``training`` has ``label_smoothing``, ``token_dropout`` (share of tokens replaced by [UNK]),
             ``teacher`` and ``distillation``.
-        prepared: says which tokens are special and are never dropped; None: no token is, and nothing is loaded.
+        prepared: names the special tokens, which token dropout skips; None: no token dropout, no teacher weights.
 
     Raises:
-        RecipeError: the teacher is no such run, or reads other tokens or answers with other labels.
+        RecipeError: the teacher is missing, or has other tokens or labels.
     """
     training = recipe.training
-    smoothing = float(getattr(training, "label_smoothing", 0))
-    of_one = nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum")
+    cross_entropy = nn.CrossEntropyLoss(label_smoothing=float(getattr(training, "label_smoothing", 0)), reduction="sum")
 
-    def summed(logits: Tensor, labels: Tensor) -> Tensor:
+    def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
         if labels.ndim == 1:
-            found: Tensor = of_one(logits, labels)
-            return found
-        each = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
-        return each / labels.shape[1]
+            loss: Tensor = cross_entropy(logits, labels)
+            return loss
+        summed = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
+        return summed / labels.shape[1]
 
-    dropped = _token_dropout(float(getattr(training, "token_dropout", 0)), prepared)
-    taught = None if getattr(training, "teacher", None) is None else _Teaching(recipe, prepared)
+    drop_tokens = _token_dropout(float(getattr(training, "token_dropout", 0)), prepared)
+    distillation = None if getattr(training, "teacher", None) is None else _Distillation(recipe, prepared)
 
     def loss(model: nn.Module, batch: Batch) -> Losses:
-        ids, mask = dropped(batch["input_ids"]), batch.get("attention_mask")
-        if taught is None:
-            return Losses(summed(model(ids, mask).float(), batch["labels"]))
-        return taught.losses(model, ids, batch, summed)
+        ids, mask = drop_tokens(batch["input_ids"]), batch.get("attention_mask")
+        if distillation is None:
+            return Losses(label_loss(model(ids, mask).float(), batch["labels"]))
+        return distillation.losses(model, ids, batch, label_loss)
 
     return loss
 
@@ -70,122 +66,114 @@ def _token_dropout(share: float, prepared: Prepared | None) -> Callable[[Tensor]
     if not share or prepared is None:
         return lambda ids: ids
     added = prepared.tokenizer.get_added_tokens_decoder()
-    special = torch.tensor(sorted(number for number, token in added.items() if token.special))
+    special = torch.tensor(sorted(token_id for token_id, token in added.items() if token.special))
     unk = special_ids(prepared.tokenizer).unk
 
     def drop(ids: Tensor) -> Tensor:
-        chosen = torch.rand(ids.shape, device=ids.device) < share
-        return torch.where(chosen & ~torch.isin(ids, special.to(ids.device)), unk, ids)
+        selected = torch.rand(ids.shape, device=ids.device) < share
+        return torch.where(selected & ~torch.isin(ids, special.to(ids.device)), unk, ids)
 
     return drop
 
 
-@dataclass
-class _Answers:
-    """Of the teacher: logits [B, C], and the states [B, S, d] that the student is compared with."""
-
-    logits: Tensor
-    states: list[Tensor]
-
-
-class _Teaching:
-    """A teacher, and how its answers become a loss. It sees every row as it is, without dropout of any kind."""
+class _Distillation:
+    """A teacher and the loss against it. The teacher sees every row without any dropout."""
 
     def __init__(self, recipe: Any, prepared: Prepared | None) -> None:
         folder = Path(recipe.training.teacher)
-        self._where, self._how = f"training.teacher: {folder}", recipe.training.distillation
+        self._where, self._config = f"training.teacher: {folder}", recipe.training.distillation
         if not (folder / RECIPE_FILE).is_file():
             raise RecipeError(f"{self._where}: is no run; name the folder of a finished classification run")
-        own = read_recipe_of(folder)
-        self._check(own, recipe)
-        self.model, _ = model_spec_of(own).adapter.build(own, Place())
+        teacher_recipe = read_recipe_of(folder)
+        self._check_compatible(teacher_recipe, recipe)
+        self.model, _ = model_spec_of(teacher_recipe).adapter.build(teacher_recipe, Place())
         self.model.eval().requires_grad_(False)
-        self._known: dict[bytes, NDArray[np.float32]] | None = None
+        self._cache: dict[bytes, NDArray[np.float32]] | None = None
         if prepared is not None:
-            tokens = tokenizer_from_file(folder / MODEL_FOLDER / TOKENIZER_FILE)
-            if fingerprint(cleaning_as_now(tokens)) != fingerprint(prepared.tokenizer):
+            tokenizer = tokenizer_from_file(folder / MODEL_FOLDER / TOKENIZER_FILE)
+            if fingerprint(cleaning_as_now(tokenizer)) != fingerprint(prepared.tokenizer):
                 raise RecipeError(f"{self._where}: reads other tokens; use its tokenizer and its data.cleaning")
             load_weights(self.model, folder / MODEL_FOLDER / WEIGHTS)
-            self._known = {}
+            self._cache = {}
 
-    def _check(self, own: Any, recipe: Any) -> None:
-        """Whether the teacher can answer what the student asks. Raises RecipeError."""
-        if own.task != recipe.task or own.data.labels != recipe.data.labels:
-            labels = ", ".join(recipe.data.labels)
+    def _check_compatible(self, teacher: Any, student: Any) -> None:
+        """Raise RecipeError if the teacher's recipe does not fit the student's."""
+        if teacher.task != student.task or teacher.data.labels != student.data.labels:
+            labels = ", ".join(student.data.labels)
             raise RecipeError(f"{self._where}: its labels are not those of this recipe ({labels})")
-        if own.model.max_positions < recipe.data.max_length:
-            raise RecipeError(
-                f"{self._where}: takes {own.model.max_positions} tokens; set data.max_length: {own.model.max_positions}"
-            )
-        if not self._how.states:
+        positions = teacher.model.max_positions
+        if positions < student.data.max_length:
+            raise RecipeError(f"{self._where}: takes {positions} tokens; set data.max_length: {positions}")
+        if not self._config.states:
             return
-        off = "set training.distillation.states: 0"
-        theirs, ours = (model_spec_of(one).adapter.state_shape(one) for one in (own, recipe))
-        if theirs is None or ours is None:
-            raise RecipeError(f"{self._where}: states can be compared between pretrained encoders only; {off}")
-        (stages, width), (wanted, wide) = theirs, ours
-        if width != wide:
-            raise RecipeError(f"{self._where}: its states are {width} wide, the student's {wide}; {off}")
-        if stages % wanted:
+        remedy = "set training.distillation.states: 0"
+        shapes = [model_spec_of(recipe).adapter.state_shape(recipe) for recipe in (teacher, student)]
+        if shapes[0] is None or shapes[1] is None:
+            raise RecipeError(f"{self._where}: states can be compared between pretrained encoders only; {remedy}")
+        (teacher_states, teacher_width), (student_states, student_width) = shapes[0], shapes[1]
+        if teacher_width != student_width:
             raise RecipeError(
-                f"{self._where}: has {stages} stages, of which none stands for each of {wanted} iterations; {off}, or "
-                "fold into another number"
+                f"{self._where}: its states are {teacher_width} wide, the student's {student_width}; {remedy}"
+            )
+        if teacher_states % student_states:
+            raise RecipeError(
+                f"{self._where}: has {teacher_states} stages, of which none stands for each of {student_states} "
+                f"iterations; {remedy}, or fold into another number"
             )
 
-    def losses(self, model: nn.Module, ids: Tensor, batch: Batch, summed: Callable[[Tensor, Tensor], Tensor]) -> Losses:
-        how, mask, states = self._how, batch.get("attention_mask"), list[Tensor]()
-        if how.states:
+    def losses(
+        self, model: nn.Module, ids: Tensor, batch: Batch, label_loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> Losses:
+        """Compute the student's loss; ``ids`` [B, S] are its tokens after token dropout."""
+        config, mask, states = self._config, batch.get("attention_mask"), list[Tensor]()
+        if config.states:
             logits, states = model(ids, mask, states=True)
         else:
             logits = model(ids, mask)
-        answers = self._answers(batch, len(states))
-        logits, hot = logits.float(), how.temperature
-        right = summed(logits, batch["labels"])
-        ours, theirs = F.log_softmax(logits / hot, -1), F.log_softmax(answers.logits / hot, -1)
-        apart = F.kl_div(ours, theirs, reduction="sum", log_target=True) * hot**2
-        total = (1 - how.weight) * right + how.weight * apart
-        parts = {"cross_entropy": right.detach(), "distillation": apart.detach()}
-        if how.states:
-            distance = sum(
-                (_distance(one, two, mask) for one, two in zip(states, answers.states, strict=True)),
-                start=logits.new_zeros(()),
-            )
-            total = total + how.states * distance
+        teacher_logits, teacher_states = self._teacher_outputs(batch, len(states))
+        logits, temperature = logits.float(), config.temperature
+        cross_entropy = label_loss(logits, batch["labels"])
+        student_log_p = F.log_softmax(logits / temperature, -1)
+        teacher_log_p = F.log_softmax(teacher_logits / temperature, -1)
+        divergence = F.kl_div(student_log_p, teacher_log_p, reduction="sum", log_target=True) * temperature**2
+        total = (1 - config.weight) * cross_entropy + config.weight * divergence
+        parts = {"cross_entropy": cross_entropy.detach(), "distillation": divergence.detach()}
+        if config.states:
+            pairs = zip(states, teacher_states, strict=True)
+            distances = (_state_distance(student, teacher, mask) for student, teacher in pairs)
+            distance = sum(distances, start=logits.new_zeros(()))
+            total = total + config.states * distance
             parts["states"] = distance.detach()
         return Losses(total, parts)
 
     @torch.no_grad()
-    def _answers(self, batch: Batch, states: int) -> _Answers:
-        """What the teacher says of a batch; without states what it said before is kept."""
+    def _teacher_outputs(self, batch: Batch, states: int) -> tuple[Tensor, list[Tensor]]:
+        """Return logits [B, C], and a state [B, S, d] for each of ``states``; without states, logits are cached."""
         ids, mask = batch["input_ids"], batch.get("attention_mask")
         self.model.to(ids.device)
         if states:
-            logits, found = self.model(ids, mask, states=True)
-            every = len(found) // states
-            return _Answers(logits.float(), found[every - 1 :: every])
-        if self._known is None:  # memory is planned, on tensors without numbers
-            return _Answers(self.model(ids, mask).float(), [])
-        keys = _keys(ids, mask)
-        if all(key in self._known for key in keys):
-            kept = np.stack([self._known[key] for key in keys])
-            return _Answers(torch.from_numpy(kept).to(ids.device), [])
+            logits, all_states = self.model(ids, mask, states=True)
+            every = len(all_states) // states
+            return logits.float(), all_states[every - 1 :: every]
+        if self._cache is None:  # memory planning, on tensors without numbers
+            return self.model(ids, mask).float(), []
+        # 16 bytes identify the tokens of a row, however it is padded.
+        tokens = ids.cpu().numpy()
+        lengths = np.full(len(tokens), tokens.shape[1]) if mask is None else mask.sum(-1).cpu().numpy()
+        rows = (row[:length].tobytes() for row, length in zip(tokens, lengths, strict=True))
+        keys = [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
+        if all(key in self._cache for key in keys):
+            cached = np.stack([self._cache[key] for key in keys])
+            return torch.from_numpy(cached).to(ids.device), []
         logits = self.model(ids, mask).float()
-        if len(self._known) < _MOST_CACHED:
-            self._known.update(zip(keys, logits.cpu().numpy().copy(), strict=True))
-        return _Answers(logits, [])
+        if len(self._cache) < _MAX_CACHED_ROWS:
+            self._cache.update(zip(keys, logits.cpu().numpy().copy(), strict=True))
+        return logits, []
 
 
-def _keys(ids: Tensor, mask: Tensor | None) -> list[bytes]:
-    """What tells rows apart, however they are padded, in 16 bytes each."""
-    tokens = ids.cpu().numpy()
-    lengths = np.full(len(tokens), tokens.shape[1]) if mask is None else mask.sum(-1).cpu().numpy()
-    rows = (row[:length].tobytes() for row, length in zip(tokens, lengths, strict=True))
-    return [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
-
-
-def _distance(ours: Tensor, theirs: Tensor, mask: Tensor | None) -> Tensor:
-    """Squared distance of states [B, S, d], averaged over real tokens and width, summed over rows."""
-    squared = (ours.float() - theirs.float()).square().mean(-1)
+def _state_distance(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the squared distance of states [B, S, d], averaged over real tokens and width, summed over rows."""
+    squared = (student.float() - teacher.float()).square().mean(-1)  # [B, S]
     if mask is None:
         return squared.mean(-1).sum()
     return ((squared * mask).sum(-1) / mask.sum(-1).clamp(min=1)).sum()

@@ -1,4 +1,8 @@
-"""Dynamic sizes in composed graphs: asked of the graph's inputs, so that what follows from them is computed once."""
+"""Torch modules as ONNX graphs in memory: tracing, composition of traced parts, conversion to FP16.
+
+Every weight is stored once. A looped block is traced once, whatever the number of loops; the graphs of all exits are
+composed of calls of it.
+"""
 
 from __future__ import annotations
 
@@ -29,100 +33,31 @@ from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import EdgeformerError
 
-
-def ask_inputs(model: onnx_ir.Model, between: Collection[str]) -> None:
-    """Ask inputs for the sizes of what is handed from piece to piece.
-
-    Every loop asks its own state and its own cache how many tokens there are, and makes a mask of the answer. Asked of
-    one value, these are equal nodes, which :func:`~edgeformer.models.tracing.tidy` merges: one mask for all loops.
-
-    Args:
-        model: a graph whose pieces are in place.
-        between: names of inputs, and of what pieces gave; of these alone a dynamic size's name means the same
-            everywhere. What a piece has inside may have been traced with other sizes than it is called with.
-    """
-    places: dict[str, tuple[onnx_ir.Value, int]] = {}
-    for value in model.graph.inputs:
-        for axis in range(len(value.shape or ())):
-            if (name := _size(value, axis)) is not None:
-                places.setdefault(name, (value, axis))
-    for node in model.graph:
-        (asked, *_), axis = node.inputs or (None,), node.attributes.get_int("start", 0)
-        if node.op_type != "Shape" or asked is None or asked.name not in between:
-            continue
-        one = node.attributes.get_int("end", -1) == axis + 1
-        place = places.get(_size(asked, axis) or "") if one else None
-        if place is not None:
-            node.replace_input_with(0, place[0])
-            node.attributes["start"] = onnx_ir.AttrInt64("start", place[1])
-            node.attributes["end"] = onnx_ir.AttrInt64("end", place[1] + 1)
-
-
-def _size(value: onnx_ir.Value, axis: int) -> str | None:
-    """Name of a dynamic size; None where it is a number, or has none."""
-    size = value.shape[axis] if value.shape is not None else None
-    return size.value if isinstance(size, onnx_ir.SymbolicDim) else None
-
-
-# What stays in float32 in an FP16 graph: nodes of modules that say so, and every softmax.
-
-
-FLOAT32 = "float32"
-"""In a node's ``meta``: whether it belongs to a module that says ``keeps_float32``."""
-
-
-def mark_float32(model: onnx_ir.Model, module: nn.Module) -> None:
-    """Note in the nodes which of them a halved model computes in float32; what torch wrote there is cleared later."""
-    keeping = {
-        name for name, one in module.named_modules(remove_duplicate=False) if getattr(one, "keeps_float32", False)
-    }
-    for node in model.graph:
-        scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
-        node.meta[FLOAT32] = not keeping.isdisjoint(scopes)
-
-
-def softmax_in_float32(model: onnx_ir.Model) -> None:
-    """In an FP16 graph: exponentials of FP16 scores lose what tells close tokens apart, and their sum may overflow."""
-    for node in [node for node in model.graph if node.op_type == "Softmax"]:
-        scores, weights = node.inputs[0], node.outputs[0]
-        if scores is None or scores.dtype != onnx_ir.DataType.FLOAT16:
-            continue
-        wide = onnx_ir.node("Cast", [scores], {"to": int(onnx_ir.DataType.FLOAT)}, name=f"{node.name}_wide")
-        exact = onnx_ir.node("Softmax", [wide.outputs[0]], dict(node.attributes), name=node.name)
-        half = int(onnx_ir.DataType.FLOAT16)
-        narrow = onnx_ir.node("Cast", [exact.outputs[0]], {"to": half}, name=f"{node.name}_narrow")
-        wide.outputs[0].name, exact.outputs[0].name = f"{weights.name}_scores", f"{weights.name}_float32"
-        onnx_ir.convenience.replace_nodes_and_values(
-            model.graph, node, [node], [wide, exact, narrow], [weights], [narrow.outputs[0]]
-        )
-
-
-# A torch module as an ONNX graph in memory: dynamic axes, every weight stored once; graphs cut out of it, or made of
-# pieces that were traced once each: a block that is looped is traced once, however deep the loop.
-
-
 OPSET = 20
+FLOAT32 = "float32"
+"""Key in a node's ``meta``: whether the node belongs to a module with ``keeps_float32``."""
+BATCH, TOKENS = 2, 3
+"""Sizes of example inputs: with 0 or 1 torch would make them constants of the graph."""
 _DOMAIN, _IR_VERSION = "edgeformer", 10
 _NO_LIMIT = 2**40
 _FOLDED = {"Transpose", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Split"}
-"""What is done to weights alone is done once, before they are stored; what a graph does not use of them is left out."""
-
-
-def state_name(loop: int) -> str:
-    """Output with the hidden state after ``loop``, float32."""
-    return f"state_loop{loop}"
+"""Operators that are applied to stored weights before export, where their input is a weight."""
+_FLOAT, _HALF = onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16
+_ONNX_TYPES = {torch.float32: _FLOAT, torch.float16: _HALF}
+_MOVES = {"Slice", "Gather", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "Expand", "Identity"}
+"""Operators that move numbers and compute nothing. Torch promotes at the first node behind them that computes."""
 
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """What is exported: a module in evaluation mode on the CPU, with examples of its arguments.
+    """A module to export, in evaluation mode on the CPU, with example arguments.
 
     Attributes:
-        inputs: name → example, in the order of the module's arguments. No dynamic axis of an example is 0 or 1 long,
-            so that nothing specialises on that.
+        inputs: name → example, in the order of the module's arguments. Every dynamic axis of an example is at least 2
+            long, because torch specialises on 0 and 1.
         axes: input → axis → name of the dynamic size: ``batch``, ``sequence``, ``past``…
-        outputs: names, in the order of what the module returns.
-        longest: dynamic size → its largest value, where there is one.
+        outputs: names of the module's results, in order.
+        longest: dynamic size → its largest value, if bounded.
     """
 
     module: nn.Module
@@ -134,16 +69,16 @@ class GraphSpec:
 
 @dataclass(frozen=True)
 class Graphs:
-    """All graphs of one model in one precision, in memory.
+    """All graphs of one model in one precision.
 
     Attributes:
-        exits: one graph with the logits of every exit and the state after every loop as outputs, called
-            :func:`~edgeformer.tasks.early_exit.exit_logits` and :func:`state_name`.
-        steps: part → graph: embed, loop, readout…; empty where they were not asked for.
-        decode: of a model that writes text: a graph with caches.
-        shared_weights: the graphs keep their weights in one file beside them; else every file stands for itself.
-        row_scales: in INT8, activations need a scale per position: some positions are far larger than others.
-        pieces: what was traced of them, by name, where that serves to make the graphs of a trimmed vocabulary.
+        exits: one graph with the logits of every exit (:func:`~edgeformer.tasks.early_exit.exit_logits`) and the state
+            after every loop (:func:`state_name`) as outputs.
+        steps: part → graph (embed, loop, readout…); empty if not requested.
+        decode: graph with caches, of a model that generates text.
+        shared_weights: the graphs keep their weights in one common file, instead of one file each.
+        row_scales: INT8 activations need a scale per position, because some positions are far larger than others.
+        pieces: traced parts by name, for reuse with a trimmed vocabulary.
     """
 
     exits: onnx_ir.Model
@@ -155,12 +90,7 @@ class Graphs:
 
 
 class Piece(nn.Module):
-    """A part of a model as a module of its own, which is what can be traced.
-
-    Args:
-        model: whose weights it has.
-        forward: what it computes: a method of the model, or a function around it.
-    """
+    """A method of a model, or a function that uses the model's weights, as a module that can be traced."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__()
@@ -168,10 +98,15 @@ class Piece(nn.Module):
         self.forward = forward
 
 
+def state_name(loop: int) -> str:
+    """Return the name of the output with the hidden state after ``loop``, float32."""
+    return f"state_loop{loop}"
+
+
 def text_spec(
     module: nn.Module, names: Sequence[str], max_positions: int, outputs: Sequence[str] = ("logits",)
 ) -> GraphSpec:
-    """The spec of a module whose arguments are all int64 [batch, sequence]; ``attention_mask`` may hold zeros."""
+    """Return the spec of a module whose arguments are all int64 [batch, sequence]."""
     length = min(7, max_positions)
     examples = {name: torch.ones(2, length, dtype=torch.int64) for name in names}
     if "attention_mask" in examples:
@@ -180,30 +115,16 @@ def text_spec(
     return GraphSpec(module, examples, axes, outputs, {"sequence": max_positions})
 
 
-@functools.cache
-def _read_operators_once() -> None:
-    """torch reads the source of every ONNX operator again for each export: most of the time that a small graph takes.
-
-    Where another version of torch keeps them elsewhere, exports are slower and nothing else changes.
-    """
-    try:
-        apis = importlib.import_module("torch.onnx._internal._lazy_import").onnxscript_apis
-        module = importlib.import_module(apis._name)
-        module.get_torchlib_ops = functools.cache(module.get_torchlib_ops)  # type: ignore[attr-defined]
-    except (ImportError, AttributeError):
-        return
-
-
 def export_graph(spec: GraphSpec) -> onnx_ir.Model:
-    """The module as an ONNX graph whose weights are stored once. Raises EdgeformerError where torch cannot."""
-    _read_operators_once()
+    """Trace a module to an ONNX graph whose weights are stored once. Raises EdgeformerError if torch cannot."""
+    _cache_operator_library()
     names = {name for axes in spec.axes.values() for name in axes.values()}
     sizes = {name: torch.export.Dim(name, max=spec.longest.get(name)) for name in names}
     shapes = {name: {axis: sizes[size] for axis, size in spec.axes.get(name, {}).items()} for name in spec.inputs}
-    # The exporter reports that torchvision is absent; nobody here needs it.
+    # The exporter warns that torchvision is missing; it is not needed.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations inside torch, and axis names that coincide
+        warnings.simplefilter("ignore")  # deprecations inside torch, and equal names of axes
         try:
             program = torch.onnx.export(
                 spec.module,
@@ -219,17 +140,51 @@ def export_graph(spec: GraphSpec) -> onnx_ir.Model:
         except torch.onnx.errors.OnnxExporterError as error:
             raise EdgeformerError(f"torch cannot export this model to ONNX: {error}") from error
     assert program is not None
-    mark_float32(program.model, spec.module)
-    softmax_in_float32(program.model)
+    # Mark the nodes that an FP16 model computes in float32, before tidy() removes torch's metadata.
+    modules = spec.module.named_modules(remove_duplicate=False)
+    float32_scopes = {name for name, module in modules if getattr(module, "keeps_float32", False)}
+    for node in program.model.graph:
+        scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
+        node.meta[FLOAT32] = not float32_scopes.isdisjoint(scopes)
+    _compute_softmax_in_float32(program.model)
     tidy(program.model)
     return program.model
 
 
-def tidy(model: onnx_ir.Model) -> None:
-    """Store every weight once: fold what is done to weights alone into them, and merge equal tensors.
+@functools.cache
+def _cache_operator_library() -> None:
+    """Make torch read the sources of its ONNX operators once per process: most of a small graph's export time.
 
-    A layer that is used twice refers to its weight through one transposition per use. Runtimes fold each into a copy
-    of its own when they load the file, and quantizers silently skip products whose weight is not a stored tensor.
+    If another torch version keeps them in another place, exports are slower and otherwise unchanged.
+    """
+    try:
+        apis = importlib.import_module("torch.onnx._internal._lazy_import").onnxscript_apis
+        module = importlib.import_module(apis._name)
+        module.get_torchlib_ops = functools.cache(module.get_torchlib_ops)  # type: ignore[attr-defined]
+    except (ImportError, AttributeError):
+        return
+
+
+def _compute_softmax_in_float32(model: onnx_ir.Model) -> None:
+    """Put casts around every FP16 softmax: FP16 exponentials lose small differences, and their sum may overflow."""
+    for node in [node for node in model.graph if node.op_type == "Softmax"]:
+        scores, weights = node.inputs[0], node.outputs[0]
+        if scores is None or scores.dtype != _HALF:
+            continue
+        widen = onnx_ir.node("Cast", [scores], {"to": int(_FLOAT)}, name=f"{node.name}_wide")
+        softmax = onnx_ir.node("Softmax", [widen.outputs[0]], dict(node.attributes), name=node.name)
+        narrow = onnx_ir.node("Cast", [softmax.outputs[0]], {"to": int(_HALF)}, name=f"{node.name}_narrow")
+        widen.outputs[0].name, softmax.outputs[0].name = f"{weights.name}_scores", f"{weights.name}_float32"
+        onnx_ir.convenience.replace_nodes_and_values(
+            model.graph, node, [node], [widen, softmax, narrow], [weights], [narrow.outputs[0]]
+        )
+
+
+def tidy(model: onnx_ir.Model) -> None:
+    """Store every weight once: apply operators on weights alone to the weights, and merge equal tensors and nodes.
+
+    A layer that is used twice reads its weight through one transposition per use. Runtimes would fold each into a copy
+    when they load the file, and quantizers skip products whose weight is not a stored tensor.
     """
     fold_constants(
         model,
@@ -247,24 +202,24 @@ def tidy(model: onnx_ir.Model) -> None:
             DeduplicateHashedInitializersPass(),
             CommonSubexpressionEliminationPass(),
             RemoveUnusedNodesPass(),
-            ClearMetadataAndDocStringPass(),  # torch's stack traces: hundreds of kilobytes, and paths of this machine
+            ClearMetadataAndDocStringPass(),  # torch's stack traces: hundreds of kilobytes, with local paths
         ]
     )(model)
 
 
 def cut_out(model: onnx_ir.Model, outputs: Mapping[str, str]) -> onnx_ir.Model:
-    """A graph of its own that computes some of ``model``'s outputs, with the nodes and weights that those need.
+    """Copy the part of a graph that computes some of its outputs, with the nodes and weights that it needs.
 
     Args:
-        outputs: name in ``model`` → name in the new graph. Inputs that nothing needs any more are left out.
+        outputs: name in ``model`` → name in the copy. Inputs without a use are removed.
     """
     copy = model.clone()
     graph = copy.graph
-    kept = [value for value in graph.outputs if value.name in outputs]
-    assert len(kept) == len(outputs), f"{sorted(outputs)} are not all outputs"
-    graph.outputs[:] = kept
+    selected = [value for value in graph.outputs if value.name in outputs]
+    assert len(selected) == len(outputs), f"{sorted(outputs)} are not all outputs"
+    graph.outputs[:] = selected
     RemoveUnusedNodesPass()(copy)
-    for value in kept:
+    for value in selected:
         assert value.name is not None
         value.name = outputs[value.name]
     for name in [value.name for value in graph.inputs if not value.uses()]:
@@ -273,7 +228,7 @@ def cut_out(model: onnx_ir.Model, outputs: Mapping[str, str]) -> onnx_ir.Model:
 
 
 class Composer:
-    """Collects calls of pieces; :meth:`finish` puts their nodes in the calls' place."""
+    """Builds a graph of calls of traced pieces; :meth:`finish` inlines them."""
 
     def __init__(self) -> None:
         self._functions: dict[str, onnx_ir.Function] = {}
@@ -283,11 +238,11 @@ class Composer:
         self._nodes: list[onnx_ir.Node] = []
 
     def add(self, name: str, piece: onnx_ir.Model) -> None:
-        """Make a traced graph callable as ``name``. It is left as it was; its weights are shared, not copied."""
+        """Make a traced graph callable as ``name``. The graph is not changed; its weights are shared, not copied."""
         body = piece.clone().graph
         stored, self._weights[name] = list(body.initializers.values()), []
         body.initializers.clear()
-        for value in stored:  # a function has no weights of its own: they become arguments
+        for value in stored:  # an ONNX function has no weights: they become arguments
             assert value.const_value is not None
             weight = onnx_ir.tensor(np.asarray(value.const_value.numpy()), name=f"{name}.{value.name}")
             self._weights[name].append(onnx_ir.val(weight.name, const_value=weight))
@@ -297,37 +252,47 @@ class Composer:
         self._functions[name] = onnx_ir.Function(_DOMAIN, name, graph=body, attributes=[])
 
     def call(self, name: str, inputs: Mapping[str, onnx_ir.Value]) -> dict[str, onnx_ir.Value]:
-        """Use a piece: its inputs by name → its outputs by name."""
-        body, number = self._functions[name], len(self._nodes)
-        weights = self._weights[name]
-        own = body.inputs[: len(body.inputs) - len(weights)]
+        """Call a piece: its inputs by name → its outputs by name."""
+        function, weights, signature = self._functions[name], self._weights[name], self._outputs[name]
+        arguments = [inputs[str(value.name)] for value in function.inputs[: len(function.inputs) - len(weights)]]
         node = onnx_ir.node(
             name,
-            [*(inputs[str(value.name)] for value in own), *weights],
+            [*arguments, *weights],
             domain=_DOMAIN,
-            num_outputs=len(self._outputs[name]),
-            name=f"{name}_{number}",
+            num_outputs=len(signature),
+            name=f"{name}_{len(self._nodes)}",
         )
         self._nodes.append(node)
-        for value, described in zip(node.outputs, self._outputs[name], strict=True):
-            value.name, value.type, value.shape = f"{name}_{number}_{described.name}", described.type, described.shape
-        return {str(d.name): value for d, value in zip(self._outputs[name], node.outputs, strict=True)}
+        for value, output in zip(node.outputs, signature, strict=True):
+            value.name, value.type, value.shape = f"{node.name}_{output.name}", output.type, output.shape
+        return {str(output.name): value for output, value in zip(signature, node.outputs, strict=True)}
 
-    def node(self, operator: str, inputs: Sequence[onnx_ir.Value], **attributes: int) -> onnx_ir.Value:
-        """An operator between pieces."""
+    def node(
+        self, operator: str, *inputs: onnx_ir.Value, like: onnx_ir.Value | None = None, **attributes: int
+    ) -> onnx_ir.Value:
+        """Add an operator between pieces, whose result has the type and shape of ``like``."""
         node = onnx_ir.node(operator, list(inputs), attributes, name=f"{operator}_{len(self._nodes)}")
-        node.outputs[0].name = f"{operator}_{len(self._nodes)}_result"
+        result = node.outputs[0]
+        result.name = f"{operator}_{len(self._nodes)}_result"
+        if like is not None:
+            result.type, result.shape = like.type, like.shape
         self._nodes.append(node)
-        return node.outputs[0]
+        return result
+
+    def to_float32(self, value: onnx_ir.Value) -> onnx_ir.Value:
+        """Add a cast to float32."""
+        result = self.node("Cast", value, like=value, to=int(_FLOAT))
+        result.type = onnx_ir.TensorType(_FLOAT)
+        return result
 
     def constant(self, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:
-        """A stored number or vector."""
+        """Store an array in the graph."""
         value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
         self._constants.append(value)
         return value
 
     def finish(self, inputs: Sequence[onnx_ir.Value], outputs: Mapping[str, onnx_ir.Value]) -> onnx_ir.Model:
-        """The graph from ``inputs`` to ``outputs``, each weight stored once; outputs get the names they have here."""
+        """Return the graph from ``inputs`` to ``outputs`` (name → value), each weight stored once."""
         for name, value in outputs.items():
             value.name = name
         weights = [value for values in self._weights.values() for value in values if value.uses()]
@@ -340,14 +305,160 @@ class Composer:
             name="main_graph",
         )
         model = onnx_ir.Model(graph, ir_version=_IR_VERSION, functions=list(self._functions.values()))
-        between = {str(value.name) for value in (*inputs, *(value for node in self._nodes for value in node.outputs))}
+        shared = {str(value.name) for value in (*inputs, *(value for node in self._nodes for value in node.outputs))}
         InlinePass()(model)
         RemoveUnusedOpsetsPass()(model)
-        ask_inputs(model, between)
+        read_sizes_from_inputs(model, shared)
         tidy(model)
         return model
 
 
-def like(value: onnx_ir.Value, name: str) -> onnx_ir.Value:
-    """A graph input with the type and shape of a piece's input."""
+def graph_input(value: onnx_ir.Value, name: str) -> onnx_ir.Value:
+    """Return a new graph input with the type and shape of a piece's input."""
     return onnx_ir.Value(name=name, shape=value.shape, type=value.type)
+
+
+def read_sizes_from_inputs(model: onnx_ir.Model, shared: Collection[str]) -> None:
+    """Make Shape nodes read dynamic sizes from the graph's inputs, so that :func:`tidy` merges them.
+
+    Every loop reads the number of tokens from its own state and cache, and builds a mask from it. Once all read it from
+    the same value, the nodes are equal, and one mask serves all loops.
+
+    Args:
+        model: a composed graph after inlining.
+        shared: names of inputs and of the pieces' results. Only there do equal names of dynamic sizes mean equal
+            sizes; values inside a piece may have been traced with other sizes than it is called with.
+    """
+
+    def dynamic_size(value: onnx_ir.Value, axis: int) -> str | None:
+        size = value.shape[axis] if value.shape is not None else None
+        return size.value if isinstance(size, onnx_ir.SymbolicDim) else None
+
+    sources: dict[str, tuple[onnx_ir.Value, int]] = {}
+    for value in model.graph.inputs:
+        for axis in range(len(value.shape or ())):
+            if (name := dynamic_size(value, axis)) is not None:
+                sources.setdefault(name, (value, axis))
+    for node in model.graph:
+        if node.op_type != "Shape" or not node.inputs or node.inputs[0] is None or node.inputs[0].name not in shared:
+            continue
+        axis = node.attributes.get_int("start", 0)
+        reads_one_axis = node.attributes.get_int("end", -1) == axis + 1
+        source = sources.get(dynamic_size(node.inputs[0], axis) or "") if reads_one_axis else None
+        if source is not None:
+            node.replace_input_with(0, source[0])
+            node.attributes["start"] = onnx_ir.AttrInt64("start", source[1])
+            node.attributes["end"] = onnx_ir.AttrInt64("end", source[1] + 1)
+
+
+def halved(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Model:
+    """Convert an FP32 trace to the graph that tracing the FP16 model would give, which saves the seconds of tracing.
+
+    Both traces have the same nodes but for casts. The types follow from the FP16 model by torch's rules: its tensors
+    say which weight is stored in which type, operands of two types are promoted, constants of the code take the type of
+    the other operand, and modules with ``keeps_float32`` take FP16, compute in float32 and return FP16. Tests compare
+    the two graphs node for node.
+
+    Args:
+        piece: graph from :func:`export_graph` of the FP32 model; it is not changed.
+        spec: of the same piece after :func:`~edgeformer.models.layers.half_for_export`.
+
+    Raises:
+        EdgeformerError: the FP16 type of a node is undefined.
+    """
+    model = piece.clone()
+    _Fp16Conversion(model.graph).run(spec)
+    _compute_softmax_in_float32(model)
+    tidy(model)
+    return model
+
+
+@dataclass
+class _Fp16Conversion:
+    """State of one conversion.
+
+    Attributes:
+        narrowed: float32 results of ``keeps_float32`` modules, which nodes behind the module read in FP16.
+        casts: (value, type) → the value in that type.
+        constants: FP32 numbers from the code, which are no tensors of the model.
+    """
+
+    graph: onnx_ir.Graph
+    narrowed: set[onnx_ir.Value] = field(default_factory=set)
+    casts: dict[tuple[onnx_ir.Value, onnx_ir.DataType], onnx_ir.Value] = field(default_factory=dict)
+    constants: set[onnx_ir.Value] = field(default_factory=set)
+
+    def run(self, spec: GraphSpec) -> None:
+        """Convert inputs, stored tensors, nodes in execution order, and outputs."""
+        for value in self.graph.inputs:
+            if value.dtype == _FLOAT:
+                _set_type(value, _ONNX_TYPES[spec.inputs[str(value.name)].dtype])
+        tensors: dict[str, Tensor] = {**spec.module.state_dict(keep_vars=True), **dict(spec.module.named_buffers())}
+        for name, value in self.graph.initializers.items():
+            if value.dtype == _FLOAT and name in tensors:
+                value.const_value = onnx_ir.tensor(tensors[name].detach().numpy(), name=name)
+                _set_type(value, value.const_value.dtype)
+            elif value.dtype == _FLOAT:
+                self.constants.add(value)
+        for node in list(self.graph):
+            self._convert_node(node)
+        with torch.inference_mode():
+            results = spec.module(*spec.inputs.values())
+        for index, result in enumerate(results if isinstance(results, tuple) else (results,)):
+            value = self.graph.outputs[index]
+            converted = self._as_type(value, _ONNX_TYPES[result.dtype], None)
+            if converted is not value:  # the graph's output keeps its name
+                name = str(value.name)
+                value.name, converted.name = f"{name}_before", name
+                self.graph.outputs[index] = converted
+
+    def _convert_node(self, node: onnx_ir.Node) -> None:
+        """Give all float operands one type, which the float results get, too."""
+        results = [value for value in node.outputs if value.dtype == _FLOAT]
+        operands = [value for value in node.inputs if value is not None and value.dtype in (_FLOAT, _HALF)]
+        in_float32 = bool(node.meta.get(FLOAT32))
+        tensors = [value for value in operands if value not in self.constants]
+        types = {_HALF if not in_float32 and value in self.narrowed else value.dtype for value in tensors}
+        if not operands and not results:
+            return
+        if node.op_type == "Cast" and not operands:
+            dtype = _FLOAT if in_float32 else _HALF
+            node.attributes["to"] = onnx_ir.AttrInt64("to", int(dtype))
+        elif not tensors:
+            raise EdgeformerError(f"FP16: the type of {node.op_type} {node.name!r} does not follow from its operands")
+        else:
+            only_moves_half = node.op_type in _MOVES and types == {_HALF}
+            dtype = _FLOAT if _FLOAT in types or (in_float32 and not only_moves_half and results) else _HALF
+        for index, value in enumerate(node.inputs):
+            if value is not None and value in operands:
+                node.replace_input_with(index, self._as_type(value, dtype, node))
+        for value in results:
+            _set_type(value, dtype)
+            if in_float32 and dtype == _FLOAT:
+                self.narrowed.add(value)
+
+    def _as_type(self, value: onnx_ir.Value, dtype: onnx_ir.DataType, user: onnx_ir.Node | None) -> onnx_ir.Value:
+        """Return the value in a type, from a cast before its first user; None: at the graph's end."""
+        if value.dtype == dtype or (value, dtype) in self.casts:
+            return self.casts.get((value, dtype), value)
+        if value in self.constants:
+            assert value.const_value is not None
+            with np.errstate(over="ignore"):  # becomes infinity, as in torch; the parity check reports the effect
+                array = value.const_value.numpy().astype(np.float16)
+            converted = onnx_ir.val(f"{value.name}_half", const_value=onnx_ir.tensor(array, name=f"{value.name}_half"))
+            self.graph.register_initializer(converted)
+        else:
+            name = f"{value.name}_{'wide' if dtype == _FLOAT else 'half'}"
+            cast = onnx_ir.node("Cast", [value], {"to": int(dtype)}, name=name)
+            converted = cast.outputs[0]
+            converted.name, converted.type, converted.shape = name, onnx_ir.TensorType(dtype), value.shape
+            if user is None:
+                self.graph.append(cast)
+            else:
+                self.graph.insert_before(user, cast)
+        self.casts[value, dtype] = converted
+        return converted
+
+
+def _set_type(value: onnx_ir.Value, dtype: onnx_ir.DataType) -> None:
+    value.type = onnx_ir.TensorType(dtype)  # setting value.dtype would change the type object that clones share

@@ -1,5 +1,4 @@
-"""A trained model on disk: the run's ``model/`` folder with everything that export and other programs need of it. The
-names are those that Hugging Face clients look for."""
+"""A run's ``model/`` folder: weights, configuration, tokenizer, golden inputs, named as Hugging Face clients expect."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ MODEL_FOLDER, WEIGHTS, GOLDEN_INPUTS = "model", "model.safetensors", "golden_inp
 
 
 def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepared) -> None:
-    """Fill ``folder`` with weights, configuration, tokenizer and golden inputs."""
+    """Write weights, configuration, tokenizer and golden inputs to ``folder``."""
     model_spec, task = model_spec_of(recipe), task_named(recipe.task)
     save_weights(model.state_dict(), folder / WEIGHTS)
     config = {
@@ -39,7 +38,7 @@ def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepare
 
 
 def load_model(run: Path) -> nn.Module:
-    """The trained model of a run's folder, in evaluation mode on the CPU. Raises RecipeError or ArtifactError."""
+    """Load a run's trained model, in evaluation mode on the CPU. Raises RecipeError or ArtifactError."""
     recipe = read_recipe_of(run)
     model, _ = model_spec_of(recipe).adapter.build(recipe, Place(for_export=True))
     load_weights(model, run / MODEL_FOLDER / WEIGHTS)
@@ -47,15 +46,19 @@ def load_model(run: Path) -> nn.Module:
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Plain safetensors with the names of a module's ``state_dict``; every tensor on the CPU and contiguous."""
+    """Write a ``state_dict`` as safetensors."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    # Through `replacing`, because safetensors makes files that only their owner can read.
+    # `replacing` also sets the usual permissions: safetensors creates files that only their owner can read.
     with replacing(path) as temporary:
         save_file(state, temporary, metadata={"format": "pt"})
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load ``path`` into ``model``, in evaluation mode. Raises ArtifactError: damaged, or not the model's tensors."""
+    """Load a safetensors file into ``model`` and set evaluation mode.
+
+    Raises:
+        ArtifactError: the file is damaged, or its tensors are not the model's.
+    """
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:

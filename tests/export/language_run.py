@@ -17,7 +17,7 @@ from edgeformer.data.language import prepare_text
 from edgeformer.models import recipe_type
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.crt.adapter import build_crt, probe_causality
-from edgeformer.models.norms import TokenBatchNorm
+from edgeformer.models.layers import TokenBatchNorm
 from edgeformer.models.weights import save_model
 from edgeformer.tasks.language_modeling import LanguageRecipe
 

@@ -19,10 +19,10 @@ from edgeformer.data.trimming import Trimmed, trim_tokenizer
 from edgeformer.export.bundle_folder import trimmed_companions
 from edgeformer.export.graphs import write_graph
 from edgeformer.models.adapter import count_parameters
-from edgeformer.models.encoder import graphs
+from edgeformer.models.encoder import adapter as graphs
 from edgeformer.models.encoder.adapter import ADAPTER
 from edgeformer.models.encoder.model import EncoderClassifier
-from edgeformer.models.norms import half_for_export
+from edgeformer.models.layers import half_for_export
 from edgeformer.models.tracing import GraphSpec, export_graph
 
 TEXTS = ["a wonderful film, told with wit", "an endless, dull story without any wit at all"] * 3

@@ -8,7 +8,7 @@ import torch
 from benchmarks.gpu.recipes import in_format
 from edgeformer.models import load_recipe
 from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.cache import CachedLoops
+from edgeformer.models.crt.model import CachedLoops
 from edgeformer.models.encoder.model import EncoderClassifier
 from tests.conftest import SMALL_LANGUAGE
 

@@ -30,7 +30,7 @@ from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import ALIGNMENT, weights_file, write_graph
 from edgeformer.models import REGISTRY, ModelSpec, model_spec_of
 from edgeformer.models.adapter import Losses, ModelAdapter, Place, count_parameters, run_scorer
-from edgeformer.models.norms import half_for_export
+from edgeformer.models.layers import half_for_export
 from edgeformer.models.tracing import Graphs, cut_out, state_name
 from edgeformer.models.weights import load_model, save_model
 from edgeformer.runtimes.onnxruntime.decode import StepSession, decode_windows

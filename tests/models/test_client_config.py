@@ -9,9 +9,9 @@ import pytest
 
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.bundle import Bundle
+from edgeformer.models import CLIENT_TYPE
 from edgeformer.models.crt import MODEL as CRT_DEEP
 from edgeformer.models.encoder import MODEL as ENCODER
-from edgeformer.models.spec import CLIENT_TYPE
 
 OF_RUN = {
     "model_type": "edgeformer-encoder",

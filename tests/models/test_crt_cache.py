@@ -10,8 +10,7 @@ from torch import Tensor
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.cache import CachedLoops
-from edgeformer.models.crt.model import CRT
+from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.runtimes.decoder import Decoder
 from edgeformer.runtimes.torch.session import torch_decoder
 from tests.models.crt_oracle import small_config

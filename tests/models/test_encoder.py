@@ -13,8 +13,7 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.models import load_recipe, model_spec_of
 from edgeformer.models.adapter import Place, count_parameters
 from edgeformer.models.encoder import EncoderConfig
-from edgeformer.models.encoder.adapter import choose_attention
-from edgeformer.models.encoder.graphs import encoder_graphs
+from edgeformer.models.encoder.adapter import choose_attention, encoder_graphs
 from edgeformer.models.encoder.model import MASKED, EncoderClassifier, exported_form, sdpa
 from edgeformer.models.weights import load_weights
 from edgeformer.tasks.classification import ClassificationRecipe

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.models.fp16 import halved
-from edgeformer.models.norms import RMSNorm, half_for_export
-from edgeformer.models.tracing import FLOAT32, GraphSpec
+from edgeformer.models.layers import RMSNorm, half_for_export
+from edgeformer.models.tracing import FLOAT32, GraphSpec, halved
 
 FLOAT, HALF = onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16
 WIDTH = 4

@@ -17,10 +17,9 @@ from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.graphs import compose_decode, step_specs
 from edgeformer.models.crt.model import CRT
 from edgeformer.models.encoder import EncoderConfig
-from edgeformer.models.encoder.adapter import ADAPTER
-from edgeformer.models.encoder.graphs import EncoderExits, encoder_graphs
+from edgeformer.models.encoder.adapter import ADAPTER, EncoderExits, encoder_graphs
 from edgeformer.models.encoder.model import EncoderClassifier
-from edgeformer.models.norms import half_for_export
+from edgeformer.models.layers import half_for_export
 from edgeformer.models.tracing import GraphSpec, ask_inputs, export_graph
 from edgeformer.runtimes.decoder import Decoder
 from edgeformer.runtimes.onnxruntime.decode import StepEngine, decode_windows

@@ -17,9 +17,9 @@ from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import write_graph
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.encoder import EncoderConfig
-from edgeformer.models.encoder.graphs import encoder_graphs
+from edgeformer.models.encoder.adapter import encoder_graphs
 from edgeformer.models.encoder.model import EncoderClassifier
-from edgeformer.models.norms import half_for_export
+from edgeformer.models.layers import half_for_export
 from edgeformer.models.weights import load_model
 from edgeformer.runtimes import OpenOptions
 from edgeformer.runtimes.onnxruntime.decode import StepSession

@@ -1,4 +1,4 @@
-"""CRT-Deep of paper B: a decoder whose single block is looped, with exits on the way."""
+"""CRT-Deep (paper B): a decoder with one looped block and exits on the way."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing_extensions import Self
 
 from edgeformer.artifacts.data_config import DataSection, PositiveFloat, PositiveInt, Probability
 from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
-from edgeformer.models.spec import ModelSpec
+from edgeformer.models import ModelSpec
 
 
 class CRTConfig(ModelConfig):
-    """CRT-Deep (paper B, section 3.1): one shared block, applied ``loops`` times, with exits on the way."""
+    """CRT-Deep (paper B, section 3.1): one shared block, applied ``loops`` times."""
 
     later: ClassVar[tuple[str, ...]] = ("attention",)
 
@@ -52,7 +52,7 @@ class CRTConfig(ModelConfig):
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_sizes(self) -> Self:
         if self.hidden_size % self.attention_heads:
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of attention_heads")
         if list(self.exits) != sorted(set(self.exits)) or any(exit_ >= self.loops for exit_ in self.exits):
@@ -65,7 +65,7 @@ class CRTConfig(ModelConfig):
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Exits that the loss needs, and settings that contradict each other. Raises ValueError."""
+        """Raise ValueError for a loss without exits, or settings that exclude each other."""
         if getattr(training, "exit_weight", 0) and not self.exits:
             raise ValueError("training.exit_weight needs model.exits; without exits set it to 0")
         if self.norm == "batch" and getattr(training, "checkpointing", "none") != "none":
@@ -97,12 +97,11 @@ class CRTDeep(ModelSpec):
         return (*config.exits, config.loops)
 
     def leaks(self, config: CRTConfig) -> bool:
-        """The published convolutions look ahead."""
         return not config.causal
 
     def card_line(self, config: CRTConfig) -> str:
-        after = ", ".join(map(str, config.exits))
-        exits = f"exits after {after} ({config.heads} heads)" if config.exits else "no early exit"
+        loops = ", ".join(map(str, config.exits))
+        exits = f"exits after {loops} ({config.heads} heads)" if config.exits else "no early exit"
         return (
             f"one shared block × {config.loops} loops, {config.cycles} TRM cycles ({config.trm}), "
             f"{exits}; width {config.hidden_size}, {config.attention_heads} heads, "

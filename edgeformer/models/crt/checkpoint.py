@@ -1,4 +1,4 @@
-"""Weights of the public CRT code, renamed and reshaped to ours (the layout is listed in docs/importing.md)."""
+"""Checkpoints of the public CRT code, renamed and reshaped to our layout (listed in docs/importing.md)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.models.crt import CRTConfig
 
 WRAPPERS = ("model_state_dict", "model", "state_dict")
-"""Keys under which a training checkpoint keeps the weights."""
+"""Keys under which training checkpoints store the weights."""
 _PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")
-"""What DistributedDataParallel and torch.compile put in front of every name."""
+"""Name prefixes of DistributedDataParallel and torch.compile."""
 _RENAMED = (
     (r"^embed\.base_embedding\.", "tokens."),
     (r"^embed\.(projection|refine)\.", r"\1."),
@@ -27,28 +27,28 @@ _RENAMED = (
     (r"\.norms\.(\d+)\.", r".cycles.\1.norm."),
     (r"\.(lin[12])\.(\d+)\.", r".cycles.\2.\1."),
 )
-"""Their names → ours, as regular expressions."""
+"""Regular expression in the public layout → replacement in ours."""
 ATTENTION_HEADS = 8
-"""Not visible in any tensor's shape; the public code has 8."""
+"""Number of heads in the public code; no tensor's shape shows it."""
 
 
 def weights_in(content: object, where: str) -> dict[str, Tensor]:
-    """The name → tensor mapping of a checkpoint, bare or inside a training checkpoint. Raises ArtifactError."""
-    found = content
+    """Return the name → tensor mapping of a checkpoint, bare or in a training checkpoint. Raises ArtifactError."""
+    weights = content
     if isinstance(content, Mapping):
-        found = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
-    if not isinstance(found, Mapping) or not found or not all(isinstance(v, Tensor) for v in found.values()):
+        weights = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
+    if not isinstance(weights, Mapping) or not weights or not all(isinstance(v, Tensor) for v in weights.values()):
         raise ArtifactError(
             f"{where}: holds no state dict; expected name → tensor, bare or under {', '.join(map(repr, WRAPPERS))}"
         )
-    return {_PREFIXES.sub("", str(name)): tensor for name, tensor in found.items()}
+    return {_PREFIXES.sub("", str(name)): tensor for name, tensor in weights.items()}
 
 
 def config_of(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
-    """The configuration that the tensors' shapes imply. The public code is not causal.
+    """Derive the configuration from the tensors' shapes. The public code is not causal.
 
     Raises:
-        ArtifactError: a tensor that the sizes are read from is missing or has another number of dimensions.
+        ArtifactError: a tensor is missing, has another number of dimensions, or the sizes describe no CRT.
     """
 
     def size(name: str, dimension: int, dimensions: int) -> int:
@@ -59,9 +59,10 @@ def config_of(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
             raise ArtifactError(f"{where}: {name} has {tensor.ndim} dimensions, not {dimensions}")
         return int(tensor.shape[dimension])
 
-    exits = sorted(
-        int(m[1]) for name in weights if (m := re.fullmatch(r"intermediate_heads\.loop_(\d+)\.weight", name))
-    )
+    def numbers(pattern: str) -> list[int]:
+        return sorted({int(match[1]) for name in weights if (match := re.match(pattern, name))})
+
+    exits = numbers(r"intermediate_heads\.loop_(\d+)\.weight$")
     hidden = size("lm_head.weight", 1, 2)
     if hidden % ATTENTION_HEADS:
         raise ArtifactError(f"{where}: width {hidden} is no multiple of the public code's {ATTENTION_HEADS} heads")
@@ -71,11 +72,11 @@ def config_of(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
             vocab_size=size("lm_head.weight", 0, 2),
             hidden_size=hidden,
             embedding_size=size("embed.base_embedding.weight", 1, 2),
-            embedding_cycles=_count(weights, "embed.refine.convs"),
+            embedding_cycles=max(numbers(r"embed\.refine\.convs\.(\d+)\."), default=-1) + 1,
             attention_heads=ATTENTION_HEADS,
             ffn_size=size("trm.lin1.0.weight", 0, 2),
             loops=size("loop_encodings", 0, 4),
-            cycles=_count(weights, "trm.convs"),
+            cycles=max(numbers(r"trm\.convs\.(\d+)\."), default=-1) + 1,
             exits=tuple(exits),
             heads="separate" if exits else "tied",
             max_positions=size("pos_embed.weight", 0, 2),
@@ -86,13 +87,8 @@ def config_of(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
         raise ArtifactError(f"{where}: the sizes of its tensors describe no CRT: {reason}") from None
 
 
-def _count(weights: Mapping[str, Tensor], prefix: str) -> int:
-    numbers = [int(m[1]) for name in weights if (m := re.match(re.escape(prefix) + r"\.(\d+)\.", name))]
-    return max(numbers, default=-1) + 1
-
-
 def public_shapes(config: CRTConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the public layout for this configuration, and its shape."""
+    """Return name → shape of every tensor in the public layout."""
     d, inner, words = config.hidden_size, config.ffn_size, config.vocab_size
     shapes: dict[str, tuple[int, ...]] = {
         "embed.base_embedding.weight": (words, config.embedding_size),
@@ -123,7 +119,7 @@ def public_shapes(config: CRTConfig) -> dict[str, tuple[int, ...]]:
 
 
 def convert(weights: Mapping[str, Tensor], config: CRTConfig, where: str) -> dict[str, Tensor]:
-    """Our names and shapes for the public layout's, in float32. Raises ArtifactError that names what does not fit."""
+    """Convert the public layout to our names and shapes, in float32. Raises ArtifactError that lists every mismatch."""
     expected = public_shapes(config)
     problems = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in weights]
     problems += [f"unexpected {name} {list(weights[name].shape)}" for name in weights if name not in expected]
@@ -134,14 +130,14 @@ def convert(weights: Mapping[str, Tensor], config: CRTConfig, where: str) -> dic
     ]
     if problems:
         raise ArtifactError(f"{where}: does not fit the public CRT layout:\n  " + "\n  ".join(sorted(problems)))
-    ours: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        for theirs, own in _RENAMED:
-            name = re.sub(theirs, own, name)
-        ours[name] = tensor.detach().to(torch.float32)
-    ours["loop_encodings"] = ours["loop_encodings"].reshape(config.loops, config.hidden_size)
-    ours["attention.qkv.weight"] = torch.cat([ours.pop(f"{name}_proj.weight") for name in "qkv"])
+        for pattern, replacement in _RENAMED:
+            name = re.sub(pattern, replacement, name)
+        converted[name] = tensor.detach().to(torch.float32)
+    converted["loop_encodings"] = converted["loop_encodings"].reshape(config.loops, config.hidden_size)
+    converted["attention.qkv.weight"] = torch.cat([converted.pop(f"{name}_proj.weight") for name in "qkv"])
     return {
         name: (tensor.squeeze(-1) if name.endswith("pointwise.weight") else tensor).contiguous()
-        for name, tensor in ours.items()
+        for name, tensor in converted.items()
     }

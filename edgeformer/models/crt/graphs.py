@@ -1,8 +1,8 @@
-"""CRT-Deep as ONNX graphs: the parts that are traced, and the deep graphs that are composed of them.
+"""CRT-Deep as ONNX graphs: traced parts, and the graphs of all loops that are composed of them.
 
-A host runs embed, then the loop graph as often as it likes, then a readout. The parts with caches take and return what
-is kept of earlier tokens, so that the same graphs read a prompt, write a token, and let waiting tokens catch up (see
-:mod:`edgeformer.models.crt.cache`, whose functions they are made of). ``past`` is 0 at the start of a text.
+A host runs embed, then the loop graph any number of times, then a readout. Parts with caches take and return the cached
+tensors of earlier tokens, so that the same graphs read a prompt, generate a token and process waiting tokens. ``past``,
+the number of cached tokens, is 0 at the start of a text.
 """
 
 from __future__ import annotations
@@ -16,26 +16,24 @@ import onnx_ir
 import torch
 from torch import Tensor, nn
 
-from edgeformer.models.crt.cache import cached_block, cached_embedding, convolution_context, require_causal
 from edgeformer.models.crt.model import CRT
-from edgeformer.models.tracing import Composer, GraphSpec, Piece, export_graph, like, state_name
+from edgeformer.models.tracing import BATCH, TOKENS, Composer, GraphSpec, Piece, export_graph, graph_input, state_name
 from edgeformer.tasks.early_exit import exit_logits
 
 Pieces = dict[str, onnx_ir.Model]
 
 EMBED, BLOCK = "text_embed", "block"
-# Of the examples; a size of 0 or 1 would become a constant of the graph. All differ, so that none is taken for another.
-_BATCH, _NEW, _PAST = 2, 3, 5
-_NEW_AXES, _PAST_AXES = {0: "batch", 1: "sequence"}, {0: "batch", 2: "past"}
+_PAST = 5  # cached tokens of the examples; differs from BATCH and TOKENS so that no size is mistaken for another
+_TOKEN_AXES, _PAST_AXES = {0: "batch", 1: "sequence"}, {0: "batch", 2: "past"}
 _AXES = {
-    **dict.fromkeys(("input_ids", "position_ids", "state"), _NEW_AXES),
+    **dict.fromkeys(("input_ids", "position_ids", "state"), _TOKEN_AXES),
     **dict.fromkeys(("past_key", "past_value"), _PAST_AXES),
     "past_conv": {0: "batch"},
 }
 
 
 class CRTExits(nn.Module):
-    """CRT-Deep with all its exits, through their own heads."""
+    """CRT-Deep with all exits, each through its own head."""
 
     def __init__(self, model: CRT) -> None:
         super().__init__()
@@ -55,43 +53,8 @@ class CRTExits(nn.Module):
         return (*logits, *states)
 
 
-def _run_loop(
-    model: CRT, state: Tensor, loop: Tensor, past_key: Tensor, past_value: Tensor, past_conv: Tensor
-) -> tuple[Tensor, ...]:
-    """New tokens through one loop.
-
-    Args:
-        state: [B, S, d].
-        loop: its number from 0, int64 [1].
-        past_key, past_value: of the tokens before, [B, H, past, D].
-        past_conv: the inputs that the convolutions need of them, [B, C, d].
-
-    Returns:
-        The next state; keys and values [B, H, past + S, D]; convolution inputs behind the new tokens.
-    """
-    present: list[Tensor] = []
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of new tokens to all tokens up to each; q, k, v [B, H, n, D] → the same shape.
-
-        Written out, and not as torch's SDPA: that is exported as copies of all keys, scaled and transposed, for every
-        token. Softmax is computed in float32.
-        """
-        keys, values = torch.cat((past_key, k), dim=2), torch.cat((past_value, v), dim=2)
-        present[:] = keys, values
-        scores = (q * q.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(past_key.shape[2])
-        weights = scores.float().masked_fill(~seen, -torch.inf).softmax(-1)
-        result: Tensor = weights.to(q.dtype) @ values
-        return result
-
-    encoding = model.loop_encodings.index_select(0, loop)
-    state, present_conv = cached_block(model, state, encoding, attend, past_conv)
-    return (state, *present, present_conv)
-
-
 class CRTReadout(nn.Module):
-    """State [B, S, d] after ``loop`` (1 … L) → logits float32 [B, S, V] of the head that answers there."""
+    """State [B, S, C] after ``loop`` (1 … L) → logits float32 [B, S, V]."""
 
     def __init__(self, model: CRT, loop: int) -> None:
         super().__init__()
@@ -103,15 +66,101 @@ class CRTReadout(nn.Module):
         return logits.float()
 
 
-def trace_pieces(model: CRT) -> tuple[Pieces, Pieces]:
-    """What the deep graphs are composed of: the pieces of the full text, and the parts of the step bundle.
+def _run_loop(
+    model: CRT, state: Tensor, loop: Tensor, past_key: Tensor, past_value: Tensor, past_conv: Tensor
+) -> tuple[Tensor, ...]:
+    """Run one loop on new tokens.
 
-    Heads are in both; of a model that looks ahead, whose states cannot be kept, the second is empty.
+    Args:
+        state: [B, S, C].
+        loop: its number from 0, int64 [1].
+        past_key, past_value: of the tokens before, [B, H, past, D].
+        past_conv: convolution cache, [B, sum(contexts), C].
+
+    Returns:
+        The next state; keys and values [B, H, past + S, D]; the next convolution cache.
     """
-    ids, encoding = torch.ones(_BATCH, _NEW, dtype=torch.int64), model.loop_encodings[0].detach()
+    present: list[Tensor] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend from new tokens to all tokens up to each: q, k, v [B, H, S, D] → [B, H, S, D].
+
+        Explicit instead of torch's SDPA, which is exported as copies of all keys, scaled and transposed, per token.
+        """
+        keys, values = torch.cat((past_key, k), dim=2), torch.cat((past_value, v), dim=2)
+        present[:] = keys, values
+        scores = (q * q.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(past_key.shape[2])
+        weights = scores.float().masked_fill(~visible, -torch.inf).softmax(-1)
+        result: Tensor = weights.to(q.dtype) @ values
+        return result
+
+    encoding = model.loop_encodings.index_select(0, loop)
+    state, present_conv = model.block_cached(state, encoding, attend, past_conv)
+    return (state, *present, present_conv)
+
+
+def _spec(model: CRT, forward: Callable[..., Any], inputs: dict[str, Tensor], outputs: tuple[str, ...]) -> GraphSpec:
+    """Return the spec of a piece; inputs that are not in ``_AXES`` have no dynamic axis."""
+    axes = {name: _AXES[name] for name in inputs if name in _AXES}
+    sizes = {size for names in axes.values() for size in names.values() if size != "batch"}
+    longest = dict.fromkeys(sizes, model.max_positions)
+    return GraphSpec(Piece(model, forward), inputs, axes, outputs, longest)
+
+
+def _example_state(model: CRT) -> Tensor:
+    weight = model.head.weight
+    return weight.new_zeros(BATCH, TOKENS, weight.shape[1])
+
+
+def _readout_specs(model: CRT) -> dict[str, GraphSpec]:
+    heads = {"readout": model.loops}
+    if "shared" in model.exit_heads and len(model.exits) > 1:
+        heads["readout_exit"] = model.exits[0]
+    heads |= {f"readout_exit{name}": int(name) for name in model.exit_heads if name != "shared"}
+    inputs, axes = {"state": _example_state(model)}, {"state": _TOKEN_AXES}
+    return {part: GraphSpec(CRTReadout(model, loop), inputs, axes) for part, loop in heads.items()}
+
+
+def step_specs(model: CRT) -> dict[str, GraphSpec]:
+    """Return part → spec: ``embed``, ``loop``, ``readout`` (of the last loop), and a part for every other head.
+
+    Those are ``readout_exit`` for a head that the exits share, else ``readout_exit2``, ``readout_exit4``…; none if they
+    are tied to the last head. Raises InputError if the model looks ahead.
+    """
+    model.require_causal()
+    attention, weight = model.attention, model.head.weight
+    key = weight.new_zeros(BATCH, attention.heads, _PAST, attention.head_size)
+    conv = [weight.new_zeros(BATCH, sum(trm.contexts), weight.shape[1]) for trm in (model.refine, model.trm)]
+    embed = {
+        "input_ids": torch.zeros(BATCH, TOKENS, dtype=torch.int64),
+        "position_ids": torch.arange(_PAST, _PAST + TOKENS).repeat(BATCH, 1),
+        "past_conv": conv[0],
+    }
+    loop = {
+        "state": _example_state(model),
+        "loop": torch.zeros(1, dtype=torch.int64),
+        "past_key": key,
+        "past_value": key.clone(),
+        "past_conv": conv[1],
+    }
+    present = ("next_state", "present_key", "present_value", "present_conv")
+    return {
+        "embed": _spec(model, model.embed_cached, embed, ("state", "present_conv")),
+        "loop": _spec(model, partial(_run_loop, model), loop, present),
+        **_readout_specs(model),
+    }
+
+
+def trace_pieces(model: CRT) -> tuple[Pieces, Pieces]:
+    """Trace the pieces of the full-text graph, and the parts of the step bundle; heads are in both.
+
+    The second is empty for a model that looks ahead, whose states cannot be cached.
+    """
+    ids, encoding = torch.ones(BATCH, TOKENS, dtype=torch.int64), model.loop_encodings[0].detach()
     text = {
         EMBED: _spec(model, model.embed, {"input_ids": ids}, ("state",)),
-        BLOCK: _spec(model, model.block, {"state": _state(model), "encoding": encoding}, ("next_state",)),
+        BLOCK: _spec(model, model.block, {"state": _example_state(model), "encoding": encoding}, ("next_state",)),
     }
     heads = _readout_specs(model)
     steps = step_specs(model) if model.causal else {}
@@ -119,88 +168,28 @@ def trace_pieces(model: CRT) -> tuple[Pieces, Pieces]:
     return {name: graphs[name] for name in (*text, *heads)}, {name: graphs[name] for name in steps}
 
 
-def _spec(model: CRT, forward: Callable[..., Any], inputs: dict[str, Tensor], outputs: tuple[str, ...]) -> GraphSpec:
-    """The spec of a piece; inputs that are not in ``_AXES`` have no dynamic axis."""
-    axes = {name: _AXES[name] for name in inputs if name in _AXES}
-    sizes = {size for names in axes.values() for size in names.values() if size != "batch"}
-    longest = dict.fromkeys(sizes, model.max_positions)
-    return GraphSpec(Piece(model, forward), inputs, axes, outputs, longest)
-
-
-def step_specs(model: CRT) -> dict[str, GraphSpec]:
-    """Part → spec: ``embed``, ``loop``, ``readout`` (of the last loop), and a part for every other head.
-
-    Those are ``readout_exit`` where the exits share a head, else ``readout_exit2``, ``readout_exit4``…; none where they
-    are tied to the last one. Raises InputError where the model looks ahead.
-    """
-    require_causal(model)
-    attention, weight = model.attention, model.head.weight
-    kept = weight.new_zeros(_BATCH, attention.heads, _PAST, attention.head_size)
-    conv = [weight.new_zeros(_BATCH, convolution_context(trm), weight.shape[1]) for trm in (model.refine, model.trm)]
-    text = {
-        "input_ids": torch.zeros(_BATCH, _NEW, dtype=torch.int64),
-        "position_ids": torch.arange(_PAST, _PAST + _NEW).repeat(_BATCH, 1),
-        "past_conv": conv[0],
-    }
-    loop = {
-        "state": _state(model),
-        "loop": torch.zeros(1, dtype=torch.int64),
-        "past_key": kept,
-        "past_value": kept.clone(),
-        "past_conv": conv[1],
-    }
-    present = ("next_state", "present_key", "present_value", "present_conv")
-    return {
-        "embed": _spec(model, partial(cached_embedding, model), text, ("state", "present_conv")),
-        "loop": _spec(model, partial(_run_loop, model), loop, present),
-        **_readout_specs(model),
-    }
-
-
-def _readout_specs(model: CRT) -> dict[str, GraphSpec]:
-    """A part for every head; also of a model that looks ahead."""
-    heads = {"readout": model.loops}
-    if "shared" in model.exit_heads and len(model.exits) > 1:
-        heads["readout_exit"] = model.exits[0]
-    heads |= {f"readout_exit{name}": int(name) for name in model.exit_heads if name != "shared"}
-    inputs, axes = {"state": _state(model)}, {"state": _NEW_AXES}
-    return {part: GraphSpec(CRTReadout(model, loop), inputs, axes) for part, loop in heads.items()}
-
-
-def _state(model: CRT) -> Tensor:
-    """A state in the matrices' type."""
-    weight = model.head.weight
-    return weight.new_zeros(_BATCH, _NEW, weight.shape[1])
-
-
 def compose_exits(model: CRT, pieces: Pieces) -> onnx_ir.Model:
-    """The graph with the logits of every exit and the state after every loop as outputs, as ``CRTExits`` computes them.
-
-    Args:
-        pieces: the first of :func:`trace_pieces`.
-    """
+    """Compose the graph of :class:`CRTExits` from the first result of :func:`trace_pieces`."""
     composer = Composer()
     for name, piece in pieces.items():
         composer.add(name, piece)
-    ids = like(pieces[EMBED].graph.inputs[0], "input_ids")
+    ids = graph_input(pieces[EMBED].graph.inputs[0], "input_ids")
     x = composer.call(EMBED, {"input_ids": ids})["state"]
     logits: dict[str, onnx_ir.Value] = {}
     states: dict[str, onnx_ir.Value] = {}
     for loop in range(1, model.loops + 1):
         encoding = composer.constant(f"loop_encoding{loop}", model.loop_encodings[loop - 1].detach().numpy())
         x = composer.call(BLOCK, {"state": x, "encoding": encoding})["next_state"]
-        wide = composer.node("Cast", [x], to=int(onnx_ir.DataType.FLOAT))
-        wide.type, wide.shape = onnx_ir.TensorType(onnx_ir.DataType.FLOAT), x.shape
-        states[state_name(loop)] = wide
+        states[state_name(loop)] = composer.to_float32(x)
         if loop in model.exits:
             part = "readout_exit" if "shared" in model.exit_heads else f"readout_exit{loop}"
-            own = loop < model.loops and len(model.exit_heads) > 0
-            logits[exit_logits(loop)] = composer.call(part if own else "readout", {"state": x})["logits"]
+            has_exit_head = loop < model.loops and len(model.exit_heads) > 0
+            logits[exit_logits(loop)] = composer.call(part if has_exit_head else "readout", {"state": x})["logits"]
     return composer.finish([ids], {**logits, **states})
 
 
 def compose_decode(model: CRT, steps: Pieces) -> onnx_ir.Model:
-    """All loops for the next tokens of a text, with what is kept of the earlier ones as inputs and outputs.
+    """Compose the graph of all loops for the next tokens, with the caches as inputs and outputs.
 
     Args:
         steps: the traced parts of the step bundle.
@@ -208,32 +197,33 @@ def compose_decode(model: CRT, steps: Pieces) -> onnx_ir.Model:
     composer = Composer()
     for name in ("embed", "loop", "readout"):
         composer.add(name, steps[name])
-    embed = {str(value.name): value for value in steps["embed"].graph.inputs}
-    loops = {str(value.name): value for value in steps["loop"].graph.inputs}
-    text = [like(embed[name], name) for name in ("input_ids", "position_ids")]
-    first = like(embed["past_conv"], "past_conv.embed")
-    found = composer.call("embed", {"input_ids": text[0], "position_ids": text[1], "past_conv": first})
-    x, present_conv = found["state"], {"present_conv.embed": found["present_conv"]}
+    embed_inputs = {str(value.name): value for value in steps["embed"].graph.inputs}
+    loop_inputs = {str(value.name): value for value in steps["loop"].graph.inputs}
+    text = {name: graph_input(embed_inputs[name], name) for name in ("input_ids", "position_ids")}
+    convolutions = [graph_input(embed_inputs["past_conv"], "past_conv.embed")]
+    results = composer.call("embed", {**text, "past_conv": convolutions[0]})
+    x, present_conv = results["state"], {"present_conv.embed": results["present_conv"]}
     keys_values: list[onnx_ir.Value] = []
-    convolutions = [first]
     present: dict[str, onnx_ir.Value] = {}
     for number in range(model.loops):
-        key = like(loops["past_key"], f"past_key_values.{number}.key")
-        value = like(loops["past_value"], f"past_key_values.{number}.value")
-        convolution = like(loops["past_conv"], f"past_conv.{number}")
-        place = composer.constant(f"loop_number{number}", np.array([number], dtype=np.int64))
-        kept = {"past_key": key, "past_value": value, "past_conv": convolution}
-        found = composer.call("loop", {"state": x, "loop": place, **kept})
-        x = found["next_state"]
+        key = graph_input(loop_inputs["past_key"], f"past_key_values.{number}.key")
+        value = graph_input(loop_inputs["past_value"], f"past_key_values.{number}.value")
+        convolution = graph_input(loop_inputs["past_conv"], f"past_conv.{number}")
+        loop_number = composer.constant(f"loop_number{number}", np.array([number], dtype=np.int64))
+        caches = {"past_key": key, "past_value": value, "past_conv": convolution}
+        results = composer.call("loop", {"state": x, "loop": loop_number, **caches})
+        x = results["next_state"]
         keys_values += [key, value]
         convolutions.append(convolution)
-        present |= {f"present.{number}.key": found["present_key"], f"present.{number}.value": found["present_value"]}
-        present_conv[f"present_conv.{number}"] = found["present_conv"]
-    names, numbers = ("last_start", "last_end", "last_axis"), (-1, np.iinfo(np.int64).max, 1)
-    bounds = [composer.constant(name, np.array([n], dtype=np.int64)) for name, n in zip(names, numbers, strict=True)]
-    newest = composer.node("Slice", [x, *bounds])
+        present[f"present.{number}.key"] = results["present_key"]
+        present[f"present.{number}.value"] = results["present_value"]
+        present_conv[f"present_conv.{number}"] = results["present_conv"]
+    slice_last = {"last_start": -1, "last_end": np.iinfo(np.int64).max, "last_axis": 1}
+    bounds = [composer.constant(name, np.array([number], dtype=np.int64)) for name, number in slice_last.items()]
+    newest = composer.node("Slice", x, *bounds)
     newest.type = x.type
     logits = composer.call("readout", {"state": newest})["logits"]
     assert logits.shape is not None
     logits.shape = onnx_ir.Shape([logits.shape[0], 1, logits.shape[2]])
-    return composer.finish([*text, *keys_values, *convolutions], {"logits": logits, **present, **present_conv})
+    inputs = [*text.values(), *keys_values, *convolutions]
+    return composer.finish(inputs, {"logits": logits, **present, **present_conv})

@@ -1,4 +1,7 @@
-"""What training computes in another way than plain torch does, because it takes less time; the same to rounding."""
+"""CRT-Deep (paper B): refined embeddings, one shared block applied L times, exits on the way, incremental decoding.
+
+Shapes: B rows, T tokens, n new tokens, C width, H heads, D = C / H, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -12,180 +15,173 @@ from torch import Tensor, nn
 from torch.nested import nested_tensor_from_jagged
 from torch.utils.checkpoint import checkpoint
 
-from edgeformer.models.norms import make_norm
+from edgeformer.artifacts.errors import InputError
+from edgeformer.models.layers import make_norm
+
+Checkpointing = Literal["none", "loop", "cycles"]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q, k, v of the new tokens [B, H, n, D]) → attention to all tokens so far [B, H, n, D]; also stores k and v."""
+
+KERNEL = 3
+"""Taps of every convolution (paper B, Table 1)."""
+CYCLE_GROUP = 2
+"""TRM cycles that are recomputed together with ``checkpointing: cycles``."""
+_INITIAL_STD = 0.02
+_MIN_CACHE_TOKENS = 64
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
-    """torch's SDPA, causal. q, k, v [B, H, T, D].
+    """Compute causal attention through torch's SDPA: q, k, v [B, H, T, D] → [B, H, T, D].
 
     Args:
-        documents: who may attend to whom, bool [B, 1, T, T], lower triangle included; or where the documents of packed
-            rows begin, int64 [n + 1], see :func:`apart`; None: each row is one document.
+        documents: mask of :func:`document_mask`, bool [B, 1, T, T]; or the offset of each document in the concatenated
+            rows, rising, and their end, int64 [documents + 1], where no document continues in the next row; None: each
+            row is one document.
     """
-    if documents is not None and documents.ndim == 1:
-        return apart(q, k, v, documents)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=documents, is_causal=documents is None)
+    if documents is None or documents.ndim > 1:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=documents, is_causal=documents is None)
+    batch, heads, length, head_size = q.shape
+    if q.device.type == "cuda":  # one kernel of variable lengths: flash attention in FP16 and BF16, which takes no mask
+        mixed: Tensor = F.scaled_dot_product_attention(*nest_documents((q, k, v), documents), is_causal=True)
+        packed = mixed.transpose(1, 2).values()  # [B·T, H, D]
+    else:
+        lengths = documents.diff().tolist()
+        flat = [x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v)]  # documents of [T, H, D]
+        attended = [
+            F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in document), is_causal=True)[0]  # [H, T, D]
+            for document in zip(*flat, strict=True)
+        ]
+        packed = torch.cat([x.transpose(0, 1) for x in attended])
+    return packed.reshape(batch, length, heads, head_size).transpose(1, 2)
 
 
-def apart(q: Tensor, k: Tensor, v: Tensor, begins: Tensor) -> Tensor:
-    """Causal attention of each document by itself. q, k, v [B, H, T, D] → the same shape.
-
-    On a CUDA card one kernel of variable lengths computes all of them: flash in half formats, which takes no mask.
-
-    Args:
-        begins: where each document begins in the rows one after the other, rising, and their end: int64 [n + 1]. No
-            document goes on in the next row.
-    """
-    shape = q.transpose(1, 2).shape
-    if q.device.type == "cuda":
-        nested_q, nested_k, nested_v = jagged((q, k, v), begins)
-        mixed: Tensor = F.scaled_dot_product_attention(nested_q, nested_k, nested_v, is_causal=True)
-        return mixed.transpose(1, 2).values().reshape(shape).transpose(1, 2)
-    lengths = begins.diff().tolist()
-    pieces = zip(*(torch.split(x.transpose(1, 2).flatten(0, 1), lengths) for x in (q, k, v)), strict=True)
-    alone = [_causal(one[0], one[1], one[2]) for one in pieces]
-    return torch.cat(alone).view(shape).transpose(1, 2)
-
-
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Of one document: q, k, v [T, H, D] → the same shape."""
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1)
-
-
-def jagged(tensors: tuple[Tensor, ...], begins: Tensor) -> list[Tensor]:
-    """Tensors [B, H, T, D] as nested ones of the documents in them, [n, H, *, D]; ``begins`` as of :func:`apart`."""
+def nest_documents(tensors: tuple[Tensor, ...], offsets: Tensor) -> list[Tensor]:
+    """Convert [B, H, T, D] to nested tensors [documents, H, *, D]; ``offsets`` int64 [documents + 1]."""
     longest = tensors[0].shape[2]
     return [
         nested_tensor_from_jagged(
-            x.transpose(1, 2).flatten(0, 1).contiguous(), begins, min_seqlen=1, max_seqlen=longest
+            x.transpose(1, 2).flatten(0, 1).contiguous(), offsets, min_seqlen=1, max_seqlen=longest
         ).transpose(1, 2)
         for x in tensors
     ]
 
 
-def attention_here(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
-    """The same as :func:`attention`; with a gradient, on a CPU, in float32.
-
-    There torch's gradient of it takes twice as long in bfloat16, casts included.
-    """
+def cpu_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+    """Compute :func:`attention`, for a BF16 gradient on a CPU in float32, which takes half the time."""
     if not (q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad):
         return attention(q, k, v, documents)
     with torch.autocast("cpu", enabled=False):
         return attention(q.float(), k.float(), v.float(), documents).to(q.dtype)
 
 
+def document_mask(positions: Tensor) -> Tensor:
+    """Return the mask of causal attention within documents: positions int64 [B, T] → bool [B, 1, T, T]."""
+    document = (positions == 0).cumsum(1)
+    return (document[:, :, None] == document[:, None, :]).tril()[:, None]
+
+
 class CausalConvolution(torch.autograd.Function):
-    """y_t = w₀ x_{t−2d} + w₁ x_{t−d} + w₂ x_t, and its gradient, with one copy of x kept, and no padded one made."""
+    """y_t = w₀ x_{t−2d} + w₁ x_{t−d} + w₂ x_t with a gradient that stores x once and makes no padded copy."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, dilation: int, positions: Tensor | None) -> Tensor:
-        """x [B, T, C], weight [C, 1, 3], positions int64 [B, T]: place of each token in its document → [B, T, C]."""
+        """x [B, T, C], weight [C, 1, 3], positions in the document int64 [B, T] → [B, T, C]."""
         ctx.save_for_backward(x, weight, positions)
         ctx.dilation = dilation
-        far, near, own = weight.squeeze(1).to(x.dtype).unbind(-1)
-        y = x * own
-        for tap, back in ((near, dilation), (far, 2 * dilation)):
-            if back < x.shape[1]:
-                y[:, back:] += _within(x[:, :-back] * tap, positions, back)
+        w0, w1, w2 = weight.squeeze(1).to(x.dtype).unbind(-1)
+        y = x * w2
+        for tap, distance in ((w1, dilation), (w0, 2 * dilation)):
+            if distance < x.shape[1]:
+                y[:, distance:] += _zero_outside(x[:, :-distance] * tap, positions, distance)
         return y
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        """By x and by the weight."""
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """grad [B, T, C] → gradients of x and weight."""
         x, weight, positions = ctx.saved_tensors
-        far, near, own = weight.squeeze(1).to(x.dtype).unbind(-1)
-        by_x, by_tap = slope * own, [(slope * x).sum((0, 1))]
-        for tap, back in ((near, ctx.dilation), (far, 2 * ctx.dilation)):
-            if back >= x.shape[1]:
-                by_tap.append(torch.zeros_like(tap))
+        w0, w1, w2 = weight.squeeze(1).to(x.dtype).unbind(-1)
+        grad_x, grad_taps = grad * w2, [(grad * x).sum((0, 1))]
+        for tap, distance in ((w1, ctx.dilation), (w0, 2 * ctx.dilation)):
+            if distance >= x.shape[1]:
+                grad_taps.append(torch.zeros_like(tap))
                 continue
-            reached = _within(slope[:, back:], positions, back)
-            by_x[:, :-back] += reached * tap
-            by_tap.append((reached * x[:, :-back]).sum((0, 1)))
-        return by_x, torch.stack(by_tap[::-1], -1).unsqueeze(1).to(weight.dtype), None, None
+            reaching = _zero_outside(grad[:, distance:], positions, distance)
+            grad_x[:, :-distance] += reaching * tap
+            grad_taps.append((reaching * x[:, :-distance]).sum((0, 1)))
+        return grad_x, torch.stack(grad_taps[::-1], -1).unsqueeze(1).to(weight.dtype), None, None
 
 
-def _within(values: Tensor, positions: Tensor | None, back: int) -> Tensor:
-    """values [B, T − back, C] of the tokens from ``back`` on, 0 where a document began less than ``back`` before."""
-    return values if positions is None else values * (positions[:, back:, None] >= back).to(values.dtype)
-
-
-# The building blocks of CRT-Deep (paper B, section 3.1.2): dilated convolution, TRM cycle, causal attention, norms.
-
-
-KERNEL = 3
-"""Taps of every convolution (paper B, Table 1)."""
+def _zero_outside(values: Tensor, positions: Tensor | None, distance: int) -> Tensor:
+    """Zero values [B, T − distance, C] of tokens whose document begins less than ``distance`` tokens before them."""
+    return values if positions is None else values * (positions[:, distance:, None] >= distance).to(values.dtype)
 
 
 class DilatedConv(nn.Module):
-    """Depthwise convolution with three taps, ``dilation`` positions apart, without bias.
+    """Depthwise convolution with three taps, ``dilation`` positions apart, without bias (paper B, section 3.1.2).
 
     Causal: y_t = w₀ x_{t−2d} + w₁ x_{t−d} + w₂ x_t. Otherwise, as published, y_t = w₀ x_{t−d} + w₁ x_t + w₂ x_{t+d},
-    which shows every position what comes next. Written as three shifted products: that is faster on CPUs than
-    ``conv1d`` between two transpositions, and a tap can be left out where it would cross a document's boundary.
+    which reveals the next tokens. Three shifted products are faster on CPUs than ``conv1d`` between two transpositions,
+    and a tap can be left out at a document's boundary.
     """
 
     def __init__(self, size: int, dilation: int, *, causal: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, 1, KERNEL))
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as torch.nn.Conv1d
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as in torch.nn.Conv1d
         self.dilation, self.causal = dilation, causal
 
     @property
     def context(self) -> int:
-        """Earlier inputs that an output depends on: 2 · dilation (causal)."""
+        """Number of earlier inputs that an output depends on: 2 · dilation (causal)."""
         return (KERNEL - 1) * self.dilation
 
-    def forward(self, x: Tensor, known: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """Convolve.
+    def forward(self, x: Tensor, with_past: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """Convolve x [B, T, C] → [B, T, C].
 
         Args:
-            x: [B, T, C].
-            known: x behind the ``context`` inputs in front of it, [B, context + T, C]; None: those are zeros.
-            positions: place of each token in its document, int64 [B, T]; a tap that would reach into the document
-                before is left out. None: x is one document.
-
-        Returns:
-            [B, T, C].
+            with_past: the ``context`` inputs before x, then x, [B, context + T, C]; None: zeros precede x.
+            positions: of each token in its document, int64 [B, T], so that no tap reaches into the document before;
+                None: x is one document.
         """
-        if torch.is_autocast_enabled(x.device.type):  # as conv1d would do by itself
+        if torch.is_autocast_enabled(x.device.type):  # as conv1d does
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        if known is not None and torch.onnx.is_in_onnx_export():
-            return self._by_windows(known, x.shape[1])
-        if self.training and self.causal and known is None:
+        if with_past is not None and torch.onnx.is_in_onnx_export():
+            return self._gather_windows(with_past, x.shape[1])
+        if self.training and self.causal and with_past is None:
             y: Tensor = CausalConvolution.apply(x, self.weight, self.dilation, positions)  # type: ignore[no-untyped-call]
             return y
         d, length = self.dilation, x.shape[1]
-        first, second, third = self.weight.squeeze(1).to(x.dtype).unbind(-1)  # each [C]
+        w0, w1, w2 = self.weight.squeeze(1).to(x.dtype).unbind(-1)  # each [C]
         if not self.causal:
             padded = F.pad(x, (0, 0, d, d))
-            return padded[:, :length] * first + x * second + padded[:, 2 * d : 2 * d + length] * third
-        padded = F.pad(x, (0, 0, 2 * d, 0)) if known is None else known.to(x.dtype)
-        far, near = padded[:, :length], padded[:, d : d + length]
+            return padded[:, :length] * w0 + x * w1 + padded[:, 2 * d : 2 * d + length] * w2
+        padded = F.pad(x, (0, 0, 2 * d, 0)) if with_past is None else with_past.to(x.dtype)
+        x0, x1 = padded[:, :length], padded[:, d : d + length]
         if positions is not None:
-            far = far * (positions >= 2 * d).to(x.dtype)[..., None]
-            near = near * (positions >= d).to(x.dtype)[..., None]
-        return far * first + near * second + x * third
+            x0 = x0 * (positions >= 2 * d).to(x.dtype)[..., None]
+            x1 = x1 * (positions >= d).to(x.dtype)[..., None]
+        return x0 * w0 + x1 * w1 + x * w2
 
-    def _by_windows(self, known: Tensor, new: int) -> Tensor:
-        """The last ``new`` rows of ``known`` [B, context + new, C], convolved → [B, new, C].
+    def _gather_windows(self, with_past: Tensor, new: int) -> Tensor:
+        """Convolve the last ``new`` rows of [B, context + new, C] in graphs → [B, new, C].
 
-        For graphs: one that writes a token spends its time on operators, not on numbers. These are three, and the
-        places are found once for all loops; shifted products are seven.
+        Decoding one token costs time per operator, not per number: these are three operators and the indices are
+        computed once for all loops; shifted products are seven.
         """
-        places = torch.arange(new)[:, None] + torch.arange(KERNEL) * self.dilation
-        # Torch takes places of one dimension only, so that its graph would have two Reshapes more.
-        shape = (known.shape[0], new, KERNEL, known.shape[2])
-        windows = torch.onnx.ops.symbolic("Gather", (known, places), {"axis": 1}, dtype=known.dtype, shape=shape)
+        indices = torch.arange(new)[:, None] + torch.arange(KERNEL) * self.dilation
+        # torch's own indexing takes one dimension only, which adds two Reshapes to the graph.
+        shape = (with_past.shape[0], new, KERNEL, with_past.shape[2])
+        windows = torch.onnx.ops.symbolic(
+            "Gather", (with_past, indices), {"axis": 1}, dtype=with_past.dtype, shape=shape
+        )
         return (windows * self.weight.squeeze(1).T).sum(2)
 
 
 class TRMCycle(nn.Module):
-    """h + Dropout(MLP(Norm(Conv(h)))), Conv = depthwise dilated → GELU → pointwise (paper B, eq. 2).
+    """h + Dropout(MLP(Norm(Conv(h)))), Conv = depthwise dilated → GELU (erf) → pointwise (paper B, eq. 2).
 
-    ``kind`` picks a row of Table 3: ``conv_linear`` is all of it, ``conv`` has no MLP, ``linear`` no convolution,
-    ``depthwise`` no pointwise convolution. GELU is the exact one (erf).
+    ``kind`` is a row of Table 3: ``conv_linear`` has all parts, ``conv`` no MLP, ``linear`` no convolution,
+    ``depthwise`` no pointwise convolution.
     """
 
     def __init__(
@@ -201,14 +197,14 @@ class TRMCycle(nn.Module):
 
     @property
     def context(self) -> int:
-        """Earlier inputs that an output depends on."""
+        """Number of earlier inputs that an output depends on."""
         return self.depthwise.context if self.depthwise is not None else 0
 
-    def forward(self, h: Tensor, known: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """h [B, T, C], known and positions as of :meth:`DilatedConv.forward` → [B, T, C]."""
+    def forward(self, h: Tensor, with_past: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """h [B, T, C] → [B, T, C]; other arguments as in :meth:`DilatedConv.forward`."""
         x = h
         if self.depthwise is not None:
-            x = F.gelu(self.depthwise(x, known, positions))
+            x = F.gelu(self.depthwise(x, with_past, positions))
         if self.pointwise is not None:
             x = self.pointwise(x)
         x = self.norm(x)
@@ -218,17 +214,67 @@ class TRMCycle(nn.Module):
         return result
 
 
+class TRM(nn.Module):
+    """A chain of TRM cycles that take their dilations from ``dilations`` in turn."""
+
+    def __init__(self, cycles: int, dilations: Sequence[int], make_cycle: Callable[[int], TRMCycle]) -> None:
+        super().__init__()
+        self.cycles = nn.ModuleList(make_cycle(dilations[i % len(dilations)]) for i in range(cycles))
+
+    @property
+    def contexts(self) -> list[int]:
+        """Rows of the convolution cache of each cycle."""
+        return [cycle.context for cycle in self.cycles if isinstance(cycle, TRMCycle)]
+
+    def forward(self, h: Tensor, positions: Tensor | None = None, *, recompute: bool = False) -> Tensor:
+        """h [B, T, C] → [B, T, C]; ``recompute``: recompute groups of cycles in the backward pass."""
+        if not recompute:
+            return self._run(h, positions, 0, len(self.cycles))
+        for start in range(0, len(self.cycles), CYCLE_GROUP):
+            h = _recomputed(self._run, h, positions, start, start + CYCLE_GROUP)
+        return h
+
+    def _run(self, h: Tensor, positions: Tensor | None, start: int, stop: int) -> Tensor:
+        for number in range(start, min(stop, len(self.cycles))):
+            h = self.cycles[number](h, None, positions)
+        return h
+
+    def forward_cached(self, h: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the chain to new tokens [B, n, C].
+
+        Args:
+            cache: the last ``context`` inputs of every cycle, concatenated, [B, sum(contexts), C]; zeros at the start.
+
+        Returns:
+            [B, n, C], and the cache after the new tokens, shaped like ``cache``.
+        """
+        contexts = self.contexts
+        if not any(contexts):
+            return self._run(h, None, 0, len(self.cycles)), cache
+        inputs = []
+        for cycle, past in zip(self.cycles, torch.split(cache, contexts, dim=1), strict=True):
+            inputs.append(torch.cat((past, h), dim=1))
+            h = cycle(h, inputs[-1])
+        if torch.onnx.is_in_onnx_export():
+            # One Gather instead of a Slice per cycle: cycle i has context_i + n inputs, of which the last context_i
+            # stay. Row j of the cache comes after the new tokens of its own cycle and of all earlier ones.
+            cycle_numbers = [number for number, rows in enumerate(contexts, start=1) for _ in range(rows)]
+            indices = torch.arange(len(cycle_numbers)) + torch.tensor(cycle_numbers) * h.shape[1]
+            return h, torch.cat(inputs, dim=1).index_select(1, indices)
+        return h, torch.cat([x[:, -rows:] for x, rows in zip(inputs, contexts, strict=True)], dim=1)
+
+
 class CausalAttention(nn.Module):
-    """Multi-head attention without biases through torch's SDPA; scale head_size^-0.5. q, k, v are one product."""
+    """Multi-head attention without biases through torch's SDPA; scale D^-0.5. q, k, v are one product."""
 
     def __init__(self, size: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads, self.head_size = heads, size // heads
         self.qkv = nn.Linear(size, 3 * size, bias=False)
         self.out = nn.Linear(size, size, bias=False)
-        # On the result, not on the attention weights: those would need the T × T matrix in memory.
+        # On the result: dropout of the attention weights would need the T × T matrix in memory.
         self.dropout = nn.Dropout(dropout)
-        self.attend = attention_here
+        self.attend = cpu_attention
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, C] → q, k, v, each [B, H, T, D]."""
@@ -241,54 +287,16 @@ class CausalAttention(nn.Module):
         return result
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """x [B, T, C] → [B, T, C]; ``documents`` as of :func:`~edgeformer.models.crt.model.attention`."""
+        """x [B, T, C] → [B, T, C]; ``documents`` as in :func:`attention`."""
         q, k, v = self.project(x)
         return self.combine(self.attend(q, k, v, documents))
 
 
-def document_mask(positions: Tensor) -> Tensor:
-    """Who may attend to whom: earlier tokens of the same document. positions int64 [B, T] → bool [B, 1, T, T]."""
-    document = (positions == 0).cumsum(1)
-    same = document[:, :, None] == document[:, None, :]
-    return same.tril()[:, None]
-
-
-# CRT-Deep (paper B): refined embeddings, one shared block applied L times, exits on the way.
-
-
-Checkpointing = Literal["none", "loop", "cycles"]
-CYCLE_GROUP = 2
-"""TRM cycles that are recomputed together with ``checkpointing: cycles``."""
-
-_INITIAL_STD = 0.02
-
-
-class TRM(nn.Module):
-    """A chain of TRM cycles whose dilations go round through ``dilations``."""
-
-    def __init__(self, cycles: int, dilations: Sequence[int], make_cycle: Callable[[int], TRMCycle]) -> None:
-        super().__init__()
-        self.cycles = nn.ModuleList(make_cycle(dilations[i % len(dilations)]) for i in range(cycles))
-
-    def forward(self, h: Tensor, positions: Tensor | None = None, *, regroup: bool = False) -> Tensor:
-        """h [B, T, C] → [B, T, C]; ``regroup``: recompute every two cycles in the backward pass."""
-        if not regroup:
-            return self._some(h, positions, 0, len(self.cycles))
-        for start in range(0, len(self.cycles), CYCLE_GROUP):
-            h = _recomputed(self._some, h, positions, start, start + CYCLE_GROUP)
-        return h
-
-    def _some(self, h: Tensor, positions: Tensor | None, start: int, stop: int) -> Tensor:
-        for number in range(start, min(stop, len(self.cycles))):
-            h = self.cycles[number](h, None, positions)
-        return h
-
-
 class CRT(nn.Module):
-    """A decoder whose single block is looped: x ← norm₁(x + e_l + attention), x ← norm₂(x + TRM(x)) (paper B, eq. 1–3).
+    """A decoder with one looped block: x ← norm₁(x + e_l + attention), x ← norm₂(x + TRM(x)) (paper B, eq. 1–3).
 
-    Post-norm, as released. The causal model never looks ahead; with ``causal=False`` its convolutions do, as published.
-    A *loop* is counted from 1; an *exit* is a loop after which a head can answer, the last loop among them.
+    Post-norm, as in the released code. The causal model never looks ahead; with ``causal=False`` its convolutions do,
+    as published. Loops count from 1. An exit is a loop after which a head answers; the last loop is one.
     """
 
     def __init__(
@@ -318,70 +326,89 @@ class CRT(nn.Module):
         self.exits: tuple[int, ...] = (*exits, loops)
         self.checkpointing: Checkpointing = "none"
 
-        def cycle(dilation: int) -> TRMCycle:
+        def make_cycle(dilation: int) -> TRMCycle:
             conv = DilatedConv(hidden_size, dilation, causal=causal) if trm != "linear" else None
-            fresh = make_norm(norm, hidden_size, norm_eps)
-            return TRMCycle(hidden_size, ffn_size, kind=trm, conv=conv, norm=fresh, dropout=dropout)
+            cycle_norm = make_norm(norm, hidden_size, norm_eps)
+            return TRMCycle(hidden_size, ffn_size, kind=trm, conv=conv, norm=cycle_norm, dropout=dropout)
 
         self.tokens = nn.Embedding(vocab_size, embedding_size)
         self.projection = nn.Linear(embedding_size, hidden_size) if embedding_projection else nn.Identity()
-        self.refine = TRM(embedding_cycles, dilations, cycle)
+        self.refine = TRM(embedding_cycles, dilations, make_cycle)
         self.positions = nn.Embedding(max_positions, hidden_size)
         self.dropout = nn.Dropout(dropout)
         self.loop_encodings = nn.Parameter(torch.empty(loops, hidden_size))
         self.attention = CausalAttention(hidden_size, attention_heads, dropout)
         self.norm1 = make_norm(norm, hidden_size, norm_eps)
-        self.trm = TRM(cycles, dilations, cycle)
+        self.trm = TRM(cycles, dilations, make_cycle)
         self.norm2 = make_norm(norm, hidden_size, norm_eps)
         names = {"shared": ["shared"], "separate": [str(loop) for loop in exits], "tied": []}[heads]
         self.exit_heads = nn.ModuleDict({name: nn.Linear(hidden_size, vocab_size, bias=False) for name in names})
         self.head = nn.Linear(hidden_size, vocab_size, bias=False)
-        self._initialise()
-
-    def _initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=_INITIAL_STD)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
         nn.init.normal_(self.loop_encodings, std=_INITIAL_STD)
-        # A chain of n residual sums grows like √n; the last matrix of each link is smaller by that much.
-        for trm in (self.refine, self.trm):
-            for cycle in trm.cycles:
+        # A sum of n residuals grows like √n; the last matrix of each cycle is smaller by that factor.
+        for chain in (self.refine, self.trm):
+            for cycle in chain.cycles:
                 last = cycle.lin2 if cycle.lin2 is not None else cycle.pointwise
                 if isinstance(last, nn.Linear):
-                    nn.init.normal_(last.weight, std=_INITIAL_STD / math.sqrt(len(trm.cycles)))
+                    nn.init.normal_(last.weight, std=_INITIAL_STD / math.sqrt(len(chain.cycles)))
 
     def head_of(self, loop: int) -> nn.Linear:
-        """The head that answers after ``loop``."""
+        """Return the head that answers after ``loop``."""
         for name in ("shared", str(loop)):
             if loop != self.loops and name in self.exit_heads:
-                chosen = self.exit_heads[name]
-                assert isinstance(chosen, nn.Linear)
-                return chosen
+                head = self.exit_heads[name]
+                assert isinstance(head, nn.Linear)
+                return head
         return self.head
 
     def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """TRM_refine(Linear(Embed(x))) + PosEmbed(p) (eq. 1). input_ids, positions int64 [B, T] → [B, T, C]."""
+        """TRM_refine(Linear(Embed(x))) + PosEmbed(p) (eq. 1): input_ids, positions int64 [B, T] → [B, T, C]."""
         h = self.refine(self.projection(self.tokens(input_ids)), positions)
         first = self.positions.weight[: input_ids.shape[1]]
-        places = first if positions is None else self.positions(positions)
-        result: Tensor = self.dropout(h + places)
+        result: Tensor = self.dropout(h + (first if positions is None else self.positions(positions)))
         return result
+
+    def embed_cached(self, input_ids: Tensor, positions: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Embed new tokens, int64 [B, n] → [B, n, C] and the next cache, see :meth:`TRM.forward_cached`."""
+        h, next_cache = self.refine.forward_cached(self.projection(self.tokens(input_ids)), cache)
+        return h + self.positions(positions), next_cache
 
     def block(
         self, x: Tensor, encoding: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
     ) -> Tensor:
-        """One pass through the shared block with a loop's encoding [C]: [B, T, C] → [B, T, C] (eq. 3)."""
-        regroup = self.training and self.checkpointing == "cycles"
+        """Apply the shared block with a loop's encoding [C]: [B, T, C] → [B, T, C] (eq. 3)."""
+        recompute = self.training and self.checkpointing == "cycles"
         x = x + encoding.to(x.dtype)
-        x = _recomputed(self._attend, x, documents) if regroup else self._attend(x, documents)
-        result: Tensor = self.norm2(x + self.trm(x, positions, regroup=regroup))
+        x = _recomputed(self._attend, x, documents) if recompute else self._attend(x, documents)
+        result: Tensor = self.norm2(x + self.trm(x, positions, recompute=recompute))
         return result
 
     def _attend(self, x: Tensor, documents: Tensor | None) -> Tensor:
         result: Tensor = self.norm1(x + self.attention(x, documents))
         return result
+
+    def block_cached(self, x: Tensor, encoding: Tensor, attend: Attend, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the shared block to new tokens (eq. 3).
+
+        Args:
+            x: [B, n, C].
+            encoding: of the loop, [C] or [1, C].
+            attend: attention to the new and the earlier tokens.
+            cache: of the convolutions, as in :meth:`TRM.forward_cached`.
+
+        Returns:
+            [B, n, C] and the next convolution cache.
+        """
+        x = x + encoding.to(x.dtype)
+        x = self.norm1(x + self.attention.combine(attend(*self.attention.project(x))))
+        h, next_cache = self.trm.forward_cached(x, cache)
+        result: Tensor = self.norm2(x + h)
+        return result, next_cache
 
     def forward(
         self,
@@ -391,18 +418,18 @@ class CRT(nn.Module):
         every: bool = False,
         documents: Tensor | None = None,
     ) -> dict[int, Tensor]:
-        """Hidden states after every exit.
+        """Compute the hidden states after every exit.
 
         Args:
             input_ids: int64 [B, T], T ≤ max_positions.
-            positions: place of each token in its document, int64 [B, T]; None: each row is one document.
-            until: the last loop to compute; None: all of them.
-            every: those after every loop, and before the first one as loop 0.
-            documents: where those of packed rows begin, int64 [n + 1], for attention without a mask (see
-                :func:`~edgeformer.models.crt.model.apart`); None: a mask is made of ``positions``.
+            positions: of each token in its document, int64 [B, T]; None: each row is one document.
+            until: the last loop to compute; None: all loops.
+            every: also return the states after the other loops, and before the first one as loop 0.
+            documents: their offsets in packed rows, int64 [documents + 1], for attention without a mask (see
+                :func:`attention`); None: a mask is made of ``positions``.
 
         Returns:
-            loop → [B, T, C], in rising order; ``head_of(loop)`` makes logits of it.
+            loop → [B, T, C], in rising order; ``head_of(loop)`` converts it to logits.
         """
         if documents is None and positions is not None:
             documents = document_mask(positions)
@@ -419,12 +446,107 @@ class CRT(nn.Module):
         return states
 
     def logits(self, input_ids: Tensor, loop: int | None = None) -> Tensor:
-        """Next-token logits float32 [B, T, V] of the exit after ``loop`` (None: the last). input_ids int64 [B, T]."""
+        """Return next-token logits float32 [B, T, V] after ``loop`` (None: the last) for input_ids int64 [B, T]."""
         loop = loop or self.loops
         result: Tensor = self.head_of(loop)(self(input_ids, until=loop)[loop])
         return result.float()
+
+    def require_causal(self) -> None:
+        """Raise InputError if the model looks ahead, so that no state of a token can be cached."""
+        if not self.causal:
+            raise InputError(
+                "cached decoding needs a causal model: in this one a token's state depends on the tokens after it "
+                "(model.causal: false), so no state can be cached"
+            )
 
 
 def _recomputed(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     result: Tensor = checkpoint(function, *arguments, use_reentrant=False)
     return result
+
+
+class _KeyValueCache:
+    """Keys and values of one loop, [2, B, H, capacity, D]; the capacity doubles when it is used up."""
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+        self.length = 0
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store k and v and attend to all tokens up to each new one; q, k, v [B, H, n, D] → [B, H, n, D]."""
+        new, total = q.shape[2], self.length + k.shape[2]
+        if self._buffer is None or total > self._buffer.shape[3]:
+            capacity = max(_MIN_CACHE_TOKENS, 1 << (total - 1).bit_length())
+            buffer = k.new_empty(2, *k.shape[:2], capacity, k.shape[3])
+            if self._buffer is not None:
+                buffer[:, :, :, : self.length] = self._buffer[:, :, :, : self.length]
+            self._buffer = buffer
+        self._buffer[0, :, :, self.length : total] = k
+        self._buffer[1, :, :, self.length : total] = v
+        self.length = total
+        keys, values = self._buffer[:, :, :, :total]
+        # A single new token sees every token; several need a causal mask among themselves.
+        mask = None if new == 1 else torch.ones(new, total, dtype=torch.bool, device=q.device).tril(total - new)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+
+
+class CachedLoops:
+    """Incremental decoding, loop by loop, of one text or several of the same length.
+
+    :mod:`edgeformer.runtimes.decoder` decides which tokens pass which loop when.
+
+    Args:
+        model: in evaluation mode. Raises InputError if it looks ahead.
+    """
+
+    def __init__(self, model: CRT) -> None:
+        model.require_causal()
+        self._model = model
+        self._refine: Tensor | None = None
+        self._trm: list[Tensor | None] = [None] * model.loops
+        self._attention = [_KeyValueCache() for _ in range(model.loops)]
+        self.loops, self.max_positions, self.device = model.loops, model.max_positions, model.head.weight.device
+
+    @torch.inference_mode()
+    def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
+        """Embed the next tokens, int64 [B, n] → [B, n, C].
+
+        Args:
+            start: position of the first of them.
+            keep: whether to store them in the cache.
+        """
+        positions = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)[None]
+        cache = self._cache_or_zeros(self._refine, self._model.refine, input_ids)
+        h, next_cache = self._model.embed_cached(input_ids, positions, cache)
+        if keep:
+            self._refine = next_cache
+        return h
+
+    @torch.inference_mode()
+    def run_loop(self, number: int, x: Tensor, *, keep: bool) -> Tensor:
+        """Run one loop on new tokens, [B, n, C] → [B, n, C].
+
+        Args:
+            number: of the loop, from 0.
+            x: tokens that follow those that passed this loop before, without a gap.
+            keep: whether to store them in the cache.
+        """
+        key_values = self._attention[number]
+        length = key_values.length
+        cache = self._cache_or_zeros(self._trm[number], self._model.trm, x)
+        x, next_cache = self._model.block_cached(x, self._model.loop_encodings[number], key_values.attend, cache)
+        if keep:
+            self._trm[number] = next_cache
+        else:
+            key_values.length = length
+        return x
+
+    @torch.inference_mode()
+    def logits(self, state: Tensor, loop: int) -> Tensor:
+        """Return next-token logits float32 [B, V] for states [B, C] after ``loop``."""
+        result: Tensor = self._model.head_of(loop)(state)
+        return result.float()
+
+    def _cache_or_zeros(self, cache: Tensor | None, trm: TRM, rows: Tensor) -> Tensor:
+        weight = self._model.head.weight
+        return weight.new_zeros(len(rows), sum(trm.contexts), weight.shape[1]) if cache is None else cache

@@ -1,4 +1,4 @@
-"""The encoder of paper A: N layers applied R times; the stacked baseline is R = 1."""
+"""Encoder of paper A: N layers applied R times; the stacked baseline is R = 1."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing_extensions import Self
 from edgeformer.artifacts.data_config import DataSection, PositiveFloat, PositiveInt, Probability
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
-from edgeformer.models.spec import ModelSpec, text_client_config
+from edgeformer.models import ModelSpec, text_client_config
 
 
 class EncoderConfig(ModelConfig):
-    """The encoder of paper A: ``layers`` shared layers, applied ``iterations`` times. Stacked is one iteration."""
+    """Encoder of paper A: ``layers`` shared layers, applied ``iterations`` times; stacked is one iteration."""
 
     kind: Literal["encoder"]
     hidden_size: PositiveInt = Field(description="width")
@@ -31,7 +31,7 @@ class EncoderConfig(ModelConfig):
     norm_eps: PositiveFloat = 1e-6
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def _check_head_size(self) -> Self:
         if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
             raise ValueError(
                 f"hidden_size {self.hidden_size} must be heads ({self.heads}) × an even head size (rotary pairs)"
@@ -39,7 +39,7 @@ class EncoderConfig(ModelConfig):
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Settings that are for pretrained layers only. Raises ValueError."""
+        """Raise ValueError for settings of pretrained layers."""
         if getattr(training, "layer_decay", 1.0) != 1.0:
             raise ValueError(
                 "training.layer_decay: is for pretrained layers, and model.kind: encoder has none; leave it out or "

@@ -1,5 +1,7 @@
-"""The encoder classifier of paper A: N layers applied R times; the stacked baseline is R = 1. And its building blocks
-(section Theory): RoPE, SwiGLU, self-attention, pre-norm layer."""
+"""Encoder classifier of paper A: N layers applied R times; the stacked baseline is R = 1.
+
+Shapes: B rows, S tokens, d width, H heads, D = d / H.
+"""
 
 from __future__ import annotations
 
@@ -11,51 +13,50 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.models.adapter import sharing_copy
-from edgeformer.models.norms import RMSNorm, written_out
-
-_INITIAL_STD = 0.02
+from edgeformer.models.layers import RMSNorm, explicit_attention
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 """(q, k, v [B, H, S, D], additive mask [B, 1, 1, S] or None, dropout) → [B, H, S, D]"""
 
 MASKED = -1e4
 """Added to the attention score of a padding token: zero after softmax, and representable in every float type."""
+_INITIAL_STD = 0.02
 
 
 def rotary_angles(positions: int, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of m·θ_i, θ_i = theta^(−2i/head_size), each [positions, head_size / 2] in float32 (paper A, RoPE)."""
+    """Return cos and sin of m·θ_i, θ_i = theta^(−2i/D), each [positions, D / 2] in float32 (paper A, "RoPE")."""
     pair = torch.arange(0, head_size, 2, dtype=torch.float64)
     angle = torch.outer(torch.arange(positions, dtype=torch.float64), theta ** (-pair / head_size))
     return angle.cos().float(), angle.sin().float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x_2i, x_2i+1) by its position's angle (paper A, RoPE).
+    """Rotate each pair (x_2i, x_2i+1) by its position's angle (paper A, "RoPE").
 
     Args:
-        x: [..., S, H, D]; cos, sin: [S, 1, D / 2] in float32.
+        x: [..., S, H, D].
+        cos, sin: [S, 1, D / 2] in float32.
 
     Returns:
-        [..., S, H, D] of x's type, all first members of the pairs before all second ones. Attention only takes
-        products of two vectors that both went through here, so their common order does not matter, and leaving
-        out the interleaving saves two operators per call on every device.
+        [..., S, H, D] of x's type, the first members of all pairs before the second ones. Attention only takes products
+        of two rotated vectors, so a common order does not matter, and not interleaving saves two operators per call.
     """
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.cat((even * cos - odd * sin, even * sin + odd * cos), dim=-1).to(x.dtype)
 
 
 class Rotation(nn.Module):
-    """:func:`rotate` as a module, so that a traced graph shows which of its nodes compute in float32."""
+    """:func:`rotate` as a module, so that a traced graph shows which nodes compute in float32."""
 
     keeps_float32 = True
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Shapes as :func:`rotate`."""
+        """Shapes as in :func:`rotate`."""
         return rotate(x, cos, sin)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """torch's scaled-dot-product attention. Shapes as in :data:`Attention`; scale is D^-0.5."""
+    """Torch's scaled-dot-product attention, scale D^-0.5. Shapes as in :data:`Attention`."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
@@ -72,10 +73,15 @@ class SelfAttention(nn.Module):
         self.attention = attention
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
-        """Attend from the first ``queries`` positions (None: all of them) to every real one.
+        """Attend from the first ``queries`` positions (None: all) to every real token.
 
-        x [B, S, d]; cos, sin [S, 1, D / 2]; mask [B, 1, 1, S]: 0 for a real token, MASKED for padding
-        → [B, queries, d].
+        Args:
+            x: [B, S, d].
+            cos, sin: [S, 1, D / 2].
+            mask: [B, 1, 1, S], 0 for a real token and MASKED for padding.
+
+        Returns:
+            [B, queries, d].
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size)).unbind(2)  # each [B, S, H, D]
         q, k = self.rotate(q[:, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
@@ -86,7 +92,7 @@ class SelfAttention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """FFN(x) = W3 (SiLU(W1 x) ⊙ (W2 x)) (paper A, "SwiGLU"); W1 and W2 are stored as one matrix, W1 first."""
+    """FFN(x) = W3 (SiLU(W1 x) ⊙ (W2 x)) (paper A, "SwiGLU"); W1 and W2 are one matrix, W1 first."""
 
     def __init__(self, size: int, inner: int) -> None:
         super().__init__()
@@ -94,7 +100,7 @@ class SwiGLU(nn.Module):
         self.w3 = nn.Linear(inner, size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] → the same shape."""
+        """x [..., size] → [..., size]."""
         gate, value = self.w12(x).chunk(2, dim=-1)
         result: Tensor = self.w3(F.silu(gate) * value)
         return result
@@ -114,7 +120,7 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
-        """h [B, S, d] → [B, queries, d]; arguments as in :class:`SelfAttention`."""
+        """h [B, S, d] → [B, queries, d]; arguments as in :meth:`SelfAttention.forward`."""
         mixed = self.attention(self.norm1(h), cos, sin, mask, queries)
         h = h[:, :queries] + self.dropout(mixed)
         result: Tensor = h + self.dropout(self.ffn(self.norm2(h)))
@@ -124,8 +130,8 @@ class EncoderLayer(nn.Module):
 class EncoderClassifier(nn.Module):
     """Token and type embeddings → R × (N shared layers, h ← F(h) + α·h) → RMSNorm → linear head on [CLS].
 
-    The type embedding has two rows of which row 0 is used; with the final norm it accounts for the 3·d parameters
-    that the paper's counts have beyond layers, table and head.
+    The type embedding has two rows, of which row 0 is used. Together with the final norm it accounts for the 3·d
+    parameters that the paper's counts have beyond layers, token table and head.
 
     Shapes: input_ids and attention_mask int64 [B, S] → logits float32 [B, classes].
     """
@@ -156,17 +162,8 @@ class EncoderClassifier(nn.Module):
         self.tokens = nn.Embedding(vocab_size, hidden_size)
         self.types = nn.Embedding(2, hidden_size)
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(
-            EncoderLayer(
-                hidden_size,
-                heads=heads,
-                ffn_size=ffn_size,
-                dropout=dropout,
-                norm_eps=norm_eps,
-                attention=attention,
-            )
-            for _ in range(layers)
-        )
+        options: dict[str, Any] = {"heads": heads, "ffn_size": ffn_size, "dropout": dropout, "norm_eps": norm_eps}
+        self.layers = nn.ModuleList(EncoderLayer(hidden_size, attention=attention, **options) for _ in range(layers))
         self.norm = RMSNorm(hidden_size, norm_eps)
         self.head = nn.Linear(hidden_size, classes)
         cos, sin = rotary_angles(max_positions, hidden_size // heads, rope_theta)
@@ -177,7 +174,7 @@ class EncoderClassifier(nn.Module):
         self.apply(_initialise)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits float32 [B, classes]; without a mask every token is real."""
+        """Return logits float32 [B, classes]; without a mask every token is real."""
         h = self.embed(input_ids)
         for iteration in range(1, self.iterations + 1):
             h = self.iterate(h, attention_mask, answer=iteration == self.iterations)
@@ -189,20 +186,20 @@ class EncoderClassifier(nn.Module):
         return result
 
     def iterate(self, h: Tensor, attention_mask: Tensor | None, *, answer: bool = False) -> Tensor:
-        """One pass through the shared layers, h ← F(h) + α·h: [B, S, d] → [B, S, d].
+        """Apply the shared layers once, h ← F(h) + α·h: [B, S, d] → [B, S, d].
 
         Args:
-            answer: only the readout follows, which reads [CLS] alone, so the last layer computes its output for that
-                position only: [B, 1, d], the same logits for about an eighth less work at six layers.
+            answer: the readout follows, which reads [CLS] alone. The last layer then computes that position only,
+                [B, 1, d]: the same logits for about an eighth less work with six layers.
         """
-        cos, sin, mask = self.places(h, attention_mask)
+        cos, sin, mask = self.layer_arguments(h, attention_mask)
         start, last = h, len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             h = layer(h, cos, sin, mask, 1 if answer and number == last else None)
         return h + self.residual_scale * start[:, : h.shape[1]] if self.residual_scale else h
 
-    def places(self, h: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What every layer is told of the positions: cos, sin and mask, see :class:`SelfAttention`."""
+    def layer_arguments(self, h: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return cos, sin and mask for every layer, see :meth:`SelfAttention.forward`."""
         length = h.shape[1]
         mask = None if attention_mask is None else (1 - attention_mask.to(h.dtype))[:, None, None, :] * MASKED
         return self.cos[:length, None], self.sin[:length, None], mask
@@ -221,54 +218,52 @@ def _initialise(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=_INITIAL_STD)
 
 
-# The encoder as its graphs are traced: the same parameters, those of queries and keys in another order.
-
-
 def exported_form(model: EncoderClassifier) -> EncoderClassifier:
-    """A model that computes the same in fewer and cheaper operators; ``model`` is left as it was.
+    """Return a model that computes the same in fewer and cheaper operators; ``model`` is not changed.
 
-    All parameters are the same tensors but ``qkv`` of every layer, whose copies have their rows in another order, and
-    ``w12``, of which there are two halves.
+    It shares all parameters but ``qkv`` of every layer, whose rows are reordered, and ``w12``, which is split.
     """
-    made = sharing_copy(model)
+    exported = sharing_copy(model)
     layer: Any
-    for layer in made.layers:
+    for layer in exported.layers:
         layer.attention = ExportedAttention(layer.attention)
         layer.ffn = ExportedSwiGLU(layer.ffn)
-    return made
+    return exported
 
 
 class ExportedAttention(nn.Module):
-    """:class:`~edgeformer.models.encoder.model.SelfAttention` for runtimes.
+    """:class:`SelfAttention` without strided access.
 
-    There the two members of a rotary pair are neighbours: each is taken with a stride of two, which no runtime does
-    fast. Here the rows of the product are so ordered that every query and key comes out with all first members before
-    all second ones, as :func:`~edgeformer.models.encoder.model.rotate` leaves them anyhow. The heads stand before the
-    positions when they are rotated, so that an angle's table lies as the numbers do that it is multiplied with.
+    A rotary pair's members are neighbours in the trained model, and taking each with a stride of two is slow in every
+    runtime. Here the rows of ``qkv`` are ordered so that the product has the order of :func:`rotate`'s result. Rotation
+    runs on [B, H, S, D], in which the tables of angles [S, D / 2] need no transposition.
     """
 
     def __init__(self, trained: SelfAttention) -> None:
         super().__init__()
         self.heads, self.head_size, self.out = trained.heads, trained.head_size, trained.out
         self.rotate = HalvesRotation()
-        rows = _halves_apart(trained.heads, trained.head_size)
+        # Per head of queries and keys: the first members of all pairs, then the second ones.
+        rows = torch.arange(3 * self.heads * self.head_size).view(3, self.heads, self.head_size)
+        rows = torch.cat((torch.cat((rows[:2, :, 0::2], rows[:2, :, 1::2]), -1), rows[2:])).flatten()
         self.qkv = nn.Linear(trained.qkv.in_features, trained.qkv.out_features, device="meta")
         self.qkv.weight = nn.Parameter(trained.qkv.weight.detach()[rows])
         self.qkv.bias = nn.Parameter(trained.qkv.bias.detach()[rows])
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
-        """Arguments and result are those of :class:`~edgeformer.models.encoder.model.SelfAttention`."""
+        """Arguments and result as in :meth:`SelfAttention.forward`."""
         shape, (cos, sin) = (self.heads, self.head_size), (cos[:, 0], sin[:, 0])  # [S, D / 2]
         q, k, v = (part.unflatten(-1, shape).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))  # [B, H, S, D]
         q, k = self.rotate(q[:, :, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
-        result: Tensor = self.out(written_out(q, k, v, mask).transpose(1, 2).flatten(2))
+        result: Tensor = self.out(explicit_attention(q, k, v, mask).transpose(1, 2).flatten(2))
         return result
 
 
 class ExportedSwiGLU(nn.Module):
-    """:class:`~edgeformer.models.encoder.model.SwiGLU` with a product each for W1 and W2, whose weights are views of
-    its own: what comes out of a single one must be taken apart, which is a copy. Of queries, keys and values it would
-    be quicker, too, but TensorRT joins these again, in each loop others, and stores their weights twice.
+    """:class:`SwiGLU` with separate products for W1 and W2, whose weights are views: splitting one product is a copy.
+
+    Splitting ``qkv`` would be faster, too, but TensorRT joins those products differently in each loop and stores their
+    weights twice.
     """
 
     def __init__(self, trained: SwiGLU) -> None:
@@ -280,23 +275,17 @@ class ExportedSwiGLU(nn.Module):
         self.w3 = trained.w3
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] → the same shape."""
+        """x [..., size] → [..., size]."""
         result: Tensor = self.w3(F.silu(self.gate(x)) * self.value(x))
         return result
 
 
 class HalvesRotation(nn.Module):
-    """Turn each pair (x_i, x_{i + D/2}); a module, so that a traced graph shows which nodes compute in float32."""
+    """Rotates each pair (x_i, x_{i + D/2}); a module, so that a traced graph shows which nodes compute in float32."""
 
     keeps_float32 = True
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [..., S, D], cos and sin [S, D / 2] in float32 → as x, of its type."""
+        """x [..., S, D], cos and sin [S, D / 2] in float32 → [..., S, D] of x's type."""
         first, second = x.chunk(2, -1)
         return torch.cat((first * cos - second * sin, first * sin + second * cos), -1).to(x.dtype)
-
-
-def _halves_apart(heads: int, head_size: int) -> Tensor:
-    """Which row of ``qkv`` each row of the exported one is, int64 [3 · heads · head_size]."""
-    row = torch.arange(3 * heads * head_size).view(3, heads, head_size)
-    return torch.cat((torch.cat((row[:2, :, 0::2], row[:2, :, 1::2]), -1), row[2:])).flatten()

@@ -1,5 +1,5 @@
-"""Text encoders that somebody else trained (BERT, DistilBERT, RoBERTa, ELECTRA, MiniLM, ALBERT, ModernBERT), as they
-are or folded: a few of their layers, each applied several times."""
+"""Pretrained text encoders (BERT, DistilBERT, RoBERTa, ELECTRA, MiniLM, ALBERT, ModernBERT), unchanged or folded: a few
+of their layers, each applied several times."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edgeformer.artifacts.data_config import DataSection, PositiveInt, Probabili
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
 from edgeformer.artifacts.workspace import TOKENIZER_FILE
+from edgeformer.models import ModelSpec, text_client_config
 from edgeformer.models.pretrained.source import (
     ARCHITECTURES,
     depth_of,
@@ -23,13 +24,12 @@ from edgeformer.models.pretrained.source import (
     positions_of,
     width_of,
 )
-from edgeformer.models.spec import ModelSpec, text_client_config
 
 Pooling = Literal["cls", "mean", "max"]
 
 
 class FoldConfig(Frozen):
-    """Some layers of a stack, applied again and again: the idea of paper A on weights that are there already."""
+    """Some layers of a pretrained stack, applied repeatedly: the recurrence of paper A on pretrained weights."""
 
     layers: PositiveInt = Field(description="that are kept, and shared by all iterations")
     iterations: PositiveInt
@@ -51,19 +51,19 @@ class FoldConfig(Frozen):
     )
     rank: PositiveInt = Field(8, description="of own: adapters")
 
-    def order_of_layers(self) -> tuple[int, ...]:
-        """Which of the kept layers each application is, from 0."""
-        many = range(self.layers * self.iterations)
-        return tuple(n % self.layers if self.order == "cycle" else n // self.iterations for n in many)
+    def layer_order(self) -> tuple[int, ...]:
+        """Return the kept layer of each application, from 0."""
+        applications = range(self.layers * self.iterations)
+        return tuple(n % self.layers if self.order == "cycle" else n // self.iterations for n in applications)
 
-    def turns(self) -> tuple[int, ...]:
-        """The how-manieth of its layer each application is, from 0."""
-        many = range(self.layers * self.iterations)
-        return tuple(n // self.layers if self.order == "cycle" else n % self.iterations for n in many)
+    def application_numbers(self) -> tuple[int, ...]:
+        """Return for each application how often its layer was applied before."""
+        applications = range(self.layers * self.iterations)
+        return tuple(n // self.layers if self.order == "cycle" else n % self.iterations for n in applications)
 
 
 class PretrainedConfig(ModelConfig):
-    """A pretrained text encoder, and what becomes of it. Sizes are the source's own and are filled in from there."""
+    """A pretrained text encoder and its changes. Missing sizes are read from the source."""
 
     folders: ClassVar[tuple[str, ...]] = ("source",)
 
@@ -86,17 +86,17 @@ class PretrainedConfig(ModelConfig):
 
     @field_validator("architecture")
     @classmethod
-    def _known(cls, architecture: dict[str, Any]) -> dict[str, Any]:
+    def _check_architecture(cls, architecture: dict[str, Any]) -> dict[str, Any]:
         if architecture.get("model_type") not in ARCHITECTURES:
             raise ValueError(
                 f"model_type must be one of {', '.join(ARCHITECTURES)}, not {architecture.get('model_type')!r}"
             )
-        if (lacking := missing_size(architecture)) is not None:
-            raise ValueError(f"{lacking} is missing, or no whole number; take architecture out to have it read")
+        if (size := missing_size(architecture)) is not None:
+            raise ValueError(f"{size} is missing, or no whole number; take architecture out to have it read")
         return architecture
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_sizes(self) -> Self:
         if self.max_positions > positions_of(self.architecture):
             raise ValueError(f"max_positions: the source takes at most {positions_of(self.architecture)} tokens")
         if self.pairs and self.separator is None:
@@ -111,13 +111,13 @@ class PretrainedConfig(ModelConfig):
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Raises ValueError where the teacher is missing whose layers are to be folded."""
+        """Raise ValueError if the teacher whose layers are folded is missing."""
         if self.fold is not None and self.fold.weights == "teacher" and getattr(training, "teacher", None) is None:
             raise ValueError("model.fold.weights: teacher needs training.teacher, a run whose layers are folded")
 
 
 class Pretrained(ModelSpec):
-    """Somebody else's encoder."""
+    """A pretrained encoder."""
 
     kind: ClassVar[str] = "pretrained"
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multi-label-classification", "embedding")
@@ -133,13 +133,15 @@ class Pretrained(ModelSpec):
     )
 
     def complete(self, document: dict[str, Any]) -> None:
-        """Reads what the recipe leaves to its source: architecture, sizes, checksum; the tokenizer is the source's."""
+        """Read tokenizer, architecture, sizes and checksum from the source, if the recipe omits them."""
         model = document.get("model")
         if not isinstance(model, dict) or not isinstance(model.get("source"), str):
             return
         name = model["source"]
-        own = {"kind": "file", "path": str(Path(name) / TOKENIZER_FILE)} if Path(name).is_dir() else None
-        document.setdefault("tokenizer", own or {"kind": "hub", "name": name})
+        tokenizer = {"kind": "hub", "name": name}
+        if Path(name).is_dir():
+            tokenizer = {"kind": "file", "path": str(Path(name) / TOKENIZER_FILE)}
+        document.setdefault("tokenizer", tokenizer)
         if "architecture" in model:
             return
         source = open_source(name)
@@ -151,32 +153,33 @@ class Pretrained(ModelSpec):
             model["separator"] = source.separator()
 
     def loops(self, config: PretrainedConfig) -> int:
-        """Iterations of a folded model; else its layers, after each of which it can answer."""
+        """Return the iterations of a folded model, else its layers."""
         return config.fold.iterations if config.fold is not None else depth_of(config.architecture)
 
     def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
-        described = PretrainedConfig.model_validate(
-            {"kind": self.kind, **{key: config[key] for key in PretrainedConfig.model_fields if key in config}},
-            strict=False,
-        )
-        fold, stack = described.fold, described.architecture
+        fields = {key: config[key] for key in PretrainedConfig.model_fields if key in config}
+        parsed = PretrainedConfig.model_validate({"kind": self.kind, **fields}, strict=False)
+        fold, architecture = parsed.fold, parsed.architecture
         return text_client_config(
             config,
             precision,
-            layers=fold.layers * fold.iterations if fold is not None else depth_of(stack),
-            heads=stack.get("num_attention_heads") or stack["n_heads"],
-            hidden_size=width_of(stack),
-            iterations=self.loops(described),
+            layers=fold.layers * fold.iterations if fold is not None else depth_of(architecture),
+            heads=architecture.get("num_attention_heads") or architecture["n_heads"],
+            hidden_size=width_of(architecture),
+            iterations=self.loops(parsed),
         )
 
     def card_line(self, config: PretrainedConfig) -> str:
-        stack, fold = config.architecture, config.fold
-        line = f"{stack['model_type']}, {depth_of(stack)} layers, width {width_of(stack)}, from {config.source}"
+        architecture, fold = config.architecture, config.fold
+        line = (
+            f"{architecture['model_type']}, {depth_of(architecture)} layers, width {width_of(architecture)}, "
+            f"from {config.source}"
+        )
         if fold is not None:
-            own = {"none": "nothing", "norms": "biases and norms", "adapters": f"adapters of rank {fold.rank}"}
+            parts = {"none": "nothing", "norms": "biases and norms", "adapters": f"adapters of rank {fold.rank}"}
             line += (
                 f"; folded into {fold.layers} layers × {fold.iterations} iterations ({fold.order}, {fold.init}), "
-                f"each application's own: {own[fold.own]}"
+                f"each application's own: {parts[fold.own]}"
             )
         return line
 

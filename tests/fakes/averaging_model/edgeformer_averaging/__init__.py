@@ -14,7 +14,7 @@ from pydantic import Field
 from edgeformer.artifacts.data_config import PositiveInt, Probability
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import ModelConfig
-from edgeformer.models.spec import ModelSpec
+from edgeformer.models import ModelSpec
 
 
 class AveragingConfig(ModelConfig):

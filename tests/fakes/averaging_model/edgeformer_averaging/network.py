@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from edgeformer.artifacts.manifest import AttentionUse
 from edgeformer.models.adapter import Loss, ModelAdapter, Place, count_parameters
 from edgeformer.models.distillation import classification_loss
-from edgeformer.models.norms import RMSNorm
+from edgeformer.models.layers import RMSNorm
 from edgeformer.models.tracing import Graphs, GraphSpec, export_graph, state_name, text_spec
 from edgeformer.tasks import Prepared
 from edgeformer.tasks.early_exit import exit_logits
