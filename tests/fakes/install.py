@@ -1,4 +1,4 @@
-"""Packages that stand in this folder, installed for a while: what somebody else's runtime or family would be."""
+"""Example packages in this folder with a model or a runtime, installed temporarily."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MODELS = sorted(folder.name for folder in HERE.glob("*_model"))
 RUNTIMES = sorted(folder.name for folder in HERE.glob("*_runtime"))
-"""What there is: nothing else lists them."""
 
 
 @contextmanager
 def installed(*names: str) -> Iterator[None]:
-    """Put folders of this one on the path, for this process and for those that it starts meanwhile.
+    """Put example packages on the path of this process and of processes that it starts.
 
     Args:
-        names: e.g. ``averaging_model``; each holds a package and its ``dist-info``.
+        names: folders with a package and its ``dist-info``, e.g. ``averaging_model``.
     """
     folders = [str(HERE / name) for name in names]
     with pytest.MonkeyPatch.context() as patch:

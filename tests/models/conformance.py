@@ -1,14 +1,14 @@
-"""What every model family must do, as checks that a test calls with the family at hand. See CONTRIBUTING on adding one.
-
-Each check raises AssertionError with what is wrong. None of them knows a family's name.
-"""
+"""Conformance suite of models: checks that every model passes, built in or from another package."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import itertools
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -40,28 +41,19 @@ from edgeformer.tasks import Prepared, Task, task_named
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.training.memory import predict_peak
 from edgeformer.training.plan import count_offline
-from tests.models.same_graph import described
 
 Arrays = Mapping[str, NDArray[Any]]
 
 HEAVY = ("torch", "onnx", "onnxruntime", "transformers", "safetensors")
-CLOSE = 1e-4
-"""How far an FP32 graph's logits may be from torch's: export's own bar."""
-HALF = 1e-2
-"""The same for FP16, of the logits' spread."""
-
-
-def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+FP32_TOLERANCE = 1e-4
+"""Largest difference between the logits of an FP32 graph and torch; export has the same limit."""
+FP16_TOLERANCE = 1e-2
+"""The same for FP16, relative to the logits' standard deviation."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A family with a recipe of a tiny model, and that recipe's data.
-
-    Attributes:
-        model: in evaluation mode; no two of its parameters hold the same numbers, as after training.
-    """
+    """A model with a tiny recipe and its data. ``model`` is in evaluation mode, with distinct values in all weights."""
 
     recipe: Recipe
     prepared: Prepared
@@ -72,39 +64,37 @@ class Case:
         return model_spec_of(self.recipe)
 
     @property
+    def adapter(self) -> ModelAdapter:
+        return self.model_spec.adapter
+
+    @property
     def task(self) -> Task:
         return task_named(self.recipe.task)
 
     @property
-    def exits(self) -> Any:
-        """The module with all exits."""
-        return self.model_spec.adapter.exits(self.model)
+    def exits(self) -> tuple[int, ...]:
+        exits: Any = self.adapter.exits(self.model)
+        return tuple(exits.exits)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """What goes into the graphs."""
+    def input_names(self) -> tuple[str, ...]:
         return self.task.golden_names[0]
 
     def golden(self) -> dict[str, NDArray[np.int64]]:
-        """Real inputs with the right answers."""
         return self.task.golden_inputs(self.prepared, self.recipe)
 
     def inputs(self, rows: int | None = None, length: int | None = None) -> dict[str, NDArray[np.int64]]:
-        """Real inputs of these graphs, cut to so many rows and tokens."""
-        return {name: self.golden()[name][:rows, :length] for name in self.names}
-
-    def batch(self, rows: int) -> dict[str, NDArray[np.int64]]:
-        """A batch as training gets it."""
-        return self.task.batch(self.prepared.train, np.arange(rows), self.prepared.pad)
+        """Return golden inputs of the graphs, cut to a number of rows and tokens."""
+        return {name: self.golden()[name][:rows, :length] for name in self.input_names}
 
     @cached_property
     def graphs(self) -> Graphs:
-        """Everything that export makes of it, traced once for all checks."""
-        return self.model_spec.adapter.trace(self.model, self.names, steps=True)
+        """All graphs, traced once for all checks."""
+        return self.adapter.trace(self.model, self.input_names, steps=True)
 
 
 def make_case(recipe: Recipe, folder: Path) -> Case:
-    """A case of ``recipe``, whose data is cached in ``folder``."""
+    """Build a case whose data is cached in ``folder``."""
     torch.manual_seed(0)
     model, _ = model_spec_of(recipe).adapter.build(recipe, Place(for_export=True))
     with torch.no_grad():
@@ -113,308 +103,319 @@ def make_case(recipe: Recipe, folder: Path) -> Case:
     return Case(recipe, task_named(recipe.task).prepare(recipe, folder, Silent()), model.eval())
 
 
+def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
 @torch.inference_mode()
-def torch_answers(case: Case, inputs: Arrays, model: nn.Module | None = None) -> dict[str, NDArray[Any]]:
-    """What the module with all exits computes, by the names of the graph's outputs."""
-    exits: Any = case.model_spec.adapter.exits(model or case.model)
-    found = exits(*(torch.from_numpy(np.ascontiguousarray(inputs[name])) for name in case.names))
-    assert len(found) == len(exits.outputs), "as many results as names"
-    return {name: tensor.numpy() for name, tensor in zip(exits.outputs, found, strict=True)}
+def torch_outputs(case: Case, inputs: Arrays, model: nn.Module | None = None) -> dict[str, NDArray[Any]]:
+    """Run the module with all exits; results by the names of the graph's outputs."""
+    exits: Any = case.adapter.exits(model or case.model)
+    tensors = as_tensors(inputs)
+    results = exits(*(tensors[name] for name in case.input_names))
+    return {name: tensor.numpy() for name, tensor in zip(exits.outputs, results, strict=True)}
+
+
+def graph_digest(model: onnx_ir.Model) -> tuple[dict[str, str], Counter[str]]:
+    """Return output → digest of all nodes, types and numbers that lead to it, and the number of nodes per operator.
+
+    Equal digests mean that two graphs are equal but for names and the order of independent nodes.
+    """
+
+    def digest(*parts: object) -> str:
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    digests = {value: digest("input", value.name, value.dtype) for value in model.graph.inputs}
+    for value in model.graph.initializers.values():
+        stored = value.const_value
+        assert stored is not None
+        digests[value] = digest("stored", stored.dtype, stored.shape.numpy(), stored.tobytes())
+    for node in model.graph:
+        attributes = sorted((name, attribute.value) for name, attribute in node.attributes.items())
+        operands = [digests[value] if value is not None else "" for value in node.inputs]
+        for index, value in enumerate(node.outputs):
+            digests[value] = digest(node.domain, node.op_type, attributes, operands, index)
+    outputs = {str(value.name): digest(digests[value], value.dtype) for value in model.graph.outputs}
+    return outputs, Counter(node.op_type for node in model.graph)
 
 
 def check_identity(case: Case) -> None:
-    """It is found by its kind, takes it from no other, and names a task that there is."""
-    model_spec = case.model_spec
+    """The kind is unique, the task exists, and cards and hubs get their texts."""
+    model_spec, card_line = case.model_spec, case.model_spec.card_line(case.recipe.model)
     assert [other.kind for other in REGISTRY.all()].count(model_spec.kind) == 1
     assert model_spec.tasks and all(task_named(name).name == name for name in model_spec.tasks)
     assert case.recipe.task in model_spec.tasks and isinstance(case.recipe.model, model_spec.config_type)
-
-
-def check_words(case: Case) -> None:
-    """What a model card and a hub are told."""
-    model_spec, card = case.model_spec, case.model_spec.card_line(case.recipe.model)
-    assert card.strip() == card and card and "\n" not in card
+    assert card_line.strip() == card_line and card_line and "\n" not in card_line
     assert model_spec.tags() and all(tag == tag.lower().strip() for tag in model_spec.tags())
     assert model_spec.model_type and model_spec.architecture
 
 
-def check_configuration_is_light(case: Case) -> None:
-    """A process of its own validates the recipe and asks for its facts without loading torch or a runtime."""
+def check_configuration_without_torch(case: Case) -> None:
+    """A new process validates the recipe and reads its properties without importing torch or a runtime."""
     program = (
         "import json, sys\n"
         "from edgeformer.models import model_spec_of, recipe_type\n"
         "document = json.load(sys.stdin)\n"
         "kind = recipe_type(document['task'], document['model']['kind'])\n"
         "recipe = kind.model_validate(document, strict=False)\n"
-        "family, model = model_spec_of(recipe), recipe.model\n"
-        "print(family.loops(model), *family.trained_exits(model), family.leaks(model), family.card_line(model))\n"
+        "spec, model = model_spec_of(recipe), recipe.model\n"
+        "print(spec.loops(model), *spec.trained_exits(model), spec.leaks(model), spec.card_line(model))\n"
         "assert recipe.model_dump(mode='json') == document\n"
         f"print(*[name for name in {HEAVY!r} if name in sys.modules])\n"
     )
     document = json.dumps(case.recipe.model_dump(mode="json"))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], input=document, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
-    model_spec, model = case.model_spec, case.recipe.model
-    facts, loaded = done.stdout.splitlines()
-    wanted = (
-        model_spec.loops(model),
-        *model_spec.trained_exits(model),
-        model_spec.leaks(model),
-        model_spec.card_line(model),
-    )
-    assert (facts, loaded) == (" ".join(map(str, wanted)), "")
+    assert process.returncode == 0, process.stderr
+    spec, model = case.model_spec, case.recipe.model
+    properties = (spec.loops(model), *spec.trained_exits(model), spec.leaks(model), spec.card_line(model))
+    assert process.stdout.splitlines() == [" ".join(map(str, properties)), ""]
 
 
-def check_build_is_a_function_of_the_seed(case: Case) -> None:
-    """The same seed gives the same weights, another seed others, and all of them finite; they can be counted first."""
+def check_initial_weights(case: Case) -> None:
+    """Weights depend on the seed alone and are finite; their number is known without building the model."""
 
-    def built(seed: int) -> nn.Module:
+    def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return case.model_spec.adapter.build(case.recipe, Place())[0]
+        return case.adapter.build(case.recipe, Place())[0]
 
-    one, again, other = (built(seed).state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(tensor, again[name]) for name, tensor in one.items())
-    assert all(tensor.isfinite().all() for tensor in one.values())
-    assert any(not torch.equal(tensor, other[name]) for name, tensor in one.items())
-    assert count_offline(case.recipe) == count_parameters(built(1))
-    assert built(1).training, "a fresh model is there to be trained"
+    first, second, other = (build(seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    assert all(tensor.isfinite().all() for tensor in first.values())
+    assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
+    assert count_offline(case.recipe) == count_parameters(build(1))
+    assert build(1).training
 
 
 def check_loss(case: Case) -> None:
-    """A finite sum over what counts, with a gradient for every parameter; training lowers it."""
+    """The loss is a finite sum over rows with a gradient for every parameter, and a gradient step lowers it."""
     model = copy.deepcopy(case.model)
-    loss = case.model_spec.adapter.loss(model, case.recipe, case.prepared)
-    arrays = case.batch(4)
+    loss = case.adapter.loss(model, case.recipe, case.prepared)
+    arrays = case.task.batch(case.prepared.train, np.arange(4), case.prepared.pad)
 
-    def of(rows: slice) -> Losses:
+    def loss_of(rows: slice) -> Losses:
         return loss(model, as_tensors({name: array[rows] for name, array in arrays.items()}))
 
-    whole = of(slice(0, 4))
-    assert whole.total.ndim == 0 and whole.total.isfinite() and whole.total > 0
-    assert all(part.isfinite() for part in whole.parts.values())
-    halves = of(slice(0, 2)).total + of(slice(2, 4)).total
-    assert torch.allclose(whole.total, halves, rtol=1e-5), "it is a sum over rows, not a mean"
-    whole.total.backward()
+    total = loss_of(slice(0, 4)).total
+    assert total.ndim == 0 and total.isfinite() and total > 0
+    assert all(part.isfinite() for part in loss_of(slice(0, 4)).parts.values())
+    assert torch.allclose(total, loss_of(slice(0, 2)).total + loss_of(slice(2, 4)).total, rtol=1e-5)
+    total.backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
     assert not without, f"no gradient: {without}"
     with torch.no_grad():
-        size = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+        squared = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
         for parameter in model.parameters():
-            parameter -= 1e-2 * float(whole.total) / size * parameter.grad  # type: ignore[operator]
-    assert of(slice(0, 4)).total < whole.total
+            parameter -= 1e-2 * float(total) / squared * parameter.grad  # type: ignore[operator]
+    assert loss_of(slice(0, 4)).total < total
 
 
 def check_exits(case: Case) -> None:
-    """Rising exits, the last of them the whole model; logits of each, then the state after every loop."""
-    model_spec, exits = case.model_spec, case.exits
-    loops = model_spec.loops(case.recipe.model)
-    assert list(exits.exits) == sorted(set(exits.exits)) and exits.exits[-1] == loops
-    trained = model_spec.trained_exits(case.recipe.model)
-    assert set(trained) <= set(exits.exits) and (not trained or trained[-1] == loops)
-    assert tuple(exits.outputs) == (*map(exit_logits, exits.exits), *(state_name(n) for n in range(1, loops + 1)))
+    """Exits rise, the last one is the full model; outputs are logits of each, then the state after every loop."""
+    spec, model, exits = case.model_spec, case.recipe.model, case.exits
+    module: Any = case.adapter.exits(case.model)
+    loops, trained = spec.loops(model), spec.trained_exits(model)
+    assert list(exits) == sorted(set(exits)) and exits[-1] == loops
+    assert set(trained) <= set(exits) and (not trained or trained[-1] == loops)
+    assert tuple(module.outputs) == (*map(exit_logits, exits), *(state_name(n) for n in range(1, loops + 1)))
     inputs = case.inputs(3)
-    found = torch_answers(case, inputs)
-    assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
-    assert len({found[exit_logits(exit_)].shape for exit_ in exits.exits}) == 1
+    outputs = torch_outputs(case, inputs)
+    assert {array.dtype for array in outputs.values()} == {np.dtype(np.float32)}
+    assert len({outputs[exit_logits(exit_)].shape for exit_ in exits}) == 1
     with torch.inference_mode():
-        whole = model_spec.adapter.whole(case.model).eval()(*map(torch.from_numpy, inputs.values()))
-    assert np.abs(whole.numpy() - found[exit_logits(loops)]).max() < CLOSE
-    assert not any(
-        np.allclose(found[exit_logits(one)], found[exit_logits(two)], atol=CLOSE)
-        for one, two in zip(exits.exits, exits.exits[1:], strict=False)
-    ), "two exits answer the same"
+        full = case.adapter.whole(case.model).eval()(*as_tensors(inputs).values())
+    assert np.abs(full.numpy() - outputs[exit_logits(loops)]).max() < FP32_TOLERANCE
+    for exit_, next_exit in itertools.pairwise(exits):
+        logits, next_logits = outputs[exit_logits(exit_)], outputs[exit_logits(next_exit)]
+        assert not np.allclose(logits, next_logits, atol=FP32_TOLERANCE), f"exits {exit_} and {next_exit} are equal"
 
 
 def check_scorer(case: Case) -> None:
-    """What training scores is what export scores: the same loss from the scorer and from the exits' logits."""
+    """Training and export score alike: the scorer gives the loss that follows from the exits' logits."""
     arrays = case.golden()
-    scorer: Any = case.model_spec.adapter.scorer(case.model).eval()
+    scorer: Any = case.adapter.scorer(case.model).eval()
     assert set(scorer.inputs) <= arrays.keys()
     with torch.inference_mode():
         outputs = {name: tensor.numpy() for name, tensor in run_scorer(scorer, as_tensors(arrays)).items()}
     meter = case.task.meter(case.model_spec.trained_exits(case.recipe.model))
     meter.add(outputs, arrays)
-    last = case.exits.exits[-1]
-    logits = torch_answers(case, arrays)[exit_logits(last)]
-    answers = {name: arrays[name] for name in case.task.golden_names[1]}
-    exported = case.task.golden_score(last, logits.reshape(-1, logits.shape[-1]), answers)
+    last = case.exits[-1]
+    logits = torch_outputs(case, arrays)[exit_logits(last)]
+    labels = {name: arrays[name] for name in case.task.golden_names[1]}
+    exported = case.task.golden_score(last, logits.reshape(-1, logits.shape[-1]), labels)
     scored = meter.score()
     assert scored.n == exported.n and scored.loss == pytest.approx(exported.loss, rel=1e-5)
     assert case.task.metric.of(scored) == pytest.approx(case.task.metric.of(exported), rel=1e-5)
 
 
 def check_graphs(case: Case, folder: Path) -> None:
-    """The graph of every exit computes what torch does, at other shapes too, and stores what it needs, once."""
-    traced, needed = case.graphs, case.model_spec.adapter.needed(case.model)
-    exits = case.exits.exits
-    assert tuple(needed) == tuple(exits)
-    assert max(needed.values()) <= count_parameters(case.model)
-    assert [value.name for value in traced.exits.graph.inputs] == list(case.names)
-    assert tuple(value.name for value in traced.exits.graph.outputs) == tuple(case.exits.outputs)
-    for exit_ in exits:
+    """The graph of every exit computes what torch does, at several shapes, and stores what it needs once."""
+    graphs, parameters = case.graphs, case.adapter.needed(case.model)
+    exits: Any = case.adapter.exits(case.model)
+    assert tuple(parameters) == case.exits and max(parameters.values()) <= count_parameters(case.model)
+    assert [value.name for value in graphs.exits.graph.inputs] == list(case.input_names)
+    assert tuple(value.name for value in graphs.exits.graph.outputs) == tuple(exits.outputs)
+    for exit_ in case.exits:
         path = folder / f"exit{exit_}.onnx"
-        write_graph(cut_out(traced.exits, {exit_logits(exit_): "logits"}), path)
-        sharing = audit_sharing(onnx.load(str(path)), needed[exit_])
+        write_graph(cut_out(graphs.exits, {exit_logits(exit_): "logits"}), path)
+        sharing = audit_sharing(onnx.load(str(path)), parameters[exit_])
         assert sharing.stored_parameters == sharing.unique_parameters, f"exit {exit_}"
         with OnnxSession(path, threads=1) as session:
             for rows, length in ((1, 1), (1, 5), (3, None), (8, None)):
                 inputs = case.inputs(rows, length)
-                found = session.run(inputs)["logits"]
-                assert found.dtype == np.float32
-                assert np.abs(found - torch_answers(case, inputs)[exit_logits(exit_)]).max() < CLOSE, (rows, length)
-    states = {state_name(loop): state_name(loop) for loop in range(1, exits[-1] + 1)}
-    write_graph(cut_out(traced.exits, states), folder / "states.onnx")
+                logits = session.run(inputs)["logits"]
+                assert logits.dtype == np.float32
+                difference = np.abs(logits - torch_outputs(case, inputs)[exit_logits(exit_)]).max()
+                assert difference < FP32_TOLERANCE, (rows, length)
+    states = {state_name(loop): state_name(loop) for loop in range(1, case.exits[-1] + 1)}
+    write_graph(cut_out(graphs.exits, states), folder / "states.onnx")
     with OnnxSession(folder / "states.onnx", threads=1) as session:
-        wanted = torch_answers(case, case.inputs())
-        for name, found in session.run(case.inputs()).items():
-            assert np.abs(found - wanted[name]).max() < CLOSE * max(1.0, np.abs(wanted[name]).max()), name
+        expected = torch_outputs(case, case.inputs())
+        for name, state in session.run(case.inputs()).items():
+            scale = max(1.0, np.abs(expected[name]).max())
+            assert np.abs(state - expected[name]).max() < FP32_TOLERANCE * scale, name
 
 
 def check_longest_input(case: Case, folder: Path) -> None:
-    """``max_positions`` is what it takes."""
-    longest = case.recipe.model.max_positions
-    inputs = {name: np.ones((1, longest), dtype=np.int64) for name in case.names}
-    write_graph(cut_out(case.graphs.exits, {case.exits.outputs[0]: "logits"}), folder / "long.onnx")
+    """Graphs take ``max_positions`` tokens."""
+    inputs = {name: np.ones((1, case.recipe.model.max_positions), dtype=np.int64) for name in case.input_names}
+    output = exit_logits(case.exits[0])
+    write_graph(cut_out(case.graphs.exits, {output: "logits"}), folder / "long.onnx")
     with OnnxSession(folder / "long.onnx", threads=1) as session:
-        found = session.run(inputs)["logits"]
-    assert np.abs(found - torch_answers(case, inputs)[case.exits.outputs[0]]).max() < CLOSE
+        logits = session.run(inputs)["logits"]
+    assert np.abs(logits - torch_outputs(case, inputs)[output]).max() < FP32_TOLERANCE
 
 
 def check_shared_weights(case: Case, folder: Path) -> None:
-    """Graphs that share a file of weights store no tensor twice."""
-    traced = case.graphs
-    graphs = {"exits": traced.exits, **traced.steps}
-    if traced.decode is not None:
-        graphs["decode"] = traced.decode
+    """Graphs that share a weights file store no tensor twice."""
+    graphs = {"exits": case.graphs.exits, **case.graphs.steps}
+    if case.graphs.decode is not None:
+        graphs["decode"] = case.graphs.decode
     with weights_file(folder / "weights") as weights:
         for name, graph in graphs.items():
             write_graph(graph, folder / f"{name}.onnx", weights)
-    tensors = {
+    sizes = {
         value.const_value.tobytes(): value.const_value.nbytes
         for graph in graphs.values()
         for value in graph.graph.initializers.values()
         if value.const_value is not None
     }
-    assert (folder / "weights").stat().st_size <= sum(tensors.values()) + ALIGNMENT * len(tensors)
-    if traced.shared_weights:  # each graph by itself may hold less than the model, together they hold it once
-        assert sum(tensors.values()) < 1.1 * 4 * count_parameters(case.model) + 64 * ALIGNMENT
+    total = sum(sizes.values())
+    assert (folder / "weights").stat().st_size <= total + ALIGNMENT * len(sizes)
+    if case.graphs.shared_weights:  # a single graph may hold less than the model, all of them hold it once
+        assert total < 1.1 * 4 * count_parameters(case.model) + 64 * ALIGNMENT
 
 
 def check_steps(case: Case, folder: Path) -> None:
-    """A host that loops the parts by itself gets every exit's logits; together the parts store the model once."""
-    traced, exits = case.graphs, case.exits.exits
-    parts = {part: folder / f"{part}.onnx" for part in traced.steps}
-    for part, graph in traced.steps.items():
+    """A host that loops the parts gets every exit's logits; together the parts store the model once."""
+    parts = {part: folder / f"{part}.onnx" for part in case.graphs.steps}
+    for part, graph in case.graphs.steps.items():
         write_graph(graph, parts[part])
     stored = sum(audit_sharing(onnx.load(str(path)), 0).stored_parameters for path in parts.values())
     assert stored == count_parameters(case.model)
     inputs = case.inputs(3)
-    for exit_ in exits:
-        with StepSession(parts, exits[-1], exits=(exit_,)) as session:
-            found = session.run(inputs)[exit_logits(exit_)]
-        assert np.abs(found - torch_answers(case, inputs)[exit_logits(exit_)]).max() < CLOSE, f"exit {exit_}"
+    expected = torch_outputs(case, inputs)
+    for exit_ in case.exits:
+        with StepSession(parts, case.exits[-1], exits=(exit_,)) as session:
+            logits = session.run(inputs)[exit_logits(exit_)]
+        assert np.abs(logits - expected[exit_logits(exit_)]).max() < FP32_TOLERANCE, f"exit {exit_}"
 
 
-def check_half_precision(case: Case, folder: Path) -> None:
-    """Norms keep their FP32 weights, the rest is FP16, logits stay float32 and close; FP32 states on the way out."""
+def check_fp16(case: Case, folder: Path) -> None:
+    """Norms stay in FP32, other weights become FP16; outputs are float32 and logits close to FP32's."""
     inputs = case.inputs()
-    expected = torch_answers(case, inputs)
+    expected = torch_outputs(case, inputs)
     half = half_for_export(copy.deepcopy(case.model))
-    kept = {id(p) for m in half.modules() if getattr(m, "keeps_float32", False) for p in m.parameters(recurse=False)}
-    assert kept, "no module says keeps_float32: x² overflows FP16"
+    exact = {id(p) for m in half.modules() if getattr(m, "keeps_float32", False) for p in m.parameters(recurse=False)}
+    assert exact, "no module has keeps_float32: x² overflows FP16"
     for (name, parameter), original in zip(half.named_parameters(), case.model.parameters(), strict=True):
-        assert parameter.dtype == (torch.float32 if id(parameter) in kept else torch.float16), name
-        assert id(parameter) not in kept or torch.equal(parameter, original), name
-    adapter = case.model_spec.adapter
-    traced = made = adapter.trace(half, case.names, steps=False)
-    if type(adapter).trace_half is not ModelAdapter.trace_half:
-        made = adapter.trace_half(half, case.names, case.graphs, steps=False)
-        assert described(made.exits) == described(traced.exits), "not the graph that is traced of the halved model"
-    assert not made.steps
+        assert parameter.dtype == (torch.float32 if id(parameter) in exact else torch.float16), name
+        assert id(parameter) not in exact or torch.equal(parameter, original), name
+    traced = graphs = case.adapter.trace(half, case.input_names, steps=False)
+    if type(case.adapter).trace_half is not ModelAdapter.trace_half:
+        graphs = case.adapter.trace_half(half, case.input_names, case.graphs, steps=False)
+        assert graph_digest(graphs.exits) == graph_digest(traced.exits), "not the graph of tracing the FP16 model"
+    assert not graphs.steps
     path = folder / "half.onnx"
-    write_graph(made.exits, path)
-    needed = audit_sharing(onnx.load(str(path)), count_parameters(case.model))
-    assert needed.stored_parameters == needed.unique_parameters
+    write_graph(graphs.exits, path)
+    sharing = audit_sharing(onnx.load(str(path)), count_parameters(case.model))
+    assert sharing.stored_parameters == sharing.unique_parameters
     with OnnxSession(path, threads=1) as session:
-        found = session.run(inputs)
+        outputs = session.run(inputs)
     for name, reference in expected.items():
-        assert found[name].dtype == np.float32
+        assert outputs[name].dtype == np.float32
         if name.startswith("logits"):
-            assert 0 < np.abs(found[name] - reference).max() < HALF * reference.std(), name
+            assert 0 < np.abs(outputs[name] - reference).max() < FP16_TOLERANCE * reference.std(), name
 
 
 def check_round_trip(case: Case, run: Path) -> None:
-    """What training saves is what export opens; its config.json says what it is, and clients can read a bundle's."""
+    """Export opens what training saves; config.json describes it, and clients can read a bundle's."""
     (run / "model").mkdir(parents=True)
     save_model(run / "model", case.model, case.recipe, case.prepared)
     write_text(run / "recipe.yaml", case.recipe.to_yaml())
-    loaded = load_model(run)
-    assert not loaded.training
-    own = case.model.state_dict()
-    assert loaded.state_dict().keys() == own.keys()
-    assert all(torch.equal(tensor, own[name]) for name, tensor in loaded.state_dict().items())
+    loaded, state = load_model(run), case.model.state_dict()
+    assert not loaded.training and loaded.state_dict().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
     config = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
-    model_spec, model = case.model_spec, case.recipe.model
-    assert (config["model_type"], config["architectures"]) == (model_spec.model_type, [model_spec.architecture])
+    spec, model = case.model_spec, case.recipe.model
+    assert (config["model_type"], config["architectures"]) == (spec.model_type, [spec.architecture])
     for precision in ("fp32", "int8"):
-        told = model_spec.client_config(config, precision)  # type: ignore[arg-type]
-        assert json.loads(json.dumps(told)) == told and told["vocab_size"] == model.vocab_size
+        client = spec.client_config(config, precision)  # type: ignore[arg-type]
+        assert json.loads(json.dumps(client)) == client and client["vocab_size"] == model.vocab_size
         if not case.task.writes_text:
-            assert told["iterations"] == model_spec.loops(model), "how often a host runs the loop graph"
+            assert client["iterations"] == spec.loops(model)
 
 
 def check_trimming(case: Case) -> None:
-    """With fewer tokens in its table it answers as before, to the last bit; or it says that this cannot be."""
+    """A smaller token table gives bit-identical outputs, or the model refuses to be trimmed."""
     if not case.task.can_trim:
         with pytest.raises(InputError, match="--vocab-trim"):
-            case.model_spec.adapter.trim(case.model, torch.arange(3))
+            case.adapter.trim(case.model, torch.arange(3))
         return
     inputs = case.inputs()
     kept = np.union1d(inputs["input_ids"], [case.prepared.pad])
     assert len(kept) < case.recipe.model.vocab_size
-    before = case.model.state_dict()
-    small = case.model_spec.adapter.trim(case.model, torch.from_numpy(kept))
-    assert not small.training
+    state = copy.deepcopy(case.model.state_dict())
+    trimmed = case.adapter.trim(case.model, torch.from_numpy(kept))
+    assert not trimmed.training
     renumbered = {**inputs, "input_ids": np.searchsorted(kept, inputs["input_ids"])}
-    wanted = torch_answers(case, inputs)
-    for name, found in torch_answers(case, renumbered, small).items():
-        assert np.array_equal(found, wanted[name]), name
-    own = {id(parameter) for parameter in case.model.parameters()}
-    new = [parameter for parameter in small.parameters() if id(parameter) not in own]
-    assert [len(parameter) for parameter in new] == [len(kept)], "one new table, everything else is shared"
-    assert all(torch.equal(tensor, before[name]) for name, tensor in case.model.state_dict().items())
+    expected = torch_outputs(case, inputs)
+    for name, output in torch_outputs(case, renumbered, trimmed).items():
+        assert np.array_equal(output, expected[name]), name
+    original = {id(parameter) for parameter in case.model.parameters()}
+    new = [parameter for parameter in trimmed.parameters() if id(parameter) not in original]
+    assert [len(parameter) for parameter in new] == [len(kept)], "everything but the table is shared"
+    assert all(torch.equal(tensor, state[name]) for name, tensor in case.model.state_dict().items())
 
 
-def check_writing(case: Case, folder: Path) -> None:
-    """Token by token, in torch and in the decode graph, it computes what the whole text gives; or says it cannot."""
-    adapter, task = case.model_spec.adapter, case.task
-    if not task.writes_text:
-        assert adapter.causality(case.model) is None
+def check_decoding(case: Case, folder: Path) -> None:
+    """Decoding token by token, in torch and in the decode graph, equals the full text, or the model refuses."""
+    if not case.task.writes_text:
+        assert case.adapter.causality(case.model) is None
         with pytest.raises(InputError):
-            adapter.decoder(case.model)
+            case.adapter.decoder(case.model)
         return
-    probed = adapter.causality(case.model)
-    assert probed is not None and probed.leaks == case.model_spec.leaks(case.recipe.model)
+    probe = case.adapter.causality(case.model)
+    assert probe is not None and probe.leaks == case.model_spec.leaks(case.recipe.model)
     inputs = case.inputs(2, 16)
-    ids, wanted = inputs["input_ids"], torch_answers(case, inputs)
-    for exit_ in case.exits.exits:
-        decoder: Any = torch_decoder(adapter.decoder(case.model))  # type: ignore[no-untyped-call]
-        for place in range(ids.shape[1]):
-            decoder.read_rows(ids[:, place : place + 1])
+    ids, expected = inputs["input_ids"], torch_outputs(case, inputs)
+    for exit_ in case.exits:
+        decoder: Any = torch_decoder(case.adapter.decoder(case.model))  # type: ignore[no-untyped-call]
+        for position in range(ids.shape[1]):
+            decoder.read_rows(ids[:, position : position + 1])
             decoder.advance(exit_)
-            error = np.abs(decoder.row_logits(exit_) - wanted[exit_logits(exit_)][:, place]).max()
-            assert error < CLOSE, (exit_, place)
+            difference = np.abs(decoder.row_logits(exit_) - expected[exit_logits(exit_)][:, position]).max()
+            assert difference < FP32_TOLERANCE, (exit_, position)
     graph = case.graphs.decode
     assert graph is not None
     write_graph(graph, folder / "decode.onnx")
     with OnnxSession(folder / "decode.onnx", threads=1) as session:
-        found = decode_windows(session, ids, 5)
-    assert np.abs(found - wanted[exit_logits(case.exits.exits[-1])][:, 4:]).max() < CLOSE
+        logits = decode_windows(session, ids, 5)
+    assert np.abs(logits - expected[exit_logits(case.exits[-1])][:, 4:]).max() < FP32_TOLERANCE
 
 
-def check_memory_can_be_planned(case: Case) -> None:
-    """Its step is traced without data, for a card too."""
-    found = predict_peak(case.recipe, device_kind="cuda", precision="fp32")
-    assert found.weights >= 4 * count_parameters(case.model) and found.peak_bytes > found.weights
+def check_memory_plan(case: Case) -> None:
+    """The memory of a training step can be predicted without data, also for a GPU."""
+    plan = predict_peak(case.recipe, device_kind="cuda", precision="fp32")
+    assert plan.weights >= 4 * count_parameters(case.model) and plan.peak_bytes > plan.weights

@@ -1,4 +1,4 @@
-"""CRT-Deep: exact parameter counts, the forward pass against its equations, recomputation, packed rows."""
+"""CRT-Deep: parameter counts, the forward pass against its equations, training kernels, packed documents."""
 
 from __future__ import annotations
 
@@ -6,19 +6,32 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.models import load_recipe
+from edgeformer.models.adapter import Place
 from edgeformer.models.crt import CRTConfig
-from edgeformer.models.crt.adapter import build_crt
+from edgeformer.models.crt.adapter import ADAPTER, build_crt
 from edgeformer.models.crt.checkpoint import convert
 from edgeformer.models.crt.loss import exit_losses, weighted
-from edgeformer.models.crt.model import CRT, Checkpointing, DilatedConv
+from edgeformer.models.crt.model import (
+    CRT,
+    Checkpointing,
+    DilatedConv,
+    attention,
+    cpu_attention,
+    document_mask,
+    nest_documents,
+)
 from edgeformer.training.plan import count_offline
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 
+POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [3, 0, 1, 2, 3, 4, 0, 1, 0]])
 
-def crt_of(config: CRTConfig, seed: int = 0) -> CRT:
+
+def make_crt(config: CRTConfig, seed: int = 0) -> CRT:
     torch.manual_seed(seed)
     return build_crt(config).eval()
 
@@ -27,18 +40,38 @@ def random_ids(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(0, 60, shape, generator=torch.Generator().manual_seed(seed))
 
 
+class SavedTensors(torch.autograd.graph.saved_tensors_hooks):
+    """Records the storages that autograd keeps for the backward pass: address → bytes."""
+
+    def __init__(self) -> None:
+        self.storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            self.storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        super().__init__(pack, lambda tensor: tensor)
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.storages.values())
+
+
 @pytest.mark.parametrize(
-    ("heads", "parameters"), [("shared", 92_053_760), ("separate", 143_516_928), ("tied", 66_322_176)]
+    ("name", "overrides", "parameters"),
+    [
+        ("crt_deep_rtx4050", ["model.heads=shared"], 92_053_760),
+        ("crt_deep_rtx4050", ["model.heads=separate"], 143_516_928),
+        ("crt_deep_rtx4050", ["model.heads=tied"], 66_322_176),
+        ("crt_deep_published", [], 143_516_928),
+    ],
 )
-def test_parameter_counts_are_the_papers(heads: str, parameters: int) -> None:
-    assert count_offline(load_recipe("crt_deep_rtx4050", [f"model.heads={heads}"])) == parameters
+def test_parameter_count_of_the_paper(name: str, overrides: list[str], parameters: int) -> None:
+    assert count_offline(load_recipe(name, overrides)) == parameters
 
 
-def test_the_published_recipe_has_the_released_codes_count() -> None:
-    assert count_offline(load_recipe("crt_deep_published")) == 143_516_928
-
-
-def test_offline_count_is_the_built_models() -> None:
+def test_offline_count_of_crt_mini() -> None:
     recipe = load_recipe("crt_mini")
     assert count_offline(recipe) == sum(p.numel() for p in build_crt(recipe.model).parameters()) <= 10_000_000
 
@@ -46,22 +79,21 @@ def test_offline_count_is_the_built_models() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_forward_follows_the_equations(causal: bool) -> None:
     weights = public_weights(small_config())
-    model = crt_of(small_config(heads="separate", causal=causal))
-    model.load_state_dict(convert(weights, small_config(heads="separate"), "the test's weights"))
+    model = make_crt(small_config(heads="separate", causal=causal))
+    model.load_state_dict(convert(weights, small_config(heads="separate"), "checkpoint"))
     model.double()
-    ids = random_ids(2, 50)
-    expected = Oracle(weights, causal=causal).states(ids)
-    states = model(ids)
+    ids, oracle = random_ids(2, 50), Oracle(weights, causal=causal)
+    expected, states = oracle.states(ids), model(ids)
     assert list(states) == [1, 3, 4]
     for loop, state in states.items():
         assert torch.allclose(state, expected[loop], atol=1e-12, rtol=0), loop
-    for loop, logits in Oracle(weights, causal=causal).logits(ids).items():
+    for loop, logits in oracle.logits(ids).items():
         assert torch.allclose(model.head_of(loop)(states[loop]), logits, atol=1e-12, rtol=0), loop
 
 
 @pytest.mark.parametrize(("heads", "distinct"), [("shared", 2), ("separate", 3), ("tied", 1)])
-def test_every_exit_has_its_head(heads: str, distinct: int) -> None:
-    model = crt_of(small_config(heads=heads))
+def test_heads_of_exits(heads: str, distinct: int) -> None:
+    model = make_crt(small_config(heads=heads))
     assert len({id(model.head_of(loop)) for loop in model.exits}) == distinct
     assert model.head_of(4) is model.head
     assert (model.head_of(1) is model.head_of(3)) == (heads != "separate")
@@ -69,79 +101,91 @@ def test_every_exit_has_its_head(heads: str, distinct: int) -> None:
 
 @pytest.mark.parametrize("trm", ["conv_linear", "conv", "linear", "depthwise"])
 @pytest.mark.parametrize("norm", ["layer", "rms", "batch", "none"])
-def test_every_variant_of_the_ablations_learns_something(trm: str, norm: str) -> None:
-    model = crt_of(small_config(trm=trm, norm=norm, dropout=0.0)).train()
+def test_every_ablation_variant_learns(trm: str, norm: str) -> None:
+    model = make_crt(small_config(trm=trm, norm=norm, dropout=0.0)).train()
     ids = random_ids(2, 20)
-    targets = ids.roll(-1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    before = weighted(exit_losses(model, model(ids), targets), 0.3)
+    before = weighted(exit_losses(model, model(ids), ids.roll(-1, 1)), 0.3)
     before.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-    optimizer.step()
-    after = weighted(exit_losses(model, model(ids), targets), 0.3)
-    assert after < before
+    torch.optim.SGD(model.parameters(), lr=1e-4).step()
+    assert weighted(exit_losses(model, model(ids), ids.roll(-1, 1)), 0.3) < before
 
 
-def test_variants_differ_in_what_they_hold() -> None:
-    names = {trm: set(crt_of(small_config(trm=trm)).trm.cycles[0].state_dict()) for trm in ("conv", "linear")}
-    assert {"depthwise.weight", "pointwise.weight"} <= names["conv"] and "lin1.weight" not in names["conv"]
-    assert {"lin1.weight", "lin2.weight"} <= names["linear"] and "depthwise.weight" not in names["linear"]
-    depthwise = set(crt_of(small_config(trm="depthwise")).trm.cycles[0].state_dict())
-    assert {"depthwise.weight", "lin1.weight"} <= depthwise and "pointwise.weight" not in depthwise
+@pytest.mark.parametrize(
+    ("trm", "parts"),
+    [
+        ("conv_linear", {"depthwise", "pointwise", "norm", "lin1", "lin2"}),
+        ("conv", {"depthwise", "pointwise", "norm"}),
+        ("linear", {"norm", "lin1", "lin2"}),
+        ("depthwise", {"depthwise", "norm", "lin1", "lin2"}),
+    ],
+)
+def test_parts_of_ablation_variants(trm: str, parts: set[str]) -> None:
+    names = make_crt(small_config(trm=trm)).trm.cycles[0].state_dict()
+    assert {name.split(".")[0] for name in names} == parts
 
 
-@pytest.mark.parametrize("dilation", [1, 4])
-def test_convolution_with_its_past_given(dilation: int) -> None:
-    conv = DilatedConv(6, dilation, causal=True).double()
-    x = torch.randn(2, 15, 6, dtype=torch.float64)
-    whole = conv(x)
-    rest = conv(x[:, 9:], x[:, 9 - conv.context :])
-    assert torch.allclose(rest, whole[:, 9:], atol=1e-14)
+def test_plain_embedding() -> None:
+    plain: dict[str, Any] = {"embedding_size": 32, "embedding_projection": False, "embedding_cycles": 0}
+    model, projected = (
+        build_crt(small_config(**plain)),
+        build_crt(small_config(**plain | {"embedding_projection": True})),
+    )
+    ids = random_ids(2, 9)
+    expected = model.tokens.weight[ids] + model.positions.weight[:9]
+    torch.testing.assert_close(model.eval().embed(ids), expected, atol=0, rtol=0)
+    assert sum(p.numel() for p in projected.parameters()) - sum(p.numel() for p in model.parameters()) == 32 * 33
+    with pytest.raises(ValueError, match="embedding_projection: false needs embedding_size 32"):
+        small_config(embedding_projection=False)
+
+
+def test_early_exit_skips_later_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = make_crt(small_config()), random_ids(1, 9)
+    states, block, loops = model(ids), model.block, list[int]()
+
+    def record(x: Tensor, encoding: Tensor, *arguments: Any) -> Tensor:
+        loops.extend(loop for loop, own in enumerate(model.loop_encodings, start=1) if torch.equal(own, encoding))
+        return block(x, encoding, *arguments)
+
+    monkeypatch.setattr(model, "block", record)
+    assert torch.equal(model.logits(ids, 3), model.head_of(3)(states[3]))
+    assert loops == [1, 2, 3]
 
 
 @pytest.mark.parametrize("checkpointing", ["loop", "cycles"])
-@pytest.mark.parametrize("positions", [False, True])
-def test_recomputation_changes_neither_loss_nor_gradient(checkpointing: Checkpointing, positions: bool) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_recomputation_keeps_loss_and_gradients(checkpointing: Checkpointing, packed: bool) -> None:
     ids = random_ids(2, 24)
-    places = torch.arange(24).expand(2, -1) % 10 if positions else None
+    positions = torch.arange(24).expand(2, -1) % 10 if packed else None
 
-    def gradients(how: Checkpointing) -> tuple[Tensor, dict[str, Tensor]]:
-        model = crt_of(small_config(dropout=0.2)).train()
-        model.checkpointing = how
-        torch.manual_seed(3)  # the same dropout masks, which recomputation must draw again
-        loss = weighted(exit_losses(model, model(ids, places), ids.roll(-1, 1)), 0.3)
+    def loss_and_gradients(setting: Checkpointing) -> tuple[Tensor, dict[str, Tensor]]:
+        model = make_crt(small_config(dropout=0.2)).train()
+        model.checkpointing = setting
+        torch.manual_seed(3)  # the same dropout masks
+        loss = weighted(exit_losses(model, model(ids, positions), ids.roll(-1, 1)), 0.3)
         loss.backward()
         return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
-    plain, recomputed = gradients("none"), gradients(checkpointing)
-    assert torch.equal(plain[0], recomputed[0])
-    assert plain[1].keys() == recomputed[1].keys()
-    for name, gradient in plain[1].items():
-        assert torch.allclose(gradient, recomputed[1][name], atol=1e-6), name
+    (loss, gradients), (recomputed_loss, recomputed) = loss_and_gradients("none"), loss_and_gradients(checkpointing)
+    assert torch.equal(loss, recomputed_loss) and gradients.keys() == recomputed.keys()
+    for name, gradient in gradients.items():
+        assert torch.allclose(gradient, recomputed[name], atol=1e-6), name
 
 
-def test_recomputation_keeps_fewer_activations() -> None:
-    def kept_bytes(how: Checkpointing) -> int:
-        model = crt_of(small_config()).train()
-        model.checkpointing = how
-        kept: dict[int, int] = {}
-
-        def note(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+def test_recomputation_saves_memory() -> None:
+    def saved_bytes(setting: Checkpointing) -> int:
+        model = make_crt(small_config()).train()
+        model.checkpointing = setting
+        with SavedTensors() as saved:
             states = model(random_ids(2, 64))
         assert states[4].requires_grad
-        return sum(kept.values())
+        return saved.bytes
 
-    assert kept_bytes("loop") < kept_bytes("cycles") < kept_bytes("none")
+    assert saved_bytes("loop") < saved_bytes("cycles") < saved_bytes("none")
 
 
-def test_packed_documents_are_as_if_alone() -> None:
-    """Positions start again at 0 where a document begins; nothing looks across."""
-    model = crt_of(small_config()).double()
+def test_packed_documents_equal_single_ones() -> None:
+    model = make_crt(small_config()).double()
     lengths = (1, 13, 2, 20)
     documents = [random_ids(1, length, seed=length) for length in lengths]
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
@@ -149,45 +193,137 @@ def test_packed_documents_are_as_if_alone() -> None:
     start = 0
     for document in documents:
         end = start + document.shape[1]
-        for loop, alone in model(document).items():
-            assert torch.allclose(packed[loop][:, start:end], alone, atol=1e-12), (loop, start)
+        for loop, state in model(document).items():
+            assert torch.allclose(packed[loop][:, start:end], state, atol=1e-12), (loop, start)
         start = end
 
 
-def test_one_document_with_positions_is_as_without() -> None:
-    model = crt_of(small_config())
-    ids = random_ids(1, 30)
-    with_positions, without = model(ids, torch.arange(30)[None]), model(ids)
-    for loop in model.exits:
-        assert torch.allclose(with_positions[loop], without[loop], atol=1e-5)
+@pytest.mark.parametrize("dilation", [1, 4])
+def test_convolution_continues_after_its_past(dilation: int) -> None:
+    conv = DilatedConv(6, dilation, causal=True).double()
+    x = torch.randn(2, 15, 6, dtype=torch.float64)
+    assert torch.allclose(conv(x[:, 9:], x[:, 9 - conv.context :]), conv(x)[:, 9:], atol=1e-14)
 
 
-def test_later_loops_are_not_computed_for_an_early_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = crt_of(small_config())
-    ids = random_ids(1, 9)
-    full = model(ids)
-    ran: list[int] = []
-    block = model.block
+@pytest.mark.parametrize("dilation", [1, 2, 4, 5, 9, 30])
+@pytest.mark.parametrize("positions", [None, POSITIONS], ids=["one document", "packed"])
+def test_training_convolution_equals_inference(dilation: int, positions: Tensor | None) -> None:
+    torch.manual_seed(0)
+    conv = DilatedConv(3, dilation, causal=True).double()
+    x, grad = torch.randn(2, 2, 9, 3, dtype=torch.float64).unbind(0)
+    results = []
+    for training in (False, True):
+        leaf = x.clone().requires_grad_()
+        y = conv.train(training)(leaf, None, positions)
+        conv.zero_grad()
+        y.backward(grad)
+        assert conv.weight.grad is not None and leaf.grad is not None
+        results.append((y.detach(), leaf.grad, conv.weight.grad))
+    for expected, trained in zip(*results, strict=True):
+        assert torch.allclose(expected, trained, rtol=0, atol=1e-12)
+        assert expected.shape == trained.shape and expected.abs().max() > 0
 
-    def counted(x: Tensor, encoding: Tensor, *rest: Any) -> Tensor:
-        ran.extend(loop for loop, own in enumerate(model.loop_encodings, start=1) if torch.equal(own, encoding))
-        return block(x, encoding, *rest)
 
-    monkeypatch.setattr(model, "block", counted)
-    logits = model.logits(ids, 3)
-    assert ran == [1, 2, 3]
-    assert torch.equal(logits, model.head_of(3)(full[3]))
+def test_training_convolution_saves_only_its_inputs() -> None:
+    conv, x = DilatedConv(3, 2, causal=True).train(), torch.randn(2, 9, 3, requires_grad=True)
+    with SavedTensors() as saved:
+        conv(x, None, POSITIONS)
+    assert saved.storages.keys() == {tensor.data_ptr() for tensor in (x, conv.weight, POSITIONS)}
 
 
-def test_a_plain_embedding_has_nothing_behind_its_table() -> None:
-    plain = {"embedding_size": 32, "embedding_projection": False, "embedding_cycles": 0}
-    model, projected = (
-        build_crt(small_config(**plain)),
-        build_crt(small_config(**{**plain, "embedding_projection": True})),
-    )
-    ids = torch.randint(0, 60, (2, 9))
-    expected = model.tokens.weight[ids] + model.positions.weight[:9]
-    torch.testing.assert_close(model.eval().embed(ids), expected, atol=0, rtol=0)
-    assert sum(p.numel() for p in projected.parameters()) - sum(p.numel() for p in model.parameters()) == 32 * 33
-    with pytest.raises(ValueError, match="embedding_projection: false needs embedding_size 32"):
-        small_config(embedding_projection=False)
+@pytest.mark.parametrize("masked", [False, True])
+def test_cpu_attention_is_at_least_as_exact(masked: bool) -> None:
+    torch.manual_seed(0)
+    mask = document_mask(POSITIONS) if masked else None
+    qkv, grad = torch.randn(3, 2, 4, 9, 8).bfloat16(), torch.randn(2, 4, 9, 8).bfloat16()
+
+    def outputs(function: Any, dtype: torch.dtype) -> Tensor:
+        leaf = qkv.clone().to(dtype).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            result = function(*leaf.unbind(0), mask)
+        assert result.dtype == dtype
+        result.backward(grad.to(dtype))
+        assert leaf.grad is not None
+        return torch.cat((result.detach().flatten(), leaf.grad.flatten())).double()
+
+    exact = outputs(attention, torch.float64)
+    error, plain_error = ((outputs(f, torch.bfloat16) - exact).norm() for f in (cpu_attention, attention))
+    assert error <= plain_error < 0.02 * exact.norm()
+
+
+def test_cpu_attention_without_gradient_is_plain() -> None:
+    q, k, v = torch.randn(3, 1, 2, 5, 8).bfloat16().unbind(0)
+    assert torch.equal(cpu_attention(q, k, v, None), attention(q, k, v, None))
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
+def test_attention_per_document_equals_mask(dtype: torch.dtype, atol: float) -> None:
+    torch.manual_seed(0)
+    positions = POSITIONS.clone()
+    positions[1, 0] = 0  # a row starts a document
+    qkv, grad = torch.randn(3, 2, 4, 9, 8).to(dtype), torch.randn(2, 4, 9, 8).to(dtype)
+    offsets = torch.cat(((positions.flatten() == 0).nonzero()[:, 0], torch.tensor([positions.numel()])))
+    results = []
+    for documents in (document_mask(positions), offsets):
+        leaf = qkv.clone().requires_grad_()
+        result = cpu_attention(*leaf.unbind(0), documents)
+        result.backward(grad)
+        assert result.dtype == dtype and leaf.grad is not None
+        results.append((result.detach(), leaf.grad))
+    for masked, per_document in zip(*results, strict=True):
+        assert torch.allclose(masked, per_document, atol=atol)
+    assert not torch.allclose(attention(*qkv.unbind(0), None).double(), results[1][0].double(), atol=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_documents_on_a_gpu() -> None:
+    """torch has no causal kernel for nested tensors on a CPU, so this attends to whole documents."""
+    torch.manual_seed(0)
+    qkv = torch.randn(3, 2, 4, 9, 8).unbind(0)
+    offsets = torch.tensor([0, 5, 9, 10, 16, 18])
+    mixed = F.scaled_dot_product_attention(*nest_documents(qkv, offsets)).transpose(1, 2).values()
+    document = torch.bucketize(torch.arange(18), offsets, right=True).view(2, 9)
+    mask = (document[:, :, None] == document[:, None, :])[:, None]
+    expected = F.scaled_dot_product_attention(*qkv, attn_mask=mask)
+    assert torch.allclose(mixed.view(2, 9, 4, 8).transpose(1, 2), expected, atol=1e-6)
+
+
+def test_varlen_attention_trains_like_sdpa() -> None:
+    ids, results = random_ids(2, 9), []
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 0, 1, 2, 0, 1, 0]])
+    for kind in ("sdpa", "varlen"):
+        torch.manual_seed(1)
+        config = small_config(attention=kind, dropout=0.0)
+        recipe = load_recipe("crt_mini").model_copy(update={"model": config})
+        model, used = ADAPTER.build(recipe, Place())
+        arrays = {"input_ids": ids.numpy(), "positions": positions.numpy(), "targets": ids.numpy()}
+        batch = ADAPTER.batch(recipe, arrays)
+        assert used.used == kind and ("documents" in batch) is (kind == "varlen")
+        tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+        total = ADAPTER.loss(model.train(), recipe, None)(model, tensors).total
+        total.backward()
+        results.append((total.detach(), model.attention.qkv.weight.grad))
+    assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-4) for pair in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("data.mode=paragraphs", "varlen is for packed rows"), ("training.compile={shapes: 1}", "another shape")],
+)
+def test_varlen_attention_is_refused(override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_recipe("crt_mini", ["model.attention=varlen", override])
+
+
+def test_memory_plan_for_a_gpu_saves_no_float32_copies() -> None:
+    model, ids = build_crt(small_config()).train(), torch.zeros(2, 9, dtype=torch.int64)
+
+    def saved_bytes() -> int:
+        with SavedTensors() as saved, torch.autocast("cpu", torch.bfloat16):
+            states = model(ids)
+        assert states
+        return saved.bytes
+
+    cpu_bytes = saved_bytes()
+    ADAPTER.as_on_cuda(model)
+    assert saved_bytes() < cpu_bytes

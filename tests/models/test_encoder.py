@@ -1,50 +1,72 @@
-"""The encoder: exact parameter counts, recurrence, padding, and what is chosen for attention."""
+"""The encoder: parameter counts, building blocks and recurrence against their equations, graphs, weights files."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx_ir
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.models import load_recipe, model_spec_of
+from edgeformer.artifacts.manifest import Precision
+from edgeformer.bundle import Bundle
+from edgeformer.export.graphs import write_graph
+from edgeformer.models import CLIENT_TYPE, load_recipe, model_spec_of
 from edgeformer.models.adapter import Place, count_parameters
-from edgeformer.models.encoder import EncoderConfig
-from edgeformer.models.encoder.adapter import choose_attention, encoder_graphs
-from edgeformer.models.encoder.model import MASKED, EncoderClassifier, exported_form, sdpa
+from edgeformer.models.encoder import MODEL, EncoderConfig
+from edgeformer.models.encoder.adapter import ADAPTER, EncoderExits, choose_attention, encoder_graphs
+from edgeformer.models.encoder.model import (
+    MASKED,
+    EncoderClassifier,
+    RMSNorm,
+    SelfAttention,
+    SwiGLU,
+    exported_form,
+    rotary_angles,
+    rotate,
+    sdpa,
+)
+from edgeformer.models.layers import half_for_export
+from edgeformer.models.tracing import GraphSpec, export_graph
 from edgeformer.models.weights import load_weights
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training.plan import count_offline
 
 SMALL = EncoderConfig(
-    kind="encoder",
-    vocab_size=40,
-    hidden_size=16,
-    layers=2,
-    iterations=3,
-    heads=2,
-    ffn_size=24,
-    residual_scale=0.5,
-    dropout=0.1,
-    max_positions=32,
-)
+    kind="encoder", vocab_size=40, hidden_size=16, layers=2, iterations=3, heads=2, ffn_size=24, residual_scale=0.5,
+    dropout=0.1, max_positions=32,
+)  # fmt: skip
+RUN_CONFIG = {
+    "model_type": "edgeformer-encoder", "architectures": ["EncoderClassifier"], "vocab_size": 100, "hidden_size": 8,
+    "layers": 3, "iterations": 2, "heads": 4, "max_positions": 64, "id2label": {"0": "bad", "1": "good"},
+    "label2id": {"bad": 0, "good": 1}, "max_length": 16, "pad_token_id": 7,
+}  # fmt: skip
+MASK = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0, 0]])
 
 
-def model_of(config: EncoderConfig) -> EncoderClassifier:
-    torch.manual_seed(1)
-    return EncoderClassifier(classes=3, **config.model_dump(exclude={"kind", "attention"})).eval()
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
 
 
-def loaded(path: Path) -> EncoderClassifier:
-    """A model with other fresh weights, which those in the file replace."""
-    torch.manual_seed(2)
-    model = EncoderClassifier(classes=3, **SMALL.model_dump(exclude={"kind", "attention"}))
-    load_weights(model, path)
-    assert not model.training
-    return model
+def make_encoder(seed: int = 1, **changes: Any) -> EncoderClassifier:
+    torch.manual_seed(seed)
+    options = SMALL.model_dump(exclude={"kind", "attention"}) | changes
+    return EncoderClassifier(classes=3, **options).eval()
+
+
+def angles(positions: int, head_size: int) -> tuple[Tensor, Tensor]:
+    cos, sin = rotary_angles(positions, head_size, 10_000.0)
+    return cos.double()[:, None], sin.double()[:, None]
 
 
 @pytest.mark.parametrize(
@@ -62,130 +84,244 @@ def loaded(path: Path) -> EncoderClassifier:
         ("baseline_sst2_fast", 2, 25_912_706),
     ],
 )
-def test_parameter_counts_are_the_papers(name: str, classes: int, parameters: int) -> None:
+def test_parameter_count_of_the_paper(name: str, classes: int, parameters: int) -> None:
     labels = ["a", "b", "c"][:classes]
     assert count_offline(load_recipe(name, [f"data.labels={labels}"])) == parameters
 
 
-@pytest.mark.parametrize("data", ["yelp", "domains"])
-def test_architectures_are_compared_on_the_same_data_by_the_same_training(data: str) -> None:
-    light, wide, stacked = (load_recipe(f"{name}_{data}_fast") for name in ("recurrent", "recurrent_wide", "baseline"))
-    assert light.data == wide.data == stacked.data and light.training == wide.training == stacked.training
-    assert light.training == load_recipe("recurrent_wide_sst2_fast").training
-    for ours, published in ((light, "recurrent_sst2"), (wide, "recurrent_wide_sst2"), (stacked, "baseline_sst2")):
-        assert ours.model == load_recipe(published, ["model.dropout=0.15"]).model
-
-
-def test_offline_count_is_the_built_models() -> None:
+def test_offline_count_of_quickstart() -> None:
     recipe = load_recipe("quickstart")
     assert isinstance(recipe, ClassificationRecipe)
     assert count_offline(recipe) == count_parameters(model_spec_of(recipe).adapter.build(recipe, Place())[0])
 
 
-def test_recurrence_follows_the_formula() -> None:
-    """h ← F(h) + α·h over R iterations (paper A), written out over all positions."""
-    model = model_of(SMALL)
-    ids = torch.randint(0, 40, (2, 7))
-    h = model.tokens(ids) + model.types.weight[0]
-    cos, sin = model.cos[:7, None], model.sin[:7, None]
-    for _ in range(3):
-        f = h
-        for layer in model.layers:
-            f = layer(f, cos, sin, None)
-        h = f + 0.5 * h
-    expected = model.head(model.norm(h[:, 0]))
-    assert torch.allclose(model(ids), expected, atol=1e-5)
+@pytest.mark.parametrize("data", ["yelp", "domains"])
+def test_recipes_compare_architectures_on_equal_terms(data: str) -> None:
+    light, wide, stacked = (load_recipe(f"{name}_{data}_fast") for name in ("recurrent", "recurrent_wide", "baseline"))
+    assert light.data == wide.data == stacked.data and light.training == wide.training == stacked.training
+    assert light.training == load_recipe("recurrent_wide_sst2_fast").training
+    for recipe, published in ((light, "recurrent_sst2"), (wide, "recurrent_wide_sst2"), (stacked, "baseline_sst2")):
+        assert recipe.model == load_recipe(published, ["model.dropout=0.15"]).model
 
 
-def test_stacked_model_is_one_iteration_without_the_outer_residual() -> None:
-    model = model_of(SMALL.model_copy(update={"iterations": 1, "residual_scale": 0.0}))
-    ids = torch.randint(0, 40, (1, 5))
-    h = model.tokens(ids) + model.types.weight[0]
-    for layer in model.layers:
-        h = layer(h, model.cos[:5, None], model.sin[:5, None], None)
-    assert torch.allclose(model(ids), model.head(model.norm(h[:, 0])), atol=1e-6)
+def test_rotary_angles_follow_the_formula() -> None:
+    cos, sin = rotary_angles(7, 8, 10_000.0)
+    for m in range(7):
+        for i in range(4):
+            angle = m * 10_000.0 ** (-2 * i / 8)
+            assert cos[m, i] == pytest.approx(math.cos(angle), abs=1e-7)
+            assert sin[m, i] == pytest.approx(math.sin(angle), abs=1e-7)
 
 
-def test_padding_does_not_change_the_logits() -> None:
-    model = model_of(SMALL)
-    ids = torch.randint(0, 40, (1, 6))
-    padded = torch.cat((ids, torch.zeros(1, 9, dtype=torch.int64)), 1)
-    mask = torch.tensor([[1] * 6 + [0] * 9])
-    assert torch.allclose(model(padded, mask), model(ids), atol=1e-5)
+def test_rotation_turns_interleaved_pairs() -> None:
+    x = torch.randn(1, 5, 2, 8, dtype=torch.float64)
+    cos, sin = angles(5, 8)
+    rotated = rotate(x, cos, sin)
+    for i in range(4):
+        pair = torch.stack((x[..., 2 * i], x[..., 2 * i + 1]), -1)
+        for m in range(5):
+            c, s = cos[m, 0, i], sin[m, 0, i]
+            matrix = torch.stack((torch.stack((c, -s)), torch.stack((s, c))))
+            expected = pair[:, m] @ matrix.T
+            assert torch.allclose(rotated[:, m, :, i], expected[..., 0])
+            assert torch.allclose(rotated[:, m, :, 4 + i], expected[..., 1])
 
 
-def test_tokens_beyond_cls_matter() -> None:
-    model = model_of(SMALL)
-    ids = torch.randint(0, 40, (1, 6))
-    other = ids.clone()
-    other[0, 4] = (other[0, 4] + 1) % 40
-    assert not torch.allclose(model(ids), model(other), atol=1e-6)
+def test_rotated_scores_depend_on_distance() -> None:
+    q, k = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    cos, sin = angles(40, 8)
+
+    def score(m: int, n: int) -> float:
+        left = rotate(q[None, None], cos[m : m + 1], sin[m : m + 1])
+        right = rotate(k[None, None], cos[n : n + 1], sin[n : n + 1])
+        return float((left * right).sum())
+
+    # The angles are float32, which limits the agreement.
+    assert score(3, 10) == pytest.approx(score(25, 32), abs=1e-5)
+    assert score(3, 10) != pytest.approx(score(3, 11), abs=1e-3)
+    assert score(5, 5) == pytest.approx(float(q @ k), abs=1e-6)
 
 
-def test_mask_is_representable_in_fp16() -> None:
+def test_rms_norm_follows_the_formula() -> None:
+    norm = RMSNorm(6, eps=1e-6).double()
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(4, 6, dtype=torch.float64)
+    expected = torch.stack([row / math.sqrt(float((row**2).mean()) + 1e-6) * norm.weight for row in x])
+    assert torch.allclose(norm(x), expected, atol=1e-14)
+
+
+def test_rms_norm_does_not_overflow_in_fp16() -> None:
+    x = torch.tensor([[1000.0, -1000.0, 1000.0, 1000.0]], dtype=torch.float16)
+    assert torch.equal(RMSNorm(4, eps=1e-6)(x), x / 1000)
+
+
+def test_swiglu_follows_the_formula() -> None:
+    ffn = SwiGLU(6, 10).double()
+    x = torch.randn(3, 6, dtype=torch.float64)
+    gate, value = (x @ ffn.w12.weight.T + ffn.w12.bias).split(10, -1)
+    expected = (gate / (1 + torch.exp(-gate)) * value) @ ffn.w3.weight.T + ffn.w3.bias
+    assert torch.allclose(ffn(x), expected, atol=1e-14)
+
+
+def test_attention_follows_the_formula() -> None:
+    attention = SelfAttention(8, heads=2, dropout=0.0, attention=sdpa).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    real = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], dtype=torch.float64)
+    cos, sin = angles(5, 4)
+    result = attention(x, cos, sin, (1 - real)[:, None, None] * MASKED)
+    q, k, v = attention.qkv(x).split(8, dim=-1)
+    heads = []
+    for head in range(2):
+        part = slice(4 * head, 4 * head + 4)
+        head_q, head_k = (rotate(x[..., part].unsqueeze(2), cos, sin).squeeze(2) for x in (q, k))
+        scores = (head_q @ head_k.transpose(1, 2) / 2.0).masked_fill(real[:, None] == 0, -torch.inf)
+        heads.append(scores.softmax(-1) @ v[..., part])
+    assert torch.allclose(result, attention.out(torch.cat(heads, -1)), atol=1e-12)
+    first = attention(x, cos, sin, (1 - real)[:, None, None] * MASKED, 1)
+    assert torch.allclose(first, result[:, :1], atol=1e-14)
     assert torch.isfinite(torch.tensor(MASKED, dtype=torch.float16))
 
 
-def test_flash_says_why_not_on_a_machine_without_it() -> None:
-    attention, reason = choose_attention("flash", "cpu", "bf16")
-    assert attention is sdpa
-    assert reason is not None and "CUDA" in reason
-    reason = choose_attention("flash", "cuda", "fp32")[1]
-    assert reason is not None and "fp32" in reason
-    assert choose_attention("sdpa", "cpu", "fp32") == (sdpa, None)
+@pytest.mark.parametrize(("iterations", "scale"), [(3, 0.5), (1, 0.0)], ids=["recurrent", "stacked"])
+def test_recurrence_follows_the_formula(iterations: int, scale: float) -> None:
+    """h ← F(h) + α·h over R iterations (paper A), over all positions."""
+    model = make_encoder(iterations=iterations, residual_scale=scale)
+    ids = torch.randint(0, 40, (2, 7))
+    h = model.tokens(ids) + model.types.weight[0]
+    for _ in range(iterations):
+        f = h
+        for layer in model.layers:
+            f = layer(f, model.cos[:7, None], model.sin[:7, None], None)
+        h = f + scale * h
+    assert torch.allclose(model(ids), model.head(model.norm(h[:, 0])), atol=1e-5)
 
 
-def test_exported_form_computes_the_same_with_the_same_numbers() -> None:
-    model = model_of(SMALL)
+def test_logits_depend_on_tokens_but_not_on_padding() -> None:
+    model, ids = make_encoder(), torch.randint(0, 40, (1, 6))
+    padded = torch.cat((ids, torch.zeros(1, 9, dtype=torch.int64)), 1)
+    mask = torch.tensor([[1] * 6 + [0] * 9])
+    assert torch.allclose(model(padded, mask), model(ids), atol=1e-5)
+    changed = ids.clone()
+    changed[0, 4] = (changed[0, 4] + 1) % 40
+    assert not torch.allclose(model(ids), model(changed), atol=1e-6)
+
+
+@pytest.mark.parametrize(("device", "precision", "reason"), [("cpu", "bf16", "CUDA"), ("cuda", "fp32", "fp32")])
+def test_flash_attention_falls_back_with_a_reason(device: str, precision: str, reason: str) -> None:
+    attention, message = choose_attention("flash", device, precision)
+    assert attention is sdpa and reason in str(message)
+    assert choose_attention("sdpa", device, precision) == (sdpa, None)
+
+
+def test_exported_form_computes_the_same() -> None:
+    model = make_encoder()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    made = exported_form(model)
-    ids, mask = torch.randint(0, 40, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
-    mask[1, 4:] = 0
-    assert torch.allclose(made(ids, mask), model(ids, mask), rtol=1e-4, atol=1e-5)
-    assert torch.allclose(made(ids), model(ids), rtol=1e-4, atol=1e-5)
-    own = dict(model.named_parameters())
-    copied = {name for name, parameter in made.named_parameters() if parameter is not own.get(name)}
-    products, parts = ("attention.qkv", "ffn.gate", "ffn.value"), ("weight", "bias")
-    assert copied == {f"layers.{n}.{one}.{part}" for n in range(2) for one in products for part in parts}
-    assert sum(parameter.numel() for parameter in made.parameters()) == sum(map(torch.numel, model.parameters()))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    exported, ids = exported_form(model), torch.randint(0, 40, (2, 9))
+    for mask in (MASK, None):
+        assert torch.allclose(exported(ids, mask), model(ids, mask), rtol=1e-4, atol=1e-5)
+    original = dict(model.named_parameters())
+    copied = {name for name, parameter in exported.named_parameters() if parameter is not original.get(name)}
+    modules = ("attention.qkv", "ffn.gate", "ffn.value")
+    assert copied == {
+        f"layers.{n}.{module}.{part}" for n in range(2) for module in modules for part in ("weight", "bias")
+    }
+    assert count_parameters(exported) == count_parameters(model)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
-def test_exported_graph_takes_nothing_with_a_stride_and_turns_no_key_twice() -> None:
-    graphs = encoder_graphs(model_of(SMALL), steps=True)
+@pytest.mark.parametrize("scale", [0.5, 0.0])
+def test_graphs_compute_the_encoder(scale: float, tmp_path: Path) -> None:
+    model, ids = make_encoder(residual_scale=scale), torch.randint(0, 40, (2, 9))
+    graphs = encoder_graphs(model, steps=True)
+    exits = EncoderExits(model)
+    with torch.inference_mode():
+        logits, outputs = model(ids, MASK).numpy(), exits(ids, MASK)
+
+    def run(graph: onnx_ir.Model, **inputs: Any) -> dict[str, Any]:
+        write_graph(graph, tmp_path / "graph.onnx")
+        with OnnxSession(tmp_path / "graph.onnx", threads=1) as session:
+            return session.run(inputs)
+
+    state = run(graphs.steps["embed"], input_ids=ids.numpy())["state"]
+    for _ in range(3):
+        state = run(graphs.steps["loop"], state=state, attention_mask=MASK.numpy())["next_state"]
+    assert np.abs(run(graphs.steps["readout"], state=state)["logits"] - logits).max() < 1e-5
+    results = run(graphs.exits, input_ids=ids.numpy(), attention_mask=MASK.numpy())
+    for name, output in zip(exits.outputs, outputs, strict=True):
+        assert np.abs(results[name] - output.numpy()).max() < 1e-5, name
+
+
+def test_graphs_have_no_strided_slices_and_few_transpositions() -> None:
+    graphs = encoder_graphs(make_encoder(), steps=True)
     for name, graph in (("exits", graphs.exits), ("loop", graphs.steps["loop"])):
         steps = [node.inputs[4] for node in graph.graph if node.op_type == "Slice" and len(node.inputs) > 4]
         assert all(step is None or step.const_value.numpy().tolist() == [1] for step in steps), name
-        moved = [tuple(node.attributes["perm"].as_ints()) for node in graph.graph if node.op_type == "Transpose"]
-        counted = Counter(moved)
-        # q, k, v and what comes out of two layers; and the keys once more, which runtimes make part of the product.
-        if name == "loop":
-            assert counted == {(0, 2, 1, 3): 4 * 2, (0, 1, 3, 2): 2}
+        counts = Counter(
+            tuple(node.attributes["perm"].as_ints()) for node in graph.graph if node.op_type == "Transpose"
+        )
+        assert set(counts) == {(0, 2, 1, 3), (0, 1, 3, 2)}, name
+        if name == "loop":  # q, k, v and the result in two layers; and the keys, which runtimes fold into the product
+            assert counts == {(0, 2, 1, 3): 4 * 2, (0, 1, 3, 2): 2}
             assert sum(node.op_type == "Reshape" for node in graph.graph) == 4 * 2
-        assert set(counted) == {(0, 2, 1, 3), (0, 1, 3, 2)}, name
 
 
-class TestLoading:
-    def test_round_trip(self, tmp_path: Path) -> None:
-        model = model_of(SMALL)
-        save_file(model.state_dict(), tmp_path / "model.safetensors")
-        ids = torch.randint(0, 40, (2, 4))
-        assert torch.equal(loaded(tmp_path / "model.safetensors")(ids), model(ids))
+def test_number_of_traces_is_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracing is most of an export's time."""
+    traced: list[str] = []
 
-    def test_truncated_file(self, tmp_path: Path) -> None:
-        path = tmp_path / "model.safetensors"
-        save_file(model_of(SMALL).state_dict(), path)
-        path.write_bytes(path.read_bytes()[:200])
-        with pytest.raises(ArtifactError, match=r"model\.safetensors: cannot be read"):
-            loaded(path)
+    def record(spec: GraphSpec) -> onnx_ir.Model:
+        traced.append(",".join(spec.outputs))
+        return export_graph(spec)
 
-    def test_foreign_weights_are_named(self, tmp_path: Path) -> None:
-        state = model_of(SMALL).state_dict()
-        state["head.weight"] = torch.zeros(5, 16)
-        del state["norm.weight"]
-        save_file(state, tmp_path / "model.safetensors")
-        with pytest.raises(ArtifactError, match=r"head\.weight is \[5, 16\], not \[3, 16\]; missing norm\.weight"):
-            loaded(tmp_path / "model.safetensors")
+    monkeypatch.setitem(encoder_graphs.__globals__, "export_graph", record)
+    for layers, iterations in ((1, 1), (3, 2)):
+        traced.clear()
+        model = make_encoder(layers=layers, iterations=iterations)
+        graphs = encoder_graphs(model, steps=True)
+        softmaxes = [node.op_type for node in graphs.exits.graph].count("Softmax")
+        assert softmaxes == layers * iterations + iterations - 1  # two last layers in iterations with an exit
+        half_for_export(model)
+        half = ADAPTER.trace_half(model, ("input_ids", "attention_mask"), graphs, steps=True)
+        assert half.steps["loop"].graph.inputs[0].dtype == onnx_ir.DataType.FLOAT16
+        assert len(traced) == 5
+
+
+def test_client_config_describes_a_classifier_to_clients(finished_run: Path) -> None:
+    config = MODEL.client_config(RUN_CONFIG)
+    assert config["model_type"] == CLIENT_TYPE and config["edgeformer"] == RUN_CONFIG
+    assert config["num_hidden_layers"] == 6 and config["iterations"] == 2
+    for key in ("vocab_size", "hidden_size", "pad_token_id", "id2label", "label2id"):
+        assert config[key] == RUN_CONFIG[key]
+    bundle = finished_run / "bundle"
+    exported = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
+    run_config = json.loads((finished_run / "model" / "config.json").read_text(encoding="utf-8"))
+    assert exported == MODEL.client_config(run_config)
+    assert tuple(exported["id2label"].values()) == Bundle.open(bundle).manifest.labels
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_client_config_names_an_existing_graph_for_transformers_js(precision: Precision) -> None:
+    assert MODEL.client_config(RUN_CONFIG, precision)["transformers.js_config"] == {"dtype": precision}
+
+
+def test_weights_round_trip(tmp_path: Path) -> None:
+    model, loaded, ids = make_encoder(), make_encoder(seed=2).train(), torch.randint(0, 40, (2, 4))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    load_weights(loaded, tmp_path / "model.safetensors")
+    assert not loaded.training and torch.equal(loaded(ids), model(ids))
+
+
+def test_unusable_weights_are_refused(tmp_path: Path) -> None:
+    path, model = tmp_path / "model.safetensors", make_encoder()
+    state = model.state_dict()
+    state["head.weight"] = torch.zeros(5, 16)
+    del state["norm.weight"]
+    save_file(state, path)
+    with pytest.raises(ArtifactError, match=r"head\.weight is \[5, 16\], not \[3, 16\]; missing norm\.weight"):
+        load_weights(model, path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ArtifactError, match=r"model\.safetensors: cannot be read"):
+        load_weights(model, path)

@@ -1,4 +1,4 @@
-"""Every family does what a family must: the built-in ones, and one that another package brings."""
+"""Every model passes the conformance suite: the built-in ones, and one from another package."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from edgeformer import registry
 from edgeformer.artifacts.errors import RecipeError
-from edgeformer.models import REGISTRY, ModelSpec, recipe_type
+from edgeformer.models import REGISTRY, ModelSpec, model_spec_of, recipe_type
 from tests.fakes.install import MODELS, installed
 from tests.models import conformance
 from tests.models.conformance import Case, make_case
@@ -27,14 +28,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "loops": 3, "cycles": 2, "dilations": [1, 4], "exits": [1], "heads": "shared",
     },
     "pretrained": {
-        "source": "made here", "fold": {"layers": 2, "iterations": 2, "own": "norms"}, "pooling": "mean",
+        "source": "unused", "fold": {"layers": 2, "iterations": 2, "own": "norms"}, "pooling": "mean",
         "architecture": {
             "model_type": "bert", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 4,
             "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 80,
         },
     },
 }  # fmt: skip
-"""A tiny model of each built-in family; others have a ``TINY`` beside their ``MODEL``."""
+"""A tiny model of each built-in kind; other packages define ``TINY`` beside ``MODEL``."""
 BUILT_IN = [model_spec.kind for model_spec in REGISTRY.built_in()]
 with installed(*MODELS):
     SIZES |= {model_spec.kind: import_module(type(model_spec).__module__).TINY for model_spec in REGISTRY.announced()}
@@ -76,25 +77,22 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_family(check: Callable[..., None], case: Case, tmp_path: Path) -> None:
+def test_model(check: Callable[..., None], case: Case, tmp_path: Path) -> None:
     check(case, *([tmp_path] if len(inspect.signature(check).parameters) > 1 else []))
 
 
-def test_every_family_is_checked_and_an_announced_one_comes_last() -> None:
+def test_every_registered_model_is_checked() -> None:
     assert [model_spec.kind for model_spec in REGISTRY.all()] == KINDS
     assert "averaging" in KINDS and set(SIZES) == set(KINDS)
 
 
-def test_without_its_package_a_family_is_unknown() -> None:
+def test_model_of_a_missing_package_is_unknown() -> None:
     model_spec = REGISTRY.all()[-1]
     recipe = recipe_of(model_spec, "classification")
-    from edgeformer import registry
-    from edgeformer.models import model_spec_of
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata, "entry_points", lambda group: [])
         registry._announced.cache_clear()
-        with pytest.raises(RecipeError, match=r"model\.kind 'averaging' is no family .*: crt, encoder"):
+        with pytest.raises(RecipeError, match=r"model\.kind 'averaging' is unknown; available models: crt, encoder"):
             model_spec_of(recipe)
     registry._announced.cache_clear()
     assert model_spec_of(recipe) is model_spec

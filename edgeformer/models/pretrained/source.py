@@ -295,8 +295,8 @@ def open_source(name: str) -> Source:
     if kind not in ARCHITECTURES:
         allowed = ", ".join(ARCHITECTURES)
         raise InputError(f"{config_path}: model_type {kind!r} is not known here; it can be {allowed}; {AS_ONNX}")
-    if (size := missing_size(config)) is not None:
-        raise ArtifactError(f"{config_path}: {size} is missing, or no whole number that a model can have")
+    if (key := missing_size(config)) is not None:
+        raise ArtifactError(f"{config_path}: {key} is missing, or no whole number that a model can have")
     encoder = _validate(EncoderFile, config, config_path)
     unsupported = {
         "is_decoder": encoder.is_decoder,
@@ -349,7 +349,7 @@ def _check_tables(encoder: EncoderFile, weights: Iterable[Path], config_path: Pa
 
 
 def _read_sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
-    """Return pooling, normalisation and length of a sentence-transformers folder. Raises InputError for other modules."""
+    """Return pooling, normalisation and length of a sentence-transformers folder. Raises InputError, ArtifactError."""
     modules_path = folder / "modules.json"
     if not modules_path.is_file():
         return None, False, None

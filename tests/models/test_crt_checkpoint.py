@@ -1,4 +1,4 @@
-"""Checkpoints in the public layout become our weights, exactly; what does not fit is listed by name."""
+"""Checkpoints in the public CRT layout convert exactly; every mismatch is listed by name."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def weights() -> dict[str, Tensor]:
     return public_weights(SMALL)
 
 
-def test_logits_equal_the_plain_equations(weights: dict[str, Tensor]) -> None:
-    """Float32 against the float64 oracle, at every exit (the whole way: read, guess sizes, convert)."""
-    found = weights_in(weights, "here")
-    config = config_of(found, "here")
+def test_logits_equal_the_oracle(weights: dict[str, Tensor]) -> None:
+    """Read, derive the sizes and convert; then float32 against the float64 oracle at every exit."""
+    state_dict = weights_in(weights, "checkpoint")
+    config = config_of(state_dict, "checkpoint")
     model = build_crt(config).eval()
-    model.load_state_dict(convert(found, config, "here"))
+    model.load_state_dict(convert(state_dict, config, "checkpoint"))
     ids = torch.randint(0, 60, (2, 64), generator=torch.Generator().manual_seed(3))
     expected = Oracle(weights).logits(ids)
     assert list(expected) == [1, 3, 4]
@@ -33,10 +33,10 @@ def test_logits_equal_the_plain_equations(weights: dict[str, Tensor]) -> None:
             assert torch.allclose(model.logits(ids, loop).double(), logits, atol=1e-5, rtol=0), loop
 
 
-def test_sizes_are_read_from_the_shapes(weights: dict[str, Tensor]) -> None:
-    assert config_of(weights, "here") == SMALL
-    without = {name: tensor for name, tensor in weights.items() if not name.startswith("intermediate_heads")}
-    config = config_of(without, "here")
+def test_sizes_follow_from_the_shapes(weights: dict[str, Tensor]) -> None:
+    assert config_of(weights, "checkpoint") == SMALL
+    without_exits = {name: tensor for name, tensor in weights.items() if not name.startswith("intermediate_heads")}
+    config = config_of(without_exits, "checkpoint")
     assert config.exits == () and config.heads == "tied"
 
 
@@ -53,30 +53,30 @@ def test_layout_of_the_released_size() -> None:
 
 @pytest.mark.parametrize("key", ["model", "model_state_dict"])
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."])
-def test_wrapped_as_training_scripts_do(weights: dict[str, Tensor], key: str, prefix: str) -> None:
+def test_wrapped_and_prefixed_weights(weights: dict[str, Tensor], key: str, prefix: str) -> None:
     content = {"epoch": 9, key: {prefix + name: tensor for name, tensor in weights.items()}, "loss": 0.07}
-    found = weights_in(content, "here")
-    assert found.keys() == weights.keys()
-    assert all(found[name] is weights[name] for name in weights)
+    state_dict = weights_in(content, "checkpoint")
+    assert state_dict.keys() == weights.keys()
+    assert all(state_dict[name] is weights[name] for name in weights)
 
 
 @pytest.mark.parametrize(
     "content", [None, [], {}, "text", {"model": {}}, {"a": 1}, {"model": {"a": 1}}, {"epoch": 3, "w": torch.ones(1)}]
 )
-def test_no_state_dict_at_all(content: object) -> None:
-    with pytest.raises(ArtifactError, match="here: holds no state dict"):
-        weights_in(content, "here")
+def test_content_without_a_state_dict(content: object) -> None:
+    with pytest.raises(ArtifactError, match="checkpoint: holds no state dict"):
+        weights_in(content, "checkpoint")
 
 
-def test_everything_that_does_not_fit_is_named(weights: dict[str, Tensor]) -> None:
+def test_every_mismatch_is_listed(weights: dict[str, Tensor]) -> None:
     del weights["trm.norms.2.bias"], weights["norm1.weight"]
     weights["trm.extra.weight"] = torch.zeros(3, 4)
     weights["q_proj.weight"] = torch.zeros(32, 31)
     weights["trm.convs.1.pointwise.weight"] = torch.zeros(32, 32)
-    config = config_of(weights, "here")
-    with pytest.raises(ArtifactError) as caught:
-        convert(weights, config, "here")
-    listed = [line.strip() for line in str(caught.value).splitlines()[1:]]
+    config = config_of(weights, "checkpoint")
+    with pytest.raises(ArtifactError) as raised:
+        convert(weights, config, "checkpoint")
+    listed = [line.strip() for line in str(raised.value).splitlines()[1:]]
     assert listed == [
         "missing norm1.weight [32]",
         "missing trm.norms.2.bias [32]",
@@ -86,26 +86,23 @@ def test_everything_that_does_not_fit_is_named(weights: dict[str, Tensor]) -> No
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("lm_head.weight", "is missing"), ("loop_encodings", "is missing"), ("trm.lin1.0.weight", "is missing")],
-)
-def test_another_kind_of_model(weights: dict[str, Tensor], name: str, message: str) -> None:
+@pytest.mark.parametrize("name", ["lm_head.weight", "loop_encodings", "trm.lin1.0.weight"])
+def test_checkpoint_of_another_model(weights: dict[str, Tensor], name: str) -> None:
     del weights[name]
-    with pytest.raises(ArtifactError, match=f"is no CRT checkpoint: {name} {message}"):
-        config_of(weights, "here")
+    with pytest.raises(ArtifactError, match=f"is no CRT checkpoint: {name} is missing"):
+        config_of(weights, "checkpoint")
 
 
-def test_sizes_that_no_model_can_have(weights: dict[str, Tensor]) -> None:
+def test_impossible_sizes(weights: dict[str, Tensor]) -> None:
     with pytest.raises(ArtifactError, match="loop_encodings has 2 dimensions, not 4"):
-        config_of({**weights, "loop_encodings": torch.zeros(4, 32)}, "here")
+        config_of({**weights, "loop_encodings": torch.zeros(4, 32)}, "checkpoint")
     with pytest.raises(ArtifactError, match="width 30 is no multiple"):
-        config_of({**weights, "lm_head.weight": torch.zeros(60, 30)}, "here")
-    with pytest.raises(ArtifactError, match="exits"):  # a head behind the last loop
-        config_of({**weights, "intermediate_heads.loop_9.weight": torch.zeros(60, 32)}, "here")
+        config_of({**weights, "lm_head.weight": torch.zeros(60, 30)}, "checkpoint")
+    with pytest.raises(ArtifactError, match="exits"):  # a head after the last loop
+        config_of({**weights, "intermediate_heads.loop_9.weight": torch.zeros(60, 32)}, "checkpoint")
 
 
 def test_half_precision_checkpoints_become_float32(weights: dict[str, Tensor]) -> None:
-    converted = convert({name: tensor.half() for name, tensor in weights.items()}, SMALL, "here")
+    converted = convert({name: tensor.half() for name, tensor in weights.items()}, SMALL, "checkpoint")
     assert {tensor.dtype for tensor in converted.values()} == {torch.float32}
     assert torch.equal(converted["head.weight"], weights["lm_head.weight"].half().float())

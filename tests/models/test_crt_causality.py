@@ -1,0 +1,93 @@
+"""The causality probe passes causal models, detects models that look ahead, and reports when it is blind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edgeformer.models.crt import CRTConfig
+from edgeformer.models.crt.adapter import TOLERANCE, build_crt, probe_causality
+from edgeformer.models.crt.checkpoint import convert
+from edgeformer.models.crt.model import CRT
+from tests.models.crt_oracle import public_weights, small_config
+
+
+def fresh_crt(**changes: object) -> CRT:
+    torch.manual_seed(0)
+    return build_crt(small_config(**changes))
+
+
+def crt_with_large_weights(config: CRTConfig) -> CRT:
+    """Fresh weights are so small that distant tokens have less effect than rounding."""
+    model = build_crt(config)
+    model.load_state_dict(convert(public_weights(config), config, "checkpoint"))
+    return model
+
+
+@pytest.mark.parametrize("trm", ["conv_linear", "conv", "linear", "depthwise"])
+@pytest.mark.parametrize("norm", ["layer", "rms", "batch", "none"])
+def test_causal_variants_pass(trm: str, norm: str) -> None:
+    probe = probe_causality(fresh_crt(trm=trm, norm=norm))
+    assert not probe.leaks and probe.reach == 0
+    assert set(probe.largest_change) == {"1", "3", "4"}
+    assert max(probe.largest_change.values()) < TOLERANCE / 10
+
+
+def test_published_architecture_leaks_at_every_exit() -> None:
+    probe = probe_causality(fresh_crt(causal=False, cycles=8))
+    assert probe.leaks
+    assert all(change > 10 * TOLERANCE for change in probe.largest_change.values())
+
+
+def test_published_architecture_looks_beyond_one_loop() -> None:
+    probe = probe_causality(crt_with_large_weights(small_config(causal=False, cycles=8, heads="separate")))
+    # Eight cycles look 30 positions ahead in one loop, three in the embedding 7 more, and there are four loops.
+    assert 37 < probe.reach <= 127
+
+
+def test_reach_is_the_sum_of_the_convolutions() -> None:
+    sizes = {"loops": 1, "exits": (), "cycles": 2, "embedding_cycles": 1, "dilations": (2, 3)}
+    probe = probe_causality(crt_with_large_weights(small_config(causal=False, heads="tied", **sizes)))
+    assert probe.reach == 2 + 2 + 3
+
+
+@pytest.mark.parametrize(("part", "cycles"), [("refine", slice(None)), ("trm", slice(None)), ("trm", slice(4, 5))])
+def test_single_leak_is_detected(part: str, cycles: slice) -> None:
+    model = fresh_crt(cycles=8)
+    for cycle in getattr(model, part).cycles[cycles]:
+        cycle.depthwise.causal = False
+    probe = probe_causality(model)
+    assert probe.leaks and probe.reach > 0
+
+
+def test_attention_without_causal_mask_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda q, k, v, attn_mask=None, is_causal=False: sdpa(q, k, v),
+    )
+    assert probe_causality(fresh_crt()).leaks
+
+
+@pytest.mark.parametrize(("weight", "value"), [("tokens", 0.0), ("norm1", float("nan"))])
+def test_degenerate_model_is_refused(weight: str, value: float) -> None:
+    model = fresh_crt()
+    with torch.no_grad():
+        getattr(model, weight).weight.fill_(value)
+    with pytest.raises(ValueError, match="change no output at all"):
+        probe_causality(model)
+
+
+def test_probe_restores_mode_and_depends_on_its_seed_alone() -> None:
+    model = fresh_crt().train()
+    torch.manual_seed(5)
+    first = probe_causality(model, seed=1)
+    assert model.training and model.trm.training
+    torch.manual_seed(6)
+    assert probe_causality(model, seed=1) == first
+    assert torch.initial_seed() == 6
+
+
+def test_lengths_are_limited_by_the_position_table() -> None:
+    assert probe_causality(fresh_crt(max_positions=40)).lengths == (2, 17, 40)

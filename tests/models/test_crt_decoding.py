@@ -1,0 +1,248 @@
+"""Incremental decoding of CRT-Deep equals the full forward pass for any sequence of exits: caches and step graphs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeformer.artifacts.errors import InputError
+from edgeformer.export.graphs import write_graph
+from edgeformer.models.crt.adapter import build_crt
+from edgeformer.models.crt.graphs import compose_decode, step_specs
+from edgeformer.models.crt.model import CRT, CachedLoops
+from edgeformer.models.layers import half_for_export
+from edgeformer.models.tracing import GraphSpec, export_graph
+from edgeformer.runtimes.decoder import Decoder
+from edgeformer.runtimes.onnxruntime.decode import StepEngine, StepParts, decode_windows
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.runtimes.torch.session import torch_decoder
+from tests.models.crt_oracle import small_config
+
+TOKENS = 256
+VARIANTS: list[dict[str, Any]] = [
+    {}, {"heads": "separate"}, {"heads": "tied"}, {"exits": ()}, {"trm": "linear"}, {"trm": "conv"},
+    {"trm": "depthwise"}, {"norm": "rms"}, {"norm": "none"}, {"norm": "batch"},
+    {"embedding_cycles": 0, "embedding_projection": False, "embedding_size": 32}, {"dilations": (3, 1)},
+    {"loops": 1, "exits": ()},
+]  # fmt: skip
+
+
+class TorchGraph:
+    """Runs a graph's spec in torch with the interface of OnnxSession, without the minutes of exporting it."""
+
+    provider, max_positions = "torch-cpu", None
+
+    def __init__(self, spec: GraphSpec) -> None:
+        self.spec, self.inputs = spec, tuple(spec.inputs)
+
+    def empty(self, name: str, rows: int) -> NDArray[Any]:
+        example, axes = self.spec.inputs[name], self.spec.axes[name]
+        shape = (rows, *(0 if axis in axes else size for axis, size in enumerate(example.shape) if axis))
+        return example.new_zeros(shape).numpy()
+
+    def most_tokens(self) -> None: ...
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        arguments = [torch.from_numpy(np.ascontiguousarray(inputs[name])) for name in self.inputs]
+        for name, argument in zip(self.inputs, arguments, strict=True):
+            example, axes = self.spec.inputs[name], self.spec.axes.get(name, {})
+            fixed = [axis for axis in range(example.ndim) if axis not in axes]
+            assert argument.dtype == example.dtype, name
+            assert all(argument.shape[axis] == example.shape[axis] for axis in fixed), (name, argument.shape)
+        with torch.inference_mode():
+            results = self.spec.module(*arguments)
+        results = results if isinstance(results, tuple) else (results,)
+        return {name: tensor.numpy() for name, tensor in zip(self.spec.outputs, results, strict=True)}
+
+
+def step_decoder(model: CRT) -> Decoder[Any]:
+    specs = step_specs(model)
+    paths = {part: Path(part) for part in specs}
+    return Decoder(StepEngine(StepParts(paths, model.loops, model.exits, lambda path: TorchGraph(specs[path.name]))))  # type: ignore
+
+
+def make_crt(**changes: Any) -> CRT:
+    torch.manual_seed(0)
+    return build_crt(small_config(**changes)).eval()
+
+
+def full_logits(model: CRT, ids: Tensor) -> dict[int, NDArray[Any]]:
+    """Return exit → logits [B, T, V] of the full forward pass."""
+    with torch.inference_mode():
+        return {loop: model.logits(ids, loop).numpy() for loop in model.exits}
+
+
+def logits_after(decoder: Decoder[Any], loop: int) -> NDArray[Any]:
+    """Run the newest token up to ``loop`` and return its logits [B, V]."""
+    decoder.advance(loop)
+    return decoder.row_logits(loop)
+
+
+def close(actual: NDArray[Any], expected: NDArray[Any]) -> bool:
+    return bool(np.abs(actual - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max()))
+
+
+@pytest.fixture(scope="module")
+def model() -> CRT:
+    return make_crt(loops=8, exits=(2, 4, 6), embedding_cycles=2, cycles=4)
+
+
+@pytest.fixture(scope="module")
+def ids() -> NDArray[np.int64]:
+    return torch.randint(0, 60, (1, TOKENS), generator=torch.Generator().manual_seed(1)).numpy()
+
+
+@pytest.fixture(scope="module")
+def expected(model: CRT, ids: NDArray[np.int64]) -> dict[int, NDArray[Any]]:
+    return full_logits(model, torch.from_numpy(ids))
+
+
+@pytest.fixture
+def decoder(model: CRT) -> Decoder[Tensor]:
+    return torch_decoder(CachedLoops(model))
+
+
+@pytest.mark.parametrize("exits", [(2,), (4,), (6,), (8,), (2, 2, 2, 4, 2, 6, 8)])
+def test_one_token_at_a_time(
+    decoder: Decoder[Tensor], ids: NDArray[np.int64], expected: dict[int, NDArray[Any]], exits: tuple[int, ...]
+) -> None:
+    """Tokens that exit early wait and catch up, so that later ones see every loop's state of them."""
+    choice = random.Random(0)
+    for position in range(TOKENS):
+        decoder.read_rows(ids[:, position : position + 1])
+        loop = choice.choice(exits)
+        assert close(logits_after(decoder, loop), expected[loop][:, position]), (position, loop)
+    assert decoder.length == TOKENS
+
+
+def test_one_token_through_all_exits(
+    decoder: Decoder[Tensor], ids: NDArray[np.int64], expected: dict[int, NDArray[Any]]
+) -> None:
+    decoder.read_rows(ids[:, :20])
+    for loop in (2, 4, 6, 8):
+        assert close(logits_after(decoder, loop), expected[loop][:, 19])
+    with pytest.raises(ValueError, match="no token waits in front of loop 8"):
+        decoder.advance(8)
+
+
+@pytest.mark.parametrize("pieces", [(100,), (1, 99), (37, 1, 1, 61), (64, 64), (65, 127, 64)])
+def test_many_tokens_at_once(
+    model: CRT,
+    decoder: Decoder[Tensor],
+    ids: NDArray[np.int64],
+    expected: dict[int, NDArray[Any]],
+    pieces: tuple[int, ...],
+) -> None:
+    for number, piece in enumerate(pieces):
+        decoder.read_rows(ids[:, decoder.length : decoder.length + piece])
+        loop = model.exits[number % 4]
+        assert close(logits_after(decoder, loop), expected[loop][:, decoder.length - 1])
+
+
+def test_several_texts(model: CRT, decoder: Decoder[Tensor]) -> None:
+    texts = torch.randint(0, 60, (3, 40))
+    decoder.read_rows(texts[:, :30].numpy())
+    decoder.advance(4)
+    decoder.read_rows(texts[:, 30:].numpy())
+    assert close(logits_after(decoder, 8), full_logits(model, texts)[8][:, -1])
+
+
+def test_peek_leaves_the_cache_unchanged(
+    decoder: Decoder[Tensor], ids: NDArray[np.int64], expected: dict[int, NDArray[Any]]
+) -> None:
+    for length in (0, 70):  # after 70 tokens the key buffers have grown
+        if length:
+            decoder.read_rows(ids[:, :length])
+            decoder.advance(8)
+        for _ in range(2):
+            assert close(decoder.peek(ids[:, length : length + 1], 8), expected[8][:, length])
+        assert decoder.length == length
+    decoder.read_rows(ids[:, 70:71])
+    assert close(logits_after(decoder, 8), expected[8][:, 70])
+    decoder.close()
+    with pytest.raises(ValueError, match="closed"):
+        decoder.read([1])
+
+
+def test_limits_of_decoding(decoder: Decoder[Tensor], ids: NDArray[np.int64]) -> None:
+    with pytest.raises(ValueError, match="read one first"):
+        decoder.advance(2)
+    decoder.read_rows(ids)
+    with pytest.raises(InputError, match="321 tokens; the model takes at most 320"):
+        decoder.read_rows(ids[:, :65])
+    decoder.read_rows(ids[:, :64])
+    assert logits_after(decoder, 2).shape == (1, 60)
+
+
+@pytest.mark.parametrize("build", [CachedLoops, step_specs])
+def test_model_that_looks_ahead_is_refused(build: Any) -> None:
+    with pytest.raises(InputError, match="cached decoding needs a causal model"):
+        build(make_crt(causal=False))
+
+
+@pytest.mark.parametrize("make_decoder", [step_decoder, lambda model: torch_decoder(CachedLoops(model))])
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_every_variant_decodes(changes: dict[str, Any], make_decoder: Any) -> None:
+    model, choice = make_crt(**changes), random.Random(0)
+    texts = torch.randint(0, 60, (2, 30))
+    expected, decoder = full_logits(model, texts), make_decoder(model)
+    decoder.read_rows(texts[:, :7].numpy())
+    for position in range(6, 30):
+        if position > 6:
+            decoder.read_rows(texts[:, position : position + 1].numpy())
+        loop = choice.choice(model.exits)
+        assert close(logits_after(decoder, loop), expected[loop][:, position]), (position, loop)
+        if loop != model.loops and choice.random() < 0.3:  # the same token continues to the last loop
+            assert close(logits_after(decoder, model.loops), expected[model.loops][:, position])
+    assert decoder.length == 30
+
+
+def test_every_distinct_head_is_a_part() -> None:
+    parts = {heads: list(step_specs(make_crt(heads=heads))) for heads in ("shared", "separate", "tied")}
+    assert parts == {
+        "shared": ["embed", "loop", "readout", "readout_exit"],
+        "separate": ["embed", "loop", "readout", "readout_exit1", "readout_exit3"],
+        "tied": ["embed", "loop", "readout"],
+    }
+    assert list(step_specs(make_crt(exits=()))) == ["embed", "loop", "readout"]  # no exit uses the shared head
+
+
+def test_fp16_parts_keep_states_in_fp16_and_logits_in_float32() -> None:
+    model, texts = make_crt(), torch.randint(0, 60, (1, 30))
+    expected = full_logits(model, texts)
+    half_for_export(model)
+    for part, spec in step_specs(model).items():
+        input_types = {tensor.dtype for tensor in spec.inputs.values() if tensor.is_floating_point()}
+        assert input_types <= {torch.float16}, part
+        with torch.inference_mode():
+            results = spec.module(*spec.inputs.values())
+        results = results if isinstance(results, tuple) else (results,)
+        for name, tensor in zip(spec.outputs, results, strict=True):
+            assert tensor.dtype == (torch.float32 if name == "logits" else torch.float16), (part, name)
+    decoder = step_decoder(model)
+    for position, loop in enumerate((1, 3, 1, 4, 1, 1, 4)):
+        decoder.read(texts[0, position : position + 1].tolist())
+        decoder.advance(loop)
+        assert np.abs(decoder.logits(loop) - expected[loop][0, position]).max() < 1e-2 * expected[loop].std()
+
+
+def test_loops_of_the_decode_graph_share_one_mask(tmp_path: Path) -> None:
+    model = make_crt(loops=3, exits=(), cycles=1, embedding_cycles=1)
+    decode = compose_decode(model, {name: export_graph(spec) for name, spec in step_specs(model).items()})
+    counts = Counter(node.op_type for node in decode.graph)
+    assert [counts[name] for name in ("Trilu", "Not", "Where", "Shape")] == [1, 1, 3, 3]
+    shapes = [(node.inputs[0].name, node.attributes["start"].value) for node in decode.graph if node.op_type == "Shape"]
+    assert sorted(shapes) == [("input_ids", 0), ("input_ids", 1), ("past_key_values.0.key", 2)]
+    write_graph(decode, tmp_path / "decode.onnx")
+    texts = torch.randint(0, 60, (2, 9))
+    with OnnxSession(tmp_path / "decode.onnx", threads=1) as session:
+        assert close(decode_windows(session, texts.numpy(), 6), full_logits(model, texts)[3][:, 5:])
