@@ -53,6 +53,10 @@ class SavedTensors(torch.autograd.graph.saved_tensors_hooks):
 
         super().__init__(pack, lambda tensor: tensor)
 
+    def __enter__(self) -> SavedTensors:  # type: ignore[override]
+        super().__enter__()
+        return self
+
     @property
     def bytes(self) -> int:
         return sum(self.storages.values())

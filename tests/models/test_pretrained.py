@@ -1,4 +1,4 @@
-"""Pretrained encoders: they answer as transformers' own models do, taken apart or not, and fold as the recipe says."""
+"""Pretrained encoders compute what transformers does, mapped, folded and exported; unusable sources are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import write_graph
 from edgeformer.models import load_recipe, recipe_type
 from edgeformer.models.adapter import Place
-from edgeformer.models.pretrained import FoldConfig, PretrainedConfig
+from edgeformer.models.pretrained import MODEL, FoldConfig, PretrainedConfig
+from edgeformer.models.pretrained.adapter import ADAPTER
+from edgeformer.models.pretrained.model import build_components, exported_form, load_components
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.models.tracing import cut_out
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -34,7 +36,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
     "intermediate_size": 48, "max_position_embeddings": POSITIONS, "pad_token_id": PAD, "num_labels": CLASSES,
 }  # fmt: skip
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", SIZES),
     "roberta": ("RobertaConfig", {**SIZES, "type_vocab_size": 1}),
     "electra": ("ElectraConfig", {**SIZES, "embedding_size": 16}),
@@ -52,21 +54,20 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
          "bos_token_id": 2, "eos_token_id": SEPARATOR},
     ),
 }  # fmt: skip
-TYPED = ("bert", "electra", "albert")
-"""Those that tell the two texts of a pair apart."""
+WITH_TOKEN_TYPES = ("bert", "electra", "albert")
 TOKENIZER = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "[PAD]": 1}, "unk_token": "[UNK]"}}
+BERT_CONFIG = {
+    "model_type": "bert", "num_hidden_layers": 4, "max_position_embeddings": 9, "vocab_size": 9, "hidden_size": 8,
+    "num_attention_heads": 2,
+}  # fmt: skip
+ORDERS = {"cycle": [0, 1, 0, 1], "immediate": [0, 0, 1, 1]}
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A small random classifier of transformers, and its folder."""
-    name, sizes = KINDS[request.param]
+def save_classifier(architecture: str, folder: Path) -> tuple[Any, Path]:
+    """Save a small random classifier of transformers; return it and its folder."""
+    name, sizes = ARCHITECTURES[architecture]
     if not hasattr(transformers, name):
         pytest.skip(f"this transformers has no {name}")
-    return _published(name, sizes, tmp_path_factory.mktemp(request.param))
-
-
-def _published(name: str, sizes: dict[str, Any], folder: Path) -> tuple[Any, Path]:
     torch.manual_seed(0)
     config = getattr(transformers, name)(**sizes)
     model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
@@ -79,15 +80,20 @@ def _published(name: str, sizes: dict[str, Any], folder: Path) -> tuple[Any, Pat
     return model, folder
 
 
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def classifier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    return save_classifier(request.param, tmp_path_factory.mktemp(request.param))
+
+
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    return _published(*KINDS["bert"], tmp_path_factory.mktemp("bert"))
+    return save_classifier("bert", tmp_path_factory.mktemp("bert"))
 
 
 def recipe_of(folder: Path, **model: Any) -> Any:
-    """A recipe that starts from the model in ``folder``."""
+    """Return a recipe that starts from the model in ``folder``."""
     document = {
-        "name": "from-there",
+        "name": "pretrained",
         "task": "classification",
         "data": {**LABELLED, "labels": ["a", "b", "c"], "max_length": 16},
         "model": {
@@ -96,24 +102,20 @@ def recipe_of(folder: Path, **model: Any) -> Any:
         },
         "training": TRAINING,
     }  # fmt: skip
-    of = recipe_type("classification", "pretrained")
-    model_spec = __import__("edgeformer.models.pretrained", fromlist=["MODEL"]).MODEL
-    model_spec.complete(document)
-    return of.model_validate(document, strict=False)
+    MODEL.complete(document)
+    return recipe_type("classification", "pretrained").model_validate(document, strict=False)
 
 
-def started(folder: Path, **model: Any) -> Any:
-    """The model of such a recipe, with the weights of its source."""
+def load(folder: Path, **model: Any) -> Any:
+    """Return the model of :func:`recipe_of` with the weights of its source."""
     recipe = recipe_of(folder, **model)
-    from edgeformer.models.pretrained.adapter import ADAPTER
-
     built, _ = ADAPTER.build(recipe, Place(for_export=True))
     assert ADAPTER.start(built, recipe) == ()
     return built.eval()
 
 
-def texts() -> tuple[Tensor, Tensor, Tensor]:
-    """Token numbers of pairs, one of them short; which are real; and which text each belongs to."""
+def pairs_of_texts() -> tuple[Tensor, Tensor, Tensor]:
+    """Return token ids, attention mask and token types [3, 20] of pairs; the last one is short."""
     ids = torch.randint(4, VOCABULARY, (3, 20), generator=torch.Generator().manual_seed(1))
     ids[:, 9] = ids[:2, 19] = ids[2, 14] = SEPARATOR
     ids[2, 15:] = PAD
@@ -122,246 +124,200 @@ def texts() -> tuple[Tensor, Tensor, Tensor]:
     return ids, (ids != PAD).long(), types
 
 
+def run_layers(model: Any, layers: list[Any], ids: Tensor, mask: Tensor) -> Tensor:
+    """Apply layers of a transformers BERT to its embeddings; return logits."""
+    hidden = (1 - mask[:, None, None].float()) * -1e4
+    state = model.bert.embeddings(ids)
+    for layer in layers:
+        state = layer(state, hidden)
+    return model.classifier(model.bert.pooler(state))
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("pairs", [False, True], ids=["texts", "pairs"])
-def test_it_answers_as_transformers_does(published: tuple[Any, Path], pairs: bool) -> None:
-    model, folder = published
-    ids, mask, types = texts()
-    told = {"token_type_ids": types} if pairs and model.config.model_type in TYPED else {}
-    wanted = model(input_ids=ids, attention_mask=mask, **told).logits
-    found = started(folder, pairs=pairs)(ids, mask)
-    assert wanted.std() > 0.05 and (found - wanted).abs().max() < 1e-5
-    if told:  # and the second type matters
-        assert (model(input_ids=ids, attention_mask=mask).logits - wanted).abs().max() > 1e-4
+def test_logits_equal_transformers(classifier: tuple[Any, Path], pairs: bool) -> None:
+    model, folder = classifier
+    ids, mask, types = pairs_of_texts()
+    with_types = pairs and model.config.model_type in WITH_TOKEN_TYPES
+    expected = model(input_ids=ids, attention_mask=mask, **({"token_type_ids": types} if with_types else {})).logits
+    assert expected.std() > 0.05
+    assert (load(folder, pairs=pairs)(ids, mask) - expected).abs().max() < 1e-5
+    if with_types:  # and the second type matters
+        assert (model(input_ids=ids, attention_mask=mask).logits - expected).abs().max() > 1e-4
 
 
 @torch.inference_mode()
-def test_an_exit_is_the_models_head_on_fewer_layers(bert: tuple[Any, Path]) -> None:
-    from edgeformer.models.pretrained.adapter import ADAPTER
-
+def test_exits_apply_the_head_to_fewer_layers(bert: tuple[Any, Path]) -> None:
     model, folder = bert
-    ids, mask, _ = texts()
+    ids, mask, _ = pairs_of_texts()
     states = model.bert(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
-    exits = ADAPTER.exits(started(folder))
-    found = exits(ids, mask)
+    exits = ADAPTER.exits(load(folder))
+    outputs = exits(ids, mask)
     assert exits.exits == (1, 2, 3, 4)
-    for exit_, logits in zip(exits.exits, found, strict=False):
-        wanted = model.classifier(model.bert.pooler(states[exit_]))
-        assert (logits - wanted).abs().max() < 1e-5
-        assert (found[3 + exit_] - states[exit_])[mask.bool()].abs().max() < 1e-5
+    for exit_ in exits.exits:
+        expected = model.classifier(model.bert.pooler(states[exit_]))
+        assert (outputs[exit_ - 1] - expected).abs().max() < 1e-5
+        assert (outputs[3 + exit_] - states[exit_])[mask.bool()].abs().max() < 1e-5
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
-def test_pooling_is_of_real_tokens(bert: tuple[Any, Path], pooling: str) -> None:
+def test_pooling_skips_padding(bert: tuple[Any, Path], pooling: str) -> None:
     model, folder = bert
-    ids, mask, _ = texts()
+    ids, mask, _ = pairs_of_texts()
     states = model.bert(input_ids=ids, attention_mask=mask).last_hidden_state
-    real = [state[seen.bool()] for state, seen in zip(states, mask, strict=True)]
-    pooled = {"cls": states[:, 0], "mean": torch.stack([rows.mean(0) for rows in real]),
-              "max": torch.stack([rows.amax(0) for rows in real])}[pooling]  # fmt: skip
-    built = started(folder, pooling=pooling)
-    assert (built(ids, mask) - model.classifier(pooled)).abs().max() < 1e-5
-    alone = built(ids[2:, :15], None)
-    assert (alone - built(ids, mask)[2:]).abs().max() < 1e-5, "a mask that hides nothing may be left out"
+    texts = [state[real.bool()] for state, real in zip(states, mask, strict=True)]
+    pool = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}[pooling]
+    loaded = load(folder, pooling=pooling)
+    logits = loaded(ids, mask)
+    assert (logits - model.classifier(torch.stack([pool(text) for text in texts]))).abs().max() < 1e-5
+    assert (loaded(ids[2:, :15], None) - logits[2:]).abs().max() < 1e-5, "without padding no mask is needed"
 
 
-ORDERS = {"cycle": [0, 1, 0, 1], "immediate": [0, 0, 1, 1]}
+@torch.inference_mode()
+@pytest.mark.parametrize("order", ORDERS)
+def test_fold_applies_layers_in_order(bert: tuple[Any, Path], order: str) -> None:
+    model, folder = bert
+    fold = {"layers": 2, "iterations": 2, "order": order}
+    assert list(FoldConfig.model_validate(fold).layer_order()) == ORDERS[order]
+    ids, mask, _ = pairs_of_texts()
+    kept = [model.bert.encoder.layer[0], model.bert.encoder.layer[2]]  # stepwise
+    expected = run_layers(model, [kept[number] for number in ORDERS[order]], ids, mask)
+    assert (load(folder, fold=fold)(ids, mask) - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_folded_stack_applies_these_layers_in_this_order(bert: tuple[Any, Path], order: str) -> None:
+def test_average_of_replaced_layers(bert: tuple[Any, Path], order: str) -> None:
     model, folder = bert
-    fold = FoldConfig(layers=2, iterations=2, order=order)  # type: ignore[arg-type]
-    assert list(fold.order_of_layers()) == ORDERS[order]
-    ids, mask, _ = texts()
-    layers = [model.bert.encoder.layer[0], model.bert.encoder.layer[2]]  # stepwise
-    hidden = (1 - mask[:, None, None].float()) * -1e4
-    with torch.inference_mode():
-        state = model.bert.embeddings(ids)
-        for number in ORDERS[order]:
-            state = layers[number](state, hidden)
-        wanted = model.classifier(model.bert.pooler(state))
-        found = started(folder, fold={"layers": 2, "iterations": 2, "order": order})(ids, mask)
-    assert (found - wanted).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_an_average_is_of_the_layers_that_one_stands_for(bert: tuple[Any, Path], order: str) -> None:
-    model, folder = bert
-    built = started(folder, fold={"layers": 2, "iterations": 2, "order": order, "init": "average"})
-    stack = [dict(layer.named_parameters()) for layer in model.bert.encoder.layer]
-    name = "attention.self.query.weight"
+    loaded = load(folder, fold={"layers": 2, "iterations": 2, "order": order, "init": "average"})
+    source = [layer.attention.self.query.weight for layer in model.bert.encoder.layer]
     for number in range(2):
-        stands = [place for place, which in enumerate(ORDERS[order]) if which == number]
-        wanted = sum(stack[place][name] for place in stands) / 2
-        assert torch.allclose(dict(built.layers[number].named_parameters())[name], wanted, atol=1e-6)
+        expected = sum(source[index] for index, used in enumerate(ORDERS[order]) if used == number) / 2
+        assert torch.allclose(loaded.layers[number].attention.self.query.weight, expected, atol=1e-6)
 
 
-def test_with_adapters_of_full_rank_the_fold_is_the_stack_but_for_its_vectors(bert: tuple[Any, Path]) -> None:
-    """The adapters hold what a shared matrix lacks; biases and norms are shared, so those are made alike first."""
+def test_adapters_of_full_rank_restore_the_matrices(bert: tuple[Any, Path]) -> None:
     model, folder = bert
-    ids, mask, _ = texts()
-    built = started(folder, fold={"layers": 2, "iterations": 2, "own": "adapters", "rank": 32})
+    ids, mask, _ = pairs_of_texts()
+    loaded = load(folder, fold={"layers": 2, "iterations": 2, "own": "adapters", "rank": 32})
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    layers = model.bert.encoder.layer
     with torch.inference_mode():
-        layers = model.bert.encoder.layer
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        for place, number in enumerate((0, 2, 0, 2)):
-            own = dict(layers[number].named_parameters())
-            for name, parameter in layers[place].named_parameters():
+        for index, number in enumerate((0, 2, 0, 2)):  # biases and norms are shared: make them equal in the source
+            for name, parameter in layers[index].named_parameters():
                 if parameter.ndim < 2:
-                    parameter.copy_(before[f"bert.encoder.layer.{number}.{name}"])
-            assert own
-        order = [layers[0], layers[1], layers[2], layers[3]]
-        state, hidden = model.bert.embeddings(ids), (1 - mask[:, None, None].float()) * -1e4
-        for layer in order:
-            state = layer(state, hidden)
-        wanted = model.classifier(model.bert.pooler(state))
-        model.load_state_dict(before)
-        assert (built(ids, mask) - wanted).abs().max() < 1e-4
+                    parameter.copy_(state[f"bert.encoder.layer.{number}.{name}"])
+        expected = run_layers(model, list(layers), ids, mask)
+        model.load_state_dict(state)
+        assert (loaded(ids, mask) - expected).abs().max() < 1e-4
 
 
-def test_own_norms_begin_as_those_of_the_layer_in_that_place(bert: tuple[Any, Path]) -> None:
+def test_own_norms_start_from_the_replaced_layers(bert: tuple[Any, Path]) -> None:
     model, folder = bert
-    built = started(folder, fold={"layers": 2, "iterations": 2, "own": "norms"})
-    found = dict(built.layers[1].named_parameters())["output.LayerNorm.weight"]
-    wanted = [model.bert.encoder.layer[place].output.LayerNorm.weight for place in (1, 3)]
-    assert torch.equal(found, torch.stack(wanted))
-    names = {name for name, _ in built.named_parameters() if name.startswith("layers.")}
-    assert len(names) == 2 * 16, "matrices once, and of everything else one of each application, in one tensor"
+    loaded = load(folder, fold={"layers": 2, "iterations": 2, "own": "norms"})
+    expected = [model.bert.encoder.layer[index].output.LayerNorm.weight for index in (1, 3)]
+    assert torch.equal(loaded.layers[1].output.LayerNorm.weight, torch.stack(expected))
+    names = {name for name, _ in loaded.named_parameters() if name.startswith("layers.")}
+    assert len(names) == 2 * 16, "one tensor per matrix, and one for the vectors of all applications"
 
 
-def test_graphs_of_folded_stacks_store_what_they_use_once(bert: tuple[Any, Path], tmp_path: Path) -> None:
-    """With adapters, and in the order that no host can loop; the other order is among the families' own checks."""
-    from edgeformer.models.pretrained.adapter import ADAPTER
-
+def test_graphs_of_folds_store_weights_once(bert: tuple[Any, Path], tmp_path: Path) -> None:
+    """With adapters, in the order that a host cannot loop; conformance checks the other order."""
     fold = {"layers": 2, "iterations": 2, "own": "adapters", "order": "immediate", "rank": 2}
-    built = started(bert[1], fold=fold)
-    with torch.no_grad():  # what begins as zeros would be stored once for all of a shape
-        for parameter in built.parameters():
+    loaded = load(bert[1], fold=fold)
+    with torch.no_grad():  # equal zeros of equal shape would be stored once
+        for parameter in loaded.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.01)
-    assert not built.loops_one_graph
-    graphs = ADAPTER.trace(built, ("input_ids", "attention_mask"), steps=True)
-    assert not graphs.steps, "nothing is looped where each layer is repeated by itself"
-    ids, mask, _ = texts()
+    graphs = ADAPTER.trace(loaded, ("input_ids", "attention_mask"), steps=True)
+    assert not loaded.loops_one_graph and not graphs.steps
+    ids, mask, _ = pairs_of_texts()
     with torch.inference_mode():
-        wanted = ADAPTER.exits(built)(ids, mask)
-    for exit_, needed in ADAPTER.needed(built).items():
+        expected = ADAPTER.exits(loaded)(ids, mask)
+    for exit_, parameters in ADAPTER.needed(loaded).items():
         path = tmp_path / f"{exit_}.onnx"
         write_graph(cut_out(graphs.exits, {exit_logits(exit_): "logits"}), path)
-        assert audit_sharing(onnx.load(str(path)), needed).stored_parameters == needed
+        assert audit_sharing(onnx.load(str(path)), parameters).stored_parameters == parameters
         with OnnxSession(path) as session:
-            found = session.run({"input_ids": ids.numpy(), "attention_mask": mask.numpy()})["logits"]
-        assert np.abs(found - wanted[exit_ - 1].numpy()).max() < 1e-4
+            logits = session.run({"input_ids": ids.numpy(), "attention_mask": mask.numpy()})["logits"]
+        assert np.abs(logits - expected[exit_ - 1].numpy()).max() < 1e-4
 
 
-def test_exported_form_computes_the_same_and_leaves_the_model_as_it_was(published: tuple[Any, Path]) -> None:
-    from edgeformer.models.pretrained.model import exported_form
-
-    ids, mask, _ = texts()
-    built = started(published[1])
-    before = {name: tensor.clone() for name, tensor in built.state_dict().items()}
-    made = exported_form(built)
+def test_exported_form_computes_the_same(classifier: tuple[Any, Path]) -> None:
+    ids, mask, _ = pairs_of_texts()
+    model = load(classifier[1])
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    exported = exported_form(model)
     with torch.inference_mode():
-        assert (made(ids, mask) - built(ids, mask)).abs().max() < 1e-5
-        assert (made(ids) - built(ids)).abs().max() < 1e-5
-    assert sum(p.numel() for p in made.parameters()) == sum(p.numel() for p in built.parameters())
-    after = built.state_dict()
-    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
-    configs = {module.config._attn_implementation for module in built.modules() if hasattr(module, "config")}
-    assert configs == {"sdpa"}, "training keeps torch's fused kernels"
+        for attention_mask in (mask, None):
+            assert (exported(ids, attention_mask) - model(ids, attention_mask)).abs().max() < 1e-5
+    assert sum(p.numel() for p in exported.parameters()) == sum(p.numel() for p in model.parameters())
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    implementations = {module.config._attn_implementation for module in model.modules() if hasattr(module, "config")}
+    assert implementations == {"sdpa"}, "training keeps torch's fused kernels"
 
 
-def test_exported_graph_turns_no_key_twice(bert: tuple[Any, Path]) -> None:
-    from edgeformer.models.pretrained.adapter import ADAPTER
-
-    built = started(bert[1], fold={"layers": 2, "iterations": 2, "own": "norms"})
-    graph = ADAPTER.trace(built, ("input_ids", "attention_mask"), steps=True).steps["loop"].graph
-    moved = Counter(tuple(node.attributes["perm"].as_ints()) for node in graph if node.op_type == "Transpose")
-    # Of two layers each: q, v and what comes out; and k, as the product takes it.
-    assert moved == {(0, 2, 1, 3): 2 * 3, (0, 2, 3, 1): 2}
+def test_exported_graph_transposes_keys_once(bert: tuple[Any, Path]) -> None:
+    model = load(bert[1], fold={"layers": 2, "iterations": 2, "own": "norms"})
+    graph = ADAPTER.trace(model, ("input_ids", "attention_mask"), steps=True).steps["loop"].graph
+    counts = Counter(tuple(node.attributes["perm"].as_ints()) for node in graph if node.op_type == "Transpose")
+    # In two layers: q, v and the result; and k as the product takes it.
+    assert counts == {(0, 2, 1, 3): 2 * 3, (0, 2, 3, 1): 2}
 
 
-def test_layers_far_from_the_head_learn_more_slowly(bert: tuple[Any, Path]) -> None:
-    from edgeformer.models.pretrained.adapter import ADAPTER
-
-    built = started(bert[1], fold={"layers": 2, "iterations": 2, "own": "norms"})
+def test_layer_decay(bert: tuple[Any, Path]) -> None:
+    model = load(bert[1], fold={"layers": 2, "iterations": 2, "own": "norms"})
     training = recipe_of(bert[1]).training.model_copy(update={"layer_decay": 0.5})
-    names = {id(parameter): name for name, parameter in built.named_parameters()}
-    found = {names[id(one.parameter)]: one for one in ADAPTER.learning(built, training)}
-    assert set(found) == {name for name, _ in built.named_parameters()}
-    assert found["head.out.weight"].rate == 1 and found["embeddings.words.weight"].rate == 0.5**5
-    # Applied as 1 2 1 2: the second layer's last application is the fourth, the first layer's the third.
-    assert found["layers.1.attention.self.query.weight"].rate == 0.5
-    assert found["layers.0.attention.self.query.weight"].rate == 0.25
-    stacked = found["layers.0.attention.self.query.bias"]
-    assert stacked.parameter.ndim == 2 and not stacked.decays and found["head.out.weight"].decays
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    settings = {names[id(setting.parameter)]: setting for setting in ADAPTER.learning(model, training)}
+    assert set(settings) == set(names.values())
+    assert settings["head.out.weight"].rate == 1 and settings["embeddings.words.weight"].rate == 0.5**5
+    # Order 1 2 1 2: layer 2 is applied last as the fourth, layer 1 as the third.
+    assert settings["layers.1.attention.self.query.weight"].rate == 0.5
+    assert settings["layers.0.attention.self.query.weight"].rate == 0.25
+    biases = settings["layers.0.attention.self.query.bias"]
+    assert biases.parameter.ndim == 2 and not biases.decays and settings["head.out.weight"].decays
 
 
-def test_a_recipe_takes_sizes_and_tokenizer_from_its_source(bert: tuple[Any, Path], tmp_path: Path) -> None:
-    source = tmp_path / "recipe.yaml"
-    data = (
-        "{split: random-split, labels: [a, b], parts: {train: [{kind: synthetic-reviews, rows: 100}]}, max_length: 8}"
-    )
-    source.write_text(
-        f"name: mine\ntask: classification\ndata: {data}\nmodel: {{kind: pretrained, source: '{bert[1]}'}}\n"
+def test_recipe_takes_sizes_and_tokenizer_from_its_source(bert: tuple[Any, Path], tmp_path: Path) -> None:
+    data = "split: random-split, labels: [a, b], parts: {train: [{kind: synthetic-reviews, rows: 100}]}, max_length: 8"
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"name: example\ntask: classification\ndata: {{{data}}}\n"
+        f"model: {{kind: pretrained, source: '{bert[1]}'}}\n"
         "training: {epochs: 1, batch_size: 2, optimizer: {lr: 1.0e-3}, schedule: {kind: linear}}\n",
         encoding="utf-8",
     )
-    recipe: Any = load_recipe(str(source))
+    recipe: Any = load_recipe(str(path))
     assert (recipe.model.vocab_size, recipe.model.max_positions) == (2, POSITIONS)
     assert recipe.tokenizer.path == str(bert[1] / "tokenizer.json") and len(recipe.model.weights_sha256) == 64
-    again = tmp_path / "again.yaml"
-    again.write_text(recipe.to_yaml(), encoding="utf-8")
-    assert load_recipe(str(again)) == recipe
+    path.write_text(recipe.to_yaml(), encoding="utf-8")
+    assert load_recipe(str(path)) == recipe
 
 
-def test_other_weights_than_the_recipes_are_refused(bert: tuple[Any, Path]) -> None:
-    from edgeformer.models.pretrained.adapter import ADAPTER
-
+def test_changed_weights_are_refused(bert: tuple[Any, Path]) -> None:
     recipe = recipe_of(bert[1], weights_sha256="0" * 64)
-    built, _ = ADAPTER.build(recipe, Place())
+    model, _ = ADAPTER.build(recipe, Place())
     with pytest.raises(ArtifactError, match="weights_sha256"):
-        ADAPTER.start(built, recipe)
+        ADAPTER.start(model, recipe)
 
 
-def test_what_is_no_source_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"config\.json: missing"):
-        open_source(str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
-    with pytest.raises(InputError, match="model_type 'gpt2' is not known here; it can be albert, bert"):
-        open_source(str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"config\.json: max_position_embeddings is missing"):
-        open_source(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps(WHOLE), encoding="utf-8")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(InputError, match=r"has no model\.safetensors.*safe_serialization"):
-        open_source(str(tmp_path))
-    (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(ArtifactError, match="describes a model that is larger than the 10 bytes beside it"):
-        open_source(str(tmp_path))
-    (tmp_path / "model.safetensors").write_bytes(b"no weights" * 100)
-    with pytest.raises(ArtifactError, match=r"model\.safetensors: no safetensors file, or damaged"):
-        open_source(str(tmp_path))
-    whole = save({"embeddings.word_embeddings.weight": torch.zeros(9, 90)})
-    (tmp_path / "model.safetensors").write_bytes(whole[:-9])
-    with pytest.raises(ArtifactError, match=r"model\.safetensors: no safetensors file, or damaged"):
-        open_source(str(tmp_path))
-    (tmp_path / "model.safetensors").write_bytes(whole)
-    with pytest.raises(InputError, match=r"has no tokenizer\.json"):
-        open_source(str(tmp_path))
-    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
-    from edgeformer.models.pretrained.model import pretrained
-
-    with pytest.raises(ArtifactError, match="transformers cannot make a model of it"):
-        pretrained(tmp_path, {**WHOLE, "hidden_act": "zzz"}, 2)
-
-
-WHOLE = {
-    "model_type": "bert", "num_hidden_layers": 4, "max_position_embeddings": 9, "vocab_size": 9, "hidden_size": 8,
-    "num_attention_heads": 2,
-}  # fmt: skip
+def test_incomplete_source_is_refused(tmp_path: Path) -> None:
+    weights = save({"embeddings.word_embeddings.weight": torch.zeros(9, 90)})
+    steps: list[tuple[str, bytes, str]] = [
+        ("tokenizer_config.json", b"{}", r"config\.json: missing"),
+        ("config.json", b'{"model_type": "gpt2"}', "model_type 'gpt2' is not known here; it can be albert, bert"),
+        ("config.json", b'{"model_type": "bert"}', r"config\.json: max_position_embeddings is missing"),
+        ("config.json", json.dumps(BERT_CONFIG).encode(), r"has no model\.safetensors.*safe_serialization"),
+        ("model.safetensors", b"no weights", "describes a model that is larger than the 10 bytes beside it"),
+        ("model.safetensors", b"no weights" * 100, r"model\.safetensors: no safetensors file, or damaged"),
+        ("model.safetensors", weights[:-9], r"model\.safetensors: no safetensors file, or damaged"),
+        ("model.safetensors", weights, r"has no tokenizer\.json"),
+    ]
+    for name, content, message in steps:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            open_source(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -369,20 +325,23 @@ WHOLE = {
     [
         ({"pairs": True, "separator": None}, "needs separator"),
         ({"fold": {"layers": 5, "iterations": 2}}, "has 4 layers"),
-        ({"architecture": {**WHOLE, "model_type": "albert"}, "fold": {"layers": 1, "iterations": 4}}, "shared already"),
+        (
+            {"architecture": {**BERT_CONFIG, "model_type": "albert"}, "fold": {"layers": 1, "iterations": 4}},
+            "shared already",
+        ),
         ({"architecture": {"model_type": "t5"}}, "model_type must be one of"),
-        ({"architecture": {**WHOLE, "num_hidden_layers": "many"}}, "num_hidden_layers is missing, or no whole number"),
+        ({"architecture": {**BERT_CONFIG, "num_hidden_layers": "many"}}, "num_hidden_layers is missing, or no whole"),
         ({"max_positions": 10}, "the source takes at most 9 tokens"),
     ],
 )
-def test_models_that_cannot_be_are_refused(model: dict[str, Any], message: str) -> None:
-    document = {"kind": "pretrained", "source": "x", "vocab_size": 9, "max_positions": 9, "architecture": WHOLE}
+def test_impossible_models_are_refused(model: dict[str, Any], message: str) -> None:
+    document = {"kind": "pretrained", "source": "x", "vocab_size": 9, "max_positions": 9, "architecture": BERT_CONFIG}
     with pytest.raises(ValueError, match=message):
         PretrainedConfig.model_validate({**document, **model})
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("changes", "message"),
     [
         ({"hidden_size": 0}, "hidden_size is missing, or no whole number"),
         ({"num_attention_heads": 0}, "num_attention_heads is missing, or no whole number"),
@@ -405,46 +364,44 @@ def test_models_that_cannot_be_are_refused(model: dict[str, Any], message: str) 
         ({"num_hidden_layers": 400_000_000}, "describes a model that is larger than the"),
         ({"vocab_size": 10}, r"vocab_size is 10, but embeddings\.word_embeddings\.weight in .* has shape \[9, 90\]"),
     ],
-    ids=lambda told: "-".join(told) if isinstance(told, dict) else "",
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_a_config_that_cannot_be_is_refused_before_anything_is_built(
-    tmp_path: Path, told: dict[str, Any], message: str
-) -> None:
-    config = {**WHOLE, "position_embedding_type": "absolute", "chunk_size_feed_forward": 0, "is_decoder": False}
+def test_impossible_config_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    config = {**BERT_CONFIG, "position_embedding_type": "absolute", "chunk_size_feed_forward": 0, "is_decoder": False}
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
     (tmp_path / "model.safetensors").write_bytes(save({"embeddings.word_embeddings.weight": torch.zeros(9, 90)}))
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert open_source(str(tmp_path)).vocabulary() == 2
-    (tmp_path / "config.json").write_text(json.dumps({**config, **told}), encoding="utf-8")
-    with pytest.raises(InputError, match=message) as refused:
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
+    with pytest.raises(InputError, match=message) as raised:
         open_source(str(tmp_path))
-    assert str(tmp_path / "config.json") in str(refused.value)
+    assert str(tmp_path / "config.json") in str(raised.value)
 
 
-def test_a_setting_that_transformers_stumbles_over_is_told() -> None:
-    from edgeformer.models.pretrained.model import fresh
+@pytest.mark.parametrize(
+    "changes", [{"num_attention_heads": 0}, {"layer_norm_eps": "x"}, {"pad_token_id": 99}, {"hidden_act": "zzz"}]
+)
+def test_errors_of_transformers_are_reported(changes: dict[str, Any], tmp_path: Path) -> None:
+    message = "transformers cannot make a model of it: "
+    with pytest.raises(ArtifactError, match=message):
+        build_components({**BERT_CONFIG, **changes}, 2)
+    with pytest.raises(ArtifactError, match=message):
+        load_components(tmp_path, {**BERT_CONFIG, **changes}, 2)
 
-    for told in ({"num_attention_heads": 0}, {"layer_norm_eps": "x"}, {"pad_token_id": 99}, {"hidden_act": "zzz"}):
-        with pytest.raises(ArtifactError, match="transformers cannot make a model of it: "):
-            fresh({**WHOLE, **told}, 2)
 
-
-def test_weights_within_the_encoder_that_go_unused_are_refused(bert: tuple[Any, Path], tmp_path: Path) -> None:
-    from edgeformer.models.pretrained.model import pretrained
-
+def test_unused_encoder_weights_are_refused(bert: tuple[Any, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(bert[1], tmp_path / "bert")
-    weights = load_file(folder / "model.safetensors")
+    weights, config = load_file(folder / "model.safetensors"), open_source(str(folder)).config
     harmless = {"cls.predictions.bias": torch.zeros(3), "bert.embeddings.position_ids": torch.arange(POSITIONS)}
     save_file({**weights, **harmless}, folder / "model.safetensors", {"format": "pt"})
-    config = open_source(str(folder)).config
-    assert pretrained(folder, config, CLASSES)[1] == frozenset()
+    assert load_components(folder, config, CLASSES)[1] == frozenset()
     distances = {"bert.encoder.layer.0.attention.self.distance_embedding.weight": torch.zeros(9, 8)}
     save_file({**weights, **distances}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ArtifactError, match=r"no encoder of its config\.json uses: .*distance_embedding\.weight"):
-        pretrained(folder, config, CLASSES)
+        load_components(folder, config, CLASSES)
 
 
-def test_a_path_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
     with pytest.raises(InputError, match="is a file; name the folder that it is in"):
@@ -455,8 +412,5 @@ def test_a_path_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.Monk
             open_source(name)
     with pytest.raises(InputError, match="is no folder"):
         open_source("x" * 5000)
-
-
-def test_a_recipe_whose_source_is_missing_says_so(tmp_path: Path) -> None:
     with pytest.raises((InputError, RecipeError), match=r"nowhere/at/all: is no folder here"):
         load_recipe("quickstart", ["model={kind: pretrained, source: nowhere/at/all}"])

@@ -1,7 +1,7 @@
-"""A second family of classifiers, complete: the average of a text's embeddings, refined by one shared block.
+"""Example of a package that adds a model: averaged embeddings of a text, refined by one shared block.
 
-This folder is what a package brings that adds a family to edgeformer: a module with a ``MODEL``, its torch half, and
-its entry point (in the ``dist-info`` folder beside it). Put the folder that holds both on the path to install it.
+It consists of a module with ``MODEL``, a module with ``ADAPTER``, and an entry point in the ``dist-info`` folder. It is
+installed by putting the folder that holds both on the path.
 """
 
 from __future__ import annotations
@@ -29,29 +29,26 @@ class AveragingConfig(ModelConfig):
 
 
 class Averaging(ModelSpec):
-    """See this module."""
+    """Averaged embeddings with a looped block."""
 
     kind: ClassVar[str] = "averaging"
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     config_type: ClassVar[type[ModelConfig]] = AveragingConfig
     model_type: ClassVar[str] = "averaging"
     architecture: ClassVar[str] = "AveragingClassifier"
-    adapter_module: ClassVar[str] = "edgeformer_averaging.network"
+    adapter_module: ClassVar[str] = "edgeformer_averaging.adapter"
 
     def loops(self, config: AveragingConfig) -> int:
-        """Rounds."""
         return config.rounds
 
     def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
-        """The run's, and how often a host runs the loop graph."""
         return {**config, "iterations": config["rounds"]}
 
     def card_line(self, config: AveragingConfig) -> str:
-        """See :meth:`Family.card_line`."""
         return f"averaged embeddings of width {config.width}, one block ({config.inner_width}) × {config.rounds} rounds"
 
 
 MODEL = Averaging()
 
 TINY = {"width": 16, "inner_width": 24, "rounds": 2}
-"""The smallest ``model`` section that means something, for the conformance suite."""
+"""A small ``model`` section for the conformance suite."""

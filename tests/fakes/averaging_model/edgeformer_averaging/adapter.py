@@ -1,0 +1,135 @@
+"""The torch half: module, exits, steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgeformer.artifacts.manifest import AttentionUse
+from edgeformer.models.adapter import Loss, ModelAdapter, Place, count_parameters, sharing_copy
+from edgeformer.models.distillation import classification_loss
+from edgeformer.models.layers import RMSNorm
+from edgeformer.models.tracing import Graphs, GraphSpec, Piece, export_graph, state_name, text_spec
+from edgeformer.tasks import Prepared
+from edgeformer.tasks.early_exit import exit_logits
+
+_EPS = 1e-6
+
+
+class AveragingClassifier(nn.Module):
+    """Mean of the real tokens' embeddings → R × (h ← h + MLP(RMSNorm(h))) → RMSNorm → linear head.
+
+    Shapes: input_ids and attention_mask int64 [B, S] → logits float32 [B, classes].
+    """
+
+    inputs = ("input_ids",)
+    optional = ("attention_mask",)
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        classes: int,
+        width: int,
+        inner_width: int,
+        rounds: int,
+        dropout: float,
+        max_positions: int,
+    ) -> None:
+        super().__init__()
+        self.rounds, self.max_positions = rounds, max_positions
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.norm1, self.norm2 = RMSNorm(width, _EPS), RMSNorm(width, _EPS)
+        self.widen, self.narrow = nn.Linear(width, inner_width), nn.Linear(inner_width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return logits; without a mask every token is real."""
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        state = self.embed(input_ids, mask)
+        for _ in range(self.rounds):
+            state = self.refine(state)
+        return self.readout(state)
+
+    def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Average the real tokens, summed in float32: [B, S] twice → [B, d]."""
+        h, real = self.tokens(input_ids), attention_mask[..., None].float()
+        return ((h.float() * real).sum(1) / real.sum(1).clamp_min(1)).to(h.dtype)
+
+    def refine(self, state: Tensor) -> Tensor:
+        """Apply one round: [B, d] → [B, d]."""
+        result: Tensor = state + self.dropout(self.narrow(F.gelu(self.widen(self.norm1(state)))))
+        return result
+
+    def readout(self, state: Tensor) -> Tensor:
+        """[B, d] after any round → logits float32 [B, classes]."""
+        logits: Tensor = self.head(self.norm2(state))
+        return logits.float()
+
+
+class AveragingExits(nn.Module):
+    """The classifier with an exit after every round, through its only head."""
+
+    def __init__(self, model: AveragingClassifier) -> None:
+        super().__init__()
+        self.model = model
+        self.exits = tuple(range(1, model.rounds + 1))
+        self.outputs = (*map(exit_logits, self.exits), *map(state_name, self.exits))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        """Return logits [B, classes] per exit, then the states [B, d]."""
+        state = self.model.embed(input_ids, attention_mask)
+        logits, states = [], []
+        for _ in self.exits:
+            state = self.model.refine(state)
+            logits.append(self.model.readout(state))
+            states.append(state.float())
+        return (*logits, *states)
+
+
+class AveragingAdapter(ModelAdapter):
+    """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
+
+    def build(self, recipe: Any, place: Place) -> tuple[AveragingClassifier, AttentionUse]:
+        """Build the model; without attention, the manifest names the default one."""
+        model = AveragingClassifier(classes=recipe.classes, **recipe.model.model_dump(exclude={"kind"}))
+        return model, AttentionUse(requested="sdpa", used="sdpa")
+
+    def loss(self, model: AveragingClassifier, recipe: Any, prepared: Prepared | None) -> Loss:
+        return classification_loss(recipe, prepared)
+
+    def scorer(self, model: AveragingClassifier) -> nn.Module:
+        return model
+
+    def exits(self, model: AveragingClassifier) -> AveragingExits:
+        return AveragingExits(model)
+
+    def needed(self, model: AveragingClassifier) -> dict[int, int]:
+        """Every round applies the same block."""
+        return dict.fromkeys(self.exits(model).exits, count_parameters(model))
+
+    def trace(self, model: AveragingClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
+        exits = self.exits(model)
+        specs = {"exits": text_spec(exits, inputs, model.max_positions, exits.outputs)}
+        if steps:
+            state = {"state": model.tokens.weight.new_zeros(2, model.tokens.embedding_dim)}
+            axes = {"state": {0: "batch"}}
+            specs["embed"] = text_spec(Piece(model, model.embed), inputs, model.max_positions, ("state",))
+            specs["loop"] = GraphSpec(Piece(model, model.refine), state, axes, ("next_state",))
+            specs["readout"] = GraphSpec(Piece(model, model.readout), state, axes)
+        graphs = {name: export_graph(spec) for name, spec in specs.items()}
+        return Graphs(graphs.pop("exits"), graphs)
+
+    def trim(self, model: AveragingClassifier, kept: Tensor) -> AveragingClassifier:
+        trimmed = sharing_copy(model)
+        trimmed.tokens = nn.Embedding(len(kept), model.tokens.embedding_dim)
+        trimmed.tokens.weight = nn.Parameter(model.tokens.weight.detach()[kept])
+        return trimmed.train(model.training)
+
+
+ADAPTER = AveragingAdapter()
