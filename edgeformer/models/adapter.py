@@ -101,12 +101,12 @@ class ModelAdapter(ABC):
             prepared: the data; None if memory is planned without data.
         """
 
-    @abstractmethod
-    def scorer(self, model: Any) -> nn.Module:
+    def scorer(self, model: Any) -> Any:
         """Return a module on the same weights for scoring: it returns logits, or a dict with losses.
 
         Its ``inputs`` are its required arguments, int64 [B, S] each, its ``optional`` the other ones.
         """
+        return model
 
     @abstractmethod
     def exits(self, model: Any) -> nn.Module:
@@ -132,26 +132,25 @@ class ModelAdapter(ABC):
             EdgeformerError: torch cannot export the model.
         """
 
-    def trace_half(self, model: Any, inputs: Sequence[str], whole: Graphs, *, steps: bool) -> Graphs:
+    def trace_half(self, model: Any, inputs: Sequence[str], fp32_graphs: Graphs, *, steps: bool) -> Graphs:
         """Convert a model that was converted to FP16 in place, like :meth:`trace`.
 
         Args:
-            whole: graphs of the same model in FP32, which can be converted instead of traced.
+            fp32_graphs: of the same model, which can be converted instead of traced.
         """
         return self.trace(model, inputs, steps=steps)
 
-    def trace_trimmed(self, model: Any, inputs: Sequence[str], whole: Graphs | None) -> Graphs:
+    def trace_trimmed(self, model: Any, inputs: Sequence[str], untrimmed: Graphs | None) -> Graphs:
         """Convert a model from :meth:`trim`, like :meth:`trace` without steps, with bit-identical results.
 
         Args:
-            whole: graphs of the untrimmed model in the same precision, whose parts can be reused; None: none exist.
+            untrimmed: graphs of the untrimmed model in the same precision, whose parts can be reused; None: none exist.
         """
         return self.trace(model, inputs, steps=False)
 
-    def whole(self, model: Any) -> nn.Module:
+    def whole(self, model: Any) -> Any:
         """Return the model as one module from inputs to the last exit's logits."""
-        module: nn.Module = model
-        return module
+        return model
 
     def causality(self, model: Any, seed: int = 0) -> Causality | None:
         """Probe whether outputs depend on later tokens; None for a bidirectional model.

@@ -45,8 +45,7 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
 
     def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
         if labels.ndim == 1:
-            loss: Tensor = cross_entropy(logits, labels)
-            return loss
+            return cross_entropy(logits, labels)
         summed = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
         return summed / labels.shape[1]
 

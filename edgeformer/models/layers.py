@@ -57,7 +57,7 @@ def to_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def make_norm(kind: str, size: int, eps: float) -> nn.Module:
+def build_norm(kind: str, size: int, eps: float) -> nn.Module:
     """Build the norm ``layer | rms | batch | none`` (paper B, normalisation ablation)."""
     kinds: dict[str, Callable[..., nn.Module]]
     kinds = {"layer": LayerNorm, "rms": RMSNorm, "batch": TokenBatchNorm, "none": nn.Identity}
@@ -93,5 +93,4 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sca
         [B, H, Q, D].
     """
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-1, -2)
-    result: Tensor = (scores if mask is None else scores + mask).softmax(-1) @ v
-    return result
+    return (scores if mask is None else scores + mask).softmax(-1) @ v

@@ -256,11 +256,7 @@ class Composer:
         function, weights, signature = self._functions[name], self._weights[name], self._outputs[name]
         arguments = [inputs[str(value.name)] for value in function.inputs[: len(function.inputs) - len(weights)]]
         node = onnx_ir.node(
-            name,
-            [*arguments, *weights],
-            domain=_DOMAIN,
-            num_outputs=len(signature),
-            name=f"{name}_{len(self._nodes)}",
+            name, [*arguments, *weights], domain=_DOMAIN, num_outputs=len(signature), name=f"{name}_{len(self._nodes)}"
         )
         self._nodes.append(node)
         for value, output in zip(node.outputs, signature, strict=True):
@@ -351,7 +347,7 @@ def read_sizes_from_inputs(model: onnx_ir.Model, shared: Collection[str]) -> Non
             node.attributes["end"] = onnx_ir.AttrInt64("end", source[1] + 1)
 
 
-def halved(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Model:
+def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Model:
     """Convert an FP32 trace to the graph that tracing the FP16 model would give, which saves the seconds of tracing.
 
     Both traces have the same nodes but for casts. The types follow from the FP16 model by torch's rules: its tensors

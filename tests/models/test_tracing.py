@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.models.layers import RMSNorm, half_for_export
-from edgeformer.models.tracing import FLOAT32, GraphSpec, halved, read_sizes_from_inputs
+from edgeformer.models.tracing import FLOAT32, GraphSpec, convert_graph_to_fp16, read_sizes_from_inputs
 
 FLOAT, HALF = onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16
 WIDTH = 4
@@ -64,7 +64,7 @@ def test_fp16_types_follow_from_the_module() -> None:
     module = Products().eval()
     graph, half = fp32_graph(module), copy.deepcopy(module)
     half_for_export(half)
-    converted = halved(graph, spec_of(half))
+    converted = convert_graph_to_fp16(graph, spec_of(half))
     nodes = [(node.op_type, [value.dtype for value in node.inputs], node.outputs[0].dtype) for node in converted.graph]
     assert nodes == [
         ("Cast", [HALF], FLOAT),
@@ -86,7 +86,7 @@ def test_fp16_types_follow_from_the_module() -> None:
 def test_fp16_type_of_a_node_on_constants_is_undefined() -> None:
     module = half_for_export(Products().eval())
     with pytest.raises(EdgeformerError, match="type of Sqrt 'root' does not follow from its operands"):
-        halved(fp32_graph(Products().eval(), with_constant_node=True), spec_of(module))  # type: ignore[arg-type]
+        convert_graph_to_fp16(fp32_graph(Products().eval(), with_constant_node=True), spec_of(module))  # type: ignore[arg-type]
 
 
 def test_only_sizes_between_pieces_are_read_from_inputs() -> None:

@@ -21,34 +21,37 @@ class CRTConfig(ModelConfig):
     hidden_size: PositiveInt = Field(512, description="width")
     embedding_size: PositiveInt = Field(256, description="width of the token table, before its projection")
     embedding_projection: bool = Field(
-        True, description="false: none, the table has the model's own width (the released code's plain embedding)"
+        True,
+        description="false: no projection, the table has the model's width (as in the released code's plain embedding)",
     )
     embedding_cycles: Annotated[int, Field(ge=0)] = Field(3, description="TRM cycles that refine the embeddings")
-    attention_heads: PositiveInt = Field(8, description="they share the width")
+    attention_heads: PositiveInt = Field(8, description="number of heads; they divide the width")
     ffn_size: PositiveInt = Field(2048, description="inner width of the MLP of a TRM cycle")
-    loops: PositiveInt = Field(8, description="times that the shared block is applied")
+    loops: PositiveInt = Field(8, description="applications of the shared block")
     cycles: PositiveInt = Field(8, description="TRM cycles in the shared block")
     dilations: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] = (1, 2, 4, 8)
     exits: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = Field(
-        (2, 4, 6), description="loops after which the model can answer; the last loop always can"
+        (2, 4, 6), description="loops after which the model can answer, besides the last loop"
     )
     heads: Literal["shared", "separate", "tied"] = Field(
-        "shared", description="exit heads: one for all exits, one for each, or the final head itself"
+        "shared", description="heads of the exits: one for all exits, one per exit, or the final head"
     )
     max_positions: PositiveInt = Field(1024, description="rows of the position table: the longest input it takes")
     dropout: Probability = 0.1
     norm: Literal["layer", "rms", "batch", "none"] = Field(
-        "layer", description="batch: its statistics mix all tokens of a batch in training, later ones too"
+        "layer", description="batch: in training its statistics mix all tokens of a batch, including later ones"
     )
     norm_eps: PositiveFloat = 1e-5
     trm: Literal["conv_linear", "conv", "linear", "depthwise"] = Field(
         "conv_linear", description="what a TRM cycle computes (paper B, Table 3)"
     )
-    causal: bool = Field(True, description="false: convolutions look ahead, as published; such a model cheats")
+    causal: bool = Field(
+        True, description="false: convolutions look ahead, as published; the scores of such a model are meaningless"
+    )
     attention: Literal["sdpa", "varlen"] = Field(
         "sdpa",
-        description="of packed rows in training. sdpa: of whole rows, with a mask between documents; varlen: each "
-        "document by itself, without one, which CUDA cards compute with their flash kernel",
+        description="for packed rows in training. sdpa: over whole rows, with a mask between documents; varlen: per "
+        "document, without a mask, which CUDA cards compute with their flash kernel",
     )
 
     @model_validator(mode="after")

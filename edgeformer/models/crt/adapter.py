@@ -12,6 +12,7 @@ from torch import nn
 
 from edgeformer.artifacts.manifest import AttentionUse, Causality
 from edgeformer.models.adapter import Batch, Loss, Losses, ModelAdapter, Place, count_parameters
+from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.graphs import CRTExits, compose_decode, compose_exits, trace_pieces
 from edgeformer.models.crt.loss import TokenLosses, chunked_loss, whole_loss
 from edgeformer.models.crt.model import CRT, CachedLoops, attention
@@ -89,9 +90,9 @@ class CRTAdapter(ModelAdapter):
         model.attention.attend = attention
 
 
-def build_crt(config: Any) -> CRT:
-    """Build CRT-Deep with fresh weights from a :class:`~edgeformer.models.crt.CRTConfig`."""
-    return CRT(**config.model_dump(exclude={"kind", "attention"}))
+def build_crt(config: CRTConfig) -> CRT:
+    """Build CRT-Deep with fresh weights."""
+    return CRT(config)
 
 
 @torch.inference_mode()

@@ -62,8 +62,7 @@ class CRTReadout(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         """Logits."""
-        logits: Tensor = self.head(state)
-        return logits.float()
+        return self.head(state).float()
 
 
 def _run_loop(
@@ -92,8 +91,7 @@ def _run_loop(
         scores = (q * q.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(past_key.shape[2])
         weights = scores.float().masked_fill(~visible, -torch.inf).softmax(-1)
-        result: Tensor = weights.to(q.dtype) @ values
-        return result
+        return weights.to(q.dtype) @ values
 
     encoding = model.loop_encodings.index_select(0, loop)
     state, present_conv = model.block_cached(state, encoding, attend, past_conv)

@@ -16,7 +16,8 @@ from torch.nested import nested_tensor_from_jagged
 from torch.utils.checkpoint import checkpoint
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.models.layers import make_norm
+from edgeformer.models.crt import CRTConfig
+from edgeformer.models.layers import build_norm
 
 Checkpointing = Literal["none", "loop", "cycles"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -42,16 +43,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tens
         return F.scaled_dot_product_attention(q, k, v, attn_mask=documents, is_causal=documents is None)
     batch, heads, length, head_size = q.shape
     if q.device.type == "cuda":  # one kernel of variable lengths: flash attention in FP16 and BF16, which takes no mask
-        mixed: Tensor = F.scaled_dot_product_attention(*nest_documents((q, k, v), documents), is_causal=True)
-        packed = mixed.transpose(1, 2).values()  # [B·T, H, D]
+        q, k, v = nest_documents((q, k, v), documents)
+        packed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).values()  # [B·T, H, D]
     else:
+        outputs = []
         lengths = documents.diff().tolist()
-        flat = [x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v)]  # documents of [T, H, D]
-        attended = [
-            F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in document), is_causal=True)[0]  # [H, T, D]
-            for document in zip(*flat, strict=True)
-        ]
-        packed = torch.cat([x.transpose(0, 1) for x in attended])
+        for document in zip(*(torch.split(x.transpose(1, 2).flatten(0, 1), lengths) for x in (q, k, v)), strict=True):
+            q, k, v = (x.transpose(0, 1)[None] for x in document)  # [1, H, T, D]
+            outputs.append(F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1))
+        packed = torch.cat(outputs)
     return packed.reshape(batch, length, heads, head_size).transpose(1, 2)
 
 
@@ -148,8 +148,7 @@ class DilatedConv(nn.Module):
         if with_past is not None and torch.onnx.is_in_onnx_export():
             return self._gather_windows(with_past, x.shape[1])
         if self.training and self.causal and with_past is None:
-            y: Tensor = CausalConvolution.apply(x, self.weight, self.dilation, positions)  # type: ignore[no-untyped-call]
-            return y
+            return CausalConvolution.apply(x, self.weight, self.dilation, positions)  # type: ignore[no-untyped-call]
         d, length = self.dilation, x.shape[1]
         w0, w1, w2 = self.weight.squeeze(1).to(x.dtype).unbind(-1)  # each [C]
         if not self.causal:
@@ -210,8 +209,7 @@ class TRMCycle(nn.Module):
         x = self.norm(x)
         if self.lin1 is not None and self.lin2 is not None:
             x = self.lin2(F.gelu(self.lin1(x)))
-        result: Tensor = h + self.dropout(x)
-        return result
+        return h + self.dropout(x)
 
 
 class TRM(nn.Module):
@@ -283,8 +281,7 @@ class CausalAttention(nn.Module):
 
     def combine(self, mixed: Tensor) -> Tensor:
         """mixed [B, H, T, D] → [B, T, C]."""
-        result: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
-        return result
+        return self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """x [B, T, C] → [B, T, C]; ``documents`` as in :func:`attention`."""
@@ -299,51 +296,33 @@ class CRT(nn.Module):
     as published. Loops count from 1. An exit is a loop after which a head answers; the last loop is one.
     """
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        hidden_size: int,
-        embedding_size: int,
-        embedding_projection: bool,
-        embedding_cycles: int,
-        attention_heads: int,
-        ffn_size: int,
-        loops: int,
-        cycles: int,
-        dilations: Sequence[int],
-        exits: Sequence[int],
-        heads: str,
-        max_positions: int,
-        dropout: float,
-        norm: str,
-        norm_eps: float,
-        trm: str,
-        causal: bool,
-    ) -> None:
+    def __init__(self, config: CRTConfig) -> None:
         super().__init__()
-        self.loops, self.max_positions, self.causal = loops, max_positions, causal
-        self.exits: tuple[int, ...] = (*exits, loops)
+        size, vocabulary = config.hidden_size, config.vocab_size
+        self.loops, self.max_positions, self.causal = config.loops, config.max_positions, config.causal
+        self.exits: tuple[int, ...] = (*config.exits, config.loops)
         self.checkpointing: Checkpointing = "none"
 
-        def make_cycle(dilation: int) -> TRMCycle:
-            conv = DilatedConv(hidden_size, dilation, causal=causal) if trm != "linear" else None
-            cycle_norm = make_norm(norm, hidden_size, norm_eps)
-            return TRMCycle(hidden_size, ffn_size, kind=trm, conv=conv, norm=cycle_norm, dropout=dropout)
+        def make_norm() -> nn.Module:
+            return build_norm(config.norm, size, config.norm_eps)
 
-        self.tokens = nn.Embedding(vocab_size, embedding_size)
-        self.projection = nn.Linear(embedding_size, hidden_size) if embedding_projection else nn.Identity()
-        self.refine = TRM(embedding_cycles, dilations, make_cycle)
-        self.positions = nn.Embedding(max_positions, hidden_size)
-        self.dropout = nn.Dropout(dropout)
-        self.loop_encodings = nn.Parameter(torch.empty(loops, hidden_size))
-        self.attention = CausalAttention(hidden_size, attention_heads, dropout)
-        self.norm1 = make_norm(norm, hidden_size, norm_eps)
-        self.trm = TRM(cycles, dilations, make_cycle)
-        self.norm2 = make_norm(norm, hidden_size, norm_eps)
-        names = {"shared": ["shared"], "separate": [str(loop) for loop in exits], "tied": []}[heads]
-        self.exit_heads = nn.ModuleDict({name: nn.Linear(hidden_size, vocab_size, bias=False) for name in names})
-        self.head = nn.Linear(hidden_size, vocab_size, bias=False)
+        def make_cycle(dilation: int) -> TRMCycle:
+            conv = DilatedConv(size, dilation, causal=config.causal) if config.trm != "linear" else None
+            return TRMCycle(size, config.ffn_size, kind=config.trm, conv=conv, norm=make_norm(), dropout=config.dropout)
+
+        self.tokens = nn.Embedding(vocabulary, config.embedding_size)
+        self.projection = nn.Linear(config.embedding_size, size) if config.embedding_projection else nn.Identity()
+        self.refine = TRM(config.embedding_cycles, config.dilations, make_cycle)
+        self.positions = nn.Embedding(config.max_positions, size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.loop_encodings = nn.Parameter(torch.empty(config.loops, size))
+        self.attention = CausalAttention(size, config.attention_heads, config.dropout)
+        self.norm1 = make_norm()
+        self.trm = TRM(config.cycles, config.dilations, make_cycle)
+        self.norm2 = make_norm()
+        names = {"shared": ["shared"], "separate": [str(loop) for loop in config.exits], "tied": []}[config.heads]
+        self.exit_heads = nn.ModuleDict({name: nn.Linear(size, vocabulary, bias=False) for name in names})
+        self.head = nn.Linear(size, vocabulary, bias=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=_INITIAL_STD)
@@ -370,8 +349,7 @@ class CRT(nn.Module):
         """TRM_refine(Linear(Embed(x))) + PosEmbed(p) (eq. 1): input_ids, positions int64 [B, T] → [B, T, C]."""
         h = self.refine(self.projection(self.tokens(input_ids)), positions)
         first = self.positions.weight[: input_ids.shape[1]]
-        result: Tensor = self.dropout(h + (first if positions is None else self.positions(positions)))
-        return result
+        return self.dropout(h + (first if positions is None else self.positions(positions)))
 
     def embed_cached(self, input_ids: Tensor, positions: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
         """Embed new tokens, int64 [B, n] → [B, n, C] and the next cache, see :meth:`TRM.forward_cached`."""
@@ -385,12 +363,10 @@ class CRT(nn.Module):
         recompute = self.training and self.checkpointing == "cycles"
         x = x + encoding.to(x.dtype)
         x = _recomputed(self._attend, x, documents) if recompute else self._attend(x, documents)
-        result: Tensor = self.norm2(x + self.trm(x, positions, recompute=recompute))
-        return result
+        return self.norm2(x + self.trm(x, positions, recompute=recompute))
 
     def _attend(self, x: Tensor, documents: Tensor | None) -> Tensor:
-        result: Tensor = self.norm1(x + self.attention(x, documents))
-        return result
+        return self.norm1(x + self.attention(x, documents))
 
     def block_cached(self, x: Tensor, encoding: Tensor, attend: Attend, cache: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the shared block to new tokens (eq. 3).
@@ -448,8 +424,7 @@ class CRT(nn.Module):
     def logits(self, input_ids: Tensor, loop: int | None = None) -> Tensor:
         """Return next-token logits float32 [B, T, V] after ``loop`` (None: the last) for input_ids int64 [B, T]."""
         loop = loop or self.loops
-        result: Tensor = self.head_of(loop)(self(input_ids, until=loop)[loop])
-        return result.float()
+        return self.head_of(loop)(self(input_ids, until=loop)[loop]).float()
 
     def require_causal(self) -> None:
         """Raise InputError if the model looks ahead, so that no state of a token can be cached."""
@@ -461,8 +436,7 @@ class CRT(nn.Module):
 
 
 def _recomputed(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    result: Tensor = checkpoint(function, *arguments, use_reentrant=False)
-    return result
+    return checkpoint(function, *arguments, use_reentrant=False)
 
 
 class _KeyValueCache:
@@ -544,8 +518,7 @@ class CachedLoops:
     @torch.inference_mode()
     def logits(self, state: Tensor, loop: int) -> Tensor:
         """Return next-token logits float32 [B, V] for states [B, C] after ``loop``."""
-        result: Tensor = self._model.head_of(loop)(state)
-        return result.float()
+        return self._model.head_of(loop)(state).float()
 
     def _cache_or_zeros(self, cache: Tensor | None, trm: TRM, rows: Tensor) -> Tensor:
         weight = self._model.head.weight

@@ -19,9 +19,9 @@ class EncoderConfig(ModelConfig):
 
     kind: Literal["encoder"]
     hidden_size: PositiveInt = Field(description="width")
-    layers: PositiveInt = Field(description="layers with weights of their own")
-    iterations: PositiveInt = Field(description="times that all of them are applied")
-    heads: PositiveInt = Field(description="of attention; they share the width")
+    layers: PositiveInt = Field(description="layers with distinct weights")
+    iterations: PositiveInt = Field(description="applications of all layers")
+    heads: PositiveInt = Field(description="attention heads; they divide the width")
     ffn_size: PositiveInt = Field(description="inner width of the feed-forward network")
     residual_scale: Annotated[float, Field(ge=0.0)] = Field(description="α in h ← F(h) + α·h; 0 for the stacked model")
     dropout: Probability = 0.1

@@ -30,9 +30,9 @@ from edgeformer.models.tracing import (
     Graphs,
     GraphSpec,
     Piece,
+    convert_graph_to_fp16,
     export_graph,
     graph_input,
-    halved,
     state_name,
     text_spec,
 )
@@ -128,10 +128,6 @@ class EncoderAdapter(ModelAdapter):
         """Cross-entropy, or distillation from a teacher."""
         return classification_loss(recipe, prepared)
 
-    def scorer(self, model: EncoderClassifier) -> nn.Module:
-        """The model itself."""
-        return model
-
     def exits(self, model: EncoderClassifier) -> EncoderExits:
         return EncoderExits(model)
 
@@ -142,13 +138,17 @@ class EncoderAdapter(ModelAdapter):
     def trace(self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
         return encoder_graphs(model, steps=steps)
 
-    def trace_half(self, model: EncoderClassifier, inputs: Sequence[str], whole: Graphs, *, steps: bool) -> Graphs:
+    def trace_half(
+        self, model: EncoderClassifier, inputs: Sequence[str], fp32_graphs: Graphs, *, steps: bool
+    ) -> Graphs:
         """Convert the traced FP32 pieces instead of tracing again."""
         model = exported_form(model)
-        return _compose(model, {name: halved(whole.pieces[name], spec) for name, spec in _specs(model).items()}, steps)
+        pieces = fp32_graphs.pieces
+        converted = {name: convert_graph_to_fp16(pieces[name], spec) for name, spec in _specs(model).items()}
+        return _compose(model, converted, steps)
 
-    def trace_trimmed(self, model: EncoderClassifier, inputs: Sequence[str], whole: Graphs | None) -> Graphs:
-        return encoder_graphs(model, steps=False, whole=whole)
+    def trace_trimmed(self, model: EncoderClassifier, inputs: Sequence[str], untrimmed: Graphs | None) -> Graphs:
+        return encoder_graphs(model, steps=False, untrimmed=untrimmed)
 
     def trim(self, model: EncoderClassifier, kept: Tensor) -> EncoderClassifier:
         trimmed = sharing_copy(model)
@@ -163,17 +163,19 @@ class EncoderAdapter(ModelAdapter):
                 module.dropout = 0.0
 
 
-def encoder_graphs(model: EncoderClassifier, *, steps: bool, whole: Graphs | None = None) -> Graphs:
+def encoder_graphs(model: EncoderClassifier, *, steps: bool, untrimmed: Graphs | None = None) -> Graphs:
     """Trace the graph of all exits, see :class:`EncoderExits`, and with ``steps`` the parts of the step bundle.
 
     Args:
-        whole: graphs of the same weights with another token table. Only embed reads the table, so that all other pieces
-            are reused. None: everything is traced.
+        untrimmed: graphs of the same weights with another token table. Only embed reads the table, so that all other
+            pieces are reused. None: everything is traced.
     """
     model = exported_form(model)
-    reusable = {name: piece for name, piece in (whole.pieces if whole is not None else {}).items() if name != _EMBED}
-    pieces = {name: reusable[name] if name in reusable else export_graph(spec) for name, spec in _specs(model).items()}
-    return _compose(model, pieces, steps)
+    pieces = dict(untrimmed.pieces) if untrimmed is not None else {}
+    pieces.pop(_EMBED, None)
+    return _compose(
+        model, {name: pieces.get(name) or export_graph(spec) for name, spec in _specs(model).items()}, steps
+    )
 
 
 def _specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
@@ -206,8 +208,7 @@ def _layer_spec(layer: nn.Module, inputs: dict[str, Tensor], queries: int | None
     def forward(*arguments: Tensor) -> Tensor:
         tensors, layer_weights = arguments[: len(inputs)], arguments[len(inputs) :]
         named_weights = dict(zip(weights, layer_weights, strict=True))
-        result: Tensor = functional_call(layer, named_weights, (*tensors, queries))
-        return result
+        return functional_call(layer, named_weights, (*tensors, queries))
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # torch derives the graph's input names from the signature
     parameters = [inspect.Parameter(name, kind) for name in examples]

@@ -87,8 +87,7 @@ class SelfAttention(nn.Module):
         q, k = self.rotate(q[:, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
         dropout = self.dropout if self.training else 0.0
         mixed = self.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, dropout)
-        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return result
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class SwiGLU(nn.Module):
@@ -102,8 +101,7 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., size] → [..., size]."""
         gate, value = self.w12(x).chunk(2, dim=-1)
-        result: Tensor = self.w3(F.silu(gate) * value)
-        return result
+        return self.w3(F.silu(gate) * value)
 
 
 class EncoderLayer(nn.Module):
@@ -123,8 +121,7 @@ class EncoderLayer(nn.Module):
         """h [B, S, d] → [B, queries, d]; arguments as in :meth:`SelfAttention.forward`."""
         mixed = self.attention(self.norm1(h), cos, sin, mask, queries)
         h = h[:, :queries] + self.dropout(mixed)
-        result: Tensor = h + self.dropout(self.ffn(self.norm2(h)))
-        return result
+        return h + self.dropout(self.ffn(self.norm2(h)))
 
 
 class EncoderClassifier(nn.Module):
@@ -182,8 +179,7 @@ class EncoderClassifier(nn.Module):
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids int64 [B, S] → [B, S, d]."""
-        result: Tensor = self.dropout(self.tokens(input_ids) + self.types(torch.zeros_like(input_ids)))
-        return result
+        return self.dropout(self.tokens(input_ids) + self.types(torch.zeros_like(input_ids)))
 
     def iterate(self, h: Tensor, attention_mask: Tensor | None, *, answer: bool = False) -> Tensor:
         """Apply the shared layers once, h ← F(h) + α·h: [B, S, d] → [B, S, d].
@@ -206,8 +202,7 @@ class EncoderClassifier(nn.Module):
 
     def readout(self, h: Tensor) -> Tensor:
         """h [B, S, d] → logits float32 [B, classes]."""
-        logits: Tensor = self.head(self.norm(h[:, 0]))
-        return logits.float()
+        return self.head(self.norm(h[:, 0])).float()
 
 
 def _initialise(module: nn.Module) -> None:
@@ -255,8 +250,7 @@ class ExportedAttention(nn.Module):
         shape, (cos, sin) = (self.heads, self.head_size), (cos[:, 0], sin[:, 0])  # [S, D / 2]
         q, k, v = (part.unflatten(-1, shape).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))  # [B, H, S, D]
         q, k = self.rotate(q[:, :, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
-        result: Tensor = self.out(explicit_attention(q, k, v, mask).transpose(1, 2).flatten(2))
-        return result
+        return self.out(explicit_attention(q, k, v, mask).transpose(1, 2).flatten(2))
 
 
 class ExportedSwiGLU(nn.Module):
@@ -276,8 +270,7 @@ class ExportedSwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., size] → [..., size]."""
-        result: Tensor = self.w3(F.silu(self.gate(x)) * self.value(x))
-        return result
+        return self.w3(F.silu(self.gate(x)) * self.value(x))
 
 
 class HalvesRotation(nn.Module):

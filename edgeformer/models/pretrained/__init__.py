@@ -31,25 +31,24 @@ Pooling = Literal["cls", "mean", "max"]
 class FoldConfig(Frozen):
     """Some layers of a pretrained stack, applied repeatedly: the recurrence of paper A on pretrained weights."""
 
-    layers: PositiveInt = Field(description="that are kept, and shared by all iterations")
+    layers: PositiveInt = Field(description="layers that are kept and shared by all iterations")
     iterations: PositiveInt
     init: Literal["stepwise", "average"] = Field(
         "stepwise",
-        description="stepwise: every n-th layer of the stack; average: the mean of the layers that each stands for",
+        description="stepwise: every n-th layer of the stack; average: the mean of the layers that each one replaces",
     )
     weights: Literal["source", "teacher"] = Field(
         "source",
-        description="whose layers are kept: the source's; or those of training.teacher, which began as that source",
+        description="origin of the layers: the source, or training.teacher, a run that started from that source",
     )
     order: Literal["cycle", "immediate"] = Field(
-        "cycle", description="cycle applies 1 2 3 1 2 3, as paper A does; immediate 1 1 2 2 3 3"
+        "cycle", description="cycle applies layers 1 2 3 1 2 3, as in paper A; immediate 1 1 2 2 3 3"
     )
     own: Literal["none", "norms", "adapters"] = Field(
         "none",
-        description="what each application has for itself: nothing; its biases and norms; a low-rank matrix beside "
-        "every shared one",
+        description="parameters of each application: none; biases and norms; a low-rank matrix for every shared one",
     )
-    rank: PositiveInt = Field(8, description="of own: adapters")
+    rank: PositiveInt = Field(8, description="rank of own: adapters")
 
     def layer_order(self) -> tuple[int, ...]:
         """Return the kept layer of each application, from 0."""
@@ -69,19 +68,18 @@ class PretrainedConfig(ModelConfig):
 
     kind: Literal["pretrained"]
     source: str = Field(description="folder of a Hugging Face model (config.json, model.safetensors), or its hub name")
-    architecture: dict[str, Any] = Field(description="the source's config.json; filled in from there when absent")
-    weights_sha256: str | None = Field(None, description="of the source's weights; filled in when absent")
+    architecture: dict[str, Any] = Field(description="the source's config.json; read from the source if missing")
+    weights_sha256: str | None = Field(None, description="checksum of the source's weights; computed if missing")
     pooling: Pooling | None = Field(
-        None,
-        description="what the answer is made of: [CLS], the tokens' mean or maximum; absent: as the source does",
+        None, description="state of [CLS], or mean or maximum of the tokens' states; default: as in the source"
     )
-    normalize: bool = Field(False, description="embeddings of length 1")
+    normalize: bool = Field(False, description="scale embeddings to length 1")
     pairs: bool = Field(
-        False, description="texts may be pairs: the tokens behind the first separator get the second token type"
+        False, description="texts may be pairs: tokens after the first separator get the second token type"
     )
     separator: int | None = Field(None, description="token between the texts of a pair")
-    dropout: Probability | None = Field(None, description="absent: as the source was trained")
-    attention_dropout: Probability | None = Field(None, description="absent: as the source was trained")
+    dropout: Probability | None = Field(None, description="default: as in the source")
+    attention_dropout: Probability | None = Field(None, description="default: as in the source")
     fold: FoldConfig | None = None
 
     @field_validator("architecture")

@@ -22,6 +22,7 @@ from edgeformer.models.pretrained.model import (
     build_components,
     exported_form,
     load_components,
+    table_of,
 )
 from edgeformer.models.pretrained.source import open_source, width_of
 from edgeformer.models.tracing import BATCH, TOKENS, Graphs, GraphSpec, Piece, export_graph, state_name, text_spec
@@ -122,10 +123,6 @@ class PretrainedAdapter(ModelAdapter):
         """Cross-entropy, or distillation from a teacher."""
         return classification_loss(recipe, prepared)
 
-    def scorer(self, model: PretrainedEncoder) -> nn.Module:
-        """The model itself."""
-        return model
-
     def exits(self, model: PretrainedEncoder) -> PretrainedExits:
         return PretrainedExits(model)
 
@@ -152,9 +149,7 @@ class PretrainedAdapter(ModelAdapter):
 
     def trim(self, model: PretrainedEncoder, kept: Tensor) -> PretrainedEncoder:
         trimmed = sharing_copy(model)
-        table = model.embeddings.words.weight.detach()[kept]
-        trimmed.embeddings.words = nn.Embedding(*table.shape, device="meta")
-        trimmed.embeddings.words.weight = nn.Parameter(table)
+        trimmed.embeddings.words = table_of(model.embeddings.words.weight[kept])
         separator = model.embeddings.separator
         if separator is not None:
             rows = (kept == separator).nonzero()

@@ -158,13 +158,63 @@ def _transformers_errors(subject: str) -> Iterator[None]:
 
 def map_components(model: Any) -> Components:
     """Map a transformers model (a bare encoder or a sequence classifier) to components; norms become float32 ones."""
-    config, base = model.config, model.base_model
-    mapping = {"albert": _map_albert, "distilbert": _map_distilbert, "modernbert": _map_modernbert}
-    components = mapping.get(config.model_type, _map_bert)(config, base, model if model is not base else None)
+    config, encoder = model.config, model.base_model
+    kind, embeddings = config.model_type, encoder.embeddings
+    is_modern = kind == "modernbert"
+    words = embeddings.tok_embeddings if is_modern else embeddings.word_embeddings
+    norm = embeddings.norm if is_modern else embeddings.LayerNorm
+    positions: Any = getattr(embeddings, "position_embeddings", None)
+    dropout = getattr(config, "hidden_dropout_prob", 0.0)
+    options: dict[str, Any] = {"project": getattr(encoder, "embeddings_project", None)}
+    depth = config.num_hidden_layers
+    order = tuple(range(depth))
+    if kind == "albert":  # it shares its layers: one application of a group counts as a layer
+        layers = encoder.encoder.albert_layer_groups
+        order = tuple(int(number / (depth / config.num_hidden_groups)) for number in range(depth))
+        options["project"] = encoder.encoder.embedding_hidden_mapping_in
+    elif kind == "distilbert":
+        layers, dropout = encoder.transformer.layer, config.dropout
+    elif is_modern:
+        layers, dropout = encoder.layers, config.embedding_dropout
+        options |= {"final_norm": _float32_norm(encoder.final_norm), "rotary": encoder.rotary_emb}
+        options |= {"kinds": tuple(config.layer_types), "window": config.sliding_window}
+    else:  # BERT, RoBERTa, ELECTRA
+        layers = encoder.encoder.layer
+        if kind == "roberta":  # the first rows belong to padding
+            positions = table_of(positions.weight[config.pad_token_id + 1 :])
+    components = Components(
+        words=words,
+        positions=positions,
+        types=getattr(embeddings, "token_type_embeddings", None),
+        norm=_float32_norm(norm),
+        dropout=dropout,
+        layers=list(layers),
+        order=order,
+        head=_map_head(model) if model is not encoder else None,
+        **options,
+    )
     for module in [components.norm, components.final_norm, *components.layers]:
         if module is not None:
             _replace_norms(module)
     return components
+
+
+def _map_head(model: Any) -> HeadComponents:
+    """Map the head of a sequence classifier."""
+    config, out = model.config, model.classifier
+    if config.model_type == "albert":
+        return HeadComponents("cls", model.albert.pooler, torch.tanh, out, config.classifier_dropout_prob)
+    if config.model_type == "distilbert":
+        return HeadComponents("cls", model.pre_classifier, F.relu, out, config.seq_classif_dropout)
+    if config.model_type == "modernbert":
+        dense, activation, norm = model.head.dense, model.head.act, _float32_norm(model.head.norm)
+        return HeadComponents(config.classifier_pooling, dense, activation, out, config.classifier_dropout, norm=norm)
+    dropout = getattr(config, "classifier_dropout", None)
+    dropout = config.hidden_dropout_prob if dropout is None else dropout
+    if config.model_type == "bert":
+        return HeadComponents("cls", model.bert.pooler.dense, torch.tanh, out, dropout)
+    activation = torch.tanh if config.model_type == "roberta" else F.gelu
+    return HeadComponents("cls", out.dense, activation, out.out_proj, dropout, drop_first=True)
 
 
 def _replace_norms(module: nn.Module) -> None:
@@ -182,96 +232,9 @@ def _float32_norm(norm: nn.LayerNorm) -> LayerNorm:
     return exact
 
 
-def _map_bert(config: Any, base: Any, classifier: Any) -> Components:
-    """BERT, RoBERTa, ELECTRA: the same embeddings and layers, three heads."""
-    positions, head = base.embeddings.position_embeddings, None
-    if config.model_type == "roberta":  # its first rows belong to padding
-        positions = _table_of(positions.weight[config.pad_token_id + 1 :])
-    if classifier is not None:
-        dropout = getattr(config, "classifier_dropout", None)
-        dropout = config.hidden_dropout_prob if dropout is None else dropout
-        if config.model_type == "bert":
-            head = HeadComponents("cls", base.pooler.dense, torch.tanh, classifier.classifier, dropout)
-        else:
-            modules, activation = classifier.classifier, torch.tanh if config.model_type == "roberta" else F.gelu
-            head = HeadComponents("cls", modules.dense, activation, modules.out_proj, dropout, drop_first=True)
-    return Components(
-        words=base.embeddings.word_embeddings,
-        positions=positions,
-        types=base.embeddings.token_type_embeddings,
-        norm=_float32_norm(base.embeddings.LayerNorm),
-        dropout=config.hidden_dropout_prob,
-        layers=list(base.encoder.layer),
-        order=tuple(range(config.num_hidden_layers)),
-        project=getattr(base, "embeddings_project", None),
-        head=head,
-    )
-
-
-def _map_distilbert(config: Any, base: Any, classifier: Any) -> Components:
-    head = None
-    if classifier is not None:
-        dropout = config.seq_classif_dropout
-        head = HeadComponents("cls", classifier.pre_classifier, F.relu, classifier.classifier, dropout)
-    return Components(
-        words=base.embeddings.word_embeddings,
-        positions=base.embeddings.position_embeddings,
-        types=None,
-        norm=_float32_norm(base.embeddings.LayerNorm),
-        dropout=config.dropout,
-        layers=list(base.transformer.layer),
-        order=tuple(range(config.n_layers)),
-        head=head,
-    )
-
-
-def _map_albert(config: Any, base: Any, classifier: Any) -> Components:
-    """ALBERT shares its layers: one application of a group counts as a layer."""
-    head = None
-    if classifier is not None:
-        head = HeadComponents("cls", base.pooler, torch.tanh, classifier.classifier, config.classifier_dropout_prob)
-    layers_per_group = config.num_hidden_layers / config.num_hidden_groups
-    return Components(
-        words=base.embeddings.word_embeddings,
-        positions=base.embeddings.position_embeddings,
-        types=base.embeddings.token_type_embeddings,
-        norm=_float32_norm(base.embeddings.LayerNorm),
-        dropout=config.hidden_dropout_prob,
-        layers=list(base.encoder.albert_layer_groups),
-        order=tuple(int(number / layers_per_group) for number in range(config.num_hidden_layers)),
-        project=base.encoder.embedding_hidden_mapping_in,
-        head=head,
-    )
-
-
-def _map_modernbert(config: Any, base: Any, classifier: Any) -> Components:
-    head = None
-    if classifier is not None:
-        modules = classifier.head
-        head = HeadComponents(
-            config.classifier_pooling, modules.dense, modules.act, classifier.classifier, config.classifier_dropout,
-            norm=_float32_norm(modules.norm),
-        )  # fmt: skip
-    return Components(
-        words=base.embeddings.tok_embeddings,
-        positions=None,
-        types=None,
-        norm=_float32_norm(base.embeddings.norm),
-        dropout=config.embedding_dropout,
-        layers=list(base.layers),
-        order=tuple(range(config.num_hidden_layers)),
-        final_norm=_float32_norm(base.final_norm),
-        head=head,
-        rotary=base.rotary_emb,
-        kinds=tuple(config.layer_types),
-        window=config.sliding_window,
-    )
-
-
-def _table_of(weight: Tensor) -> nn.Embedding:
-    table = nn.Embedding(*weight.shape, device="meta")
-    table.weight = nn.Parameter(weight.detach().clone())
-    return table
+def table_of(weight: Tensor) -> nn.Embedding:
+    """Return an embedding table with a copy of the rows [V, d]."""
+    return nn.Embedding.from_pretrained(weight.detach().clone(), freeze=False)
 
 
 class Embeddings(nn.Module):
@@ -283,7 +246,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, components: Components, config: PretrainedConfig) -> None:
         super().__init__()
-        self.words = _table_of(components.words.weight)
+        self.words = table_of(components.words.weight)
         self.positions: nn.Parameter | None = None
         self.types: nn.Embedding | None = None
         if components.positions is not None:
@@ -292,7 +255,7 @@ class Embeddings(nn.Module):
                 table += components.types.weight.detach()[0]
             self.positions = nn.Parameter(table)
         if config.pairs and components.types is not None:
-            self.types = _table_of(components.types.weight)
+            self.types = table_of(components.types.weight)
         self.norm, self.dropout = components.norm, nn.Dropout(components.dropout)
         self.project, self.separator = components.project, config.separator
 
@@ -306,8 +269,7 @@ class Embeddings(nn.Module):
         if self.positions is not None:
             x = x + self.positions[: input_ids.shape[1]]
         x = self.dropout(self.norm(x))
-        result: Tensor = x if self.project is None else self.project(x)
-        return result
+        return x if self.project is None else self.project(x)
 
 
 class Head(nn.Module):
@@ -409,8 +371,7 @@ class PretrainedEncoder(nn.Module):
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids int64 [B, S] → [B, S, d]."""
-        result: Tensor = self.embeddings(input_ids)
-        return result
+        return self.embeddings(input_ids)
 
     def advance(self, h: Tensor, attention_mask: Tensor | None, stage: int | Tensor) -> Tensor:
         """Apply one stage of layers: [B, S, d] → [B, S, d].
@@ -429,8 +390,7 @@ class PretrainedEncoder(nn.Module):
     def _apply_layer(self, number: int, h: Tensor, mask: Tensor | None) -> Tensor:
         """Apply a layer to h [B, S, d] with an additive mask [B, 1, 1, S]."""
         if self.rotary is None:
-            result: Tensor = self.layers[number](h, mask)
-            return result
+            return self.layers[number](h, mask)
         kind = self.kinds[number]
         positions = torch.arange(h.shape[1], device=h.device)
         if kind == "sliding_attention":
@@ -439,13 +399,11 @@ class PretrainedEncoder(nn.Module):
             # The minimum, because the sum of two would exceed FP16.
             mask = window_mask if mask is None else torch.minimum(mask, window_mask)
         angles = self.rotary(h, positions[None], kind)
-        rotated: Tensor = self.layers[number](h, attention_mask=mask, position_embeddings=angles)
-        return rotated
+        return self.layers[number](h, attention_mask=mask, position_embeddings=angles)
 
     def readout(self, h: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """h [B, S, d] → float32 [B, classes or d]."""
-        answer: Tensor = self.head(self.final_norm(h), attention_mask)
-        return answer
+        return self.head(self.final_norm(h), attention_mask)
 
 
 class Application:

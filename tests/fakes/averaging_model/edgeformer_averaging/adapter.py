@@ -103,9 +103,6 @@ class AveragingAdapter(ModelAdapter):
     def loss(self, model: AveragingClassifier, recipe: Any, prepared: Prepared | None) -> Loss:
         return classification_loss(recipe, prepared)
 
-    def scorer(self, model: AveragingClassifier) -> nn.Module:
-        return model
-
     def exits(self, model: AveragingClassifier) -> AveragingExits:
         return AveragingExits(model)
 
