@@ -234,7 +234,7 @@ def _float32_norm(norm: nn.LayerNorm) -> LayerNorm:
 
 def table_of(weight: Tensor) -> nn.Embedding:
     """Return an embedding table with a copy of the rows [V, d]."""
-    return nn.Embedding.from_pretrained(weight.detach().clone(), freeze=False)
+    return nn.Embedding(len(weight), weight.shape[1], _weight=weight.detach().clone())
 
 
 class Embeddings(nn.Module):
