@@ -1,4 +1,4 @@
-"""CRT-Deep once more, from the paper's equations and the public checkpoint layout, with nothing of ours in it."""
+"""Independent implementation of CRT-Deep from the paper's equations and the public checkpoint layout."""
 
 from __future__ import annotations
 
@@ -17,22 +17,14 @@ DILATIONS = (1, 2, 4, 8)
 def small_config(**changes: Any) -> CRTConfig:
     """A CRT of about 30,000 parameters."""
     sizes: dict[str, Any] = {
-        "kind": "crt",
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "embedding_size": 12,
-        "embedding_cycles": 3,
-        "ffn_size": 40,
-        "loops": 4,
-        "cycles": 5,
-        "exits": (1, 3),
-        "max_positions": 320,
-    }
+        "kind": "crt", "vocab_size": 60, "hidden_size": 32, "embedding_size": 12, "embedding_cycles": 3, "ffn_size": 40,
+        "loops": 4, "cycles": 5, "exits": (1, 3), "max_positions": 320,
+    }  # fmt: skip
     return CRTConfig(**{**sizes, **changes})
 
 
 def public_weights(config: CRTConfig, seed: int = 0) -> dict[str, Tensor]:
-    """Random weights under the names and in the shapes of the public code, float32."""
+    """Return random float32 weights in the public layout."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -46,10 +38,7 @@ def public_weights(config: CRTConfig, seed: int = 0) -> dict[str, Tensor]:
         "pos_embed.weight": draw(config.max_positions, d),
         "loop_encodings": draw(config.loops, 1, 1, d),
         "lm_head.weight": draw(words, d),
-        "q_proj.weight": draw(d, d),
-        "k_proj.weight": draw(d, d),
-        "v_proj.weight": draw(d, d),
-        "out_proj.weight": draw(d, d),
+        **{f"{name}_proj.weight": draw(d, d) for name in ("q", "k", "v", "out")},
     }
     for number in (1, 2):
         weights[f"norm{number}.weight"] = 1 + draw(d)
@@ -71,7 +60,7 @@ def public_weights(config: CRTConfig, seed: int = 0) -> dict[str, Tensor]:
 
 
 class Oracle:
-    """The public architecture in float64. Its convolutions look ahead, unless ``causal`` pads them on the left only."""
+    """The public architecture in float64. Convolutions look ahead; with ``causal`` they are padded on the left only."""
 
     def __init__(self, weights: dict[str, Tensor], *, causal: bool = False) -> None:
         self.w = {name: tensor.double() for name, tensor in weights.items()}
@@ -105,12 +94,12 @@ class Oracle:
             (x @ self.w[f"{name}_proj.weight"].T).view(batch, length, HEADS, head).transpose(1, 2) for name in "qkv"
         )
         scores = q @ k.transpose(-1, -2) * head**-0.5
-        later = torch.ones(length, length).triu(1).bool()
-        mixed = scores.masked_fill(later, float("-inf")).softmax(-1) @ v
+        future = torch.ones(length, length).triu(1).bool()
+        mixed = scores.masked_fill(future, float("-inf")).softmax(-1) @ v
         return mixed.transpose(1, 2).reshape(batch, length, size) @ self.w["out_proj.weight"].T
 
     def states(self, ids: Tensor) -> dict[int, Tensor]:
-        """Hidden state after every loop: loop → [B, T, C]."""
+        """Return loop → hidden state [B, T, C] after it."""
         w = self.w
         x = w["embed.base_embedding.weight"][ids] @ w["embed.projection.weight"].T + w["embed.projection.bias"]
         x = self._trm(x, "embed.refine") + w["pos_embed.weight"][: ids.shape[1]]
@@ -123,10 +112,10 @@ class Oracle:
         return states
 
     def logits(self, ids: Tensor) -> dict[int, Tensor]:
-        """Logits of every exit that has a head, and of the last loop: loop → [B, T, V]."""
-        found = {}
+        """Return loop → logits [B, T, V] of every exit that has a head, and of the last loop."""
+        logits = {}
         for loop, x in self.states(ids).items():
             head = "lm_head" if loop == self.loops else f"intermediate_heads.loop_{loop}"
             if f"{head}.weight" in self.w:
-                found[loop] = x @ self.w[f"{head}.weight"].T
-        return found
+                logits[loop] = x @ self.w[f"{head}.weight"].T
+        return logits

@@ -27,6 +27,8 @@ from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import torch_decoder
 from tests.models.crt_oracle import small_config
 
+Array = NDArray[Any]
+
 TOKENS = 256
 VARIANTS: list[dict[str, Any]] = [
     {}, {"heads": "separate"}, {"heads": "tied"}, {"exits": ()}, {"trm": "linear"}, {"trm": "conv"},
@@ -44,14 +46,14 @@ class TorchGraph:
     def __init__(self, spec: GraphSpec) -> None:
         self.spec, self.inputs = spec, tuple(spec.inputs)
 
-    def empty(self, name: str, rows: int) -> NDArray[Any]:
+    def empty(self, name: str, rows: int) -> Array:
         example, axes = self.spec.inputs[name], self.spec.axes[name]
         shape = (rows, *(0 if axis in axes else size for axis, size in enumerate(example.shape) if axis))
         return example.new_zeros(shape).numpy()
 
     def most_tokens(self) -> None: ...
 
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         arguments = [torch.from_numpy(np.ascontiguousarray(inputs[name])) for name in self.inputs]
         for name, argument in zip(self.inputs, arguments, strict=True):
             example, axes = self.spec.inputs[name], self.spec.axes.get(name, {})
@@ -75,19 +77,19 @@ def make_crt(**changes: Any) -> CRT:
     return build_crt(small_config(**changes)).eval()
 
 
-def full_logits(model: CRT, ids: Tensor) -> dict[int, NDArray[Any]]:
+def full_logits(model: CRT, ids: Tensor) -> dict[int, Array]:
     """Return exit → logits [B, T, V] of the full forward pass."""
     with torch.inference_mode():
         return {loop: model.logits(ids, loop).numpy() for loop in model.exits}
 
 
-def logits_after(decoder: Decoder[Any], loop: int) -> NDArray[Any]:
+def logits_after(decoder: Decoder[Any], loop: int) -> Array:
     """Run the newest token up to ``loop`` and return its logits [B, V]."""
     decoder.advance(loop)
     return decoder.row_logits(loop)
 
 
-def close(actual: NDArray[Any], expected: NDArray[Any]) -> bool:
+def close(actual: Array, expected: Array) -> bool:
     return bool(np.abs(actual - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max()))
 
 
@@ -97,12 +99,12 @@ def model() -> CRT:
 
 
 @pytest.fixture(scope="module")
-def ids() -> NDArray[np.int64]:
+def ids() -> Array:
     return torch.randint(0, 60, (1, TOKENS), generator=torch.Generator().manual_seed(1)).numpy()
 
 
 @pytest.fixture(scope="module")
-def expected(model: CRT, ids: NDArray[np.int64]) -> dict[int, NDArray[Any]]:
+def expected(model: CRT, ids: Array) -> dict[int, Array]:
     return full_logits(model, torch.from_numpy(ids))
 
 
@@ -113,7 +115,7 @@ def decoder(model: CRT) -> Decoder[Tensor]:
 
 @pytest.mark.parametrize("exits", [(2,), (4,), (6,), (8,), (2, 2, 2, 4, 2, 6, 8)])
 def test_one_token_at_a_time(
-    decoder: Decoder[Tensor], ids: NDArray[np.int64], expected: dict[int, NDArray[Any]], exits: tuple[int, ...]
+    decoder: Decoder[Tensor], ids: Array, expected: dict[int, Array], exits: tuple[int, ...]
 ) -> None:
     """Tokens that exit early wait and catch up, so that later ones see every loop's state of them."""
     choice = random.Random(0)
@@ -124,9 +126,7 @@ def test_one_token_at_a_time(
     assert decoder.length == TOKENS
 
 
-def test_one_token_through_all_exits(
-    decoder: Decoder[Tensor], ids: NDArray[np.int64], expected: dict[int, NDArray[Any]]
-) -> None:
+def test_one_token_through_all_exits(decoder: Decoder[Tensor], ids: Array, expected: dict[int, Array]) -> None:
     decoder.read_rows(ids[:, :20])
     for loop in (2, 4, 6, 8):
         assert close(logits_after(decoder, loop), expected[loop][:, 19])
@@ -136,11 +136,7 @@ def test_one_token_through_all_exits(
 
 @pytest.mark.parametrize("pieces", [(100,), (1, 99), (37, 1, 1, 61), (64, 64), (65, 127, 64)])
 def test_many_tokens_at_once(
-    model: CRT,
-    decoder: Decoder[Tensor],
-    ids: NDArray[np.int64],
-    expected: dict[int, NDArray[Any]],
-    pieces: tuple[int, ...],
+    model: CRT, decoder: Decoder[Tensor], ids: Array, expected: dict[int, Array], pieces: tuple[int, ...]
 ) -> None:
     for number, piece in enumerate(pieces):
         decoder.read_rows(ids[:, decoder.length : decoder.length + piece])
@@ -156,9 +152,7 @@ def test_several_texts(model: CRT, decoder: Decoder[Tensor]) -> None:
     assert close(logits_after(decoder, 8), full_logits(model, texts)[8][:, -1])
 
 
-def test_peek_leaves_the_cache_unchanged(
-    decoder: Decoder[Tensor], ids: NDArray[np.int64], expected: dict[int, NDArray[Any]]
-) -> None:
+def test_peek_leaves_the_cache_unchanged(decoder: Decoder[Tensor], ids: Array, expected: dict[int, Array]) -> None:
     for length in (0, 70):  # after 70 tokens the key buffers have grown
         if length:
             decoder.read_rows(ids[:, :length])
@@ -173,7 +167,7 @@ def test_peek_leaves_the_cache_unchanged(
         decoder.read([1])
 
 
-def test_limits_of_decoding(decoder: Decoder[Tensor], ids: NDArray[np.int64]) -> None:
+def test_limits_of_decoding(decoder: Decoder[Tensor], ids: Array) -> None:
     with pytest.raises(ValueError, match="read one first"):
         decoder.advance(2)
     decoder.read_rows(ids)
