@@ -289,15 +289,15 @@ def test_number_of_traces_is_constant(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(traced) == 5
 
 
-def test_client_config_describes_a_classifier_to_clients(finished_run: Path) -> None:
+def test_client_config_describes_a_classifier_to_clients(fresh_run: Path) -> None:
     config = MODEL.client_config(RUN_CONFIG)
     assert config["model_type"] == CLIENT_TYPE and config["edgeformer"] == RUN_CONFIG
     assert config["num_hidden_layers"] == 6 and config["iterations"] == 2
     for key in ("vocab_size", "hidden_size", "pad_token_id", "id2label", "label2id"):
         assert config[key] == RUN_CONFIG[key]
-    bundle = finished_run / "bundle"
+    bundle = fresh_run / "bundle"
     exported = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
-    run_config = json.loads((finished_run / "model" / "config.json").read_text(encoding="utf-8"))
+    run_config = json.loads((fresh_run / "model" / "config.json").read_text(encoding="utf-8"))
     assert exported == MODEL.client_config(run_config)
     assert tuple(exported["id2label"].values()) == Bundle.open(bundle).manifest.labels
 
