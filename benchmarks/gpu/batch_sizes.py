@@ -6,7 +6,7 @@ from benchmarks.gpu.number_formats import floor
 from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
 from benchmarks.gpu.session import Column, Figures, Row, Session, main
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.training.gpu_time import count_kernels
+from edgeformer.training.duration import count_kernels
 
 RECIPE, DEVICE = "crt_deep_rtx4050", "rtx4050"
 EFFECTIVE_BATCH = 16

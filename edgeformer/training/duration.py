@@ -1,19 +1,26 @@
-"""How long training will take, before it starts: by a few steps that are timed here, or by a device's stated rates."""
+"""Predicted time of a training: from steps timed on this host, or from a device's stated rates."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from edgeformer.artifacts.device import DeviceProfile
-from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.errors import DataError, EdgeformerError, MissingDependencyError
 from edgeformer.artifacts.plan import PlannedTime
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
@@ -22,30 +29,32 @@ from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import Place
 from edgeformer.tasks import task_named
-from edgeformer.training.gpu_time import WITH_VALIDATION, gpu_time
-from edgeformer.training.memory import filled
+from edgeformer.training.memory import HALF_FORMATS, example_tensors, use_cuda_dropout
 from edgeformer.training.timing import timed
 
 SHARE_OF_PEAK = (0.04, 0.5)
-"""Of a CPU's stated rate that training reaches: small models reach little of it. benchmarks/plan_time.py has what
-finished trainings reached. CUDA cards: :mod:`~edgeformer.training.gpu_time`."""
-_TIMED = (0.7, 1.5)
-"""Of what timed steps say: machines change their speed within minutes."""
+"""Of a CPU's stated rate that training reaches: small models reach little of it. benchmarks/plan_time.py has the shares
+of finished trainings."""
+WITH_VALIDATION = 1.05
+"""Time with validation as a multiple of the time of the steps, for the high end of estimates from rates. Validation
+sets of the shipped recipes have at most an eighth of the rows, and a forward pass is a third of a step: 1 + 1/24."""
+_TIMED_RANGE = (0.7, 1.5)
+"""Low and high end as multiples of the timed value: a host changes its speed within minutes."""
 _UNKNOWN_ROWS = 1000
-_MOST_PREPARED = 64 << 20
-"""Bytes of files that are read and encoded for it; `plan` is meant to answer in seconds."""
+_MAX_READ_BYTES = 64 << 20
+"""Largest data that is read and encoded: a plan shall take seconds."""
 
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """What a training reads.
+    """Steps and rows of a training.
 
     Attributes:
-        steps: optimizer steps of all epochs; None: the number of rows is not known.
-        rows: training rows of all epochs; 1,000 where their number is not known.
+        steps: optimizer steps of all epochs; None: the number of rows is unknown.
+        rows: training rows of all epochs; 1,000 if their number is unknown.
         tokens: per row of a batch, padding included.
-        rows_from: who counted the rows.
-        text: the length for people.
+        rows_from: source of the number of rows.
+        text: description for people.
     """
 
     steps: int | None
@@ -60,10 +69,10 @@ class PlannedData:
     """A recipe and the length of its training.
 
     Attributes:
-        recipe: with the vocabulary that its tokenizer turned out to have.
-        length: None: the data is here and cannot be used.
+        recipe: with the vocabulary size of its tokenizer.
+        length: None: the data is on this host and cannot be used.
         problem: why not.
-        notes: what is worth saying of the recipe, and of its data where that was read.
+        notes: warnings about recipe and data.
     """
 
     recipe: Recipe
@@ -73,70 +82,70 @@ class PlannedData:
 
 
 def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> PlannedData:
-    """Find the length of a training: from its data where that is on this machine, else from ``data.expected_rows``.
+    """Determine the length of a training from its data, or from ``data.expected_rows`` if the data is not read.
 
     Args:
-        cache: where encoded data is kept for the process that times steps.
+        cache: folder of encoded data, for the process that times steps.
     """
-    unread = _why_unread(recipe)
-    if unread is not None:
-        return PlannedData(recipe, _unread(recipe, unread))
-    notes: list[str] = []
+    data, training, epochs = recipe.data, recipe.training, recipe.training.epochs
+    sources = [source for part in data.parts.values() for source in part]
+    files = [Path(source.path) for source in sources if source.kind == "file"]
+    missing = [path for path in files if not path.is_file()]
+    is_small = not missing and sum(path.stat().st_size for path in files) <= _MAX_READ_BYTES
+    tokenizer = recipe.model_dump(include={"tokenizer"})["tokenizer"]
+    epochs_text = "1 epoch" if epochs == 1 else f"{epochs} epochs"
+
+    def data_warnings() -> tuple[str, ...]:
+        if len(files) < len(sources) or not is_small:
+            return ()
+        try:
+            return tuple(finding.message for finding in task_named(recipe.task).findings(data))
+        except (DataError, MissingDependencyError) as error:
+            return (f"training would refuse its data: {error}",)
+
+    reason = None
+    if any(source.kind == "hub" for source in sources):
+        reason = "the data is on the hub; --data DIR plans with files"
+    elif tokenizer.get("kind") == "hub":
+        reason = "the tokenizer is on the hub; --tokenizer FILE plans with a file"
+    elif data.stream:
+        reason = "the data is streamed"
+    elif missing:
+        reason = f"{missing[0]} does not exist"
+    elif not is_small:
+        reason = f"the data is larger than {_MAX_READ_BYTES >> 20} MiB"
+    if reason is not None:
+        up_to = "" if getattr(data, "mode", None) == "packed" else "up to "
+        tokens_text, count = f"{up_to}{data.tokens_at_once:,} tokens", data.expected_rows
+        if count is None:
+            text = f"rows of {tokens_text}; the number of rows is not known: {reason}"
+            length = TrainingLength(None, _UNKNOWN_ROWS, data.tokens_at_once, "unknown", text)
+        else:
+            steps = -(-count // training.effective_batch) * epochs
+            text = (
+                f"{epochs_text} of {count:,} rows of {tokens_text}; rows as the recipe states them, not counted: "
+                f"{reason}"
+            )
+            length = TrainingLength(steps, count * epochs, data.tokens_at_once, "recipe", text)
+        return PlannedData(recipe, length, notes=data_warnings())
     try:
         prepared = task_named(recipe.task).prepare(recipe, cache, progress)
     except EdgeformerError as error:
-        return PlannedData(recipe, None, str(error))
-    recipe = fitted_recipe(recipe, prepared.tokenizer, notes.append)
-    findings = tuple(finding.message for finding in prepared.summary.findings)
-    training, sizes = recipe.training, prepared.train.sizes(np.arange(len(prepared.train)))
-    if (wrong_count := recipe.data.row_count_warning(len(sizes))) is not None:
-        notes.append(wrong_count)
+        return PlannedData(recipe, None, str(error), data_warnings())
+    notes: list[str] = []
+    fitted = fitted_recipe(recipe, prepared.tokenizer, notes.append)
+    sizes = prepared.train.sizes(np.arange(len(prepared.train)))
+    if (row_count_warning := data.row_count_warning(len(sizes))) is not None:
+        notes.append(row_count_warning)
     bucketed = training.batching == "bucketed"
     batches = plan_batches(prepared.train, training.effective_batch, seed=recipe.seed, epoch=0, bucketed=bucketed)
     padded = sum(len(batch) * int(sizes[batch].max(initial=1)) for batch in batches)
-    rows, epochs = len(sizes), training.epochs
-    tokens = recipe.data.tokens_at_once if getattr(training, "score_padding", False) else math.ceil(padded / rows)
-    text = f"{_epochs(recipe)} of {rows:,} rows of {tokens:,} tokens, padding included"
-    return PlannedData(
-        recipe, TrainingLength(len(batches) * epochs, rows * epochs, tokens, "data", text), notes=(*notes, *findings)
-    )
-
-
-def _why_unread(recipe: Recipe) -> str | None:
-    """Return why a recipe's data is not read for a plan, or None if all of it is on this machine and small enough."""
-    data, tokenizer = recipe.data, recipe.model_dump(include={"tokenizer"})["tokenizer"]
-    sources = [source for part in data.parts.values() for source in part]
-    files = [Path(source.path) for source in sources if source.kind == "file"]
-    missing = [str(path) for path in files if not path.is_file()]
-    if any(source.kind == "hub" for source in sources):
-        return "the data is on the hub; --data DIR plans with files"
-    if tokenizer.get("kind") == "hub":
-        return "the tokenizer is on the hub; --tokenizer FILE plans with a file"
-    if data.stream:
-        return "the data is streamed"
-    if missing:
-        return f"{missing[0]} does not exist"
-    if sum(path.stat().st_size for path in files) > _MOST_PREPARED:
-        return f"the data is larger than {_MOST_PREPARED >> 20} MiB"
-    return None
-
-
-def _unread(recipe: Recipe, reason: str) -> TrainingLength:
-    data, epochs = recipe.data, recipe.training.epochs
-    up_to = "" if getattr(data, "mode", None) == "packed" else "up to "
-    tokens = f"{up_to}{data.tokens_at_once:,} tokens"
-    if data.expected_rows is None:
-        text = f"rows of {tokens}; the number of rows is not known: {reason}"
-        return TrainingLength(None, _UNKNOWN_ROWS, data.tokens_at_once, "unknown", text)
-    rows = data.expected_rows
-    steps = -(-rows // recipe.training.effective_batch) * epochs
-    text = f"{_epochs(recipe)} of {rows:,} rows of {tokens}; rows as the recipe states them, not counted: {reason}"
-    return TrainingLength(steps, rows * epochs, data.tokens_at_once, "recipe", text)
-
-
-def _epochs(recipe: Recipe) -> str:
-    epochs = recipe.training.epochs
-    return "1 epoch" if epochs == 1 else f"{epochs} epochs"
+    rows = len(sizes)
+    tokens = data.tokens_at_once if getattr(training, "score_padding", False) else math.ceil(padded / rows)
+    text = f"{epochs_text} of {rows:,} rows of {tokens:,} tokens, padding included"
+    length = TrainingLength(len(batches) * epochs, rows * epochs, tokens, "data", text)
+    notes.extend(finding.message for finding in prepared.summary.findings)
+    return PlannedData(fitted, length, notes=tuple(notes))
 
 
 def planned_time(
@@ -144,23 +153,29 @@ def planned_time(
 ) -> PlannedTime:
     """Estimate how long training takes on ``device``.
 
-    Where the device is this host and the data was read, some steps are timed. Elsewhere the work of a step is counted,
-    on tensors without data, and divided by the rates that the profile states.
+    If the device is this host and the data was read, some steps are timed. Otherwise the work of a step is counted, on
+    tensors without data, and divided by the rates of the profile.
 
     Args:
-        data: of :func:`planned_data`; its recipe with what its teacher computes, if that is known.
-        precision: what it would compute in there, resolved.
-        cache: as of :func:`planned_data`.
-        fits: a recipe that does not fit is not tried.
+        data: from :func:`planned_data`.
+        precision: of training on the device, resolved.
+        cache: as for :func:`planned_data`.
+        fits: whether the recipe fits into memory; otherwise no step is timed.
     """
     recipe, length = data.recipe, data.length
     if length is None:
         return _unavailable(data.problem)
     try:
         if device.name == "host" and fits and length.rows_from == "data":
-            return _by_steps(recipe, cache, length, progress)
+            with bar(progress, "Timing some steps", None, ""):
+                timing = timed(recipe, cache, accelerator="cpu")  # the host's profile describes its CPU
+            low, high = (share * timing.total_s for share in _TIMED_RANGE)
+            basis = f"{timing.timed_steps} steps timed here; {length.text}"
+            return _estimated(recipe, length, low_s=low, high_s=high, basis=basis)
         with bar(progress, "Counting the work of a step", None, ""):
-            return _by_rates(recipe, device, precision, length)
+            if device.kind == "cuda":
+                return gpu_time(recipe, device, precision, length)
+            return _cpu_time(recipe, device, precision, length)
     except EdgeformerError as error:
         return _unavailable(str(error))
 
@@ -169,56 +184,33 @@ def _unavailable(reason: str) -> PlannedTime:
     return PlannedTime(status="unavailable", rows=_UNKNOWN_ROWS, basis=reason)
 
 
-def _by_steps(recipe: Recipe, cache: Path, length: TrainingLength, progress: Progress) -> PlannedTime:
-    with bar(progress, "Timing some steps", None, ""):
-        timing = timed(recipe, cache, accelerator="cpu")  # which the host's profile is of
-    low, high = (share * timing.total_s for share in _TIMED)
-    basis = f"{timing.timed_steps} steps timed here; {length.text}"
+def _estimated(recipe: Recipe, length: TrainingLength, **fields: Any) -> PlannedTime:
+    epochs = 1 if length.steps is None else recipe.training.epochs
     return PlannedTime(
-        status="estimated", low_s=low, high_s=high, steps=timing.steps, rows=length.rows,
-        epochs=recipe.training.epochs, rows_from=length.rows_from, basis=basis,
-    )  # fmt: skip
-
-
-def _by_rates(recipe: Recipe, device: DeviceProfile, precision: str, length: TrainingLength) -> PlannedTime:
-    estimated = partial(
-        PlannedTime,
-        status="estimated",
-        steps=length.steps,
-        rows=length.rows,
-        epochs=1 if length.steps is None else recipe.training.epochs,
-        rows_from=length.rows_from,
+        status="estimated", steps=length.steps, rows=length.rows, epochs=epochs, rows_from=length.rows_from, **fields
     )
-    if device.kind == "cuda":
-        estimate = gpu_time(recipe, device, precision, tokens=length.tokens, rows=length.rows)
-        low_share, high_share = estimate.share_of_peak
-        basis = (
-            f"{length.text}. {estimate.operations:.2g} operations; {low_share:.0%} to {high_share:.0%} of "
-            f"{estimate.rate / 1e12:.3g} TFLOP/s, from the work of each kernel and assumed efficiencies; "
-            "never checked on a GPU"
-        )
-        return estimated(
-            low_s=estimate.low_s, high_s=estimate.high_s, basis=basis, low_reason=estimate.low_reason,
-            high_reason=estimate.high_reason, share_of_peak=estimate.share_of_peak,
-        )  # fmt: skip
-    # Products are summed in FP32 whatever they multiply; a CPU that multiplies in bf16 does so up to twice as fast.
+
+
+def _cpu_time(recipe: Recipe, device: DeviceProfile, precision: str, length: TrainingLength) -> PlannedTime:
+    """Divide the operations of all steps by shares of the stated rate."""
+    # Products are summed in FP32 in every precision; a CPU that multiplies in bf16 is up to twice as fast.
     rates = device.peaks.of("fp32")
     if not rates:
         remedy = "measure them with edgeformer calibrate" if device.name == "host" else "its profile has none"
         return _unavailable(f"the rates of {device.title} are not known: {remedy}")
-    rate, faster = rates[0].value, 2.0 if precision == "bf16" else 1.0
+    rate, speedup = rates[0].value, 2.0 if precision == "bf16" else 1.0
     operations = step_operations(recipe, length.tokens) * length.rows / recipe.training.batch_size
-    low = operations / (rate * faster * SHARE_OF_PEAK[1])
-    high = operations / (rate * SHARE_OF_PEAK[0]) * WITH_VALIDATION
     basis = (
         f"{length.text}. {operations:.2g} operations, at {SHARE_OF_PEAK[0]:.0%} to {SHARE_OF_PEAK[1]:.0%} of "
         f"{rate / 1e12:.3g} TFLOP/s ({rates[0].source})"
     )
-    return estimated(low_s=low, high_s=high, basis=basis)
+    low = operations / (rate * speedup * SHARE_OF_PEAK[1])
+    high = operations / (rate * SHARE_OF_PEAK[0]) * WITH_VALIDATION
+    return _estimated(recipe, length, low_s=low, high_s=high, basis=basis)
 
 
 def step_operations(recipe: Recipe, tokens: int) -> int:
-    """Floating-point operations of products in one micro-batch, forward and backward, whatever is computed again too.
+    """Count the operations of all products in one micro-batch, forward and backward, with recomputation.
 
     Args:
         tokens: per row.
@@ -226,14 +218,242 @@ def step_operations(recipe: Recipe, tokens: int) -> int:
     Raises:
         InputError: the model cannot be built.
     """
+    counter = FlopCounterMode(display=False)
+    _compute_gradient(recipe, tokens, counter)
+    return int(counter.get_total_flops())
+
+
+def _compute_gradient(
+    recipe: Recipe,
+    tokens: int,
+    mode: AbstractContextManager[Any],
+    *,
+    on_cuda: bool = False,
+    half: torch.dtype | None = None,
+) -> nn.Module:
+    """Run forward and backward of one micro-batch under ``mode``, on tensors without data; return the model."""
     task, adapter = task_named(recipe.task), model_spec_of(recipe).adapter
-    length = recipe.data.model_copy(update={recipe.data.length_key: tokens})
-    shorter = recipe.model_copy(update={"data": length})
+    data = recipe.data.model_copy(update={recipe.data.length_key: tokens})
     with FakeTensorMode():
         model, _ = adapter.build(recipe, Place(for_export=True))
+        if on_cuda:
+            adapter.as_on_cuda(model)
+            use_cuda_dropout(model)
         loss = adapter.loss(model.train(), recipe, None)
-        counter = FlopCounterMode(display=False)
-        with counter:
-            batch = filled(task.example(shorter, recipe.training.batch_size))
-            loss(model, batch).total.backward()  # type: ignore[no-untyped-call]
-    return int(counter.get_total_flops())
+        example = task.example(recipe.model_copy(update={"data": data}), recipe.training.batch_size)
+        batch = example_tensors(example)
+        with mode:
+            with contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
+                total = loss(model, batch).total
+            total.backward()  # type: ignore[no-untyped-call]
+    return model
+
+
+# Time on a CUDA card, from the kernels of a step and the card's stated rates. Never checked on a card.
+
+_TILE = 128
+"""Rows and columns of a product's output that one multiprocessor computes at a time."""
+_OPTIMIZER_PASSES = 7
+"""AdamW reads a weight, its gradient and two moments, and writes all but the gradient."""
+_CLIPPING_PASSES = 3
+"""Clipping reads the gradients for their norm, and reads and writes them to scale them."""
+_ACCUMULATING_PASSES = 3
+"""Each further micro-batch reads the gradients so far and its own, and writes their sum."""
+_NO_KERNEL = {
+    "_unsafe_view", "detach", "alias", "empty", "empty_like", "new_empty", "lift_fresh", "_local_scalar_dense",
+}  # fmt: skip
+"""Operations that launch no kernel."""
+_ROWS_ONLY = ("embedding", "index_select", "gather", "scatter_add_", "index_add_", "index_put_")
+"""Operations that access only the indexed rows of their largest tensor."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One operation of a step as torch launches it.
+
+    Attributes:
+        operations: of a product, multiplication and addition counted separately; 0: not a product.
+        size_bytes: read and written.
+        half: a product of 16-bit numbers.
+        attention: the fused attention kernel.
+        tiles: of a product's output, distributed over the multiprocessors.
+    """
+
+    operations: int
+    size_bytes: int
+    half: bool = False
+    attention: bool = False
+    tiles: int = 0
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Assumptions of one end of the range.
+
+    Attributes:
+        of_peak: share of the card's rate that products reach while every multiprocessor has a tile.
+        of_attention: share that the fused attention kernel reaches, whose softmax is no product.
+        of_bandwidth: share of the stated bandwidth that kernels without reuse reach.
+        from_cache: share of a kernel's traffic served by the cache, if the cache holds all of its tensors.
+        launches: time from one kernel to the next as a multiple of the launch overhead, Python included.
+    """
+
+    of_peak: float
+    of_attention: float
+    of_bandwidth: float
+    from_cache: float
+    launches: float
+
+
+FAST = Efficiency(of_peak=0.85, of_attention=0.60, of_bandwidth=0.90, from_cache=0.5, launches=1.0)
+"""Assumed, never measured: expected of large products, fused attention and streaming kernels. Of tensors that fit into
+the cache, a kernel reads the output of its predecessor from it, and writes its own output to memory."""
+SLOW = Efficiency(of_peak=0.75, of_attention=0.35, of_bandwidth=0.75, from_cache=0.0, launches=3.0)
+"""Assumed, never measured: products of the sizes of small models, whose inner loops are short. Nothing is cached."""
+
+
+class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the kernels that the code in its block launches."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels: Counter[Kernel] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2]
+        if func.namespace == "aten" and not func.is_view and name not in _NO_KERNEL:
+            self.kernels[_kernel_of(func, name, args, kwargs or {}, out)] += 1
+        return out
+
+
+def _kernel_of(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Kernel:
+    read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+    if name == "copy_":  # its first argument is only written
+        read = read[1:]
+    elif name.startswith("new_") or name.endswith("_like") or name in ("fill_", "zero_"):
+        read = []
+    sizes = [tensor.numel() * tensor.element_size() for tensor in (*read, *written)]
+    if name in _ROWS_ONLY:
+        largest = max(sizes)
+        sizes = [size for size in sizes if size < largest] or [largest]
+    halves = HALF_FORMATS.values()
+    if "scaled_dot_product" in name:
+        is_backward = "backward" in name
+        query, key = args[1:3] if is_backward else args[:2]
+        # Scores and mixed values; the backward pass computes the scores again, and four more products.
+        products = 5 if is_backward else 2
+        operations = 2 * products * math.prod(query.shape) * key.shape[-2]
+        return Kernel(operations, sum(sizes), query.dtype in halves, attention=True)
+    count_operations = flop_registry.get(func._overloadpacket)
+    if count_operations is None:
+        return Kernel(0, sum(sizes))
+    *batch, rows, columns = written[0].shape if written[0].ndim > 1 else (1, *written[0].shape)
+    tiles = math.prod(batch) * -(-rows // _TILE) * -(-columns // _TILE)
+    operations = int(count_operations(*args, **kwargs, out_val=out))
+    return Kernel(operations, sum(sizes), written[0].dtype in halves, tiles=tiles)
+
+
+def count_kernels(recipe: Recipe, tokens: int, precision: str) -> tuple[Counter[Kernel], int]:
+    """Count the kernels of one micro-batch, forward and backward, with recomputation.
+
+    Args:
+        tokens: per row.
+        precision: of products, resolved.
+
+    Returns:
+        The kernels, and the number of trained parameters.
+
+    Raises:
+        InputError: the model cannot be built.
+    """
+    counter = _KernelCounter()
+    model = _compute_gradient(recipe, tokens, counter, on_cuda=True, half=HALF_FORMATS.get(precision))
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return counter.kernels, parameters
+
+
+def gpu_time(recipe: Recipe, device: DeviceProfile, precision: str, length: TrainingLength) -> PlannedTime:
+    """Estimate how long a CUDA card takes.
+
+    A kernel takes the longer of its arithmetic and its traffic, and a step at least the launches of its kernels. The
+    low end assumes the card's highest power limit, the high end its lowest.
+
+    Raises:
+        EdgeformerError: the profile lacks a required rate.
+    """
+    peaks, is_half = device.peaks, precision != "fp32"
+    required = {
+        "peaks.fp32": peaks.fp32,
+        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
+        **({"peaks.fp16": next(iter(peaks.of("fp16")), None)} if is_half else {}),
+    }
+    missing = [name for name, fact in required.items() if fact is None]
+    if missing or peaks.fp32 is None or device.bandwidth_bytes_per_s is None:
+        raise EdgeformerError(f"device profile {device.name!r} does not say {', '.join(missing)}")
+    fp32_rate = peaks.fp32.value
+    if recipe.training.tf32 and peaks.fp16_fp32_accumulate is not None:  # tensor cores compute TF32 at half that rate
+        fp32_rate = max(fp32_rate, peaks.fp16_fp32_accumulate.value / 2)
+    peak_rate = peaks.of("fp16")[0].value if is_half else fp32_rate
+    bandwidth = device.bandwidth_bytes_per_s.value
+    cache_bytes = float(device.cache_bytes.value) if device.cache_bytes is not None else 0.0
+    cores = device.cores.value if device.cores is not None else 0
+    launch_s = device.launch_overhead_us.value * 1e-6 if device.launch_overhead_us is not None else 0.0
+    limits = {"low": ("", 1.0), "high": ("", 1.0)}  # description of the power limit, clock relative to the stated rates
+    if device.clocks_hz is not None and device.power is not None:
+        clocks, power = device.clocks_hz.value, device.power.value
+        for end, watts, clock_hz in (
+            ("low", power.high_w, clocks.at_high_w),
+            ("high", power.low_w, clocks.at_low_w),
+        ):
+            limits[end] = f"{watts:.0f} W, boost {clock_hz / 1e6:.0f} MHz: ", clock_hz / clocks.at_peaks
+
+    kernels, parameters = count_kernels(recipe, length.tokens, precision)
+    training, launches = recipe.training, kernels.total()
+    micro_batches = length.rows / training.batch_size
+    operations = micro_batches * sum(kernel.operations * count for kernel, count in kernels.items())
+    passes = _OPTIMIZER_PASSES + (_CLIPPING_PASSES if training.clip_norm is not None else 0)
+    passes += _ACCUMULATING_PASSES * (training.accumulation - 1)
+    seconds: dict[str, float] = {}
+    reasons: dict[str, str] = {}
+    for end, efficiency in {"low": FAST, "high": SLOW}.items():
+        watts_text, clock = limits[end]
+        is_fused = training.compile is not None and efficiency is FAST
+        product_s = other_s = 0.0
+        for kernel, count in kernels.items():
+            cached = efficiency.from_cache if kernel.size_bytes <= cache_bytes else 0.0
+            traffic_s = kernel.size_bytes * (1 - cached) / (bandwidth * efficiency.of_bandwidth)
+            if not kernel.operations:
+                other_s += 0.0 if is_fused else traffic_s * count
+                continue
+            rate = (peak_rate if kernel.half or not is_half else fp32_rate) * clock
+            waves = -(-kernel.tiles // cores) * cores if cores else 0
+            busy = kernel.tiles / waves if waves and efficiency is SLOW else 1.0
+            share = efficiency.of_attention if kernel.attention else efficiency.of_peak * busy
+            product_s += max(kernel.operations / (rate * share), traffic_s) * count
+        weights_s = passes * 4 * parameters / (bandwidth * efficiency.of_bandwidth) / training.accumulation
+        launches_s = launches * launch_s * efficiency.launches * (1.0 if training.compile is None else 0.0)
+        computing_s = product_s + other_s + weights_s
+        seconds[end] = max(computing_s, launches_s) * micro_batches * (1.0 if efficiency is FAST else WITH_VALIDATION)
+        from_cache = efficiency.from_cache
+        cached_text = f", {from_cache:.0%} of it from the cache where it fits" if from_cache and cache_bytes else ""
+        reasons[end] = (
+            f"{watts_text}products {product_s / computing_s:.0%} of the time, at up to {efficiency.of_peak:.0%} of "
+            f"{peak_rate * clock / 1e12:.1f} TFLOP/s; memory traffic of all other kernels "
+            f"{(other_s + weights_s) / computing_s:.0%}, at {efficiency.of_bandwidth:.0%} of {bandwidth / 1e9:.0f} GB/s"
+            + cached_text
+            + ("; torch.compile fuses the other kernels away" if is_fused else "")
+            + (f"; launching {launches:,} kernels takes longer than computing them" if launches_s > computing_s else "")
+        )
+    low_share, high_share = operations / (seconds["high"] * peak_rate), operations / (seconds["low"] * peak_rate)
+    basis = (
+        f"{length.text}. {operations:.2g} operations; {low_share:.0%} to {high_share:.0%} of {peak_rate / 1e12:.3g} "
+        "TFLOP/s, from the work of each kernel and assumed efficiencies; never checked on a GPU"
+    )
+    return _estimated(
+        recipe, length, low_s=seconds["low"], high_s=seconds["high"], basis=basis, low_reason=reasons["low"],
+        high_reason=reasons["high"], share_of_peak=(low_share, high_share),
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which tensors come and go while a piece of torch code runs, and what of them exists at the worst moment."""
+"""Memory of training: the peak predicted from a trace on tensors without data, free memory, and running out of it."""
 
 from __future__ import annotations
 
@@ -30,17 +30,25 @@ from edgeformer.models.adapter import Place, run_scorer
 from edgeformer.system import nvidia
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import task_named
-from edgeformer.training.optimizer import allocate_state, build_optimizer, quicken, quickens
+from edgeformer.training.optimizer import (
+    allocate_state,
+    build_optimizer,
+    use_static_gradients,
+    uses_static_gradients,
+)
 
 Kind = Literal["weights", "gradients", "optimizer", "activations", "temporary"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+DeviceKind = Literal["cuda", "cpu"]
+HALF_FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
+_MIB = 2**20
 _TO_COPY = torch.ops.aten._to_copy.default
 _DEVICE_OF = torch.ops.prim.device.default
 
 
 class Event(NamedTuple):
-    """A storage appears (its size), goes (minus its size), or becomes the gradient of a parameter (0)."""
+    """A storage is allocated (its size), is freed (minus its size), or becomes the gradient of a parameter (0)."""
 
     storage: int
     size_bytes: int
@@ -48,25 +56,28 @@ class Event(NamedTuple):
 
 
 class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the life of every tensor storage, real or fake, that the code in its blocks makes.
+    """Records when each tensor storage, real or fake, is allocated and freed by the code in its blocks.
 
-    It finds the same totals as ``torch.distributed._tools.mem_tracker.MemTracker`` (a test compares them) in a quarter
-    of the time. That one also hooks into every module to attribute memory to it, and cannot follow a model whose parts
-    are called from outside its ``forward``, as CRT's heads are by the loss. What a kernel takes for itself is not seen.
+    Its totals are those of ``torch.distributed._tools.mem_tracker.MemTracker`` (a test compares them) in a quarter of
+    the time. MemTracker also hooks into every module to attribute memory to it, and cannot follow a model whose parts
+    are called from outside its ``forward``, as the loss calls CRT's heads. A kernel's workspace is not recorded.
+
+    Args:
+        weights: tensors that are not recorded.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
-        self._numbers: dict[int, int] = {}  # address of a storage → its number; an address is used again later
-        self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._numbers: dict[int, int] = {}  # address of a live storage → its number; addresses are reused
+        self._finalizers: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._weights = {tensor.untyped_storage()._cdata for tensor in weights}
         self._kind: Kind = "activations"
         self._count = 0
 
     @contextmanager
-    def making(self, kind: Kind) -> Iterator[None]:
-        """Record what is made in this block as ``kind``."""
+    def recording(self, kind: Kind) -> Iterator[None]:
+        """Record storages allocated in the block as ``kind``."""
         before, self._kind = self._kind, kind
         try:
             with self:
@@ -74,16 +85,16 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._kind = before
 
-    def is_gradient_of(self, parameter: Tensor) -> None:
-        """What ``parameter`` holds as its gradient is one from now on."""
-        if parameter.grad is None:  # of a loss that leaves it out: torch calls the hook all the same
+    def mark_gradient(self, parameter: Tensor) -> None:
+        """Record that the storage of ``parameter.grad`` is a gradient from now on."""
+        if parameter.grad is None:  # torch also calls the hook for a parameter that the loss does not use
             return
         number = self._numbers.get(parameter.grad.untyped_storage()._cdata)
         if number is not None:
             self.events.append(Event(number, 0, "gradients"))
 
-    def enter(self, tensor: Tensor, kind: Kind) -> None:
-        """``tensor`` exists, if that is news."""
+    def add(self, tensor: Tensor, kind: Kind) -> None:
+        """Record the storage of ``tensor``, unless it is recorded already."""
         storage = tensor.untyped_storage()
         address, size = storage._cdata, storage.nbytes()
         if address in self._numbers or address in self._weights or not size:
@@ -92,29 +103,29 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count += 1
         self.events.append(Event(number, size, kind))
 
-        def gone(_: object) -> None:
-            del self._numbers[address], self._guards[number]
+        def record_freed(_: object) -> None:
+            del self._numbers[address], self._finalizers[number]
             self.events.append(Event(number, -size, kind))
 
-        self._guards[number] = weakref.ref(storage, gone)
+        self._finalizers[number] = weakref.ref(storage, record_freed)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is not _DEVICE_OF:  # asked twice as often as everything else together
-            casts_a_weight = func is _TO_COPY and args[0].untyped_storage()._cdata in self._weights
-            kind: Kind = "temporary" if casts_a_weight else self._kind
-            for made in tree_leaves(result):
-                if isinstance(made, Tensor):
-                    self.enter(made, kind)
+        if func is not _DEVICE_OF:  # called twice as often as everything else together
+            casts_weight = func is _TO_COPY and args[0].untyped_storage()._cdata in self._weights
+            kind: Kind = "temporary" if casts_weight else self._kind
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, Tensor):
+                    self.add(tensor, kind)
         return result
 
 
 def with_gradients(events: list[Event]) -> tuple[int, list[Event]]:
-    """A micro-batch as it is when an earlier one has left its gradients: their bytes, and the events.
+    """Return the bytes of the gradients of an earlier micro-batch, and the events of a later one.
 
-    Then a new gradient is added to the old one and goes at once, where the first one stays.
+    A later micro-batch adds each new gradient to the existing one and frees it at once.
     """
     sizes = {event.storage: event.size_bytes for event in events if event.size_bytes > 0}
     added: set[int] = set()
@@ -129,97 +140,93 @@ def with_gradients(events: list[Event]) -> tuple[int, list[Event]]:
 
 
 def worst_moment(existing: dict[Kind, int], events: Iterable[Event]) -> dict[Kind, int]:
-    """Bytes of each kind when their sum is largest."""
-    now = {kind: existing.get(kind, 0) for kind in KINDS}
-    worst, largest = dict(now), sum(now.values())
+    """Return the bytes of each kind at the moment when their sum is largest."""
+    current = {kind: existing.get(kind, 0) for kind in KINDS}
+    worst, largest = dict(current), sum(current.values())
     total = largest
-    held: dict[int, Event] = {}
+    live: dict[int, Event] = {}
     for event in events:
-        if event.size_bytes == 0:  # the same bytes under another name
-            old = held[event.storage]
-            now[old.kind] -= old.size_bytes
-            now[event.kind] += old.size_bytes
-            held[event.storage] = old._replace(kind=event.kind)
+        if event.size_bytes == 0:  # the same bytes change their kind
+            old = live[event.storage]
+            current[old.kind] -= old.size_bytes
+            current[event.kind] += old.size_bytes
+            live[event.storage] = old._replace(kind=event.kind)
             if total == largest:
-                worst = dict(now)
+                worst = dict(current)
             continue
         if event.size_bytes > 0:
-            held[event.storage] = event
-            now[event.kind] += event.size_bytes
+            live[event.storage] = event
+            current[event.kind] += event.size_bytes
         else:
-            now[held.pop(event.storage).kind] += event.size_bytes
+            current[live.pop(event.storage).kind] += event.size_bytes
         total += event.size_bytes
         if total > largest:
-            worst, largest = dict(now), total
+            worst, largest = dict(current), total
     return worst
 
 
-# The memory of training: its peak, predicted before a step is run by tracing one step and one validation batch on
-# tensors without data; what is free on the machine that trains, the peak so far, and whether it ran out.
-
-
-_MIB = 2**20
-
-DeviceKind = Literal["cuda", "cpu"]
-HALF_FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def _trace(
+def _trace_step(
     recipe: Recipe, device_kind: DeviceKind, precision: str, processes: int = 1
 ) -> tuple[dict[Kind, int], list[Event]]:
-    """The memory of training ``recipe``, batches at their longest, found without allocating any of it.
+    """Trace the memory of one step of ``recipe``, with batches of full length, under FakeTensorMode.
 
-    The tensors are fake ones of the CPU (fake CUDA tensors need a torch with CUDA); for a CUDA card, what differs
-    there is put in place.
+    The tensors are fake CPU tensors (fake CUDA tensors need a torch with CUDA). For a CUDA card, modules that use
+    memory differently on it are replaced.
 
     Returns:
-        Bytes of the tensors that live as long as the training, gradients of tables among them; and the first
-        micro-batch of a step, clipping and the optimizer's step. What that leaves are the other gradients.
+        Bytes of the tensors that live as long as the training, static gradients of tables included; and the events of
+        the first micro-batch of a step, clipping and the optimizer's step, which leave the other gradients.
     """
     task, adapter = task_named(recipe.task), model_spec_of(recipe).adapter
-    model, _ = adapter.build(recipe, Place(for_export=True))  # flash or not takes the same memory
+    model, _ = adapter.build(recipe, Place(for_export=True))  # the kernel of attention does not change the memory
     if device_kind == "cuda":
         adapter.as_on_cuda(model)
-        drop_as_on_cuda(model)
-    kept = quicken(model) if quickens(device_kind, recipe.training, processes) else []
+        use_cuda_dropout(model)
+    is_static = uses_static_gradients(device_kind, recipe.training, processes)
+    static_gradients = use_static_gradients(model) if is_static else []
     model.train()
     parameters = list(model.parameters())
     weights = [*parameters, *model.buffers()]
-    others = MemoryLedger(weights)
-    with others.making("weights"):
+    teacher_ledger = MemoryLedger(weights)
+    with teacher_ledger.recording("weights"):
         loss = adapter.loss(model, recipe, None)
-    teacher = sum(event.size_bytes for event in others.events)
-    ledger = MemoryLedger([*weights, *kept])
+    teacher_bytes = sum(event.size_bytes for event in teacher_ledger.events)
+    ledger = MemoryLedger([*weights, *static_gradients])
     learning = adapter.learning(model, recipe.training)
     optimizer = build_optimizer(model, recipe.training.optimizer, learning)
     allocate_state(optimizer)
     for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(ledger.is_gradient_of)  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(ledger.mark_gradient)  # type: ignore[no-untyped-call]
     half = HALF_FORMATS.get(precision)
-    with ledger.making("activations"), contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
-        batch = filled(task.example(recipe, recipe.training.batch_size))
+    with ledger.recording("activations"), contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
+        batch = example_tensors(task.example(recipe, recipe.training.batch_size))
         total = loss(model, batch).total
-    with ledger.making("temporary"):
+    with ledger.recording("temporary"):
         total.backward()  # type: ignore[no-untyped-call]
         if recipe.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, recipe.training.clip_norm)
         optimizer.step()
-    first = list(ledger.events)  # a copy: what is left goes when this function returns
+    events = list(ledger.events)  # a copy: on return, the ledger records the tensors that are freed
     state = [tensor for tensors in optimizer.state.values() for tensor in tensors.values()]
-    return {"weights": _bytes(weights) + teacher, "optimizer": _bytes(state), "gradients": _bytes(kept)}, first
+    lasting: dict[Kind, int] = {
+        "weights": _storage_bytes(weights) + teacher_bytes,
+        "optimizer": _storage_bytes(state),
+        "gradients": _storage_bytes(static_gradients),
+    }
+    return lasting, events
 
 
-def filled(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
-    """Tensors of these shapes; the arrays hold one number each, over and over."""
+def example_tensors(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
+    """Return tensors of the arrays' shapes, filled with the first number of each array."""
     return {name: torch.full(array.shape, int(array.flat[0]), dtype=torch.int64) for name, array in arrays.items()}
 
 
-def _bytes(tensors: list[Tensor]) -> int:
+def _storage_bytes(tensors: list[Tensor]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-def drop_as_on_cuda(model: nn.Module) -> None:
-    """Put dropout as CUDA computes it in the place of the model's own."""
+def use_cuda_dropout(model: nn.Module) -> None:
+    """Replace dropout by CUDA's implementation, which keeps a mask of bytes; a CPU keeps noise of the input's type."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Dropout) and child.p:
@@ -227,40 +234,36 @@ def drop_as_on_cuda(model: nn.Module) -> None:
 
 
 class _MaskDropout(nn.Module):
-    """Dropout as CUDA computes it: it keeps a mask of bytes, where the CPU keeps the noise in the input's type."""
-
     def __init__(self, share: float) -> None:
         super().__init__()
         self.share = share
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape and type."""
         result: Tensor = torch.native_dropout(x, self.share, self.training)[0]
         return result
 
 
-_VALIDATIONS: dict[str, list[Event]] = {}
-"""Of recipes whose prediction was asked for; a search for what fits asks for many that only train differently."""
+_VALIDATION_EVENTS: dict[str, list[Event]] = {}
+"""By task, data and model: a search for what fits predicts many recipes that differ in training only."""
 
 
-def _validation(recipe: Recipe) -> list[Event]:
-    """A batch of validation, in float32 and without gradients; it depends on nothing of how a recipe trains."""
+def _trace_validation(recipe: Recipe) -> list[Event]:
+    """Trace the memory of one validation batch, in float32 and without gradients."""
     key = recipe.model_dump_json(include={"task", "data", "model"})
-    if key in _VALIDATIONS:
-        return _VALIDATIONS[key]
-    task, adapter = task_named(recipe.task), model_spec_of(recipe).adapter
-    model, _ = adapter.build(recipe, Place(for_export=True))
-    model.eval()
-    ledger = MemoryLedger([*model.parameters(), *model.buffers()])
-    with ledger.making("activations"), torch.no_grad():
-        batch = filled(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
-        run_scorer(adapter.scorer(model), batch)
-        _VALIDATIONS[key] = list(ledger.events)
-    return _VALIDATIONS[key]
+    if key not in _VALIDATION_EVENTS:
+        task, adapter = task_named(recipe.task), model_spec_of(recipe).adapter
+        model, _ = adapter.build(recipe, Place(for_export=True))
+        model.eval()
+        ledger = MemoryLedger([*model.parameters(), *model.buffers()])
+        with ledger.recording("activations"), torch.no_grad():
+            batch = example_tensors(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
+            run_scorer(adapter.scorer(model), batch)
+            _VALIDATION_EVENTS[key] = list(ledger.events)
+    return _VALIDATION_EVENTS[key]
 
 
 def share_of(recipe: Recipe, processes: int) -> Recipe:
-    """What each of several processes trains: a recipe of its share of every step's rows."""
+    """Return a recipe whose batch is the share of one of ``processes``, to predict the memory of each process."""
     training = recipe.training
     rows = -(-training.effective_batch // processes)
     size = min(training.batch_size, rows)
@@ -271,14 +274,13 @@ def share_of(recipe: Recipe, processes: int) -> Recipe:
 def predict_peak(
     recipe: Recipe, *, device_kind: DeviceKind, precision: str, processes: int = 1, sharded: bool = False
 ) -> MemoryBreakdown:
-    """Bytes that a process has at the worst moment of training ``recipe``, its batches at their longest.
+    """Predict the bytes of a process at the worst moment of training ``recipe``, with batches of full length.
 
     Args:
-        device_kind: what would train; it need not be here.
-        precision: fp32, bf16 or fp16, ``auto`` resolved.
-        processes: that train together, ``recipe`` being the share of one.
-        sharded: weights and optimizer state are spread over them; each has its shard, and the weights that it gathers
-            for a step.
+        device_kind: where it would train; this host need not have it.
+        precision: fp32, bf16 or fp16 (resolved).
+        processes: that train together; ``recipe`` is the share of one, see :func:`share_of`.
+        sharded: each process has a shard of weights and optimizer state, and gathers the weights for a step.
     """
     (peak,) = predict_peaks(
         recipe, (1,), device_kind=device_kind, precision=precision, processes=processes, sharded=sharded
@@ -295,120 +297,114 @@ def predict_peaks(
     processes: int = 1,
     sharded: bool = False,
 ) -> list[MemoryBreakdown]:
-    """Predict the peak for ``factors`` times as many rows at a time, from one trace of the recipe as it is.
+    """Predict the peak for multiples of ``training.batch_size``, from one trace of the recipe.
 
-    With factor 1 this is :func:`predict_peak`. With a larger one it is an upper bound: everything that a micro-batch
-    makes counts as if it grew with the rows, which the 16-bit copies of weights do not.
+    For factor 1 this is :func:`predict_peak`. For larger ones it is an upper bound: all storages of a micro-batch but
+    the gradients count as if they grew with the rows, which 16-bit copies of weights do not.
 
     Args:
-        factors: of ``training.batch_size``.
-        device_kind, precision, processes, sharded: as of :func:`predict_peak`.
+        factors: multiples.
+        device_kind, precision, processes, sharded: as in :func:`predict_peak`.
     """
     with FakeTensorMode():
-        stays, first = _trace(recipe, device_kind, precision, processes)
+        lasting, events = _trace_step(recipe, device_kind, precision, processes)
         if sharded:
-            stays["weights"] = stays["weights"] * (processes + 1) // processes
-            stays["optimizer"] //= processes
-        validation = worst_moment(stays, _validation(recipe))
+            lasting["weights"] = lasting["weights"] * (processes + 1) // processes
+            lasting["optimizer"] //= processes
+        validation = worst_moment(lasting, _trace_validation(recipe))
+    gradient_storages = {event.storage for event in events if event.kind == "gradients"}
     peaks = []
     for factor in factors:
-        events = _grown(first, factor)
-        candidates = [worst_moment(stays, events), validation]
+        scaled = [
+            event if event.storage in gradient_storages else event._replace(size_bytes=event.size_bytes * factor)
+            for event in events
+        ]
+        candidates = [worst_moment(lasting, scaled), validation]
         if recipe.training.accumulation > 1:
-            gradients, later = with_gradients(events)
-            candidates.append(worst_moment({**stays, "gradients": stays["gradients"] + gradients}, later))
-        counted = max(candidates, key=lambda moment: sum(moment.values()))
-        reserve = _cuda_reserve(counted) if device_kind == "cuda" else _cpu_reserve(events, precision)
-        peaks.append(MemoryBreakdown(**counted, reserve=reserve))
+            gradient_bytes, later = with_gradients(scaled)
+            candidates.append(worst_moment({**lasting, "gradients": lasting["gradients"] + gradient_bytes}, later))
+        peak = max(candidates, key=lambda moment: sum(moment.values()))
+        reserve = _cuda_reserve(peak) if device_kind == "cuda" else _cpu_reserve(scaled, precision)
+        peaks.append(MemoryBreakdown(**peak, reserve=reserve))
     return peaks
 
 
-def _grown(events: list[Event], factor: int) -> list[Event]:
-    """Return the events with ``factor`` times the bytes of every storage that does not become a gradient."""
-    gradients = {event.storage for event in events if event.kind == "gradients"}
-    return [
-        event if event.storage in gradients else event._replace(size_bytes=event.size_bytes * factor)
-        for event in events
-    ]
-
-
-def _cuda_reserve(counted: dict[Kind, int]) -> int:
-    """Assumed, not calibrated on a card yet.
+def _cuda_reserve(peak: dict[Kind, int]) -> int:
+    """Return the assumed bytes of workspaces and allocator gaps; never calibrated on a card.
 
     64 MiB for cuBLAS workspaces (8 MiB for each of two threads, 32 MiB on Hopper) and the kernels' own scratch, and a
-    tenth of what comes and goes in a step for the gaps of the caching allocator. CUDA's context and the kernels' code
-    are not in it: the budget leaves them out.
+    tenth of activations and temporary tensors for gaps of the caching allocator. The budget excludes CUDA's context and
+    the kernels' code.
     """
-    return 64 * _MIB + round(0.1 * (counted["activations"] + counted["temporary"]))
+    return 64 * _MIB + round(0.1 * (peak["activations"] + peak["temporary"]))
 
 
-_GAPS, _GAPS_OF_HALF = 0.7, 1.2
-"""Of the heap, as a share of what comes and goes in it: in float32, and in formats of 16 bits."""
+_HEAP_GAPS, _HEAP_GAPS_HALF = 0.7, 1.2
+"""Gaps in the heap as a share of the tensors that come and go in it: in float32, and in 16-bit formats."""
 
 
-def _cpu_reserve(first: list[Event], precision: str) -> int:
-    """Calibrated by benchmarks/plan_accuracy.py with glibc 2.36 and fp32.
+def _cpu_reserve(events: list[Event], precision: str) -> int:
+    """Return the bytes of library pages and heap gaps, calibrated by benchmarks/plan_accuracy.py (glibc 2.36, fp32).
 
-    35 MiB are library pages that are first touched in a step (24) and MKL's buffers (11). The rest are gaps in the
-    heap, where tensors below 32 MiB lie: at nine sizes it grew by 0.4 to 0.9 of what comes and goes in it beyond the
-    tensors themselves. It is the heap indeed: with every tensor in pages of its own (MALLOC_MMAP_THRESHOLD_=65536),
-    measured and counted bytes agree within 1 %. docs/results.md holds predictions against peaks.
-    Batches of many lengths leave more of them, most in bfloat16, where oneDNN's primitives lie between the tensors:
-    that share is from `baseline_yelp_fast`, whose heap no longer grew after 60 steps of 64 texts of up to 128 tokens.
+    35 MiB are library pages first touched in a step (24) and MKL's buffers (11). The rest are gaps in the heap, which
+    contains tensors below 32 MiB: at nine sizes it grew by 0.4 to 0.9 of these tensors beyond their bytes. With every
+    tensor in its own pages (MALLOC_MMAP_THRESHOLD_=65536), measured and counted bytes agree within 1 %. docs/results.md
+    compares predictions and peaks. Batches of many lengths leave more gaps, most in bfloat16, where oneDNN's primitives
+    lie between the tensors: that share is from `baseline_yelp_fast`, whose heap stopped growing after 60 steps of 64
+    texts of up to 128 tokens.
     """
-    sizes = {event.storage: event.size_bytes for event in first if event.size_bytes > 0}
-    inside = worst_moment({}, [event for event in first if sizes[event.storage] < OWN_PAGES])
-    share = _GAPS if precision == "fp32" else _GAPS_OF_HALF
-    return 35 * _MIB + round(share * (inside["activations"] + inside["temporary"]))
+    sizes = {event.storage: event.size_bytes for event in events if event.size_bytes > 0}
+    heap = worst_moment({}, [event for event in events if sizes[event.storage] < OWN_PAGES])
+    share = _HEAP_GAPS if precision == "fp32" else _HEAP_GAPS_HALF
+    return 35 * _MIB + round(share * (heap["activations"] + heap["temporary"]))
 
 
 def free_bytes(device_kind: str) -> tuple[int, str]:
-    """Bytes, and of what: the current CUDA card, or this host (less, where its control group is limited)."""
+    """Return the free bytes of the current CUDA card, or of this host and its control group, and a description."""
     if device_kind == "cuda":
         name = torch.cuda.get_device_name()
         return int(torch.cuda.mem_get_info()[0]), f"free on {name} now"
     return host_free_bytes()
 
 
-def spills() -> bool:
-    """Return whether the current CUDA card moves what does not fit to system memory, as Windows does.
+def spills_to_system_memory() -> bool:
+    """Return whether the current CUDA card moves what does not fit to system memory, as Windows' driver does.
 
-    No allocation fails there unless torch's allocator is capped: training becomes many times slower instead.
+    No allocation fails there unless torch's allocator is limited: training becomes many times slower instead.
     """
     return nvidia.uses_wddm(f"GPU-{torch.cuda.get_device_properties().uuid}")
 
 
 def cap_allocator(limit_bytes: int) -> None:
-    """Let torch's allocator run out of memory at ``limit_bytes`` of the current CUDA card."""
+    """Limit torch's allocator on the current CUDA card to ``limit_bytes``."""
     total = torch.cuda.get_device_properties().total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
 
 
-_HELD_PER_BYTE = 2
-"""Bytes that a byte of a file takes at least once its part is in memory: text and tokens. Measured with
-benchmarks/stream_memory.py --in-memory: 2.2 for a classifier's rows of 1 KB cut to 256 tokens, 7 to 9 for a language
-model's."""
+_MEMORY_PER_FILE_BYTE = 2
+"""Least bytes in memory per byte of a data file: text and tokens. benchmarks/stream_memory.py --in-memory measured 2.2
+for a classifier's rows of 1 KB cut to 256 tokens, 7 to 9 for a language model's."""
 
 
 def check_data_fits(data: DataSection, processes: int = 1) -> None:
-    """Refuse files that memory cannot hold, before they are read. A training set that is streamed needs none.
+    """Refuse files that memory cannot hold, before they are read. A streamed training set needs no memory.
 
     Args:
-        processes: on this machine, each of which reads them.
+        processes: on this host, each of which reads the files.
 
     Raises:
-        InputError: with what they would take, and what to do.
+        InputError: with the memory they would take, and how to reduce it.
     """
-    some = {"train"} if data.stream or getattr(data, "first_n", None) is not None else set()
+    excluded = {"train"} if data.stream or getattr(data, "first_n", None) is not None else set()
     paths = [
         Path(source.path)
         for part, sources in data.parts.items()
         for source in sources
-        if source.kind == "file" and part not in some
+        if source.kind == "file" and part not in excluded
     ]
     size = processes * sum(path.stat().st_size for path in paths if path.is_file())
-    free, what = free_bytes("cpu")
-    if size * _HELD_PER_BYTE <= free:
+    free, description = free_bytes("cpu")
+    if size * _MEMORY_PER_FILE_BYTE <= free:
         return
     remedy = (
         "make the sets besides train smaller: only train is streamed"
@@ -417,13 +413,13 @@ def check_data_fits(data: DataSection, processes: int = 1) -> None:
     )
     times = f" (those of {processes} processes)" if processes > 1 else ""
     raise InputError(
-        f"data.parts: {format_bytes(size)} of files{times} take at least {format_bytes(size * _HELD_PER_BYTE)} in "
-        f"memory, and {format_bytes(free)} are {what}; {remedy}, or train anyway with --ignore-memory"
+        f"data.parts: {format_bytes(size)} of files{times} take at least {format_bytes(size * _MEMORY_PER_FILE_BYTE)} "
+        f"in memory, and {format_bytes(free)} are {description}; {remedy}, or train anyway with --ignore-memory"
     )
 
 
 def measured_peak(device_type: str) -> tuple[int | None, str]:
-    """Bytes, and what they are."""
+    """Return this process's peak memory in bytes, and a description of it."""
     if device_type == "cuda":
         return int(torch.cuda.max_memory_allocated()), "peak of torch's CUDA allocator, without context and cache"
     if sys.platform == "win32":
@@ -443,12 +439,12 @@ _OUT_OF_MEMORY = re.compile(
     r"|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED"
     r"|Triton Error \[CUDA\]: out of memory"
 )
-"""Messages of a RuntimeError. Triton's "out of resource: shared memory" is none of them: one block of a kernel asks for
-more than a multiprocessor has, however few rows there are. CUBLAS_STATUS_NOT_INITIALIZED has other causes as well."""
+"""Messages of a RuntimeError. Not included: Triton's "out of resource: shared memory" (a block of a kernel needs more
+than a multiprocessor has, for any number of rows) and CUBLAS_STATUS_NOT_INITIALIZED (has other causes too)."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, of the card or of the host, so that a smaller batch may fit."""
+    """Return whether ``error`` means that the card or the host ran out of memory, so that a smaller batch may fit."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None

@@ -1,4 +1,4 @@
-"""Numbers going wrong: losses and gradients that are not finite, and losses that leap."""
+"""Sums of training steps, their log, and the checks for losses and gradients that are not finite or too large."""
 
 from __future__ import annotations
 
@@ -18,55 +18,48 @@ from torch.utils.tensorboard import SummaryWriter
 from edgeformer.artifacts.files import write_text
 from edgeformer.training.checkpoint import Position
 
-HISTORY, LEAST = 100, 20
-DEVIATIONS = 6.0
-SKIPPED_IN_A_ROW = 32
-"""fp16 scaling halves its factor with each skipped step: after so many no factor is left that could help."""
+METRICS_FILE = "metrics.jsonl"
+SPIKE_WINDOW, SPIKE_MIN_STEPS, SPIKE_DEVIATIONS = 100, 20, 6.0
+MAX_SKIPPED_IN_A_ROW = 32
+"""Each skipped step halves the scaling factor of fp16: after so many no factor can help."""
 
 
-def is_spike(loss: float, before: list[float]) -> bool:
-    """Whether a step's mean loss is more than 6 standard deviations above the mean of the last 100 (at least 20)."""
-    if len(before) < LEAST:
+def is_spike(loss: float, recent: list[float]) -> bool:
+    """Return whether a step's mean loss is over 6 standard deviations above the mean of at least 20 recent steps."""
+    if len(recent) < SPIKE_MIN_STEPS:
         return False
-    return loss > statistics.fmean(before) + DEVIATIONS * statistics.pstdev(before)
+    return loss > statistics.fmean(recent) + SPIKE_DEVIATIONS * statistics.pstdev(recent)
 
 
-def divergence(model: nn.Module, step: int, found: str) -> str:
-    """Why training stops at ``step``: ``found`` is what is not finite; and the first parameter where it shows."""
+def describe_divergence(model: nn.Module, step: int, problem: str) -> str:
+    """Return the message that ends training at ``step``, with the first parameter that is not finite."""
+    place = ""
     for name, parameter in model.named_parameters():
-        if not _finite(parameter):
+        if not _is_finite(parameter):
             place = f"; the first layer with weights that are not finite is {name}"
             break
-        if parameter.grad is not None and not _finite(parameter.grad):
+        if parameter.grad is not None and not _is_finite(parameter.grad):
             place = f"; the first layer with a gradient that is not finite is {name}"
             break
-    else:
-        place = ""
     return (
-        f"training diverged at step {step}: {found}{place}; the weights of the last checkpoint and the best ones are "
+        f"training diverged at step {step}: {problem}{place}; the weights of the last checkpoint and the best ones are "
         "kept; lower training.optimizer.lr or training.clip_norm"
     )
 
 
 def weights_are_finite(model: nn.Module) -> bool:
-    """Whether a checkpoint of these weights would be worth keeping."""
-    return all(map(_finite, model.parameters()))
+    """Return whether all weights are finite."""
+    return all(map(_is_finite, model.parameters()))
 
 
-def _finite(tensor: Tensor) -> bool:
-    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # this process's shard
-    return bool(torch.isfinite(own).all())
-
-
-# What training counts from step to step, and the log it writes.
-
-
-METRICS_FILE = "metrics.jsonl"
+def _is_finite(tensor: Tensor) -> bool:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # this process's shard
+    return bool(torch.isfinite(local).all())
 
 
 @dataclass
 class Meter:
-    """Sums over one optimizer step, or several. ``per_token``: the weight counts tokens, not rows."""
+    """Sums over optimizer steps. ``per_token``: the weight counts tokens instead of rows."""
 
     per_token: bool
     loss_sum: float = 0.0
@@ -77,7 +70,7 @@ class Meter:
     skipped: int = 0
 
     def add(self, step: Meter) -> None:
-        """Count one step."""
+        """Add the sums of one step."""
         self.loss_sum += step.loss_sum
         for name, value in step.part_sums.items():
             self.part_sums[name] = self.part_sums.get(name, 0.0) + value
@@ -92,75 +85,69 @@ class Meter:
         return self.loss_sum / max(1, self.weight_sum)
 
     def speed(self) -> dict[str, float]:
-        """samples_per_s, and tokens_per_s where tokens are what is counted."""
+        """Return ``samples_per_s``, and ``tokens_per_s`` if the weight counts tokens."""
         if not self.seconds_sum:
             return {}
         speeds = {"samples_per_s": self.rows_sum / self.seconds_sum}
         return {**speeds, "tokens_per_s": self.weight_sum / self.seconds_sum} if self.per_token else speeds
 
     def averages(self) -> dict[str, float]:
-        """Everything, by the names of metrics.jsonl."""
+        """Return loss, parts of the loss and speed, by their keys in ``metrics.jsonl``."""
         parts = {name: value / max(1, self.weight_sum) for name, value in self.part_sums.items()}
         skipped = {"skipped": float(self.skipped)} if self.skipped else {}
         return {"loss": self.loss, **parts, **self.speed(), **skipped}
 
 
 class MetricsLog:
-    """One JSON object per record in ``metrics.jsonl``; its numbers also as TensorBoard scalars.
+    """``metrics.jsonl``, one JSON object per record, and the same numbers as TensorBoard scalars.
 
-    A resumed run drops the records that were lost with the process and writes them again.
+    A resumed run drops the records after its checkpoint and writes them again.
 
     Args:
         run: the run's folder.
-        position: where training stands; it counts the records, so that a checkpoint knows which are its own.
-        say: is told when TensorBoard's files cannot be written: training goes on without them.
+        position: counts the records.
+        report: receives a message if TensorBoard's files cannot be written; training goes on without them.
     """
 
-    def __init__(self, run: Path, position: Position, say: Callable[[str], None]) -> None:
-        self._path, self._position, self._say = run / METRICS_FILE, position, say
-        kept = self._kept()
-        position.records = len(kept)
-        write_text(self._path, "".join(line + "\n" for line in kept))
+    def __init__(self, run: Path, position: Position, report: Callable[[str], None]) -> None:
+        self._path, self._position, self._report = run / METRICS_FILE, position, report
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        lines = lines[: position.records]
+        position.records = len(lines)
+        write_text(self._path, "".join(line + "\n" for line in lines))
         self._file = self._path.open("a", encoding="utf-8", newline="\n")
         self._board: SummaryWriter | None = None
-        self._hook, threading.excepthook = threading.excepthook, self._on_thread_error
-        with self._told():
+        self._excepthook, threading.excepthook = threading.excepthook, self._on_thread_error
+        with self._tolerating_tensorboard_errors():
             self._board = SummaryWriter(str(run / "tensorboard"), purge_step=position.step + 1)
 
-    def _kept(self) -> list[str]:
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        if self._position.records is not None:
-            return lines[: self._position.records]
-        # Without a count the steps decide; a killed process may leave half a line.
-        return [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= self._position.step]
-
     def record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> None:
-        """Append one record: ``kind`` is "step" or "epoch", ``epoch`` counts passes over the data (fractional)."""
+        """Append a record; ``kind`` is "step" or "epoch", …; ``epoch`` counts passes over the data (fractional)."""
         document = {"kind": kind, "step": step, "epoch": round(epoch, 4), **values}
         self._file.write(json.dumps(document) + "\n")
         self._file.flush()
-        self._position.records = (self._position.records or 0) + 1
+        self._position.records += 1
         if self._board is not None:
-            with self._told():
+            with self._tolerating_tensorboard_errors():
                 for name, value in values.items():
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        """End the files."""
+        """Close the files."""
         self._file.close()
         if self._board is not None:
-            with self._told():
+            with self._tolerating_tensorboard_errors():
                 self._board.close()
-        threading.excepthook = self._hook
+        threading.excepthook = self._excepthook
 
     def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
-        """TensorBoard's thread keeps its error for the next call: no traceback on the terminal."""
+        """Print no traceback of TensorBoard's thread: the next call raises the same error."""
         if not type(error.thread).__module__.startswith("tensorboard."):
-            self._hook(error)
+            self._excepthook(error)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Go on without TensorBoard's files where they cannot be written. Raises OSError where the run's are gone."""
+    def _tolerating_tensorboard_errors(self) -> Iterator[None]:
+        """Report an error of TensorBoard and go on without it. Raises OSError if the run's files are gone too."""
         try:
             yield
         except OSError as error:
@@ -168,14 +155,4 @@ class MetricsLog:
             if not self._path.exists():
                 raise
             reason = f"TensorBoard's files cannot be written ({error.strerror or error})"
-            self._say(f"{self._path.parent}: {reason}; {METRICS_FILE} has the same numbers")
-
-
-class NoLog:
-    """The log of a process that leaves writing to the main one."""
-
-    def record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
+            self._report(f"{self._path.parent}: {reason}; {METRICS_FILE} has the same numbers")

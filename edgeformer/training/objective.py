@@ -1,9 +1,10 @@
-"""What training works on: a recipe's data as batches, the loss of its family, and the score of its task."""
+"""What a training optimizes: the model, its data as batches, the loss, the score, and the teacher it distils from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,8 @@ from accelerate.utils import set_seed
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.errors import ArtifactError, InputError, RecipeError
+from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
@@ -19,102 +21,157 @@ from edgeformer.data.batching import few_lengths, lengthened, ordered_batches, p
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import Batch, Losses, Place, run_scorer
+from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS
+from edgeformer.run import Run, locate
 from edgeformer.tasks import Prepared, task_named
 from edgeformer.training.distributed import Processes
+from edgeformer.training.metrics import Meter
+
+
+def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
+    """Return ``recipe`` with the folder and the weights' checksum of its teacher; unchanged if it names none.
+
+    The run then records its teacher, and cannot be resumed with a different one.
+
+    Args:
+        artifacts: the folder of runs, to which the teacher's name refers.
+
+    Raises:
+        RecipeError: no such run, an unfinished run, or other weights than the recipe was made for.
+    """
+    training: Any = recipe.training
+    name = getattr(training, "teacher", None)
+    if name is None:
+        return recipe
+    key = f"training.teacher: {name}"
+    try:
+        folder = locate(name, artifacts).require_run()
+        run = Run.open(folder)
+    except ArtifactError as error:
+        raise RecipeError(f"{key}: is no run ({error}); name a finished run, or its folder") from None
+    try:
+        run.require_finished()
+    except ArtifactError as error:
+        raise RecipeError(f"{key}: {error}") from None
+    weights = folder / MODEL_FOLDER / WEIGHTS
+    if not weights.is_file():
+        raise RecipeError(f"{key}: has no weights ({weights}); copy the whole run again")
+    sha256 = sha256_of(weights)
+    if training.teacher_sha256 not in (None, sha256):
+        raise RecipeError(
+            f"{key}: its weights are not those that the recipe was made for (training.teacher_sha256); remove that key "
+            "to be taught by them"
+        )
+    changed = training.model_copy(update={"teacher": str(folder.resolve()), "teacher_sha256": sha256})
+    return recipe.model_copy(update={"training": changed})
+
+
+def without_teacher(recipe: Recipe) -> Recipe:
+    """Return ``recipe`` without its teacher, for planning where the teacher is not available.
+
+    A student that starts with layers of its teacher starts with those of the source, which have the same size.
+    """
+    model: Any = recipe.model
+    fold = getattr(model, "fold", None)
+    if fold is not None and fold.weights == "teacher":
+        model = model.model_copy(update={"fold": fold.model_copy(update={"weights": "source"})})
+    training = recipe.training.model_copy(update={"teacher": None})
+    return recipe.model_copy(update={"model": model, "training": training})
 
 
 class Objective:
-    """A model with fresh weights, its data and its loss; the weights depend on the recipe's seed alone.
+    """A model with initial weights, its data and its loss. The weights depend on the recipe's seed only.
 
     Args:
         recipe: what is trained.
-        cache: where encoded data is kept between runs.
-        place: where the model will compute, and in what.
-        progress: reports what is read.
-        goes_on: the weights will be those of a checkpoint; else they are those that a training starts from.
+        cache: folder of encoded data.
+        place: device and number format of the model.
+        is_resumed: a checkpoint will replace the weights; otherwise they are those that training starts from.
 
     Raises:
-        InputError: recipe, data or tokenizer cannot be used; a model that leaks without ``allow_leak``.
+        InputError: recipe, data or tokenizer cannot be used, or a language model sees future tokens without
+            ``allow_leak``.
     """
 
-    def __init__(self, recipe: Recipe, cache: Path, place: Place, progress: Progress, *, goes_on: bool = False) -> None:
+    def __init__(
+        self, recipe: Recipe, cache: Path, place: Place, progress: Progress, *, is_resumed: bool = False
+    ) -> None:
         self.recipe, self.task, self.model_spec = recipe, task_named(recipe.task), model_spec_of(recipe)
         adapter = self.model_spec.adapter
         self._place = place
-        self._build(recipe)
+        self._initialize(recipe)
         if self.attention.reason:
             requested, used = self.attention.requested, self.attention.used.upper()
             progress.message(f"model.attention: {requested} is not used, torch {used} instead: {self.attention.reason}")
-        fresh = () if goes_on else adapter.start(self.model, recipe)
+        fresh = () if is_resumed else adapter.start(self.model, recipe)
         if fresh:
             progress.message(f"the source has no weights for {', '.join(fresh)}: training starts them afresh")
-        # Before the data: the probe takes a second and may end the run.
-        self.causality = found = adapter.causality(self.model, recipe.seed)
-        if found is not None and found.leaks and not getattr(recipe, "allow_leak", False):
+        # Before the data is read: the probe takes a second and may end the run.
+        self.causality = causality = adapter.causality(self.model, recipe.seed)
+        if causality is not None and causality.leaks and not getattr(recipe, "allow_leak", False):
             raise InputError(
                 f"{recipe.name}: the model sees the tokens it is asked to predict (outputs depend on at least "
-                f"{found.reach} positions ahead), so its loss would mean nothing; set model.causal: true, or train it "
-                "all the same with allow_leak: true (--allow-leak), and everything made of it will say so"
+                f"{causality.reach} positions ahead), so its loss would mean nothing; set model.causal: true, or train "
+                "it all the same with allow_leak: true (--allow-leak), and everything made of it will say so"
             )
         self.prepared: Prepared = self.task.prepare(recipe, cache, progress)
         fitted = fitted_recipe(recipe, self.prepared.tokenizer, progress.message)
-        if fitted is not recipe:  # the same weights as of a recipe that states this size
+        if fitted is not recipe:  # the same weights as a recipe that states this vocabulary size
             self.recipe = recipe = fitted
-            self._build(recipe)
+            self._initialize(recipe)
             adapter.start(self.model, recipe)
             adapter.causality(self.model, recipe.seed)
         self._loss = adapter.loss(self.model, recipe, self.prepared)
-        self._pad_to = recipe.data.tokens_at_once if getattr(recipe.training, "score_padding", False) else None
-        self._lengths = self._compiled_lengths()
+        longest, compile_ = recipe.data.tokens_at_once, recipe.training.compile
+        self._pad_to = longest if getattr(recipe.training, "score_padding", False) else None
+        self._compiled_lengths: NDArray[np.int64] | None = None
+        """Tokens to which training batches are padded where they are compiled."""
+        if compile_ is not None:
+            rows = self.prepared.train
+            if self._pad_to is None and not recipe.data.stream:  # a stream does not know its longest row
+                longest = min(longest, int(rows.sizes(np.arange(len(rows))).max(initial=1)))
+            self._compiled_lengths = few_lengths(longest, 1 if self._pad_to is not None else compile_.shapes)
 
-    def _build(self, recipe: Recipe) -> None:
-        """Make the model, whose weights depend on the recipe's seed alone."""
+    def _initialize(self, recipe: Recipe) -> None:
         set_seed(recipe.seed)
         self.model, self.attention = self.model_spec.adapter.build(recipe, self._place)
 
-    def _compiled_lengths(self) -> NDArray[np.int64] | None:
-        """Those that training's batches are padded to where they are compiled; None: they are not."""
-        compile_, longest, rows = self.recipe.training.compile, self.recipe.data.tokens_at_once, self.prepared.train
-        if compile_ is None:
-            return None
-        if self._pad_to is not None:  # every batch is that long
-            return few_lengths(longest, 1)
-        if not self.recipe.data.stream:  # else it is not known
-            longest = min(longest, int(rows.sizes(np.arange(len(rows))).max(initial=1)))
-        return few_lengths(longest, compile_.shapes)
-
-    def rows_of(self, name: str) -> int:
-        """Return the rows of "validation" or a test set."""
-        return len(self.prepared.validation if name == "validation" else self.prepared.tests[name])
-
     def build(self) -> nn.Module:
-        """Another model of the same kind, with other weights."""
+        """Return another model of the same kind, with other weights."""
         return self.model_spec.adapter.build(self.recipe, self._place)[0]
 
+    def new_meter(self) -> Meter:
+        """Return an empty meter, which counts what the task's loss is a mean of."""
+        return Meter(per_token=self.task.unit == "tokens")
+
+    def count_rows(self, name: str) -> int:
+        """Return the number of rows of "validation" or a test set."""
+        return len(self.prepared.validation if name == "validation" else self.prepared.tests[name])
+
     def steps(self, epoch: int) -> Sequence[NDArray[np.int64]]:
-        """Row numbers of each optimizer step: a function of seed and epoch alone, so a resumed run sees the same."""
+        """Return the row numbers of each optimizer step, which depend on seed and epoch only, so a run can resume."""
         training, rows, seed = self.recipe.training, self.prepared.train, self.recipe.seed
         size, bucketed = training.effective_batch, training.batching == "bucketed"
         streamed = self.recipe.data.stream
         return plan_batches(rows, size, seed=seed, epoch=epoch, bucketed=bucketed, streamed=streamed)
 
     def batch(self, rows: NDArray[np.int64], device: torch.device, *, pinned: bool = False) -> tuple[Batch, int]:
-        """Training rows as one padded batch on ``device``, int64 [B, …] by name, and how much counts in its loss.
+        """Return training rows as a padded batch (int64 [B, …] by name) on ``device``, and its weight in the loss.
 
         Args:
-            pinned: copied to a card out of page-locked memory; nothing waits for it here.
+            pinned: copy to a card out of page-locked memory, without waiting.
         """
         loaded, numbers = self.prepared.train.loaded(rows)
         arrays = self.task.batch(loaded, numbers, self.prepared.pad, pad_to=self._pad_to)
         weight = self.task.weight(arrays)
-        if (lengths := self._lengths) is not None:
-            place = np.searchsorted(lengths, arrays["input_ids"].shape[1])
-            arrays = lengthened(arrays, int(lengths[place]), self.prepared.pad)
+        if (lengths := self._compiled_lengths) is not None:
+            index = np.searchsorted(lengths, arrays["input_ids"].shape[1])
+            arrays = lengthened(arrays, int(lengths[index]), self.prepared.pad)
         arrays = self.model_spec.adapter.batch(self.recipe, arrays)
-        return _as_tensors(arrays, device, pinned=pinned, whole=lengths is not None), weight
+        return _to_tensors(arrays, device, pinned=pinned, keep_mask=lengths is not None), weight
 
     def losses(self, model: nn.Module, batch: Batch) -> Losses:
-        """Summed losses of a micro-batch, with gradients. ``model``: as Accelerate wrapped it."""
+        """Return the summed losses of a micro-batch, with gradients. ``model`` is as Accelerate wrapped it."""
         return self._loss(model, batch)
 
     def evaluate(
@@ -124,51 +181,42 @@ class Objective:
         processes: Processes | None = None,
         advance: Callable[[int], None] = lambda rows: None,
     ) -> Score:
-        """Score of ``model`` in float32 on "validation" or a test set; leaves it in evaluation mode.
+        """Score ``model`` in float32 on "validation" or a test set. Leaves it in evaluation mode.
 
         Args:
-            processes: share the batches; all get the score. None: this one computes all of them.
-            advance: is called with the rows of every batch that is scored.
+            processes: share the batches, and all return the score. None: this process computes all batches.
+            advance: is called with the number of rows scored.
         """
-        sharded = processes is not None and processes.sharded  # gathers weights that training goes on with
-        with torch.no_grad() if sharded else torch.inference_mode():
-            return self._evaluate(model, name, processes, advance)
-
-    def _evaluate(
-        self, model: nn.Module, name: str, processes: Processes | None, advance: Callable[[int], None]
-    ) -> Score:
-        model.eval()
-        device = next(model.parameters()).device
-        rows = self.prepared.validation if name == "validation" else self.prepared.tests[name]
-        scorer = self.model_spec.adapter.scorer(model).eval()
-        meter = self.task.meter(self.model_spec.trained_exits(self.recipe.model), data=self.recipe.data)
-        batches = ordered_batches(rows.lengths, self.task.evaluation_rows(int(rows.lengths.max(initial=1))))
+        # Shards gather the weights with which training continues: these must not be inference tensors.
+        is_sharded = processes is not None and processes.sharded
         count, rank = (processes.count, processes.rank) if processes is not None else (1, 0)
-        for first in range(0, len(batches), count):
-            # One that has none left computes another's again: shards of weights are gathered by all at once.
-            numbers = batches[min(first + rank, len(batches) - 1)]
-            arrays = self.task.batch(rows, numbers, self.prepared.pad, pad_to=self._pad_to)
-            outputs = run_scorer(scorer, _as_tensors(arrays, device))
-            answers = {key: output.cpu().numpy() for key, output in outputs.items()}
-            found = [(answers, arrays)] if processes is None else processes.gather((answers, arrays))
-            for pair in found[: len(batches) - first]:
-                meter.add(*pair)
-            advance(sum(map(len, batches[first : first + count])))
-        # Padding that counts as text belongs to no word.
-        return meter.score(None if self._pad_to else self.task.words(rows))
+        with torch.no_grad() if is_sharded else torch.inference_mode():
+            model.eval()
+            device = next(model.parameters()).device
+            rows = self.prepared.validation if name == "validation" else self.prepared.tests[name]
+            scorer = self.model_spec.adapter.scorer(model).eval()
+            meter = self.task.meter(self.model_spec.trained_exits(self.recipe.model), data=self.recipe.data)
+            batches = ordered_batches(rows.lengths, self.task.evaluation_rows(int(rows.lengths.max(initial=1))))
+            for first in range(0, len(batches), count):
+                # A process without a batch computes the last one: all must gather the shards of the weights.
+                numbers = batches[min(first + rank, len(batches) - 1)]
+                arrays = self.task.batch(rows, numbers, self.prepared.pad, pad_to=self._pad_to)
+                outputs = run_scorer(scorer, _to_tensors(arrays, device))
+                answers = {key: output.cpu().numpy() for key, output in outputs.items()}
+                scored = [(answers, arrays)] if processes is None else processes.gather((answers, arrays))
+                for pair in scored[: len(batches) - first]:
+                    meter.add(*pair)
+                advance(sum(map(len, batches[first : first + count])))
+            # Padding that counts as text belongs to no word.
+            return meter.score(None if self._pad_to else self.task.words(rows))
 
 
-def _as_tensors(
-    arrays: Mapping[str, NDArray[np.int64]], device: torch.device, *, pinned: bool = False, whole: bool = False
+def _to_tensors(
+    arrays: Mapping[str, NDArray[np.int64]], device: torch.device, *, pinned: bool = False, keep_mask: bool = False
 ) -> dict[str, Tensor]:
-    """numpy arrays as tensors on ``device``; a mask without padding is left out, for SDPA's fastest path.
-
-    Args:
-        pinned: copy out of page-locked memory, and do not wait.
-        whole: keep such a mask all the same.
-    """
-    kept = {name: array for name, array in arrays.items() if whole or name != "attention_mask" or not array.all()}
-    tensors = {name: torch.from_numpy(array) for name, array in kept.items()}
+    """Copy arrays to ``device``. A mask without padding is omitted, for SDPA's fastest kernel, unless ``keep_mask``."""
+    used = {name: array for name, array in arrays.items() if keep_mask or name != "attention_mask" or not array.all()}
+    tensors = {name: torch.from_numpy(array) for name, array in used.items()}
     if pinned:
         return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
     return {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -1,9 +1,4 @@
-"""Tables that a CPU trains faster than torch's own, where one process trains them; what is computed is the same.
-
-Small batches of short texts spend more on them than one would think. Torch makes the gradient of a table anew in every
-step, zeros for tens of thousands of rows of which a few hundred are used: pages that the system must clear first, then
-torch again.
-"""
+"""Number format, optimizer, learning-rate schedule, and embedding gradients that stay allocated on CPUs."""
 
 from __future__ import annotations
 
@@ -31,70 +26,58 @@ from edgeformer.artifacts.recipe import (
 )
 from edgeformer.models.adapter import Learning
 
-LEAST_BYTES = 1 << 20
-"""Of a table; clearing a smaller one costs next to nothing."""
+STATIC_MIN_BYTES = 1 << 20
+"""Smallest table that is worth it; clearing a smaller gradient costs next to nothing."""
 
 
-def quickens(device_type: str, training: TrainingConfig, processes: int = 1) -> bool:
-    """Whether a training uses them.
+def uses_static_gradients(device_type: str, training: TrainingConfig, processes: int = 1) -> bool:
+    """Return whether a training keeps the gradients of embedding tables allocated.
 
-    Several processes exchange gradients through autograd's hooks, and what is compiled computes its own.
+    Several processes exchange gradients through autograd's hooks, and a compiled model computes its own.
     """
     return device_type == "cpu" and training.compile is None and processes == 1
 
 
-def quicken(model: nn.Module) -> list[Tensor]:
-    """Train with them; the weights, their names, and what is computed in evaluation stay the same.
+def use_static_gradients(model: nn.Module) -> list[Tensor]:
+    """Turn the model's large embedding tables into :class:`StaticGradientEmbedding` and return their gradients.
 
-    Returns:
-        The gradients of tables, which stay allocated.
+    torch allocates a table's gradient anew in every step: zeros for tens of thousands of rows of which a few hundred
+    are used, in pages that first the system and then torch clears. Small batches of short texts spend much time on it.
     """
     gradients = []
     for module in model.modules():
-        if type(module) is nn.Embedding and _pays(module):
-            module.__class__ = QuickTable
-            assert isinstance(module, QuickTable)
-            gradients.append(module.begin())
+        if type(module) is not nn.Embedding or module.weight.nbytes < STATIC_MIN_BYTES:
+            continue
+        unusual = module.padding_idx is not None or module.max_norm is not None
+        if module.weight.requires_grad and not (unusual or module.scale_grad_by_freq or module.sparse):
+            module.__class__ = StaticGradientEmbedding
+            assert isinstance(module, StaticGradientEmbedding)
+            module.gradient = torch.zeros_like(module.weight.detach())
+            gradients.append(module.gradient)
     return gradients
 
 
-def _pays(table: nn.Embedding) -> bool:
-    unusual = table.padding_idx is not None or table.max_norm is not None or table.scale_grad_by_freq or table.sparse
-    return table.weight.requires_grad and table.weight.nbytes >= LEAST_BYTES and not unusual
+class StaticGradientEmbedding(nn.Embedding):
+    """An embedding whose gradient stays allocated and is cleared in place; weights and results are torch's own.
 
-
-class QuickTable(nn.Embedding):
-    """A table whose gradient stays allocated from step to step, and is cleared where it is.
-
-    All of it, not the rows alone that were used: others may have added to it, such as a head that is tied to the table.
+    All rows are cleared, not only those used: a tied head may have added to any of them.
     """
 
-    _gradient: Tensor
-
-    def begin(self) -> Tensor:
-        """Make the gradient. Not in a constructor: the module was another one before. It is no part of its state."""
-        self._gradient = torch.zeros_like(self.weight.detach())
-        return self._gradient
+    gradient: Tensor
 
     def forward(self, input: Tensor) -> Tensor:
-        """As torch's own; input int64 [...] → [..., width]."""
+        """Return the rows of ``input``, int64 [...] → [..., width]."""
         if not torch.is_grad_enabled():
             return super().forward(input)
         rows: Tensor = _Rows.apply(self.weight, input, self)  # type: ignore[no-untyped-call]
         return rows
 
-    def add(self, ids: Tensor, slopes: Tensor) -> None:
-        """Add to the gradient of rows: ids int64 [n], slopes [n, width]."""
-        if self.weight.grad is None:
-            self.weight.grad = self._gradient.zero_()
-        self.weight.grad.index_add_(0, ids, slopes.to(self.weight.dtype))
-
 
 class _Rows(torch.autograd.Function):
-    """Rows of a table. The gradient goes straight to where it stays: handed to autograd it would be copied."""
+    """Rows of a table, whose gradient is added in place: autograd would copy one that it receives."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor, table: QuickTable) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, table: StaticGradientEmbedding) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.table = table
         return F.embedding(ids, weight)
@@ -102,15 +85,15 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slopes: Tensor) -> tuple[None, None, None]:
         (ids,) = ctx.saved_tensors
-        ctx.table.add(ids.reshape(-1), slopes.flatten(0, -2))
+        weight: Tensor = ctx.table.weight
+        if weight.grad is None:
+            weight.grad = ctx.table.gradient.zero_()
+        weight.grad.index_add_(0, ids.reshape(-1), slopes.flatten(0, -2).to(weight.dtype))
         return None, None, None
 
 
-# What a recipe trains with: number format, optimizer, learning-rate schedule.
-
-
 def resolve_precision(requested: str, device_type: str) -> str:
-    """``auto`` becomes bf16 where the hardware multiplies in it, else fp32.
+    """Resolve ``auto`` to bf16 where the hardware multiplies in it, else to fp32 (CPU) or fp16 (CUDA).
 
     Raises:
         InputError: fp16 training on a CPU (torch computes it hundreds of times slower than fp32).
@@ -121,7 +104,7 @@ def resolve_precision(requested: str, device_type: str) -> str:
         return requested
     if device_type == "cuda":
         return "bf16" if torch.cuda.get_device_capability()[0] >= 8 else "fp16"
-    # torch only says whether bf16 *works*, which it does on AVX2 by emulation, tens of times slower than fp32.
+    # torch reports only whether bf16 works, which it does on AVX2 by emulation, tens of times slower than fp32.
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -130,19 +113,17 @@ def resolve_precision(requested: str, device_type: str) -> str:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, learning: Iterable[Learning] | None = None) -> Optimizer:
-    """AdamW, fused where the recipe does not say otherwise.
+    """Build AdamW, with the fused kernels unless the recipe requests others.
 
     Args:
-        model: what is trained.
-        config: of the recipe.
-        learning: how each of its parameters is learned; None: all at the same rate, with weight decay on matrices only.
+        learning: rate and decay of each parameter; None: the same rate for all, weight decay on matrices only.
     """
     if learning is None:
         learning = (Learning(parameter, decays=parameter.ndim >= 2) for parameter in model.parameters())
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
-    for one in learning:
-        groups.setdefault((one.rate, one.decays), []).append(one.parameter)
-    # The order is part of a checkpoint. The full rate comes first, which is the one that is shown.
+    for setting in learning:
+        groups.setdefault((setting.rate, setting.decays), []).append(setting.parameter)
+    # The order is part of a checkpoint. The group with the full rate comes first: its rate is displayed.
     ordered = sorted(groups.items(), key=lambda item: (-item[0][0], not item[0][1]))
     options = [
         {"params": parameters, "lr": config.lr * rate, "weight_decay": config.weight_decay if decays else 0.0}
@@ -154,20 +135,20 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, learning: Iterabl
 
 
 def allocate_state(optimizer: Optimizer) -> None:
-    """Make the state of :class:`AdamW` for each trained parameter that has none, as its first step would.
+    """Allocate AdamW's state of each trained parameter that has none, as its first step would.
 
-    The first step makes the state of one group after it has updated the group before. Where memory runs out in between,
-    neither that step nor another one can follow. Afterwards, a step with the ``fused`` kernels allocates nothing.
+    The first step allocates the state of one group after updating the group before. If memory runs out in between, the
+    step can be neither completed nor repeated. Afterwards, a step with the ``fused`` kernels allocates nothing.
 
     Raises:
-        torch.OutOfMemoryError: what was made so far is complete; another call goes on from there.
+        torch.OutOfMemoryError: the state allocated so far is complete; another call continues.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and not optimizer.state.get(parameter):
                 device = parameter.device if group["fused"] else "cpu"
                 optimizer.state[parameter] = {
-                    # Not by zeros: a step of the other kernels reads it, which a fake tensor allows of a constant only.
+                    # Not zeros(): the other kernels read it, which a fake tensor allows for a constant only.
                     "step": torch.tensor(0.0, dtype=torch.float32, device=device),
                     "exp_avg": torch.zeros_like(parameter, requires_grad=False),
                     "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
@@ -175,7 +156,7 @@ def allocate_state(optimizer: Optimizer) -> None:
 
 
 class LearningRate:
-    """One schedule behind two calls: after each optimizer step, and after each epoch's validation."""
+    """A schedule with one interface: call it after each optimizer step and after each epoch's validation."""
 
     def __init__(self, optimizer: Optimizer, config: Schedule, total_steps: int) -> None:
         self._optimizer = optimizer
@@ -184,20 +165,20 @@ class LearningRate:
             self._scheduler = ReduceLROnPlateau(optimizer, factor=config.factor, patience=config.patience)
         elif isinstance(config, OneCycleSchedule):
             peak = [group["lr"] for group in optimizer.param_groups]
-            # torch divides by the warm-up's length less one step, so a warm-up of exactly one step is no option, and
-            # a run of one step is the first of two.
+            # torch divides by the length of the warm-up minus one step: a warm-up of exactly one step and a training of
+            # one step would fail.
             steps = max(2, total_steps)
             warmup = max(config.warmup, 1.001 / steps)
             self._scheduler = OneCycleLR(optimizer, peak, total_steps=steps, pct_start=warmup, cycle_momentum=False)
         elif isinstance(config, (CosineSchedule, LinearSchedule)):
-            rising, final, straight = round(config.warmup * total_steps), config.final, config.kind == "linear"
+            warmup_steps, final, linear = round(config.warmup * total_steps), config.final, config.kind == "linear"
 
             def factor(step: int) -> float:
-                if step < rising:
-                    return (step + 1) / (rising + 1)
-                share = min(1.0, (step - rising) / max(1, total_steps - rising))
-                left = 1 - share if straight else 0.5 * (1 + math.cos(math.pi * share))
-                return final + (1 - final) * left
+                if step < warmup_steps:
+                    return (step + 1) / (warmup_steps + 1)
+                share = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+                decay = 1 - share if linear else 0.5 * (1 + math.cos(math.pi * share))
+                return final + (1 - final) * decay
 
             self._scheduler = LambdaLR(optimizer, factor)
         elif not isinstance(config, ConstantSchedule):
@@ -209,20 +190,20 @@ class LearningRate:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def after_step(self) -> None:
-        """Call after every optimizer step."""
+        """Update the rate after an optimizer step."""
         if isinstance(self._scheduler, (LambdaLR, OneCycleLR)):
             self._scheduler.step()
 
     def after_epoch(self, validation_loss: float) -> None:
-        """Call after every epoch's validation."""
+        """Update the rate after an epoch's validation."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             self._scheduler.step(validation_loss)
 
     def state_dict(self) -> dict[str, object]:
-        """State for a checkpoint."""
+        """Return the state for a checkpoint."""
         return self._scheduler.state_dict() if self._scheduler is not None else {}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restore from :meth:`state_dict`."""
+        """Restore the state from :meth:`state_dict`."""
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""The folder of a run: finding the one to resume, and what is written into it, and when."""
+"""The folder of a run: find the one to resume, write recipe and manifest, finish with scores and the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgeformer.run import read_run, run_folders
 from edgeformer.runtimes import library_versions
 from edgeformer.system.host import code_version, describe_host, now
 from edgeformer.system.leftovers import new_folder, remove_abandoned
-from edgeformer.training.checkpoint import Checkpoints, remove
+from edgeformer.training.checkpoint import Checkpoints, remove_path
 from edgeformer.training.loop import TrainingLoop
 from edgeformer.training.memory import measured_peak
 from edgeformer.training.metrics import METRICS_FILE
@@ -35,7 +35,7 @@ _HEADER = "# The resolved recipe of this run; training it again is the same run.
 
 
 def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
-    """The unfinished run of this recipe: ``name``, or the newest one.
+    """Return the unfinished run of ``recipe`` called ``name``, or the newest one.
 
     Raises:
         ArtifactError: there is none, it is finished, or it was started from a different recipe.
@@ -44,12 +44,12 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
     for folder in candidates:
         if not (folder / RUN_FILE).is_file():
             names = [run.name for run in run_folders(artifacts)]
-            shown = f"{did_you_mean(str(name), names)}runs there: {', '.join(names[-8:]) or 'none yet'}"
-            raise ArtifactError(f"--resume: no run {name!r} in {artifacts}; {shown}")
+            available = f"{did_you_mean(str(name), names)}runs there: {', '.join(names[-8:]) or 'none yet'}"
+            raise ArtifactError(f"--resume: no run {name!r} in {artifacts}; {available}")
         try:
             manifest = read_run(folder)
         except ArtifactError:
-            if name is None:  # a damaged run says of no recipe that it is its own
+            if name is None:  # a damaged run does not say which recipe it belongs to
                 continue
             raise
         if name is None and (manifest.recipe != recipe.name or manifest.status == "finished"):
@@ -58,10 +58,10 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
             raise ArtifactError(f"--resume: {folder} is finished; train again under another --name")
         saved = read_recipe_of(folder)
         if recipe.tokenizer.kind == "trained" and saved.model.vocab_size < recipe.model.vocab_size:
-            # The tokenizer came out smaller, see fitted_recipe. That it does so again is checked when it is trained.
+            # The trained tokenizer was smaller, see fitted_recipe; training it again checks that.
             recipe = recipe.with_vocabulary(saved.model.vocab_size)
         if saved.fingerprint() != recipe.fingerprint():
-            old, new = _flat(saved.model_dump(mode="json")), _flat(recipe.model_dump(mode="json"))
+            old, new = _flatten(saved.model_dump(mode="json")), _flatten(recipe.model_dump(mode="json"))
             differences = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
             raise ArtifactError(
                 f"--resume: {folder} was started from a recipe that differs in {', '.join(differences)}; "
@@ -71,23 +71,24 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
     raise ArtifactError(f"--resume: no unfinished run of {recipe.name} in {artifacts}; train without --resume")
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes began to write. Only whoever holds the run's lock may ask for it."""
-    remove_abandoned(folder.parent, NEW_RUN)
-    Checkpoints(folder).remove_leftovers()
-    names = (RUN_FILE, RECIPE_FILE, METRICS_FILE, EVALUATION_FILE, MODEL_FOLDER)
-    for path in [path for name in names for end in ("tmp*", "old") for path in folder.glob(f".{name}.*.{end}")]:
-        remove(path)
-
-
-def _flat(value: object, path: str = "") -> dict[str, object]:
+def _flatten(value: object, path: str = "") -> dict[str, object]:
+    """Return the leaves of nested dicts by their dotted paths."""
     if isinstance(value, dict):
-        return {k: v for key, item in value.items() for k, v in _flat(item, f"{path}.{key}".strip(".")).items()}
+        return {k: v for key, item in value.items() for k, v in _flatten(item, f"{path}.{key}".strip(".")).items()}
     return {path: value}
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of killed processes. The caller must hold the run's lock."""
+    remove_abandoned(folder.parent, NEW_RUN)
+    Checkpoints(folder).remove_leftovers()
+    for name in (RUN_FILE, RECIPE_FILE, METRICS_FILE, EVALUATION_FILE, MODEL_FOLDER):
+        for path in (*folder.glob(f".{name}.*.tmp*"), *folder.glob(f".{name}.*.old")):
+            remove_path(path)
+
+
 class RunRecord:
-    """The folder of one run, from its beginning to its end; only the main process writes into it."""
+    """The folder of one run from start to end; only the main process writes into it."""
 
     manifest: RunManifest
     folder: Path
@@ -95,94 +96,86 @@ class RunRecord:
     def __init__(self, objective: Objective, loop: TrainingLoop) -> None:
         self.recipe, self._objective, self._loop = objective.recipe, objective, loop
 
-    def is_in(self, folder: Path) -> None:
-        """The run is in ``folder``, which may be another process's work."""
+    def use_folder(self, folder: Path) -> None:
+        """Use ``folder``, which may have been created by another process."""
         self.folder, self._loop.checkpoints = folder, Checkpoints(folder)
 
     def _write(self, manifest: RunManifest) -> None:
         self.manifest = manifest
-        if self._loop.processes.main:
+        if self._loop.processes.is_main:
             write_json(self.folder / RUN_FILE, manifest)
 
-    def begin(self, artifacts: Path, name: str | None, memory: MemoryUse) -> None:
-        """Make the folder of a new run, see :func:`free_folder`. Raises InputError.
+    def create(self, artifacts: Path, name: str | None, memory: MemoryUse) -> None:
+        """Create the folder of a new run, see :func:`free_folder`. Raises InputError.
 
-        It appears with recipe and manifest in it: a process that is killed leaves no name that is taken by nothing.
+        It appears with recipe and manifest in it: a killed process leaves no empty folder that blocks a name.
         """
-        free = partial(free_folder, artifacts, name, self.recipe.name)
-        self.is_in(new_folder(NEW_RUN, free, lambda folder: self._begin(folder, memory)))
 
-    def _begin(self, folder: Path, memory: MemoryUse) -> None:
-        recipe, objective = self.recipe, self._objective
-        write_text(folder / RECIPE_FILE, _HEADER + recipe.to_yaml())
-        self.manifest = RunManifest(
-            run=folder.name,
-            status="running",
-            task=recipe.task,
-            recipe=recipe.name,
-            recipe_sha256=recipe.fingerprint(),
-            started=now(),
-            parameters=count_parameters(self._loop.plain_model),
-            vocabulary=recipe.model.vocab_size,
-            precision=self._loop.processes.precision,
-            attention=objective.attention,
-            data=objective.prepared.summary,
-            tokenizer_fingerprint=fingerprint(objective.prepared.tokenizer),
-            leaks=objective.causality is not None and objective.causality.leaks,
-            causality=objective.causality,
-            memory=memory,
-            effective_batch=recipe.training.effective_batch,
-            processes=self._loop.processes.count,
-            versions=library_versions(),
-            code_version=code_version(),
-            host={**describe_host(), "accelerator": str(self._loop.device), "threads": torch.get_num_threads()},
-        )
-        write_json(folder / RUN_FILE, self.manifest)
+        def fill(folder: Path) -> None:
+            recipe, objective, loop = self.recipe, self._objective, self._loop
+            write_text(folder / RECIPE_FILE, _HEADER + recipe.to_yaml())
+            self.manifest = RunManifest(
+                run=folder.name,
+                status="running",
+                task=recipe.task,
+                recipe=recipe.name,
+                recipe_sha256=recipe.fingerprint(),
+                started=now(),
+                parameters=count_parameters(loop.plain_model),
+                vocabulary=recipe.model.vocab_size,
+                precision=loop.processes.precision,
+                attention=objective.attention,
+                data=objective.prepared.summary,
+                tokenizer_fingerprint=fingerprint(objective.prepared.tokenizer),
+                leaks=objective.causality is not None and objective.causality.leaks,
+                causality=objective.causality,
+                memory=memory,
+                effective_batch=recipe.training.effective_batch,
+                processes=loop.processes.count,
+                versions=library_versions(),
+                code_version=code_version(),
+                host={**describe_host(), "accelerator": str(loop.device), "threads": torch.get_num_threads()},
+            )
+            write_json(folder / RUN_FILE, self.manifest)
+
+        self.use_folder(new_folder(NEW_RUN, partial(free_folder, artifacts, name, self.recipe.name), fill))
 
     def resume(self, folder: Path, progress: Progress) -> None:
-        """Restore the state of a run that goes on.
+        """Restore the state of a resumed run.
 
         Raises:
             InputError: data, tokenizer or precision have changed.
             ArtifactError: its checkpoints are damaged.
         """
-        self.is_in(folder)
-        with self._loop.processes.agreeing():
-            old = self._resumable(folder)
-        count = self._loop.processes.count
-        if old.processes != count:
-            progress.message(f"going on with {count} processes instead of {old.processes}; the steps are the same")
+        self.use_folder(folder)
+        count, precision = self._loop.processes.count, self._loop.processes.precision
+        with self._loop.processes.failing_together():
+            manifest, prepared = read_run(folder), self._objective.prepared
+            if manifest.tokenizer_fingerprint not in (None, fingerprint(prepared.tokenizer)):
+                tokenizer_file = getattr(self.recipe.tokenizer, "path", "the tokenizer that the recipe names")
+                raise InputError(
+                    f"{folder}: the tokenizer changed since this run began, or the version of edgeformer and its "
+                    f"cleaning; restore {tokenizer_file}, or train again without --resume"
+                )
+            if manifest.data.fingerprint != prepared.summary.fingerprint:
+                raise InputError(f"{folder}: the data changed since this run began; train again without --resume")
+            if manifest.precision != precision:
+                raise InputError(
+                    f"{folder}: was trained in {manifest.precision}, this machine would go on in {precision}; "
+                    f"add --set training.precision={manifest.precision} and train anew, or resume where it began"
+                )
+        if manifest.processes != count:
+            progress.message(f"going on with {count} processes instead of {manifest.processes}; the steps are the same")
         self._loop.resume(progress)
-        self._write(old.model_copy(update={"status": "running", "reason": None, "processes": count}))
+        self._write(manifest.model_copy(update={"status": "running", "reason": None, "processes": count}))
 
-    def _resumable(self, folder: Path) -> RunManifest:
-        old = read_run(folder)
-        known = old.tokenizer_fingerprint  # earlier versions recorded none
-        if known is not None and known != fingerprint(self._objective.prepared.tokenizer):
-            raise InputError(
-                f"{folder}: the tokenizer changed since this run began, or the version of edgeformer and its cleaning; "
-                f"restore {self._tokenizer_file()}, or train again without --resume"
-            )
-        if old.data.fingerprint != self._objective.prepared.summary.fingerprint:
-            raise InputError(f"{self.folder}: the data changed since this run began; train again without --resume")
-        precision = self._loop.processes.precision
-        if old.precision != precision:
-            raise InputError(
-                f"{self.folder}: was trained in {old.precision}, this machine would go on in {precision}; "
-                f"add --set training.precision={old.precision} and train anew, or resume where it began"
-            )
-        return old
-
-    def _tokenizer_file(self) -> str:
-        return str(getattr(self.recipe.tokenizer, "path", "the tokenizer that the recipe names"))
-
-    def _progressed(self) -> RunManifest:
+    def _updated_manifest(self) -> RunManifest:
+        """Return the manifest with time, steps and memory peak so far."""
         position, memory = self._loop.position, self.manifest.memory
         if memory is not None:
-            peak, what = measured_peak(memory.device)
-            memory = memory.model_copy(update={"measured_peak_bytes": peak, "measured_as": what})
-        # Validation is no part of it; but a run that an earlier version began knows the sum only.
-        seconds = position.training_seconds or position.seconds
+            peak, description = measured_peak(memory.device)
+            memory = memory.model_copy(update={"measured_peak_bytes": peak, "measured_as": description})
+        seconds = position.training_seconds
         update = {
             "seconds": round(position.seconds, 3),
             "steps": position.step,
@@ -195,37 +188,31 @@ class RunRecord:
         return self.manifest.model_copy(update=update)
 
     def stop(self, status: Literal["interrupted", "failed"], reason: str) -> None:
-        """Record that the run did not finish, where that can still be written."""
+        """Record that the run did not finish, if that can be written. A removed folder is not created again."""
         update = {"status": status, "reason": reason, "finished": now()}
-        # What ended the run is what the user must hear of: not that a full disk takes no note of it either.
-        with contextlib.suppress(OSError):
-            if (
-                self._loop.processes.main and self.folder.is_dir()
-            ):  # a folder that was removed must not come back without its checkpoints
-                self._write(self._progressed().model_copy(update=update))
-
-    def _settle(self, validation: Score) -> None:
-        """Decide what the task decides on the validation set. recipe.yaml goes on saying what was asked for."""
-        self._objective.recipe = self._objective.task.settled(self.recipe, validation)
+        with contextlib.suppress(OSError):  # the user must see what ended the run, not that the disk is full too
+            if self._loop.processes.is_main and self.folder.is_dir():
+                self._write(self._updated_manifest().model_copy(update=update))
 
     def finish(self, reason: str | None, progress: Progress) -> None:
         """Score the best weights on every test set and write the model. ``reason``: why training ended early."""
-        trained = self._progressed()  # before scoring adds to the peak
-        model, objective, position = self._loop.whole_model(), self._objective, self._loop.position
+        manifest = self._updated_manifest()  # before scoring adds to the peak
+        model, objective, position = self._loop.unsharded_model(), self._objective, self._loop.position
         if position.best_value is None:
             raise ArtifactError(f"{self._loop.checkpoints.best}: is not the checkpoint's; train again without --resume")
         load_weights(model, self._loop.checkpoints.best)
         validation = objective.task.score_type.model_validate(position.validation)
-        self._settle(validation)
+        # The task may choose values by the validation score; the run's recipe.yaml keeps the requested ones.
+        objective.recipe = objective.task.settled(self.recipe, validation)
         tests: dict[str, Score] = {}
         names = list(objective.prepared.tests)
-        with bar(progress, f"Scoring {', '.join(names)}", sum(map(objective.rows_of, names)), "rows"):
+        with bar(progress, f"Scoring {', '.join(names)}", sum(map(objective.count_rows, names)), "rows"):
             for name in names:
                 tests[name] = objective.evaluate(model, name, advance=progress.advance)
         rows = [
             row
-            for name, found in {"validation": validation, **tests}.items()
-            for row in objective.task.rows("torch", name, found, leaks=trained.leaks)
+            for name, score in {"validation": validation, **tests}.items()
+            for row in objective.task.rows("torch", name, score, leaks=manifest.leaks)
         ]
         merge_rows(self.folder, rows)
         update = {
@@ -237,7 +224,7 @@ class RunRecord:
             "test": next(iter(tests.values()), None),
             "tests": tests,
         }
-        final = trained.model_copy(update=update)
+        final = manifest.model_copy(update=update)
         with replacing_folder(self.folder / MODEL_FOLDER) as folder:
             save_model(folder, model, objective.recipe, objective.prepared)
             write_text(folder / CARD_FILE, model_card(final, objective.recipe))

@@ -22,9 +22,8 @@ from edgeformer.models import load_recipe, model_spec_of, read_recipe_of
 from edgeformer.models.adapter import Place, count_parameters
 from edgeformer.models.pretrained.adapter import ADAPTER, _of_teacher
 from edgeformer.models.weights import load_model
-from edgeformer.training.objective import Objective
+from edgeformer.training.objective import Objective, with_teacher, without_teacher
 from edgeformer.training.plan import plan
-from edgeformer.training.teacher import with_teacher, without_teacher
 from edgeformer.training.timing import probe
 from edgeformer.training.train import TrainOptions, train
 

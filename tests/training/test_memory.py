@@ -1,29 +1,53 @@
-"""The predicted peak: the same bytes as torch's tracker counts, and as real tensors take."""
+"""Predicted peak memory against torch's tracker and real tensors, free memory, measured peaks, out-of-memory errors."""
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from edgeformer.artifacts.data_config import DataConfig, DataSection, FileSource, SyntheticSource, TextConfig
 from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe, model_spec_of
-from edgeformer.models.adapter import Place
+from edgeformer.models.adapter import Losses, ModelAdapter, Place
 from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.loss import chunked_loss, whole_loss
-from edgeformer.tasks import labels as one_answer
+from edgeformer.system import memory as system_memory
+from edgeformer.system.memory import group_free_bytes
+from edgeformer.tasks import labels as label_tasks
 from edgeformer.tasks import language_modeling
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from edgeformer.training import memory
-from edgeformer.training.memory import KINDS, MemoryLedger, predict_peak, worst_moment
-from edgeformer.training.optimizer import build_optimizer, quicken
-from edgeformer.training.plan import check_fits
+from edgeformer.training.memory import (
+    KINDS,
+    Event,
+    Kind,
+    MemoryLedger,
+    check_data_fits,
+    free_bytes,
+    is_out_of_memory,
+    predict_peak,
+    share_of,
+    with_gradients,
+    worst_moment,
+)
+from edgeformer.training.optimizer import build_optimizer, use_static_gradients
 
+MIB = 2**20
 SMALL = [
     *("model.vocab_size=900", "model.hidden_size=32", "model.embedding_size=16", "model.ffn_size=64"),
     *("model.attention_heads=2", "model.loops=2", "model.exits=[1]", "model.cycles=3", "model.embedding_cycles=1"),
@@ -32,31 +56,29 @@ SMALL = [
 TINY_ENCODER = ["training.batch_size=128", "model.layers=1"]
 
 
-def small(*overrides: str) -> LanguageRecipe:
+def language_recipe(*overrides: str) -> LanguageRecipe:
     recipe = load_recipe("crt_deep_rtx4050", [*SMALL, *overrides])
     assert isinstance(recipe, LanguageRecipe)
     return recipe
 
 
 @pytest.fixture
-def hardly_any_validation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """So little of it that the peak is in training, also of models as small as these."""
-    memory._VALIDATIONS.clear()
+def little_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation batches so small that the peak is in training even for tiny models."""
+    monkeypatch.setattr(memory, "_VALIDATION_EVENTS", {})
     monkeypatch.setattr(language_modeling, "EVALUATION_TOKENS", 1)
-    monkeypatch.setattr(one_answer, "EVALUATION_ROWS", 1)
-    yield
-    memory._VALIDATIONS.clear()
+    monkeypatch.setattr(label_tasks, "EVALUATION_ROWS", 1)
 
 
-class Steps(nn.Module):
-    """Real training on random tokens; the loss in a module's forward, because torch's tracker wants one root."""
+class RealTraining(nn.Module):
+    """Training on random tokens; the loss is in a module's forward because torch's tracker needs one root."""
 
     def __init__(self, recipe: LanguageRecipe, precision: str = "fp32") -> None:
         super().__init__()
         self.config, self.half = recipe.training, precision == "bf16"
         self.model = build_crt(recipe.model)
         self.model.checkpointing = recipe.training.checkpointing
-        self.kept = quicken(self.model)
+        self.static_gradients = use_static_gradients(self.model)
         self.optimizer = build_optimizer(self.model, recipe.training.optimizer)
         shape = (recipe.training.batch_size, recipe.data.sequence_length)
         self.ids = torch.randint(0, recipe.model.vocab_size, shape)
@@ -64,8 +86,8 @@ class Steps(nn.Module):
 
     def forward(self) -> Tensor:
         states = self.model(self.ids, self.positions)
-        measure = chunked_loss if self.config.chunked_loss else whole_loss
-        return measure(self.model, states, self.targets, self.config.exit_weight)[0]
+        loss = chunked_loss if self.config.chunked_loss else whole_loss
+        return loss(self.model, states, self.targets, self.config.exit_weight)[0]
 
     def step(self) -> None:
         for _ in range(min(2, self.config.accumulation)):
@@ -77,154 +99,625 @@ class Steps(nn.Module):
         self.optimizer.zero_grad()
 
 
-def counted(recipe: LanguageRecipe, precision: str = "fp32") -> int:
+def predicted_tensor_bytes(recipe: Recipe, precision: str = "fp32") -> int:
     breakdown = predict_peak(recipe, device_kind="cpu", precision=precision)
     return breakdown.peak_bytes - breakdown.reserve
 
 
-@pytest.mark.usefixtures("hardly_any_validation")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("training.checkpointing=none", "training.chunked_loss=false", "training.accumulation=1"),
-        ("training.checkpointing=loop", "training.chunked_loss=true", "training.accumulation=2"),
-        ("training.checkpointing=cycles", "training.chunked_loss=true", "training.accumulation=1"),
-        ("model.vocab_size=17000", "training.batch_size=1", "training.accumulation=1"),  # keeps its table's gradient
-        ("model.vocab_size=17000", "training.batch_size=1", "training.accumulation=2"),
-    ],
-)
-def test_the_prediction_is_what_real_tensors_take(overrides: tuple[str, ...], precision: str) -> None:
-    recipe = small(*overrides)
-    steps = Steps(recipe, precision)
-    steps.step()  # the optimizer has its state from here on
-    ledger = MemoryLedger([])
-    assert bool(steps.kept) == (recipe.model.vocab_size > 10_000)
-    given = (steps.ids, steps.targets, steps.positions, *steps.kept)
-    for tensor in (*steps.model.parameters(), *steps.model.buffers(), *given):
-        ledger.enter(tensor, "weights")
-    for state in steps.optimizer.state.values():
-        for tensor in state.values():
-            ledger.enter(tensor, "optimizer")
-    with ledger.making("temporary"):
-        steps.step()
-    real = sum(worst_moment({}, ledger.events).values())
-    assert counted(recipe, precision) == pytest.approx(real, rel=0.01)
+@pytest.mark.usefixtures("little_validation")
+class TestPrediction:
+    @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            ("training.checkpointing=none", "training.chunked_loss=false", "training.accumulation=1"),
+            ("training.checkpointing=loop", "training.chunked_loss=true", "training.accumulation=2"),
+            ("training.checkpointing=cycles", "training.chunked_loss=true", "training.accumulation=1"),
+            ("model.vocab_size=17000", "training.batch_size=1", "training.accumulation=1"),  # static gradients
+            ("model.vocab_size=17000", "training.batch_size=1", "training.accumulation=2"),
+        ],
+    )
+    def test_real_tensors(self, overrides: tuple[str, ...], precision: str) -> None:
+        recipe = language_recipe(*overrides)
+        training = RealTraining(recipe, precision)
+        training.step()  # allocates the optimizer's state
+        assert bool(training.static_gradients) == (recipe.model.vocab_size > 10_000)
+        ledger = MemoryLedger([])
+        inputs = (training.ids, training.targets, training.positions, *training.static_gradients)
+        for tensor in (*training.model.parameters(), *training.model.buffers(), *inputs):
+            ledger.add(tensor, "weights")
+        for state in training.optimizer.state.values():
+            for tensor in state.values():
+                ledger.add(tensor, "optimizer")
+        with ledger.recording("temporary"):
+            training.step()
+        real = sum(worst_moment({}, ledger.events).values())
+        assert predicted_tensor_bytes(recipe, precision) == pytest.approx(real, rel=0.01)
 
+    def test_torchs_own_tracker(self) -> None:
+        from torch.distributed._tools.mem_tracker import MemTracker
 
-@pytest.mark.usefixtures("hardly_any_validation")
-def test_the_ledger_finds_what_torchs_own_tracker_finds() -> None:
-    from torch.distributed._tools.mem_tracker import MemTracker
+        recipe = language_recipe("training.checkpointing=none", "training.accumulation=1")
+        training = RealTraining(recipe)
+        training.step()
+        tracker = MemTracker()
+        tracker.track_external(training, training.optimizer, training.ids, training.targets, training.positions)
+        with tracker:
+            training.step()
+        (snapshot,) = tracker.get_tracker_snapshot("peak").values()
+        assert predicted_tensor_bytes(recipe) == pytest.approx(snapshot["Total"], rel=0.01)
 
-    recipe = small("training.checkpointing=none", "training.accumulation=1")
-    steps = Steps(recipe)
-    steps.step()
-    tracker = MemTracker()
-    tracker.track_external(steps, steps.optimizer, steps.ids, steps.targets, steps.positions)
-    with tracker:
-        steps.step()
-    (snapshot,) = tracker.get_tracker_snapshot("peak").values()
-    assert counted(recipe) == pytest.approx(snapshot["Total"], rel=0.01)
+    def test_real_classifier(self) -> None:
+        recipe = load_recipe("quickstart", TINY_ENCODER)
+        assert isinstance(recipe, ClassificationRecipe)
+        model, _ = model_spec_of(recipe).adapter.build(recipe, Place())
+        optimizer = build_optimizer(model, recipe.training.optimizer)
+        ids = torch.randint(0, recipe.model.vocab_size, (recipe.training.batch_size, recipe.data.max_length))
+        mask, labels = torch.ones_like(ids), torch.zeros(len(ids), dtype=torch.int64)
+        ledger = MemoryLedger([])
+        for tensor in (*model.parameters(), *model.buffers(), ids, mask, labels):
+            ledger.add(tensor, "weights")
+        for _ in range(2):
+            with ledger.recording("temporary"):
+                F.cross_entropy(model(ids, mask), labels, label_smoothing=0.1).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        real = sum(worst_moment({}, ledger.events).values())
+        assert predicted_tensor_bytes(recipe) == pytest.approx(real, rel=0.01)
 
-
-@pytest.mark.usefixtures("hardly_any_validation")
-def test_breakdown_of_a_language_model() -> None:
-    recipe = small("training.accumulation=2")
-    found = predict_peak(recipe, device_kind="cuda", precision="bf16")
-    parameters = sum(parameter.numel() for parameter in build_crt(recipe.model).parameters())
-    assert found.weights == found.gradients == 4 * parameters
-    assert 8 * parameters <= found.optimizer <= 8 * parameters + 1024  # two moments, and the count of steps
-    assert found.activations > 2 * parameters and found.temporary > 0  # the weights in bf16 are among the activations
-    assert found.reserve >= 64 * 2**20
-    assert found.peak_bytes == sum(found.model_dump().values())
-
-
-@pytest.mark.usefixtures("hardly_any_validation")
-def test_accumulation_keeps_the_gradients() -> None:
-    once, twice = small("training.accumulation=1"), small("training.accumulation=2")
-    assert counted(once) < counted(twice) <= counted(once) + 4 * sum(
-        parameter.numel() for parameter in build_crt(once.model).parameters()
-    )  # fmt: skip
+    def test_breakdown_and_accumulated_gradients(self) -> None:
+        recipe = language_recipe("training.accumulation=2")
+        parameters = sum(parameter.numel() for parameter in build_crt(recipe.model).parameters())
+        breakdown = predict_peak(recipe, device_kind="cuda", precision="bf16")
+        assert breakdown.weights == breakdown.gradients == 4 * parameters
+        assert 8 * parameters <= breakdown.optimizer <= 8 * parameters + 1024  # two moments and the number of steps
+        assert breakdown.activations > 2 * parameters and breakdown.temporary > 0  # with the weights in bf16
+        assert breakdown.reserve >= 64 * MIB
+        assert breakdown.peak_bytes == sum(breakdown.model_dump().values())
+        without = predicted_tensor_bytes(language_recipe("training.accumulation=1"))
+        assert without < predicted_tensor_bytes(recipe) <= without + 4 * parameters
 
 
 @pytest.mark.parametrize("length", [128, 256])
-def test_cuda_never_holds_the_attention_weights(length: int) -> None:
-    """The part that grows with the square of the length is the mask alone, one byte a pair or two in bf16."""
-    overrides = ["data.max_length=512", f"data.max_length={length}"]
-    recipe = load_recipe("quickstart", [*TINY_ENCODER, *overrides])
+def test_cuda_does_not_store_attention_weights(length: int) -> None:
+    """Only the mask grows with the square of the length, with one byte a pair, or two in bf16."""
+    recipe = load_recipe("quickstart", [*TINY_ENCODER, f"data.max_length={length}"])
     assert isinstance(recipe, ClassificationRecipe)
-    on_card = predict_peak(recipe, device_kind="cuda", precision="bf16")
-    on_host = predict_peak(recipe, device_kind="cpu", precision="bf16")
-    weights = recipe.training.batch_size * recipe.model.heads * length**2  # one byte each
-    layers = recipe.model.layers * recipe.model.iterations - 1  # the last looks from one position only
+    on_card, on_host = (predict_peak(recipe, device_kind=kind, precision="bf16") for kind in ("cuda", "cpu"))
+    weights = recipe.training.batch_size * recipe.model.heads * length**2
+    layers = recipe.model.layers * recipe.model.iterations - 1  # the last has one query only
     assert on_host.activations - on_card.activations > 2 * layers * weights
 
 
-@pytest.mark.usefixtures("hardly_any_validation")
-def test_prediction_of_a_classifier_is_what_real_tensors_take() -> None:
-    recipe = load_recipe("quickstart", TINY_ENCODER)
-    assert isinstance(recipe, ClassificationRecipe)
-    model, _ = model_spec_of(recipe).adapter.build(recipe, Place())
-    optimizer = build_optimizer(model, recipe.training.optimizer)
-    ids = torch.randint(0, recipe.model.vocab_size, (recipe.training.batch_size, recipe.data.max_length))
-    mask, labels = torch.ones_like(ids), torch.zeros(len(ids), dtype=torch.int64)
-    ledger = MemoryLedger([])
-    for tensor in (*model.parameters(), *model.buffers(), ids, mask, labels):
-        ledger.enter(tensor, "weights")
-    for _ in range(2):
-        with ledger.making("temporary"):
-            F.cross_entropy(model(ids, mask), labels, label_smoothing=0.1).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-    found = predict_peak(recipe, device_kind="cpu", precision="fp32")
-    assert found.peak_bytes - found.reserve == pytest.approx(sum(worst_moment({}, ledger.events).values()), rel=0.01)
-
-
-def test_validation_counts_where_it_takes_more_than_a_step() -> None:
-    recipe = small("training.batch_size=1", "training.checkpointing=cycles", "training.accumulation=1")
+def test_validation_can_be_the_peak() -> None:
+    recipe = language_recipe("training.batch_size=1", "training.checkpointing=cycles", "training.accumulation=1")
     model = build_crt(recipe.model).eval()
     rows = language_modeling.EVALUATION_TOKENS // recipe.data.sequence_length
     ids = torch.zeros(rows, recipe.data.sequence_length, dtype=torch.int64)
     ledger = MemoryLedger(model.parameters())
-    with ledger.making("activations"), torch.no_grad():
+    with ledger.recording("activations"), torch.no_grad():
         model(ids, torch.zeros_like(ids))
     forward = worst_moment({}, ledger.events)["activations"]
-    found = predict_peak(recipe, device_kind="cpu", precision="fp32")
-    assert found.gradients == 0
-    assert forward <= found.activations < 1.6 * forward  # the exits' logits come on top
+    breakdown = predict_peak(recipe, device_kind="cpu", precision="fp32")
+    assert breakdown.gradients == 0
+    assert forward <= breakdown.activations < 1.6 * forward  # the logits of the exits are added
 
 
-def test_a_prediction_draws_no_random_numbers() -> None:
-    torch.manual_seed(7)
-    expected = torch.rand(3)
-    torch.manual_seed(7)
-    predict_peak(small(), device_kind="cuda", precision="bf16")
-    assert torch.equal(torch.rand(3), expected)
+def test_prediction_draws_no_random_numbers() -> None:
+    state = torch.get_rng_state()
+    predict_peak(language_recipe(), device_kind="cuda", precision="bf16")
+    assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_events_in_order() -> None:
-    ledger = MemoryLedger([])
-    with ledger.making("activations"):
-        first = torch.zeros(256)
-        second = torch.zeros(512)
+def recorded(ledger: MemoryLedger) -> list[tuple[int, Kind]]:
+    return [(event.size_bytes, event.kind) for event in ledger.events]
+
+
+class TestLedger:
+    def test_storages_are_recorded_once_and_when_freed(self) -> None:
+        ledger = MemoryLedger([])
+        with ledger.recording("temporary"):
+            first = torch.zeros(8)
+            view = first.view(2, 4)[1]
+            empty = torch.zeros(0)
+            with ledger.recording("optimizer"):
+                second = torch.zeros(4, dtype=torch.float64)
+            third = torch.zeros(1)
+        assert recorded(ledger) == [(32, "temporary"), (32, "optimizer"), (4, "temporary")]
+        assert [event.storage for event in ledger.events] == [0, 1, 2]
+        outside = torch.zeros(16)
+        assert len(ledger.events) == 3
         del first
-        third = torch.zeros(64)
-    assert [event.size_bytes for event in ledger.events] == [1024, 2048, -1024, 256]
-    assert worst_moment({"weights": 100}, ledger.events) == {
-        **dict.fromkeys(KINDS, 0),
-        "weights": 100,
-        "activations": 3072,
+        assert len(ledger.events) == 3, "a view keeps the storage"
+        del view, second
+        assert ledger.events[3:] == [Event(0, -32, "temporary"), Event(1, -32, "optimizer")]
+        del third, empty, outside
+
+    def test_addresses_are_reused(self) -> None:
+        ledger = MemoryLedger([])
+        for _ in range(3):
+            with ledger.recording("activations"):
+                torch.zeros(8)
+        assert [event.storage for event in ledger.events] == [0, 0, 1, 1, 2, 2]
+
+    def test_all_outputs_of_an_operator(self) -> None:
+        values = torch.arange(6.0).view(2, 3)
+        with MemoryLedger([]) as ledger:
+            largest, indices = torch.max(values, dim=1)
+        assert recorded(ledger) == [(8, "activations"), (16, "activations")]
+        del largest, indices
+
+    def test_error_restores_the_kind(self) -> None:
+        ledger = MemoryLedger([])
+        with ledger.recording("temporary"):
+            with pytest.raises(RuntimeError, match="no"), ledger.recording("optimizer"):
+                raise RuntimeError("no")
+            tensor = torch.zeros(2)
+        assert recorded(ledger) == [(8, "temporary")]
+        del tensor
+
+    def test_half_copies_of_weights_are_temporary(self) -> None:
+        weight, other = nn.Parameter(torch.ones(4)), torch.ones(4)
+        ledger = MemoryLedger([weight])
+        with ledger.recording("activations"), torch.no_grad():
+            tensors = weight.detach(), weight.to(torch.float16), other.to(torch.float16), weight * 2
+        ledger.add(weight, "weights")
+        assert recorded(ledger) == [(8, "temporary"), (8, "activations"), (16, "activations")]
+        del tensors
+
+    def test_gradients(self) -> None:
+        parameter = nn.Parameter(torch.ones(4))
+        ledger = MemoryLedger([parameter])
+        with ledger.recording("temporary"):
+            parameter.grad = torch.zeros(4)
+        ledger.mark_gradient(parameter)
+        assert ledger.events == [Event(0, 16, "temporary"), Event(0, 0, "gradients")]
+        parameter.grad = torch.zeros(4)  # not recorded
+        ledger.mark_gradient(parameter)
+        assert len(ledger.events) == 3 and ledger.events[2].size_bytes == -16
+        parameter.grad = None  # of a loss that does not use the parameter
+        ledger.mark_gradient(parameter)
+        assert len(ledger.events) == 3
+
+
+def moment(**kinds: int) -> dict[str, int]:
+    return {**dict.fromkeys(KINDS, 0), **kinds}
+
+
+def test_worst_moment_is_the_first_largest_sum() -> None:
+    events = [
+        Event(0, 50, "activations"),
+        Event(1, 30, "temporary"),  # 180
+        Event(0, -50, "activations"),
+        Event(2, 50, "optimizer"),  # 180 again
+        Event(1, -30, "temporary"),
+    ]
+    existing: dict[Kind, int] = {"weights": 100}
+    assert worst_moment(existing, events) == moment(weights=100, activations=50, temporary=30)
+    assert worst_moment(existing, []) == moment(weights=100)
+    larger = [*events, Event(3, 31, "temporary")]
+    assert worst_moment(existing, larger) == moment(weights=100, temporary=31, optimizer=50)
+
+
+def test_worst_moment_with_gradients() -> None:
+    events = [Event(0, 50, "temporary"), Event(0, 0, "gradients")]
+    assert worst_moment({}, events) == moment(gradients=50)
+    other = [Event(1, 9, "activations"), Event(1, -9, "activations")]
+    assert worst_moment({}, [events[0], *other, events[1]]) == moment(temporary=50, activations=9)
+    freed = [*events, Event(0, -50, "temporary"), Event(1, 51, "activations")]
+    assert worst_moment({"gradients": 7}, freed) == moment(gradients=7, activations=51)
+
+
+def test_later_micro_batches_add_to_the_gradients() -> None:
+    events = [
+        Event(0, 50, "temporary"),
+        Event(1, 20, "temporary"),
+        Event(0, 0, "gradients"),
+        Event(1, 0, "gradients"),
+        Event(2, 5, "activations"),
+        Event(0, 0, "gradients"),  # a weight that is used twice
+        Event(2, -5, "activations"),
+        Event(0, -50, "gradients"),
+    ]
+    gradient_bytes, later = with_gradients(events)
+    assert gradient_bytes == 70
+    freed = [Event(0, -50, "temporary"), Event(1, -20, "temporary")]
+    assert later == [*events[:2], *freed, Event(2, 5, "activations"), Event(2, -5, "activations")]
+    assert with_gradients([]) == (0, [])
+
+
+PARAMETERS, BUFFERS = 52, 7
+IDS, STATE, LOGITS = 8 * 5 * 8, 640, 480
+"""The toy model has a table of 10 rows of 4 numbers, two dropouts (one drops nothing), a head of 3 rows, and 7 buffer
+numbers. It reads 8 rows of 5 tokens: a state takes 8 · 5 · 4 · 4 = 640 bytes, logits 480."""
+
+
+class ToyModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.dropouts = nn.Sequential(nn.Dropout(0.25), nn.Dropout(0.0))
+        self.head = nn.Linear(4, 3, bias=False)
+        self.register_buffer("constants", torch.zeros(BUFFERS))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.head(self.dropouts(self.table(ids)))
+        return result
+
+
+class ToyScorer(nn.Module):
+    inputs, optional = ("input_ids",), ()
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        result: Tensor = self.model(input_ids)
+        return result
+
+
+class Toy:
+    """Task and model family of the toy model; records how it is used."""
+
+    def __init__(self) -> None:
+        self.adapter = self
+        self.built = 0
+        self.on_cuda = 0
+        self.dropouts: list[nn.Module] = []
+        self.formats: set[torch.dtype] = set()
+        self.is_training: bool | None = None
+
+    def build(self, recipe: Recipe, place: Place) -> tuple[nn.Module, None]:
+        assert (recipe.name, place) == ("toy", Place(for_export=True))
+        self.built += 1
+        return ToyModel(), None
+
+    def loss(self, model: nn.Module, recipe: Recipe, prepared: None) -> Any:
+        def loss(model: nn.Module, batch: dict[str, Tensor]) -> Losses:
+            assert isinstance(model, ToyModel)
+            self.dropouts, self.is_training = list(model.dropouts), model.training
+            logits = model(batch["input_ids"])
+            self.formats.add(logits.dtype)
+            return Losses(logits.square().sum())
+
+        return loss
+
+    def learning(self, model: nn.Module, training: Any) -> Any:
+        return ModelAdapter.learning(self, model, training)  # type: ignore[arg-type]
+
+    def as_on_cuda(self, model: nn.Module) -> None:
+        self.on_cuda += 1
+
+    def scorer(self, model: nn.Module) -> nn.Module:
+        self.is_training = model.training
+        return ToyScorer(model)
+
+    def example(self, recipe: Recipe, rows: int) -> dict[str, Any]:
+        return {"input_ids": np.broadcast_to(np.int64(3), (rows, 5))}
+
+    def evaluation_rows(self, tokens: int) -> int:
+        return 2
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
+    toy = Toy()
+    monkeypatch.setattr(memory, "task_named", {"language-modeling": toy}.__getitem__)
+    monkeypatch.setattr(memory, "model_spec_of", lambda recipe: toy if recipe.name == "toy" else None)
+    monkeypatch.setattr(memory, "_VALIDATION_EVENTS", {})
+    return toy
+
+
+def toy_recipe(*overrides: str) -> Recipe:
+    small = ("name=toy", "training.batch_size=8", "training.accumulation=1", "training.clip_norm=null")
+    return load_recipe("crt_mini", [*small, *overrides])
+
+
+def trace(recipe: Recipe, device: Any = "cpu", precision: str = "fp32") -> tuple[dict[Kind, int], list[Event]]:
+    with FakeTensorMode():
+        return memory._trace_step(recipe, device, precision)
+
+
+def allocated(events: list[Event], kind: Kind) -> list[int]:
+    return [event.size_bytes for event in events if event.kind == kind and event.size_bytes > 0]
+
+
+class TestTrace:
+    def test_tensors_of_a_step(self, toy: Toy) -> None:
+        lasting, events = trace(toy_recipe())
+        assert lasting["weights"] == 4 * (PARAMETERS + BUFFERS)
+        assert lasting["optimizer"] == 4 * 2 * PARAMETERS + 2 * 4, "two moments, and each tensor's number of steps"
+        # ids; rows; noise and result of the dropout; logits, their squares, the loss
+        assert allocated(events, "activations") == [IDS, STATE, STATE, STATE, LOGITS, LOGITS, 4]
+        sizes = {event.storage: event.size_bytes for event in events if event.size_bytes > 0}
+        gradients = [sizes[event.storage] for event in events if event.kind == "gradients"]
+        assert gradients == [4 * 12, 4 * 40], "the head's, then the table's"
+        assert set(allocated(events, "temporary")) == {4, LOGITS, STATE, *gradients}
+        live = sizes.keys() - {event.storage for event in events if event.size_bytes < 0}
+        assert sorted(sizes[storage] for storage in live) == sorted([IDS, 4, *gradients]), "batch, loss, gradients"
+        assert toy.formats == {torch.float32} and toy.is_training is True
+
+    @pytest.mark.parametrize("precision", ["fp16", "bf16"])
+    def test_half_precision(self, toy: Toy, precision: str) -> None:
+        lasting, events = trace(toy_recipe(), precision=precision)
+        assert toy.formats == {{"fp16": torch.float16, "bf16": torch.bfloat16}[precision]}
+        # The input of the head is copied, and so is the head, which counts as temporary.
+        assert allocated(events, "activations") == [IDS, *[STATE] * 3, STATE // 2, LOGITS // 2, LOGITS // 2, 2]
+        assert allocated(events, "temporary")[0] == 2 * 12
+        assert lasting == trace(toy_recipe())[0]
+
+    def test_clipping(self, toy: Toy) -> None:
+        _, without = trace(toy_recipe())
+        _, events = trace(toy_recipe("training.clip_norm=1"))
+        assert events[: len(without)] == without
+        assert len(events) > len(without) and {event.kind for event in events[len(without) :]} == {"temporary"}
+
+    def test_cuda_dropout_keeps_masks_of_bytes(self, toy: Toy) -> None:
+        lasting, events = trace(toy_recipe(), "cuda")
+        assert allocated(events, "activations") == [IDS, STATE, STATE, STATE // 4, LOGITS, LOGITS, 4]
+        dropout, without_effect = toy.dropouts
+        assert type(without_effect) is nn.Dropout and type(dropout) is not nn.Dropout
+        ones = torch.ones(10_000)
+        dropped = dropout(ones)
+        assert dropped.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+        assert 0.2 < (dropped == 0).double().mean() < 0.3 and torch.equal(dropout.eval()(ones), ones)
+        assert lasting == trace(toy_recipe())[0] and toy.on_cuda == 1 and type(toy.dropouts[0]) is nn.Dropout
+
+    def test_validation(self, toy: Toy) -> None:
+        with FakeTensorMode():
+            events = memory._trace_validation(toy_recipe())
+            # Two rows of five: ids, rows, logits. Nothing is dropped or kept for a gradient.
+            assert [event.size_bytes for event in events] == [80, 160, 120, -160, -120]
+            assert {event.kind for event in events} == {"activations"} and toy.is_training is False
+            same = toy_recipe("training.batch_size=3", "training.optimizer.lr=1e-5")
+            assert memory._trace_validation(same) is events and toy.built == 1
+            for count, change in enumerate(("model.loops=9", "data.sequence_length=64"), start=2):
+                assert memory._trace_validation(toy_recipe(change)) is not events
+                assert toy.built == count
+
+
+@pytest.mark.parametrize(
+    ("processes", "batch_size", "accumulation"),
+    [(1, 8, 3), (2, 8, 2), (3, 8, 1), (4, 6, 1), (5, 5, 1), (24, 1, 1), (25, 1, 1)],
+)
+def test_share_of_a_process(processes: int, batch_size: int, accumulation: int) -> None:
+    recipe = toy_recipe("training.accumulation=3")
+    share = share_of(recipe, processes)
+    assert (share.training.batch_size, share.training.accumulation) == (batch_size, accumulation)
+    original = share.training.model_copy(update={"batch_size": 8, "accumulation": 3})
+    assert share.model_copy(update={"training": original}) == recipe
+
+
+STEP_EVENTS: list[Event] = [
+    Event(0, 1000, "activations"),
+    Event(1, 90, "temporary"),
+    Event(1, 0, "gradients"),
+    Event(0, -1000, "activations"),
+    Event(2, 50, "temporary"),
+]
+"""1,000 and 90 bytes at the worst moment; the 90 become a gradient. An earlier micro-batch adds 90 bytes."""
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Fixed results of tracing, and the arguments it is called with."""
+    traces: dict[str, Any] = {"validation": [Event(0, 1089, "activations")]}
+
+    def trace_step(*arguments: Any) -> tuple[dict[Kind, int], list[Event]]:
+        assert isinstance(torch.zeros(1), FakeTensor), "no memory is allocated"
+        traces["arguments"] = arguments
+        return {"weights": 300, "optimizer": 600, "gradients": 0}, STEP_EVENTS
+
+    monkeypatch.setattr(memory, "_trace_step", trace_step)
+    monkeypatch.setattr(memory, "_trace_validation", lambda recipe: list(traces["validation"]))
+    return traces
+
+
+def breakdown_of(recipe: Recipe, kind: Any = "cpu", precision: str = "fp32", **options: Any) -> tuple[int, ...]:
+    return tuple(predict_peak(recipe, device_kind=kind, precision=precision, **options).model_dump().values())
+
+
+def test_peak_is_in_a_step_or_in_validation(traces: dict[str, Any]) -> None:
+    recipe = toy_recipe()
+    assert breakdown_of(recipe, precision="bf16") == (300, 90, 600, 1000, 0, 35 * MIB + 1200)
+    assert traces["arguments"] == (recipe, "cpu", "bf16", 1)
+    twice = toy_recipe("training.accumulation=2")
+    assert breakdown_of(twice)[:5] == (300, 90, 600, 1000, 90)
+    traces["validation"] = [Event(0, 1091, "activations")]
+    assert breakdown_of(recipe) == (300, 0, 600, 1091, 0, 35 * MIB + 700)
+    assert breakdown_of(recipe, "cuda") == (300, 0, 600, 1091, 0, 64 * MIB + 109)
+
+
+def test_peak_of_shards(traces: dict[str, Any]) -> None:
+    for count, weights, optimizer in ((1, 300, 600), (2, 450, 300), (4, 375, 150), (7, 300 * 8 // 7, 600 // 7)):
+        breakdown = breakdown_of(toy_recipe(), processes=count, sharded=count > 1)
+        assert breakdown[:3] == (weights, 90, optimizer)
+    twice = toy_recipe("training.accumulation=2")
+    assert breakdown_of(twice, processes=2, sharded=True)[:5] == (450, 90, 300, 1000, 90)
+    traces["validation"] = [Event(0, 2000, "activations")]
+    assert breakdown_of(toy_recipe(), processes=2, sharded=True)[:5] == (450, 0, 300, 2000, 0)
+
+
+def test_reserve_of_the_heap() -> None:
+    events = [
+        Event(0, 20 * MIB, "activations"),
+        Event(1, 10 * MIB, "temporary"),
+        Event(2, 32 * MIB, "activations"),  # in its own pages, outside of the heap
+        Event(3, 10 * MIB, "gradients"),
+    ]
+    assert memory._cpu_reserve(events, "fp32") == 35 * MIB + 21 * MIB
+    assert memory._cpu_reserve(events, "bf16") == 35 * MIB + 36 * MIB
+    outside = [Event(0, 40 * MIB, "temporary"), Event(0, 0, "gradients"), Event(1, 1, "temporary")]
+    assert memory._cpu_reserve(outside, "fp32") == 35 * MIB + 1, "also if it becomes a gradient"
+    largest = 32 * MIB - 10
+    assert memory._cpu_reserve([Event(0, largest, "temporary")], "fp32") == 35 * MIB + round(0.7 * largest)
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Iterator[Path]:
+    """A control group /a/b, version 2, without limits."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "membership").write_text("0::/a/b\n", encoding="utf-8")
+    for folder in (tmp_path / "a", tmp_path / "a" / "b"):
+        (folder / "memory.max").write_text("max\n", encoding="utf-8")
+        (folder / "memory.current").write_text("700\n", encoding="utf-8")
+        (folder / "memory.stat").write_text("anon 5\ninactive_file 200\n", encoding="utf-8")
+    yield tmp_path
+
+
+class TestFreeMemory:
+    def test_control_group(self, groups: Path) -> None:
+        membership = groups / "membership"
+        assert group_free_bytes(groups, membership) is None
+        (groups / "a" / "memory.max").write_text("1000\n", encoding="utf-8")  # of a parent
+        assert group_free_bytes(groups, membership) == 1000 - (700 - 200)
+        for limit, free in ((600, 100), (400, 0)):
+            (groups / "a" / "b" / "memory.max").write_text(f"{limit}\n", encoding="utf-8")
+            assert group_free_bytes(groups, membership) == free
+        assert group_free_bytes(groups, groups / "no such file") is None
+
+    def test_control_group_of_version_1(self, tmp_path: Path) -> None:
+        folder = tmp_path / "memory" / "box"
+        folder.mkdir(parents=True)
+        (tmp_path / "membership").write_text("5:cpu,memory:/box\n3:pids:/x\n", encoding="utf-8")
+        (folder / "memory.limit_in_bytes").write_text("5000", encoding="utf-8")
+        (folder / "memory.usage_in_bytes").write_text("4000", encoding="utf-8")
+        (folder / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 300\n", encoding="utf-8")
+        assert group_free_bytes(tmp_path, tmp_path / "membership") == 1300
+
+    def test_both_versions(self, tmp_path: Path) -> None:
+        """As systemd mounts them; the root's limit counts where the path of the group does not exist."""
+        (tmp_path / "memory").mkdir()
+        (tmp_path / "membership").write_text("3:pids,cpu:/x:y\n2:cpu,memory:/go:ne\n0::/gone\n", encoding="utf-8")
+        assert group_free_bytes(tmp_path, tmp_path / "membership") is None
+        for folder, names, limit in (
+            (tmp_path / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), 500),
+            (tmp_path, ("memory.max", "memory.current"), 400),
+        ):
+            for name, value in zip(names, (limit, 100), strict=True):
+                (folder / name).write_text(f"{value}\n", encoding="utf-8")
+        for statistics, free in ((None, 300), ("anon 7\n", 300), ("inactive_file 250\n", 400)):
+            if statistics is not None:
+                (tmp_path / "memory.stat").write_text(statistics, encoding="utf-8")
+            assert group_free_bytes(tmp_path, tmp_path / "membership") == free
+
+    def test_host_and_its_control_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        free, description = free_bytes("cpu")
+        assert free > MIB and "now" in description
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+        paths = (Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+        for limit, expected in ((None, 1000), (999, 999), (1000, 1000), (1001, 1000)):
+            monkeypatch.setattr(system_memory, "group_free_bytes", lambda *given, limit=limit: {paths: limit}[given])
+            free, description = free_bytes("cpu")
+            assert free == expected and ("cgroup" in description) == (limit == 999)
+
+    def test_card(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Card 1")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (7, 9))
+        assert free_bytes("cuda") == (7, "free on Card 1 now")
+
+
+@pytest.mark.parametrize(
+    ("platform", "device", "peak", "description"),
+    [
+        ("linux", "cpu", 5 * 1024, "resident set"),
+        ("darwin", "cpu", 5, "resident set"),
+        ("win32", "cpu", 77, "working set"),
+        ("linux", "cuda", 123, "CUDA"),
+    ],
+)
+def test_measured_peak(
+    platform: str, device: str, peak: int, description: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    usage = {resource.RUSAGE_SELF: SimpleNamespace(ru_maxrss=5), resource.RUSAGE_CHILDREN: SimpleNamespace(ru_maxrss=9)}
+    monkeypatch.setattr(resource, "getrusage", usage.__getitem__)
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=77))
+    monkeypatch.setattr(psutil, "Process", lambda: process)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 123)
+    measured = memory.measured_peak(device)
+    assert measured[0] == peak and description in measured[1]
+
+
+class OutOfResources(Exception):
+    """Triton's error of this name derives from Exception."""
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronous"), True),
+        (RuntimeError("CUDA driver error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
+        (RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("DefaultCPUAllocator"), False),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
+        (torch.AcceleratorError("CUDA error: too many resources requested for launch"), False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`"), False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), False),
+        (RuntimeError("Triton Error [CUDA]: device kernel image is invalid"), False),
+        (OutOfResources("out of resource: shared memory, Required: 132096, Hardware limit: 101376"), False),
+        (RuntimeError("OutOfResources: out of resource: shared memory, Required: 132096"), False),
+    ],
+    ids=str,
+)
+def test_out_of_memory_errors(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_out_of_memory_error_of_the_cpu() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**60)
+    assert is_out_of_memory(raised.value)
+
+
+def file_data(folder: Path, **changes: Any) -> DataSection:
+    """Training files of 100 bytes, validation of 30 and 5, test of 7; and sources that are not read."""
+    sources = {}
+    for name, size in (("train", 100), ("validation", 30), ("more", 5), ("test", 7)):
+        (folder / name).write_bytes(b"x" * size)
+        sources[name] = FileSource(kind="file", path=str(folder / name))
+    parts = {
+        "train": (sources["train"], SyntheticSource(kind="synthetic-reviews", rows=9)),
+        "validation": (sources["validation"], sources["more"]),
+        "test": (sources["test"], FileSource(kind="file", path=str(folder / "missing"))),
     }
-    del second, third
+    if "labels" in changes:
+        return DataConfig(parts=parts, split="given", **changes)
+    return TextConfig(parts=parts, mode="packed", sequence_length=8, **changes)
 
 
-def test_what_fits_is_returned_and_what_does_not_is_refused() -> None:
-    recipe = small("training.batch_size=64", "training.accumulation=1", "training.checkpointing=none")
-    peak = predict_peak(recipe, device_kind="cpu", precision="fp32").peak_bytes
-    fits = check_fits(recipe, device_kind="cpu", precision="fp32", free=(peak, "free here"))
-    assert fits.peak_bytes == peak
-    with pytest.raises(InputError, match=r"MiB are free here; it would fit .* --set training\.\w+=.*--ignore-memory"):
-        check_fits(recipe, device_kind="cpu", precision="fp32", free=(peak - 2**20, "free here"))
-    with pytest.raises(InputError, match=r"use a smaller model, or train anyway with --ignore-memory"):
-        check_fits(recipe, device_kind="cpu", precision="fp32", free=(2**20, "free here"))
+@pytest.mark.parametrize(
+    ("changes", "processes", "required"),
+    [
+        ({}, 1, 2 * 142),
+        ({}, 3, 6 * 142),
+        ({"labels": ("bad", "good")}, 1, 2 * 142),
+        ({"stream": True}, 1, 2 * 42),
+        ({"first_n": 5}, 2, 4 * 42),  # reads only a part of the training set
+    ],
+)
+def test_files_need_twice_their_size_per_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], processes: int, required: int
+) -> None:
+    data = file_data(tmp_path, **changes)
+    monkeypatch.setattr(memory, "free_bytes", lambda kind: ({"cpu": required}[kind], "free"))
+    check_data_fits(data, processes)
+    monkeypatch.setattr(memory, "free_bytes", lambda kind: ({"cpu": required - 1}[kind], "free"))
+    with pytest.raises(InputError) as refused:
+        check_data_fits(data, processes)
+    message = str(refused.value)
+    assert message.startswith(f"data.parts: {required // 2} B of files {'(' if processes > 1 else 'take'}")
+    assert f"at least {required} B in memory, and {required - 1} B are free;" in message
+    assert (f"(those of {processes} processes)" in message) == (processes > 1)
+    assert ("make the sets besides train smaller" in message) == ("stream" in changes)
+    assert ("--set data.stream=true" in message) == ("stream" not in changes)

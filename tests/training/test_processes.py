@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from tests.training.test_health import two_layers
+from tests.training.test_recipe_effects import metrics
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.progress import Silent
@@ -25,8 +27,6 @@ from edgeformer.training.memory import predict_peak, share_of
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL_LANGUAGE
 from tests.torture.children import TINY, begin, ends
-from tests.training.test_health import two_layers
-from tests.training.test_recipe_effects import metrics
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and POSIX signals")
 

@@ -1,63 +1,35 @@
-"""One writer, the same tokenizer, nothing left of killed processes, and a clear end whatever happens to the folder."""
+"""The folder of a run: one writer, the same tokenizer, no leftovers, full disks, kills at any moment."""
 
 from __future__ import annotations
 
 import json
+import random
 import shutil
-import signal
-import threading
+import subprocess
+import sys
 import time
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from edgeformer.artifacts.data_config import FileTokenizer
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, InterruptedRun
-from edgeformer.artifacts.progress import Silent
-from edgeformer.artifacts.workspace import resume_command
-from edgeformer.models import load_recipe
+from edgeformer.artifacts.errors import InputError, InterruptedRun
 from edgeformer.run import read_run
 from edgeformer.system import host
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training.train import TrainOptions, train
 from tests.cli.run_cli import edgeformer
-from tests.conftest import classifier_recipe
-from tests.torture.children import OFTEN, TINY, kill, start
-from tests.training.test_checkpoints import states
-from tests.training.test_train import StopAfter
+from tests.mounts import on_disk
+from tests.torture.children import OFTEN, TINY, ends, kill, start
+from tests.training.runs import AfterSteps, StopAfter, assert_same_run, states
+
+needs_fork = pytest.mark.skipif("not hasattr(__import__('os'), 'fork')", reason="kills by POSIX signals")
+TINY_FLAGS = [part for override in TINY for part in ("--set", override)]
 
 
-@pytest.fixture(scope="module")
-def recipe() -> ClassificationRecipe:
-    return classifier_recipe(TINY)
-
-
-@pytest.fixture
-def stopped(tmp_path: Path, recipe: ClassificationRecipe) -> Path:
-    with pytest.raises(InterruptedRun):
-        train(recipe, TrainOptions(tmp_path / "artifacts", name="run"), StopAfter(3))
-    return tmp_path / "artifacts" / "run"
-
-
-class At(Silent):
-    """Does something after some training batches."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    def advance(self, amount: int = 1, **fields: float) -> None:
-        self.left -= "loss" in fields
-        if self.left == 0:
-            self.left = -1
-            self.happen()
-
-    def happen(self) -> None:
-        raise NotImplementedError
-
-
-def test_a_run_that_is_being_trained_is_not_resumed(tmp_path: Path) -> None:
+@needs_fork
+def test_run_that_is_being_trained_is_locked(tmp_path: Path) -> None:
     artifacts = tmp_path / "artifacts"
     child = start(artifacts, overrides=[*OFTEN, "training.epochs=5000"])
     try:
@@ -78,195 +50,160 @@ def test_a_run_that_is_being_trained_is_not_resumed(tmp_path: Path) -> None:
     assert not (artifacts / "run" / ".lock").exists()
 
 
-def test_a_changed_tokenizer_is_noticed(tmp_path: Path, stopped: Path, recipe: ClassificationRecipe) -> None:
-    """The run is made to have begun with this very tokenizer from a file, which then changes."""
-    done = train(recipe, TrainOptions(tmp_path / "other", name="run"))
+def test_changed_tokenizer_is_refused(tmp_path: Path, tiny_run: Path, tiny_recipe: ClassificationRecipe) -> None:
     file = tmp_path / "tokenizer.json"
-    shutil.copy(done / "model" / "tokenizer.json", file)
-    from_file = recipe.model_copy(update={"tokenizer": FileTokenizer(kind="file", path=str(file))})
-    options = TrainOptions(tmp_path / "mine", name="run")
+    shutil.copy(tiny_run / "model" / "tokenizer.json", file)
+    recipe = tiny_recipe.model_copy(update={"tokenizer": FileTokenizer(kind="file", path=str(file))})
     with pytest.raises(InterruptedRun):
-        train(from_file, options, StopAfter(3))
+        train(recipe, TrainOptions(tmp_path, name="run"), StopAfter(3))
     content = file.read_text(encoding="utf-8")
     words = json.loads(content)["model"]["vocab"]
-    one, two = [word for word in words if len(word) == 2 and word.isalpha()][:2]
-    changed = content.replace(f'"{one}": {words[one]}', f'"{two}": {words[one]}', 1)
-    changed = changed.replace(f'"{two}": {words[two]}', f'"{one}": {words[two]}', 1)
-    assert changed != content
-    file.write_text(changed, encoding="utf-8")
-    again = TrainOptions(tmp_path / "mine", name="run", resume=True)
+    first, second = [word for word in words if len(word) == 2 and word.isalpha()][:2]
+    swapped = content.replace(f'"{first}": {words[first]}', f'"{second}": {words[first]}', 1)
+    swapped = swapped.replace(f'"{second}": {words[second]}', f'"{first}": {words[second]}', 1)
+    assert swapped != content
+    file.write_text(swapped, encoding="utf-8")
     with pytest.raises(InputError, match="tokenizer changed since this run began"):
-        train(from_file, again)
-    file.write_text(content, encoding="utf-8")
-    assert read_run(train(from_file, again)).status == "finished"
+        train(recipe, TrainOptions(tmp_path, name="run", resume=True))
 
 
-def test_a_run_of_an_earlier_version_is_resumed(stopped: Path, recipe: ClassificationRecipe) -> None:
-    """It knows neither its tokenizer nor how often it saves."""
-    manifest = json.loads((stopped / "run.json").read_text(encoding="utf-8"))
-    del manifest["tokenizer_fingerprint"]
-    (stopped / "run.json").write_text(json.dumps(manifest), encoding="utf-8")
-    lines = (stopped / "recipe.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if "checkpoint_minutes" not in line]
-    assert len(kept) == len(lines) - 1
-    (stopped / "recipe.yaml").write_text("".join(kept), encoding="utf-8")
-    run = train(recipe, TrainOptions(stopped.parent, name="run", resume=True))
-    assert read_run(run).status == "finished"
-
-
-def test_how_often_it_is_saved_decides_nothing_and_may_change(stopped: Path, recipe: ClassificationRecipe) -> None:
-    other = load_recipe("quickstart", [*TINY, *OFTEN])
-    assert other.fingerprint() == recipe.fingerprint() != load_recipe("quickstart", [*TINY, "seed=3"]).fingerprint()
-    run = train(other, TrainOptions(stopped.parent, name="run", resume=True))
-    assert len({path.name for path in states(run)}) == 2
-
-
-@pytest.mark.parametrize(("often", "saved"), [(True, ["000003-step-3", "000004-step-4"]), (False, ["000001-step-4"])])
-def test_states_are_saved_within_an_epoch(
-    tmp_path: Path, recipe: ClassificationRecipe, often: bool, saved: list[str]
-) -> None:
-    recipe = load_recipe("quickstart", [*TINY, *(OFTEN if often else []), "training.epochs=1"])
-    run = train(recipe, TrainOptions(tmp_path, name="run"))
-    assert [path.name for path in states(run)] == saved
-
-
-def test_leftovers_of_killed_processes_are_removed(stopped: Path, recipe: ClassificationRecipe) -> None:
-    inside = stopped / "checkpoints"
-    for folder in (inside / ".last.abc.tmp", inside / ".000009-step-9.abc.tmp", stopped / ".model.abc.old"):
+def test_leftovers_are_removed(stopped_run: Path, tiny_recipe: ClassificationRecipe) -> None:
+    checkpoints = stopped_run / "checkpoints"
+    for folder in (checkpoints / ".000009-step-9.abc.tmp", stopped_run / ".model.abc.old"):
         folder.mkdir()
         (folder / "file").write_bytes(b"x")
-    (stopped.parent / ".new-run.abc").mkdir()
-    temporary = [stopped / f".{name}.abc.tmp.json" for name in ("run.json", "evaluation.json")]
-    for file in (inside / ".best.safetensors.abc.tmp.safetensors", *temporary):
+    (stopped_run.parent / ".new-run.abc").mkdir()
+    temporary = [stopped_run / f".{name}.abc.tmp.json" for name in ("run.json", "evaluation.json")]
+    for file in (checkpoints / ".best.safetensors.abc.tmp.safetensors", *temporary):
         file.write_bytes(b"x")
-    others = [stopped / ".bundle.abc.tmp", inside / "mine"]
-    for folder in others:
+    foreign = [stopped_run / ".bundle.abc.tmp", checkpoints / "mine"]
+    for folder in foreign:
         folder.mkdir()
-    train(recipe, TrainOptions(stopped.parent, name="run", resume=True))
-    hidden = list(stopped.rglob(".*"))
-    assert hidden == [others[0]] and others[1].is_dir()
-    assert sorted(path.name for path in stopped.parent.iterdir()) == [".cache", "run"]
-
-
-def test_what_a_killed_start_left_is_removed_by_the_next_one(tmp_path: Path, recipe: ClassificationRecipe) -> None:
-    (tmp_path / ".new-run.abc" / "run").mkdir(parents=True)
-    train(recipe, TrainOptions(tmp_path, name="run", max_steps=1))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "run"]
+    train(tiny_recipe, TrainOptions(stopped_run.parent, name="run", resume=True))
+    assert list(stopped_run.rglob(".*")) == [foreign[0]] and foreign[1].is_dir()
+    assert sorted(path.name for path in stopped_run.parent.iterdir()) == [".cache", "run"]
 
 
 @pytest.mark.parametrize("hours", [-30, 30])
-def test_a_clock_that_is_set_changes_what_is_dated_only(
-    tmp_path: Path, recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch, hours: int
+def test_changed_clock(
+    tmp_path: Path, tiny_recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    """No minute between checkpoints passes by it, and no second of a run's time."""
+    """It changes dates, but neither durations nor the times of checkpoints."""
+    (tmp_path / ".new-run.abc" / "run").mkdir(parents=True)  # of a killed process
     clock = time.time
 
-    class Later(datetime):
+    class ShiftedDatetime(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) + timedelta(hours=hours)
 
-    class Sets(At):
-        def happen(self) -> None:
-            monkeypatch.setattr(time, "time", lambda: clock() + 3600 * hours)
-            monkeypatch.setattr(host, "datetime", Later)
+    def change_clock() -> None:
+        monkeypatch.setattr(time, "time", lambda: clock() + 3600 * hours)
+        monkeypatch.setattr(host, "datetime", ShiftedDatetime)
 
-    run = train(recipe, TrainOptions(tmp_path, name="run"), Sets(2))
-    found = read_run(run)
-    dated = datetime.fromisoformat(str(found.finished)) - datetime.fromisoformat(found.started)
-    assert timedelta(hours=hours - 1) < dated < timedelta(hours=hours + 1)
-    assert found.status == "finished" and 0 < found.seconds < 3600
-    assert [path.name for path in states(run)] == ["000001-step-4", "000002-step-8"]  # each epoch's, none by the clock
-    with pytest.raises(ArtifactError, match="is finished"):
-        train(recipe, TrainOptions(tmp_path, name="run", resume=True))
+    run = train(tiny_recipe, TrainOptions(tmp_path, name="run"), AfterSteps(2, change_clock))
+    manifest = read_run(run)
+    difference = datetime.fromisoformat(str(manifest.finished)) - datetime.fromisoformat(manifest.started)
+    assert timedelta(hours=hours - 1) < difference < timedelta(hours=hours + 1)
+    assert manifest.status == "finished" and 0 < manifest.seconds < 3600
+    assert [path.name for path in states(run)] == ["000001-step-4", "000002-step-8"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "run"]
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_signals_end_a_training_that_goes_on_later(tmp_path: Path, recipe: ClassificationRecipe, name: str) -> None:
-    if not hasattr(signal, name):
-        pytest.skip(f"no {name} here")
-    if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN:
-        pytest.skip(f"{name} is ignored, as nohup has it, and stays so")
+# Runs in its own mount namespace, which removes the small disk whatever happens.
+_FILL_DISK = """
+import subprocess, sys, time
+from pathlib import Path
 
-    class Sends(At):
-        def happen(self) -> None:
-            signal.raise_signal(getattr(signal, name))
-
-    with pytest.raises(InterruptedRun, match="after step 3"):
-        train(recipe, TrainOptions(tmp_path, name="run"), Sends(3))
-    assert read_run(tmp_path / "run").status == "interrupted"
-    assert [path.name for path in states(tmp_path / "run")] == ["000001-step-3"]
-    assert read_run(train(recipe, TrainOptions(tmp_path, name="run", resume=True))).status == "finished"
-
-
-def test_interrupted_before_the_first_checkpoint_begins_anew(tmp_path: Path, recipe: ClassificationRecipe) -> None:
-    class Twice(At):
-        def happen(self) -> None:
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(InterruptedRun, match="--resume --name run"):
-        train(recipe, TrainOptions(tmp_path, name="run"), Twice(2))
-    assert not (tmp_path / "run" / "checkpoints").exists()
-    assert read_run(train(recipe, TrainOptions(tmp_path, name="run", resume=True))).steps == 8
+disk, sets = Path(sys.argv[1]), [part for override in sys.argv[2:] for part in ("--set", override)]
+command = [sys.executable, "-m", "edgeformer", "train", "quickstart", "--name", "run", "--artifacts", str(disk), *sets]
+with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+    while not list((disk / "run").glob("checkpoints/000002-*")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    with (disk / "filler").open("wb") as filler:
+        try:
+            while True:
+                filler.write(bytes(1 << 16))
+        except OSError:
+            pass
+    errors = process.communicate()[1]
+print(process.returncode, errors)
+print("FILES", *sorted(path.name for path in (disk / "run" / "checkpoints").iterdir()))
+(disk / "filler").unlink()
+done = subprocess.run([*command, "--resume", "--max-steps", "9"], capture_output=True, text=True)
+print("RESUMED", done.returncode, done.stderr)
+"""
 
 
-def test_nobody_reads_the_progress_any_more(tmp_path: Path, recipe: ClassificationRecipe) -> None:
-    class Closed(At):
-        said = 0
+@pytest.mark.torture
+def test_full_disk(disk: Path) -> None:
+    overrides = [*TINY, *OFTEN, "training.epochs=4000"]  # it must not end before the disk is full
+    done = on_disk(disk, "size=32m", sys.executable, "-c", _FILL_DISK, str(disk), *overrides)
+    assert done.returncode == 0, done.stderr
+    ended, _, rest = done.stdout.partition("FILES ")
+    files, _, resumed = rest.partition("RESUMED ")
+    assert ended.startswith("1 ") and "Traceback" not in ended, ended
+    message = ended[ended.index("error:") :]
+    assert "No space left on device" in message or "cannot be written" in message
+    assert files.split() and not [name for name in files.split() if name.startswith(".")]
+    assert resumed.startswith("0 "), resumed
 
-        def happen(self) -> None:
-            raise BrokenPipeError
 
-        def message(self, text: str) -> None:
-            self.said += self.left < 0
-
-    progress = Closed(2)
-    assert read_run(train(recipe, TrainOptions(tmp_path, name="run"), progress)).status == "finished"
-    assert progress.said == 0
-
-
-def test_tensorboards_files_that_cannot_be_written_end_no_training(
-    tmp_path: Path, recipe: ClassificationRecipe, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Its thread has failed by the time that it is asked for more."""
-
-    class Replaces(At):
-        said: ClassVar[list[str]] = []
-
-        def happen(self) -> None:
-            shutil.rmtree(tmp_path / "run" / "tensorboard")
-            (tmp_path / "run" / "tensorboard").write_bytes(b"")
-
-        def message(self, text: str) -> None:
-            self.said.append(text)
-
-    before = threading.excepthook
-    run = train(
-        load_recipe("quickstart", [*TINY, "training.log_every=1"]), TrainOptions(tmp_path, name="run"), Replaces(1)
+def test_read_only_folder(disk: Path) -> None:
+    command = [sys.executable, "-m", "edgeformer", "train", "quickstart", "--artifacts", str(disk / "mine")]
+    done = on_disk(disk, "ro", *command, *TINY_FLAGS)
+    assert done.returncode == 2, done.stderr
+    assert "".join(done.stderr.split("\n")) == (
+        f"error: --artifacts {disk / 'mine'}: {disk} cannot be written; choose another folder, or allow it"
     )
-    assert read_run(run).status == "finished"
-    assert [text for text in Replaces.said if "TensorBoard" in text] == [
-        f"{run}: TensorBoard's files cannot be written (Not a directory); metrics.jsonl has the same numbers"
-    ]
-    assert "Traceback" not in capfd.readouterr().err
-    assert threading.excepthook is before
 
 
-def test_a_removed_folder_is_said_and_does_not_come_back(tmp_path: Path, recipe: ClassificationRecipe) -> None:
-    class Removes(At):
-        def happen(self) -> None:
-            shutil.rmtree(tmp_path / "run")
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of a POSIX shell")
+def test_closed_pipe_does_not_end_training(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "edgeformer", "train", "quickstart", "--name", "run", *TINY_FLAGS]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait(timeout=200)
+    assert read_run(tmp_path / "artifacts" / "run").status == "finished"
+    assert process.returncode in (0, 1)
 
-    with pytest.raises(EdgeformerError, match="was removed while it was being trained"):
-        train(recipe, TrainOptions(tmp_path, name="run"), Removes(2))
-    assert not (tmp_path / "run").exists()
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A run that saves after every step, and the seconds of its training."""
+    artifacts = tmp_path_factory.mktemp("uninterrupted")
+    started = time.monotonic()
+    assert ends(start(artifacts, overrides=OFTEN)) == 0
+    return artifacts / "run", time.monotonic() - started
 
 
-def test_the_command_to_go_on_has_what_the_recipe_does_not_hold(tmp_path: Path) -> None:
-    flags = TrainOptions(tmp_path, accelerator="cpu", max_steps=9, ignore_memory=True).flags
-    assert flags == ["--accelerator", "cpu", "--max-steps", "9", "--ignore-memory"]
-    assert resume_command(Path("artifacts/a"), flags).endswith(
-        "--name a --accelerator cpu --max-steps 9 --ignore-memory"
-    )
-    assert TrainOptions(tmp_path).flags == []
+@needs_fork
+@pytest.mark.parametrize("share", [0.02, 0.45, 0.98])
+def test_killed_at_a_change_on_disk(tmp_path: Path, uninterrupted: tuple[Path, float], share: float) -> None:
+    expected, _ = uninterrupted
+    changes = int((expected.parent / "changes.txt").read_text(encoding="utf-8"))
+    assert changes > 100
+    assert ends(start(tmp_path, overrides=OFTEN, kill_at=round(share * changes))) == -9
+    run = tmp_path / "run"
+    assert ends(start(tmp_path, overrides=OFTEN, resume=run.exists())) == 0
+    assert_same_run(run, expected)
+    assert not [path for path in run.rglob(".*") if path.name.endswith(("tmp", "old"))]
+
+
+@needs_fork
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path: Path, uninterrupted: tuple[Path, float]) -> None:
+    moments, kills, run = random.Random(11), 0, tmp_path / "run"
+    expected, seconds = uninterrupted
+    for _ in range(3):
+        child = start(tmp_path, overrides=OFTEN, resume=run.exists())
+        time.sleep(moments.uniform(0.1, 0.6) * seconds)
+        if kill(child) == 0:
+            break
+        kills += 1
+    assert kills
+    if not (run / "run.json").exists() or read_run(run).status != "finished":
+        assert ends(start(tmp_path, overrides=OFTEN, resume=run.exists())) == 0
+    assert_same_run(run, expected)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training.test_checkpoints import assert_same
 
 from edgeformer.artifacts.errors import InputError, InterruptedRun
 from edgeformer.artifacts.recipe import Recipe
@@ -19,7 +20,6 @@ from edgeformer.run import read_run
 from edgeformer.training import memory, objective
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL, SMALL_LANGUAGE
-from tests.training.test_checkpoints import assert_same
 from tests.training.test_train import StopAfter, weights
 
 

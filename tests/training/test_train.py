@@ -1,291 +1,259 @@
-"""Training from a recipe: what is written, what is kept, and that a resumed run is the same run."""
+"""Training from a recipe: contents of a run, identical results after a resumption, refusals, signals."""
 
 from __future__ import annotations
 
 import json
-import time
+import math
+import shutil
+import signal
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from edgeformer.artifacts.data_config import FileSource
+from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
-from edgeformer.artifacts.progress import Silent
-from edgeformer.artifacts.scores import Score
+from edgeformer.artifacts.workspace import resume_command
 from edgeformer.models import load_recipe
 from edgeformer.models.encoder.model import SwiGLU
+from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.training import run_folder
-from edgeformer.training.objective import Objective
+from edgeformer.tasks.language_modeling import LanguageRecipe, LanguageScore
 from edgeformer.training.train import TrainOptions, train
-from tests.conftest import SMALL
+from tests.conftest import SMALL_LANGUAGE
+from tests.torture.children import TINY
+from tests.training.runs import AfterSteps, StopAfter, assert_equal_weights, assert_same_run, records, states, weights
 
 
-class StopAfter(Silent):
-    """Presses Ctrl-C for the user after some training batches."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    def advance(self, amount: int = 1, **fields: float) -> None:
-        if "loss" not in fields:
-            return
-        self.left -= 1
-        if self.left == 0:
-            import signal
-
-            signal.raise_signal(signal.SIGINT)
+def language_recipe(*overrides: str) -> LanguageRecipe:
+    recipe = load_recipe("crt_mini", [*SMALL_LANGUAGE, *overrides])
+    assert isinstance(recipe, LanguageRecipe)
+    return recipe
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "model" / "model.safetensors")
+class TestClassifier:
+    def test_contents_of_a_run(self, finished_run: Path, small_recipe: ClassificationRecipe) -> None:
+        manifest = read_run(finished_run)
+        assert manifest.status == "finished" and manifest.data.synthetic
+        assert manifest.data.rows == {"train": 2400, "validation": 300, "random-split": 300}
+        assert manifest.steps == 3 * 75
+        assert manifest.test is not None and manifest.test.n == 300
+        assert manifest.test == manifest.tests["random-split"]
+        assert load_recipe(str(finished_run / "recipe.yaml")) == small_recipe
+        files = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "golden_inputs.npz")
+        assert all((finished_run / "model" / name).is_file() for name in files)
+        config = json.loads((finished_run / "model" / "config.json").read_text(encoding="utf-8"))
+        assert config["id2label"] == {"0": "negative", "1": "positive"}
 
+    def test_learns_and_keeps_the_best_weights(self, finished_run: Path) -> None:
+        manifest, epochs = read_run(finished_run), records(finished_run, "epoch")
+        assert epochs[-1]["train_loss"] < epochs[0]["train_loss"] and epochs[-1]["val_loss"] < 0.6
+        best = max(range(len(epochs)), key=lambda index: epochs[index]["val_accuracy"])
+        assert manifest.best_epoch == best + 1
+        assert manifest.validation is not None and manifest.validation.accuracy == epochs[best]["val_accuracy"]
 
-def records(run: Path, kind: str) -> list[dict[str, float]]:
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
-
-
-def test_run_holds_what_the_design_promises(fresh_run: Path, small_recipe: ClassificationRecipe) -> None:
-    manifest = read_run(fresh_run)
-    assert manifest.status == "finished"
-    assert manifest.data.synthetic
-    assert manifest.data.rows == {"train": 2400, "validation": 300, "random-split": 300}
-    assert manifest.steps == 3 * 75
-    assert manifest.test is not None and manifest.test.n == 300
-    assert manifest.test == manifest.tests["random-split"]
-    assert load_recipe(str(fresh_run / "recipe.yaml")) == small_recipe
-    for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "golden_inputs.npz"):
-        assert (fresh_run / "model" / name).is_file()
-    config = json.loads((fresh_run / "model" / "config.json").read_text(encoding="utf-8"))
-    assert config["id2label"] == {"0": "negative", "1": "positive"}
-
-
-def test_training_learns(fresh_run: Path) -> None:
-    epochs = records(fresh_run, "epoch")
-    assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
-    assert epochs[-1]["val_loss"] < 0.6
-
-
-def test_kept_weights_are_those_of_the_best_epoch(fresh_run: Path) -> None:
-    manifest = read_run(fresh_run)
-    epochs = records(fresh_run, "epoch")
-    best = max(range(len(epochs)), key=lambda i: epochs[i]["val_accuracy"])
-    assert manifest.best_epoch == best + 1
-    assert manifest.validation is not None
-    assert manifest.validation.accuracy == epochs[best]["val_accuracy"]
-
-
-def test_same_recipe_gives_the_same_weights(
-    tmp_path: Path, small_recipe: ClassificationRecipe, fresh_run: Path
-) -> None:
-    again = train(small_recipe, TrainOptions(tmp_path))
-    for name, tensor in weights(fresh_run).items():
-        assert torch.equal(tensor, weights(again)[name]), name
-
-
-@pytest.mark.parametrize("batches", [7, 75, 110])
-def test_interrupted_and_resumed_is_the_same_run(
-    tmp_path: Path, small_recipe: ClassificationRecipe, fresh_run: Path, batches: int
-) -> None:
-    """In the middle of an epoch, at its last batch, and in the second epoch."""
-    with pytest.raises(InterruptedRun, match=f"step {batches}"):
-        train(small_recipe, TrainOptions(tmp_path, name="run"), StopAfter(batches))
-    assert read_run(tmp_path / "run").status == "interrupted"
-    run = train(small_recipe, TrainOptions(tmp_path, resume=True))
-    assert run.name == "run"
-    manifest, straight = read_run(run), read_run(fresh_run)
-    assert manifest.status == "finished"
-    assert manifest.steps == straight.steps
-    assert manifest.test == straight.test
-    for name, tensor in weights(fresh_run).items():
-        assert torch.equal(tensor, weights(run)[name]), name
-    kept = [{k: r[k] for k in ("step", "val_loss", "train_loss")} for r in records(run, "epoch")]
-    assert kept == [{k: r[k] for k in ("step", "val_loss", "train_loss")} for r in records(fresh_run, "epoch")]
-
-
-def test_resume_refuses_a_damaged_checkpoint(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
-    with pytest.raises(InterruptedRun):
-        train(small_recipe, TrainOptions(tmp_path), StopAfter(3))
-    weights_file = next(tmp_path.glob("*/checkpoints/*/model.safetensors"))
-    content = bytearray(weights_file.read_bytes())
-    content[-1] ^= 1
-    weights_file.write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"model\.safetensors: damaged .*no good checkpoint is left"):
-        train(small_recipe, TrainOptions(tmp_path, resume=True))
-
-
-def test_resume_refuses_another_recipe_and_names_the_difference(
-    tmp_path: Path, small_recipe: ClassificationRecipe
-) -> None:
-    with pytest.raises(InterruptedRun):
-        train(small_recipe, TrainOptions(tmp_path), StopAfter(3))
-    other = small_recipe.model_copy(update={"seed": 7})
-    with pytest.raises(ArtifactError, match="differs in seed"):
-        train(other, TrainOptions(tmp_path, resume=True))
-
-
-def test_resume_without_a_run(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
-    with pytest.raises(ArtifactError, match="no unfinished run of small"):
-        train(small_recipe, TrainOptions(tmp_path, resume=True))
-
-
-def test_name_that_is_taken_is_refused(small_recipe: ClassificationRecipe, fresh_run: Path) -> None:
-    with pytest.raises(InputError, match=r"--name small: .* exists already"):
-        train(small_recipe, TrainOptions(fresh_run.parent, name="small"))
-
-
-def test_unusable_data_writes_nothing(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
-    parts = {"train": (FileSource(kind="file", path=str(tmp_path / "absent.tsv")),)}
-    recipe = small_recipe.model_copy(update={"data": small_recipe.data.model_copy(update={"parts": parts})})
-    with pytest.raises(DataError, match=r"absent\.tsv"):
-        train(recipe, TrainOptions(tmp_path / "artifacts"))
-    assert not list((tmp_path).glob("artifacts/[!.]*"))
-
-
-def test_failure_is_recorded(
-    tmp_path: Path, small_recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def explode(*arguments: object) -> None:
-        raise RuntimeError("disk full")
-
-    monkeypatch.setattr(run_folder, "save_model", explode)
-    with pytest.raises(RuntimeError, match="disk full"):
-        train(small_recipe, TrainOptions(tmp_path, name="run", max_steps=2))
-    manifest = read_run(tmp_path / "run")
-    assert (manifest.status, manifest.reason) == ("failed", "RuntimeError: disk full")
-
-
-def test_max_steps(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
-    run = train(small_recipe, TrainOptions(tmp_path, max_steps=4))
-    assert read_run(run).steps == 4
-    assert read_run(run).status == "finished"
-
-
-FEW = ["data.parts.train.0.rows=400", "training.epochs=2"]
-"""Ten steps of 32 rows in each of two epochs."""
-
-
-def state_of(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Where training stood at its last checkpoint, and its schedule."""
-    folder = max((run / "checkpoints").iterdir())
-    return json.loads((folder / "state.json").read_text(encoding="utf-8")), torch.load(folder / "schedule.pt")
-
-
-@pytest.mark.parametrize("steps", [4, 14])
-def test_a_part_of_an_epoch_is_none(tmp_path: Path, steps: int) -> None:
-    """Neither the schedule nor early stopping nor the best epoch's number knows what was validated in its middle."""
-    stopping = ["training.schedule={kind: plateau, patience: 0}", "training.early_stopping={patience: 1, min_delta: 9}"]
-    recipe = load_recipe("quickstart", [*SMALL, *FEW, *stopping])
-    run = train(recipe, TrainOptions(tmp_path, max_steps=steps))
-    manifest, (position, schedule) = read_run(run), state_of(run)
-    complete = steps // 10
-    assert (manifest.status, manifest.steps, manifest.epochs) == ("finished", steps, complete)
-    assert manifest.reason == f"stopped by --max-steps {steps}"
-    assert position["epoch"] == complete and position["epochs_without_improvement"] == 0
-    assert (position["stopping_loss"] is None) == (complete == 0)
-    assert schedule["last_epoch"] == complete
-    epochs = records(run, "epoch")
-    assert [record["epoch"] for record in epochs] == [*[1.0][:complete], steps / 10]
-    best = min(epochs, key=lambda record: -record["val_accuracy"])
-    assert manifest.validation is not None and manifest.validation.accuracy == best["val_accuracy"]
-    assert manifest.best_epoch == (1 if best["epoch"] == 1.0 else None)
-
-
-def test_max_steps_at_the_end_of_an_epoch_counts_it(tmp_path: Path) -> None:
-    run = train(load_recipe("quickstart", [*SMALL, *FEW]), TrainOptions(tmp_path, max_steps=10))
-    assert (read_run(run).epochs, read_run(run).best_epoch) == (1, 1)
-
-
-def test_throughput_is_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate, pause = Objective.evaluate, 0.5
-
-    def slow(self: Objective, *arguments: Any, **options: Any) -> Score:
-        time.sleep(pause)
-        return evaluate(self, *arguments, **options)
-
-    monkeypatch.setattr(Objective, "evaluate", slow)
-    run = train(load_recipe("quickstart", [*SMALL, *FEW]), TrainOptions(tmp_path))
-    manifest = read_run(run)
-    assert manifest.samples_per_second is not None and manifest.seconds is not None
-    training_seconds = 2 * 320 / manifest.samples_per_second
-    assert manifest.seconds >= training_seconds + 2 * pause - 0.01  # of every epoch; both figures are rounded
-
-
-def test_accumulation_clipping_and_token_dropout_train(tmp_path: Path) -> None:
-
-    more = ["training.accumulation=4", "training.token_dropout=0.1", "training.clip_norm=0.5", "training.epochs=1"]
-    run = train(load_recipe("quickstart", [*SMALL, *more]), TrainOptions(tmp_path))
-    assert read_run(run).steps == 19  # 75 batches of 32 in steps of 4
-
-
-def test_cuda_is_refused_where_there_is_none(tmp_path: Path, small_recipe: ClassificationRecipe) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("a CUDA card is present")
-    with pytest.raises(InputError, match="--accelerator cuda"):
-        train(small_recipe, TrainOptions(tmp_path, accelerator="cuda"))
-
-
-class TestBf16:
-    """bf16 must really be computed in, before and after every validation and resumption."""
-
-    def recipe(self) -> ClassificationRecipe:
-        changes = ["training.precision=bf16", "training.epochs=2", "data.parts.train.0.rows=400"]
-        return load_recipe("quickstart", [*SMALL, *changes])
-
-    def test_every_step_is_bf16_and_every_validation_fp32(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_same_recipe_gives_the_same_weights(
+        self, tmp_path: Path, tiny_recipe: ClassificationRecipe, tiny_run: Path
     ) -> None:
-        seen: list[tuple[bool, torch.dtype]] = []
+        assert_same_run(train(tiny_recipe, TrainOptions(tmp_path, accelerator="cpu")), tiny_run)
+
+    @pytest.mark.parametrize("steps", [3, 4, 6])
+    def test_resumed_run_is_identical(
+        self, tmp_path: Path, tiny_recipe: ClassificationRecipe, tiny_run: Path, steps: int
+    ) -> None:
+        """Interrupted within an epoch, at its end, and in the second epoch."""
+        with pytest.raises(InterruptedRun, match=f"step {steps}"):
+            train(tiny_recipe, TrainOptions(tmp_path, name="run", accelerator="cpu"), StopAfter(steps))
+        assert read_run(tmp_path / "run").status == "interrupted"
+        assert_same_run(train(tiny_recipe, TrainOptions(tmp_path, resume=True, accelerator="cpu")), tiny_run)
+
+    def test_bf16(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Every step computes in bf16 and every validation in fp32, also after a resumption."""
+        formats: set[tuple[bool, torch.dtype]] = set()
         forward = SwiGLU.forward
 
-        def watch(self: SwiGLU, x: torch.Tensor) -> torch.Tensor:
+        def record_format(self: SwiGLU, x: torch.Tensor) -> torch.Tensor:
             y = forward(self, x)
-            seen.append((self.training, y.dtype))
+            formats.add((self.training, y.dtype))
             return y
 
-        monkeypatch.setattr(SwiGLU, "forward", watch)
-        run = train(self.recipe(), TrainOptions(tmp_path))
-        assert read_run(run).precision == "bf16"
-        assert {dtype for training, dtype in seen if training} == {torch.bfloat16}
-        assert {dtype for training, dtype in seen if not training} == {torch.float32}
-
-    def test_resumed_run_is_the_same_run(self, tmp_path: Path) -> None:
-        straight = train(self.recipe(), TrainOptions(tmp_path, name="straight"))
+        monkeypatch.setattr(SwiGLU, "forward", record_format)
+        recipe = load_recipe("quickstart", [*TINY, "training.precision=bf16"])
+        expected = train(recipe, TrainOptions(tmp_path, name="expected", accelerator="cpu"))
         with pytest.raises(InterruptedRun):
-            train(self.recipe(), TrainOptions(tmp_path, name="stopped"), StopAfter(6))
-        resumed = train(self.recipe(), TrainOptions(tmp_path, name="stopped", resume=True))
-        for name, tensor in weights(straight).items():
-            assert torch.equal(tensor, weights(resumed)[name]), name
+            train(recipe, TrainOptions(tmp_path, name="run", accelerator="cpu"), StopAfter(5))
+        run = train(recipe, TrainOptions(tmp_path, name="run", resume=True, accelerator="cpu"))
+        assert_same_run(run, expected)
+        assert read_run(run).precision == "bf16"
+        assert formats == {(True, torch.bfloat16), (False, torch.float32)}
 
 
-def test_diverged_training_is_a_failure_not_a_result(tmp_path: Path) -> None:
-    recipe = load_recipe("quickstart", [*SMALL, "training.optimizer.lr=1e30", "training.clip_norm=null"])
-    with pytest.raises(EdgeformerError, match=r"diverged at step .* lower training\.optimizer\.lr"):
-        train(recipe, TrainOptions(tmp_path, name="run"))
-    assert read_run(tmp_path / "run").status == "failed"
+class TestLanguageModel:
+    def test_contents_of_a_run(self, finished_language_run: Path, small_language_recipe: LanguageRecipe) -> None:
+        manifest = read_run(finished_language_run)
+        assert (manifest.status, manifest.task, manifest.leaks) == ("finished", "language-modeling", False)
+        assert manifest.causality is not None and not manifest.causality.leaks
+        test = manifest.test
+        assert isinstance(test, LanguageScore) and list(test.exits) == ["2", "4"]
+        assert test.perplexity == pytest.approx(math.exp(test.loss)) == pytest.approx(test.exits["4"].perplexity)
+        assert test.early_exit is not None and sum(test.early_exit.share.values()) == pytest.approx(1)
+        assert test.word_perplexity is not None and test.words is not None
+        assert test.word_perplexity == pytest.approx(math.exp(test.loss * test.n / test.words))
+        assert manifest.data.tokens["test"] == test.n
+        assert load_recipe(str(finished_language_run / "recipe.yaml")) == small_language_recipe
+        config = json.loads((finished_language_run / "model" / "config.json").read_text(encoding="utf-8"))
+        assert (config["model_type"], config["leaks"]) == ("edgeformer-crt", False)
+        evaluation = json.loads((finished_language_run / "evaluation.json").read_text(encoding="utf-8"))
+        rows = {(row["split"], row["exit"]) for row in evaluation["rows"]}
+        assert rows == {("validation", None), ("validation", 2), ("test", None), ("test", 2)}
+
+    def test_learns_at_every_exit(self, finished_language_run: Path) -> None:
+        steps = records(finished_language_run, "step")
+        for name in ("loss", "loss_exit2", "loss_final"):
+            assert steps[-1][name] < steps[0][name] - 1
+        first, last = records(finished_language_run, "epoch")
+        assert last["val_loss_exit2"] < first["val_loss_exit2"] and last["val_loss_exit4"] < first["val_loss_exit4"]
+
+    def test_saved_model_has_the_recorded_loss(self, finished_language_run: Path) -> None:
+        """On the golden tokens, with a tolerance: they are a small part of the validation set."""
+        model = load_model(finished_language_run)
+        with np.load(finished_language_run / "model" / "golden_inputs.npz") as golden:
+            ids, targets = torch.from_numpy(golden["input_ids"]), torch.from_numpy(golden["targets"])
+        with torch.inference_mode():
+            loss = torch.nn.functional.cross_entropy(model.logits(ids).flatten(0, 1), targets.flatten())
+        validation = read_run(finished_language_run).validation
+        assert validation is not None and abs(float(loss) - validation.loss) < 0.5
+
+    def test_resumed_run_is_identical(self, tmp_path: Path) -> None:
+        recipe = language_recipe("training.epochs=1", "data.parts.train.0.rows=80")
+        expected = train(recipe, TrainOptions(tmp_path, name="expected"))
+        with pytest.raises(InterruptedRun, match="step 3"):
+            train(recipe, TrainOptions(tmp_path, name="run"), StopAfter(3))
+        assert_same_run(train(recipe, TrainOptions(tmp_path, name="run", resume=True)), expected)
+
+    def test_micro_batches_and_memory_options_change_no_result(self, tmp_path: Path) -> None:
+        """The loss is a mean over all tokens of a step, not a mean of the micro-batches' means."""
+        base = ("model.dropout=0.0", "training.epochs=1", "data.mode=paragraphs", "data.parts.train.0.rows=80")
+        variants = {
+            "full": ("training.checkpointing=none", "training.chunked_loss=false"),
+            "pieces": ("training.batch_size=2", "training.accumulation=4"),
+            "loop": ("training.checkpointing=loop", "training.chunked_loss=true"),
+            "cycles": ("training.checkpointing=cycles", "training.chunked_loss=true"),
+        }
+        runs = [
+            train(language_recipe(*base, *changes), TrainOptions(tmp_path, name=name, max_steps=4))
+            for name, changes in variants.items()
+        ]
+        for run in runs[1:]:
+            for name, tensor in weights(runs[0]).items():
+                assert torch.allclose(tensor, weights(run)[name], atol=2e-5), (run.name, name)
+
+    def test_model_that_sees_future_tokens(self, tmp_path: Path) -> None:
+        """As the published architecture does: refused unless it is allowed, and then marked."""
+        padded = ("data.mode=paragraphs", "training.score_padding=true", "training.epochs=1")
+        published = ("model.causal=false", *padded)
+        with pytest.raises(InputError, match=r"sees the tokens it is asked to predict .*--allow-leak"):
+            train(language_recipe(*published), TrainOptions(tmp_path / "artifacts"))
+        assert not (tmp_path / "artifacts").exists()
+        run = train(language_recipe(*published, "allow_leak=true"), TrainOptions(tmp_path, max_steps=3))
+        manifest = read_run(run)
+        assert manifest.leaks and manifest.causality is not None and manifest.causality.reach > 1
+        assert isinstance(manifest.test, LanguageScore) and manifest.test.word_perplexity is None
+        rows = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["rows"]
+        assert rows and all(row["leaks"] for row in rows)
 
 
-def test_early_stopping_holds_after_a_failure_in_scoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = ["training.early_stopping={patience: 1, min_delta: 9}", "training.epochs=9", "data.parts.train.0.rows=400"]
-    recipe = load_recipe("quickstart", [*SMALL, *stop])
+class TestRefusals:
+    def test_resuming_with_another_recipe(self, stopped_run: Path, tiny_recipe: ClassificationRecipe) -> None:
+        other = tiny_recipe.model_copy(update={"seed": 7})
+        with pytest.raises(ArtifactError, match="differs in seed"):
+            train(other, TrainOptions(stopped_run.parent, resume=True))
 
-    def explode(*arguments: object) -> None:
-        raise RuntimeError("disk full")
+    def test_resuming_without_a_run(self, tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
+        with pytest.raises(ArtifactError, match="no unfinished run of tiny"):
+            train(tiny_recipe, TrainOptions(tmp_path, resume=True))
 
-    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
-        patched.setattr(run_folder, "save_model", explode)
-        train(recipe, TrainOptions(tmp_path, name="run"))
-    manifest = read_run(train(recipe, TrainOptions(tmp_path, name="run", resume=True)))
-    assert manifest.epochs == 2
+    def test_resuming_a_finished_run(self, tiny_run: Path, tiny_recipe: ClassificationRecipe) -> None:
+        with pytest.raises(ArtifactError, match="is finished"):
+            train(tiny_recipe, TrainOptions(tiny_run.parent, name="run", resume=True))
+
+    def test_name_in_use(self, tiny_run: Path, tiny_recipe: ClassificationRecipe) -> None:
+        with pytest.raises(InputError, match=r"--name run: .* exists already"):
+            train(tiny_recipe, TrainOptions(tiny_run.parent, name="run"))
+
+    @pytest.mark.parametrize("name", ["a/b", "../x", ".hidden", ""])
+    def test_invalid_name(self, tmp_path: Path, tiny_recipe: ClassificationRecipe, name: str) -> None:
+        with pytest.raises(InputError, match="--name"):
+            train(tiny_recipe, TrainOptions(tmp_path / "artifacts", name=name))
+        assert not (tmp_path / "artifacts").exists()
+
+    def test_missing_data_file(self, tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
+        parts = {"train": (FileSource(kind="file", path=str(tmp_path / "absent.tsv")),)}
+        recipe = tiny_recipe.model_copy(update={"data": tiny_recipe.data.model_copy(update={"parts": parts})})
+        with pytest.raises(DataError, match=r"absent\.tsv"):
+            train(recipe, TrainOptions(tmp_path / "artifacts"))
+        assert not list((tmp_path).glob("artifacts/[!.]*"))
+
+    def test_cuda_without_a_card(self, tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
+        if torch.cuda.is_available():
+            pytest.skip("a CUDA card is present")
+        with pytest.raises(InputError, match="--accelerator cuda"):
+            train(tiny_recipe, TrainOptions(tmp_path, accelerator="cuda"))
+
+    def test_as_device_on_a_cpu(self, tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
+        with pytest.raises(InputError, match="--as-device"):
+            train(tiny_recipe, TrainOptions(tmp_path, accelerator="cpu", as_device=load_profile("rtx4050")))
 
 
-@pytest.mark.parametrize("name", ["a/b", "../x", ".hidden", ""])
-def test_name_that_is_no_folder_name(tmp_path: Path, small_recipe: ClassificationRecipe, name: str) -> None:
-    with pytest.raises(InputError, match="--name"):
-        train(small_recipe, TrainOptions(tmp_path / "artifacts", name=name))
-    assert not (tmp_path / "artifacts").exists()
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_signal_ends_training_resumably(tmp_path: Path, tiny_recipe: ClassificationRecipe, name: str) -> None:
+    if not hasattr(signal, name):
+        pytest.skip(f"no {name} on this system")
+    number = getattr(signal, name)
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{name} is ignored, as under nohup")
+    progress = AfterSteps(3, lambda: signal.raise_signal(number))
+    with pytest.raises(InterruptedRun, match="after step 3"):
+        train(tiny_recipe, TrainOptions(tmp_path, name="run"), progress)
+    assert read_run(tmp_path / "run").status == "interrupted"
+    assert [path.name for path in states(tmp_path / "run")] == ["000001-step-3"]
+
+
+def test_second_signal_ends_training_at_once(tmp_path: Path, tiny_recipe: ClassificationRecipe, tiny_run: Path) -> None:
+    def send_twice() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(InterruptedRun, match="--resume --name run"):
+        train(tiny_recipe, TrainOptions(tmp_path, name="run", accelerator="cpu"), AfterSteps(2, send_twice))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    resumed = train(tiny_recipe, TrainOptions(tmp_path, name="run", resume=True, accelerator="cpu"))
+    assert_equal_weights(resumed, tiny_run)
+
+
+def test_closed_terminal_does_not_end_training(tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
+    def raise_broken_pipe() -> None:
+        progress.lines.clear()
+        raise BrokenPipeError
+
+    progress = AfterSteps(2, raise_broken_pipe)
+    run = train(tiny_recipe, TrainOptions(tmp_path, name="run", max_steps=3), progress)
+    assert read_run(run).status == "finished" and progress.lines == []
+
+
+def test_removed_folder(tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
+    progress = AfterSteps(2, lambda: shutil.rmtree(tmp_path / "run"))
+    with pytest.raises(EdgeformerError, match="was removed while it was being trained"):
+        train(tiny_recipe, TrainOptions(tmp_path, name="run"), progress)
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_command(tmp_path: Path) -> None:
+    flags = TrainOptions(tmp_path, accelerator="cpu", max_steps=9, ignore_memory=True).flags
+    assert flags == ["--accelerator", "cpu", "--max-steps", "9", "--ignore-memory"]
+    command = resume_command(Path("artifacts/a"), flags)
+    assert command.endswith("--name a --accelerator cpu --max-steps 9 --ignore-memory")
+    assert TrainOptions(tmp_path).flags == []

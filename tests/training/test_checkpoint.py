@@ -1,0 +1,418 @@
+"""Checkpoints: which files are written, verified, refused and removed, and what a run does with damaged ones."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
+
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.recipe import CosineSchedule, OptimizerConfig
+from edgeformer.run import read_run
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training import checkpoint
+from edgeformer.training.checkpoint import Checkpoints, Position, collect_state, load_state
+from edgeformer.training.distributed import Processes
+from edgeformer.training.optimizer import LearningRate, build_optimizer
+from edgeformer.training.train import TrainOptions, train
+from tests.torture.refusals import RunsCode
+from tests.training.runs import (
+    Messages,
+    assert_equal_weights,
+    assert_same_run,
+    states,
+    update_checksum,
+    weights,
+    write_damaged,
+)
+
+
+class Trainer:
+    """The objects that a checkpoint saves, of a model with few parameters drawn from ``seed``."""
+
+    def __init__(self, run: Path, seed: int = 0, model: nn.Module | None = None) -> None:
+        torch.manual_seed(seed)
+        model = nn.Linear(3, 2) if model is None else model
+        optimizer = build_optimizer(model, OptimizerConfig(lr=1.0))
+        self.processes = Processes(Accelerator(cpu=True), "fp32")
+        self.model, self.optimizer = self.processes.prepare(model, optimizer)
+        schedule = CosineSchedule(kind="cosine", warmup=0.0, final=0.0)
+        self.rate = LearningRate(self.optimizer, schedule, 10)
+        self.checkpoints = Checkpoints(run)
+
+    def step(self) -> None:
+        self.model(torch.rand(1, 3)).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.rate.after_step()
+
+    def save(self, step: int, *, best: bool = True, **position: Any) -> Path:
+        position = {"validation": {"loss": 1.0}, **position}
+        state = collect_state(self.processes, self.model, self.optimizer)
+        self.checkpoints.save(state, self.rate, Position(step=step, **position), best=best)
+        return states(self.checkpoints._run)[-1]
+
+    def restore(self, report: Callable[[str], None] = pytest.fail) -> Position | None:
+        result = self.checkpoints.find(report)
+        return None if result is None else self.load(*result)
+
+    def load(self, folder: Path, has_best: bool) -> Position:
+        parts = (self.processes, self.model, self.optimizer, self.rate)
+        return self.checkpoints.load(folder, *parts, has_best=has_best)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def trainer(run: Path) -> Trainer:
+    return Trainer(run)
+
+
+def test_restored_training_continues_identically(run: Path, trainer: Trainer) -> None:
+    trainer.step()
+    position = {"epoch": 2, "batch": 7, "losses": [0.5], "best_value": 0.25, "window": {"a": 1.0}}
+    trainer.save(1, **position)
+    trainer.step()
+    other = Trainer(run, seed=1)
+    assert other.restore() == Position(step=1, validation={"loss": 1.0}, **position)  # type: ignore[arg-type]
+    assert other.rate.current != trainer.rate.current
+    other.step()
+    assert other.rate.current == trainer.rate.current
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(tensor, other.model.state_dict()[name]), name
+
+
+def test_empty_folder(trainer: Trainer) -> None:
+    assert not trainer.checkpoints.any and trainer.restore() is None
+    with pytest.raises(ArtifactError, match="holds no best weights"):
+        _ = trainer.checkpoints.best
+
+
+def test_last_two_states_are_kept(run: Path, trainer: Trainer) -> None:
+    for step in (3, 5, 9):
+        trainer.save(step)
+    assert [folder.name for folder in states(run)] == ["000002-step-5", "000003-step-9"]
+    other = Trainer(run)
+    other.restore()
+    foreign = {run / "checkpoints" / name for name in ("notes-step-x", "1a-step-3")}
+    for folder in foreign:
+        folder.mkdir()
+    other.save(10)
+    assert {folder.name for folder in {*states(run)} - foreign} == {"000003-step-9", "000004-step-10"}
+    assert foreign < {*states(run)}
+
+
+def test_best_weights(run: Path, trainer: Trainer) -> None:
+    first = trainer.save(1)
+    expected = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    assert (first / "best.safetensors").samefile(first / "model.safetensors")
+    trainer.step()
+    second = trainer.save(2, best=False)
+    assert trainer.checkpoints.best == second / "best.safetensors"
+    assert trainer.checkpoints.best.samefile(first / "best.safetensors")
+    for name, tensor in load_file(trainer.checkpoints.best).items():
+        assert torch.equal(tensor, expected[name])
+    assert not torch.equal(load_file(second / "model.safetensors")["weight"], expected["weight"])
+
+
+def test_no_best_weights_before_validation(trainer: Trainer) -> None:
+    assert not (trainer.save(1, best=False, validation={}) / "best.safetensors").exists()
+
+
+def test_best_weights_with_shared_storage(run: Path) -> None:
+    model = nn.Linear(3, 2)
+    model.register_buffer("mirrored", model.weight.data.t())  # Accelerate stores one of both
+    folder = Trainer(run, model=model).save(1)
+    assert set(load_file(folder / "best.safetensors")) == {"weight", "bias", "mirrored"}
+    assert not (folder / "best.safetensors").samefile(folder / "model.safetensors")
+
+
+def test_file_system_without_links(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, "no links")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    folder = trainer.save(1)
+    assert not (folder / "best.safetensors").samefile(folder / "model.safetensors")
+    assert (folder / "best.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads the names of open files from /proc")
+def test_files_are_synced_before_the_rename(run: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[bool, str]] = []
+    fsync = os.fsync
+
+    def record_fsync(handle: int) -> None:
+        is_renamed = any((run / "checkpoints").glob("[0-9]*"))
+        synced.append((is_renamed, Path(f"/proc/self/fd/{handle}").readlink().name))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    folder = trainer.save(1)
+    files = {path.name for path in folder.iterdir()}
+    assert files >= {"model.safetensors", "optimizer.bin", "schedule.pt", "state.json", "random_states_0.pkl"}
+    before_rename = {name for is_renamed, name in synced if not is_renamed}
+    assert files <= before_rename and any(name.endswith(".tmp") for name in before_rename)
+    assert [name for is_renamed, name in synced if is_renamed] == ["checkpoints"]
+    checksums = json.loads((folder / "sha256.json").read_text(encoding="utf-8"))
+    assert checksums == {name: sha256_of(folder / name) for name in files - {"sha256.json"}}
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "no json", '{"state.json": "0"}', None])
+def test_damaged_checksums(trainer: Trainer, content: str | None) -> None:
+    checksums = trainer.save(1) / "sha256.json"
+    checksums.unlink() if content is None else checksums.write_text(content, encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"000001-step-1/sha256\.json: damaged .*no good checkpoint is left"):
+        trainer.restore()
+
+
+@pytest.mark.parametrize("name", ["state.json", "optimizer.bin", "best.safetensors"])
+def test_damaged_file_is_named(trainer: Trainer, name: str) -> None:
+    first = trainer.save(1)
+    trainer.step()
+    second = trainer.save(2)
+    for damaged in {name, "best.safetensors"}:
+        write_damaged(second / damaged)
+    messages = Messages()
+    position = trainer.restore(messages.message)
+    assert position is not None and position.step == 1
+    damage = f"{second / name}: damaged (not what its checksum says)"
+    assert messages.lines == [f"{damage}; going on from the checkpoint before: {first}"]
+    assert trainer.checkpoints.best.parent == first
+    write_damaged(second / "random_states_0.pkl")
+    write_damaged(first / "optimizer.bin")
+    with pytest.raises(ArtifactError, match=r"step-2/.*damaged.*step-1/optimizer.*no good checkpoint is left"):
+        trainer.restore()
+
+
+def test_best_weights_missing_in_both_states(trainer: Trainer) -> None:
+    for step in (1, 2):
+        folder = trainer.save(step, best_epoch=1, best_value=0.5)
+        (folder / "best.safetensors").unlink()
+    messages = Messages()
+    assert trainer.restore(messages.message) == Position(step=2)
+    assert messages.lines[0].endswith(f"going on from {folder}; the best weights are looked for again from there on")
+
+
+def test_unloadable_files(run: Path, trainer: Trainer) -> None:
+    folder = trainer.save(1)
+    with pytest.raises(ArtifactError, match=r"cannot be loaded: RuntimeError: Error\(s\) in loading.*:$"):
+        Trainer(run, model=nn.Linear(4, 2)).restore()
+    (folder / "state.json").write_text('{"steps": 1}', encoding="utf-8")
+    update_checksum(folder / "state.json")
+    with pytest.raises(ArtifactError, match=r"000001-step-1: cannot be loaded: TypeError: .*'steps'"):
+        trainer.restore()
+    torch.save({"random_state": [1]}, folder / "random_states_0.pkl")
+    update_checksum(folder / "random_states_0.pkl")
+    with pytest.raises(ArtifactError, match=r"000001-step-1: cannot be loaded: "):
+        trainer.restore()
+
+
+@pytest.mark.parametrize("name", ["optimizer.bin", "schedule.pt", "random_states_0.pkl"])
+def test_pickled_code_is_refused(trainer: Trainer, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = trainer.save(1) / name
+    file.write_bytes(pickle.dumps(RunsCode()))
+    update_checksum(file)
+    with pytest.raises(ArtifactError, match=r"step-1: holds more than numbers, which could run code"):
+        trainer.restore()
+    assert not (tmp_path / "proof").exists()
+    pickle.loads(file.read_bytes())
+    assert (tmp_path / "proof").exists(), "the file does run code when it is unpickled"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), RuntimeError("\nNo space\nat line 3")])
+def test_write_error(run: Path, trainer: Trainer, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    for expected in ("--resume begins anew", "--resume goes on from 000001-step-1"):
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "save_object", fail)
+            with pytest.raises(EdgeformerError, match=rf"cannot be written \(No space; .*B free .*\); {expected}"):
+                trainer.save(2)
+        trainer.save(1)
+    assert {folder.name for folder in states(run)} == {"000001-step-1", "000002-step-1"}
+
+
+def test_removed_run_folder(run: Path, trainer: Trainer) -> None:
+    run.rmdir()
+    with pytest.raises(FileNotFoundError, match="was removed") as raised:
+        trainer.save(1)
+    assert raised.value.filename == str(run) and not run.exists()
+
+
+def test_leftovers_are_removed(run: Path) -> None:
+    folder = run / "checkpoints"
+    for name in (".000001-step-1.x.tmp/model", ".000001-step-1.y.old", "000001-step-1"):
+        (folder / name).mkdir(parents=True)
+    (folder / ".best.safetensors.q.tmp.safetensors").write_bytes(b"half")
+    Checkpoints(run).remove_leftovers()
+    assert [path.name for path in folder.iterdir()] == ["000001-step-1"]
+
+
+def draw() -> tuple[float, ...]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_random_states(trainer: Trainer) -> None:
+    folder = trainer.save(1)
+    expected = draw()
+    assert all(a != b for a, b in zip(draw(), expected, strict=True))
+    load_state(folder, trainer.processes, trainer.model, trainer.optimizer)
+    assert draw() == expected
+    (folder / "random_states_0.pkl").unlink()  # as if fewer processes had written the checkpoint
+    before = torch.get_rng_state()
+    load_state(folder, trainer.processes, trainer.model, trainer.optimizer)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_random_states_of_a_card(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    restored: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "get_rng_state", lambda: torch.tensor([72], dtype=torch.uint8))
+        patch.setattr(torch.cuda, "set_rng_state", lambda state: restored.append(int(state)))
+        folder = trainer.save(1)
+        load_state(folder, trainer.processes, trainer.model, trainer.optimizer)
+        assert restored == [72]
+    load_state(folder, trainer.processes, trainer.model, trainer.optimizer)  # on a CPU
+    folder = trainer.save(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        load_state(folder, trainer.processes, trainer.model, trainer.optimizer)  # written on a CPU
+
+
+def test_fp16_scaler(trainer: Trainer) -> None:
+    accelerator = trainer.processes.accelerator
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    trainer.save(1)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    trainer.restore()
+    assert accelerator.scaler.state_dict()["scale"] == 8.0
+
+
+class TiedModel(nn.Module):
+    """A language model's head is its embedding table; the scale is in the optimizer's other group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3))
+        self.table = nn.Embedding(4, 3)
+        self.head = nn.Linear(3, 4, bias=False)
+        self.head.weight = self.table.weight
+
+
+@pytest.fixture
+def sharding_processes() -> Iterator[Processes]:
+    """Shards as several processes have them, in a group of one process."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    processes = Processes(Accelerator(cpu=True), "fp32")
+    processes.sharded = True
+    yield processes
+    distributed.destroy_process_group()
+
+
+def test_shards_are_saved_unsharded(tmp_path: Path, sharding_processes: Processes) -> None:
+    def train_step(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = TiedModel()
+        prepared, optimizer = sharding_processes.prepare(model, build_optimizer(model, OptimizerConfig(lr=0.1)))
+        for parameter in prepared.parameters():
+            parameter.grad = torch.full_like(parameter, float(parameter.ndim + seed))
+        optimizer.step()
+        return prepared, optimizer
+
+    model, optimizer = train_step(1)
+    state = collect_state(sharding_processes, model, optimizer)
+    assert set(state) == {"model.safetensors", "optimizer.bin", "random_states_0.pkl"}
+    moments = state["optimizer.bin"]["state"]
+    assert set(moments) == {0, 1}, "by number, as one process writes them"
+    saved = [*state["model.safetensors"].values(), *(tensor for each in moments.values() for tensor in each.values())]
+    assert not any(isinstance(tensor, DTensor) for tensor in saved)
+    assert float(moments[0]["exp_avg"].max()) == pytest.approx(0.3)  # the table: (1 - beta1) · its gradient of 3
+    (tmp_path / "run").mkdir()
+    rate = LearningRate(optimizer, CosineSchedule(kind="cosine"), 10)
+    Checkpoints(tmp_path / "run").save(state, rate, Position(step=1), best=False)
+    other, other_optimizer = train_step(2)
+    load_state(states(tmp_path / "run")[0], sharding_processes, other, other_optimizer)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, parameter in other.named_parameters(remove_duplicate=False):
+        expected = parameters[name]
+        assert isinstance(parameter, DTensor) and isinstance(expected, DTensor)
+        assert torch.equal(parameter.full_tensor(), expected.full_tensor()), name
+    loaded = collect_state(sharding_processes, other, other_optimizer)["optimizer.bin"]
+    for group, expected_group in zip(loaded["param_groups"], state["optimizer.bin"]["param_groups"], strict=True):
+        assert {**group, "betas": tuple(group["betas"])} == expected_group
+    for number, tensors in moments.items():
+        assert all(torch.equal(tensor, loaded["state"][number][key]) for key, tensor in tensors.items()), number
+    shards = [value for each in other_optimizer.state.values() for key, value in each.items() if key != "step"]
+    assert shards and all(isinstance(tensor, DTensor) for tensor in shards)
+    sharding_processes.rank = 1
+    assert collect_state(sharding_processes, other, other_optimizer)["optimizer.bin"] == {}, "the main one writes"
+
+
+def resume(run: Path, recipe: ClassificationRecipe, messages: Messages | None = None) -> Path:
+    options = TrainOptions(run.parent, name=run.name, resume=True, accelerator="cpu")
+    return train(recipe, options, messages or Messages())
+
+
+@pytest.mark.parametrize("name", ["best.safetensors", "model.safetensors"])
+def test_run_resumes_from_the_undamaged_state(
+    stopped_run: Path, stopped_template: Path, tiny_recipe: ClassificationRecipe, tiny_run: Path, name: str
+) -> None:
+    earlier, latest = (state / "best.safetensors" for state in states(stopped_template / "run"))
+    assert latest.samefile(earlier), "no weights are written twice"
+    earlier, latest = states(stopped_run)
+    assert [earlier.name, latest.name] == ["000001-step-4", "000002-step-7"]
+    write_damaged(latest / name)
+    messages = Messages()
+    run = resume(stopped_run, tiny_recipe, messages)
+    (message,) = messages.containing("going on from the checkpoint before")
+    assert str(latest / name) in message and str(earlier) in message
+    assert_same_run(run, tiny_run)
+    assert latest not in states(run)
+
+
+def test_run_resumes_without_best_weights(stopped_run: Path, tiny_recipe: ClassificationRecipe) -> None:
+    for state in states(stopped_run):  # which share the file where links are supported
+        write_damaged(state / "best.safetensors")
+    messages = Messages()
+    run = resume(stopped_run, tiny_recipe, messages)
+    assert messages.containing("the best weights are looked for again from there on")
+    assert read_run(run).best_epoch == 2, "the epoch in which it was resumed"
+    final = load_file(states(run)[-1] / "model.safetensors")
+    assert all(torch.equal(tensor, final[name]) for name, tensor in weights(run).items())
+
+
+def test_run_killed_before_its_first_checkpoint(
+    tmp_path: Path, tiny_recipe: ClassificationRecipe, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*arguments: object, **options: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Checkpoints, "save", kill)
+        train(tiny_recipe, TrainOptions(tmp_path, name="run", accelerator="cpu"))
+    assert_equal_weights(resume(tmp_path / "run", tiny_recipe), tiny_run)

@@ -1,0 +1,209 @@
+"""Predicted time: length of a training, rates of a CPU, kernels on a CUDA card, timed steps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.plan import PlannedTime
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.data.data_warnings import load_and_look
+from edgeformer.data.splits import split
+from edgeformer.models import load_recipe
+from edgeformer.report.tables import larger_batch_text, time_text
+from edgeformer.run import read_run
+from edgeformer.studies.jobs import recipe_sha256
+from edgeformer.tasks import task_named
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training.duration import (
+    SHARE_OF_PEAK,
+    TrainingLength,
+    count_kernels,
+    gpu_time,
+    planned_data,
+    planned_time,
+    step_operations,
+)
+from edgeformer.training.plan import plan
+from edgeformer.training.train import TrainOptions, train
+from tests.training.runs import Messages
+
+PI, RTX = load_profile("raspberry-pi-5"), load_profile("rtx4050")
+ONE_LAYER = load_recipe(
+    "quickstart", ["model.layers=1", "model.iterations=2", "training.batch_size=4", "training.precision=fp32"]
+)
+TOKENS = 16
+
+
+def cpu_with_rate(operations_per_s: float) -> DeviceProfile:
+    fact = Fact[float](value=operations_per_s, source="this test", verified=True)
+    return PI.model_copy(update={"peaks": Peaks(fp32=fact)})
+
+
+def planned(recipe: Recipe, device: DeviceProfile, cache: Path, *, fits: bool = True) -> PlannedTime:
+    return planned_time(planned_data(recipe, cache), device, "fp32", cache, fits=fits)
+
+
+def test_operations() -> None:
+    """Forward: projections, scores and values, feed-forward; the last layer reads one token; backward twice of it."""
+    d, f, rows = ONE_LAYER.model.hidden_size, ONE_LAYER.model.ffn_size, 4  # type: ignore[attr-defined]
+    products = 2 * TOKENS * (4 * d * d + 3 * d * f)
+    last = 2 * TOKENS * 2 * d * d + 2 * (2 * d * d + 3 * d * f)
+    scores = 2 * 2 * TOKENS * TOKENS * d + 2 * 2 * TOKENS * d
+    head = 2 * d * 2
+    # The backward pass computes scores once more.
+    assert step_operations(ONE_LAYER, TOKENS) == pytest.approx(3 * rows * (products + last + scores + head), rel=0.03)
+    kernels, parameters = count_kernels(ONE_LAYER, TOKENS, "fp32")
+    last = 2 * TOKENS * 3 * d * d + 2 * (d * d + 3 * d * f)
+    expected = rows * (3 * (products + last + head) + 3.5 * scores)
+    assert sum(kernel.operations * count for kernel, count in kernels.items()) == expected
+    assert sum(kernel.operations for kernel in kernels if kernel.attention) > 0
+    assert parameters > 0
+
+
+class TestLength:
+    def test_rows_of_the_recipe(self, tmp_path: Path) -> None:
+        recipe = load_recipe("recurrent_sst2")
+        time = planned(recipe, cpu_with_rate(1e12), tmp_path)
+        assert recipe.data.expected_rows == 54_576 and time.rows == 54_576 * recipe.training.epochs
+        assert time.steps == -(-54_576 // recipe.training.effective_batch) * recipe.training.epochs
+        assert time.rows_from == "recipe" and "as the recipe states them, not counted" in time_text(time)
+
+    @pytest.mark.parametrize("change", ["data.max_length=64", "data.rows.train=0.05", "tokenizer.name=other"])
+    def test_override_of_the_data_drops_expected_rows(self, change: str, tmp_path: Path) -> None:
+        recipe = load_recipe("recurrent_sst2", [change])
+        time = planned(recipe, cpu_with_rate(1e12), tmp_path)
+        assert recipe.data.expected_rows is None
+        assert (time.rows, time.rows_from, time.steps) == (1000, "unknown", None)
+        text = time_text(time)
+        assert "per 1,000 training rows" in text and "the number of rows is not known" in text
+        assert load_recipe("recurrent_sst2", [change, "data.expected_rows=7"]).data.expected_rows == 7
+        assert load_recipe("recurrent_sst2", ["training.epochs=1"]).data.expected_rows == 54_576
+
+    def test_expected_rows_change_no_fingerprint(self) -> None:
+        plain, stated = (load_recipe("quickstart", changes) for changes in ([], ["data.expected_rows=5"]))
+        assert plain.fingerprint() == stated.fingerprint() and recipe_sha256(plain) == recipe_sha256(stated)
+
+    def test_wrong_expected_rows_are_reported(self, tiny_recipe: ClassificationRecipe, tmp_path: Path) -> None:
+        def expecting(rows: int) -> ClassificationRecipe:
+            data = tiny_recipe.data.model_copy(update={"expected_rows": rows})
+            return tiny_recipe.model_copy(update={"data": data})
+
+        progress, data = Messages(), planned_data(expecting(200), tmp_path / "cache")
+        assert data.length is not None and (data.length.rows_from, data.length.rows) == ("data", 320 * 2)
+        train(expecting(200), TrainOptions(tmp_path, accelerator="cpu", max_steps=1), progress)
+        for messages in (data.notes, progress.lines):
+            assert sum("states 200 training rows" in text and "has 320" in text for text in messages) == 1
+        assert not any("training rows" in note for note in planned_data(expecting(320), tmp_path / "cache").notes)
+
+    @pytest.mark.data
+    @pytest.mark.parametrize(
+        "name", ["baseline_sst2", "recurrent_wide_sst2_fast", "minilm_sst2", "minilm_folded_sst2", "crt_mini"]
+    )
+    def test_expected_rows_of_shipped_recipes(self, name: str, data_folder: Path, tmp_path: Path) -> None:
+        recipe = load_recipe(name)
+        if name == "crt_mini":
+            data, _ = task_named(recipe.task).local_data(recipe.data, data_folder / "wikitext-2")
+            assert planned_data(recipe.model_copy(update={"data": data}), tmp_path).notes == ()
+        else:
+            data, _ = task_named(recipe.task).local_data(recipe.data, data_folder / "sst2")
+            parts, _ = load_and_look(data)  # type: ignore[arg-type]
+            assert len(split(data, parts)["train"]) == recipe.data.expected_rows  # type: ignore[arg-type]
+
+    def test_steps_are_those_of_training(
+        self, tiny_recipe: ClassificationRecipe, tiny_run: Path, tmp_path: Path
+    ) -> None:
+        assert planned(tiny_recipe, cpu_with_rate(1e12), tmp_path).steps == read_run(tiny_run).steps
+
+
+class TestCpu:
+    def test_half_the_rate_doubles_the_time(self, tmp_path: Path) -> None:
+        recipe = load_recipe("recurrent_sst2")
+        fast, slow = (planned(recipe, cpu_with_rate(rate), tmp_path) for rate in (2e12, 1e12))
+        assert fast.low_s is not None and fast.high_s is not None
+        assert slow.low_s == pytest.approx(2 * fast.low_s) and slow.high_s == pytest.approx(2 * fast.high_s)
+        assert fast.status == "estimated" and "--data" in fast.basis
+        operations = step_operations(recipe, 128) / recipe.training.batch_size * fast.rows
+        assert fast.low_s == pytest.approx(operations / (2e12 * SHARE_OF_PEAK[1]))
+
+    def test_timed_steps_on_this_host(self, tiny_recipe: ClassificationRecipe, tmp_path: Path) -> None:
+        time = planned(tiny_recipe, load_profile("host"), tmp_path)
+        assert time.status == "estimated" and "steps timed here" in time.basis
+        assert time.low_s is not None and time.high_s is not None and 0 < time.low_s < time.high_s < 600
+
+    def test_unavailable_without_rates(self, tiny_recipe: ClassificationRecipe, tmp_path: Path) -> None:
+        time = planned(tiny_recipe, PI.model_copy(update={"peaks": Peaks()}), tmp_path)
+        assert (time.status, time.low_s, time.high_s) == ("unavailable", None, None) and "not known" in time.basis
+        assert planned(tiny_recipe, load_profile("host"), tmp_path, fits=False).status == "unavailable"
+
+
+def card_with(**facts: Any) -> DeviceProfile:
+    """Return the RTX 4050 with other values of some facts, or without them (None)."""
+    update = {}
+    for name, value in facts.items():
+        update[name] = None if value is None else getattr(RTX, name).model_copy(update={"value": value})
+    return RTX.model_copy(update=update)
+
+
+def seconds_on(device: DeviceProfile) -> tuple[float, float]:
+    time = gpu_time(ONE_LAYER, device, "fp32", TrainingLength(None, 400, TOKENS, "unknown", "400 rows"))
+    assert time.low_s is not None and time.high_s is not None
+    return time.low_s, time.high_s
+
+
+class TestGpu:
+    def test_half_of_every_rate_doubles_the_time(self) -> None:
+        assert RTX.bandwidth_bytes_per_s is not None and RTX.peaks.fp32 is not None
+        fast = card_with(launch_overhead_us=None)
+        fp32 = RTX.peaks.fp32.model_copy(update={"value": RTX.peaks.fp32.value / 2})
+        slow = card_with(launch_overhead_us=None, bandwidth_bytes_per_s=RTX.bandwidth_bytes_per_s.value / 2)
+        slow = slow.model_copy(update={"peaks": RTX.peaks.model_copy(update={"fp32": fp32})})
+        assert seconds_on(slow) == pytest.approx([2 * seconds for seconds in seconds_on(fast)])
+
+    def test_power_limits(self) -> None:
+        low, high = seconds_on(card_with(launch_overhead_us=None))
+        low_without, high_without = seconds_on(card_with(launch_overhead_us=None, clocks_hz=None))
+        assert low <= low_without < high_without < high
+        length = TrainingLength(None, 400, TOKENS, "unknown", "")
+        time = gpu_time(ONE_LAYER, RTX, "fp32", length)
+        assert str(time.low_reason).startswith("115 W, boost 2370 MHz: products")
+        assert str(time.high_reason).startswith("35 W, boost 1605 MHz: products")
+        time = gpu_time(ONE_LAYER, card_with(clocks_hz=None, launch_overhead_us=1000.0), "fp32", length)
+        kernels, _ = count_kernels(ONE_LAYER, TOKENS, "fp32")
+        assert time.low_s == pytest.approx(kernels.total() * 1e-3 * 100)  # 400 rows, 4 at a time
+        assert str(time.low_reason).startswith("products") and str(time.high_reason).startswith("products")
+        assert "kernels takes longer than computing them" in str(time.low_reason)
+
+    def test_missing_fact(self) -> None:
+        with pytest.raises(EdgeformerError, match="'rtx4050' does not say bandwidth_bytes_per_s"):
+            seconds_on(card_with(bandwidth_bytes_per_s=None))
+
+    def test_recipe_for_six_gigabytes(self) -> None:
+        """A regression test: the shares in FAST and SLOW were chosen for 25 to 46 minutes per epoch (115 to 35 W)."""
+        planned = plan(load_recipe("crt_deep_rtx4050"), RTX)
+        time, epochs = planned.time, 10
+        assert time.low_s is not None and time.high_s is not None and time.share_of_peak is not None
+        assert (time.rows, time.rows_from, time.steps) == (70_590, "recipe", 4_420)
+        assert 22 < time.low_s / epochs / 60 < 28 and 41 < time.high_s / epochs / 60 < 51
+        assert 0.21 < time.share_of_peak[0] < time.share_of_peak[1] < 0.49
+        text = time_text(time)
+        assert "min an epoch): 10 epochs" in text or "s an epoch): 10 epochs" in text
+        assert "low end: 115 W" in text and "high end: 35 W" in text and "never checked on a GPU" in text
+        double, fourfold = planned.larger_batches
+        assert double.set == ("training.batch_size=4", "training.accumulation=4")
+        assert planned.peak_bytes < double.peak_bytes < fourfold.peak_bytes <= planned.budget_bytes
+        assert "--set training.batch_size=8 --set training.accumulation=2 would use at most" in larger_batch_text(
+            planned
+        )
+
+
+def test_timing_and_init_do_not_import_torch() -> None:
+    code = "import sys, edgeformer.training.timing, edgeformer.training.init; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,190 @@
+"""The training loop: remaining time, checkpoints in time, parts of an epoch, early stopping."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from edgeformer.artifacts.errors import InterruptedRun
+from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.scores import Score
+from edgeformer.models import load_recipe
+from edgeformer.run import read_run
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training import loop, run_folder
+from edgeformer.training.checkpoint import Checkpoints
+from edgeformer.training.loop import RemainingTime, TrainingLoop
+from edgeformer.training.objective import Objective
+from edgeformer.training.step import Stepper
+from edgeformer.training.train import TrainOptions, train
+from tests.torture.children import OFTEN, TINY
+from tests.training.runs import StopAfter, assert_same_run, records, states
+
+
+def test_remaining_time() -> None:
+    remaining = RemainingTime(10, 30, step_rows=20, validation_rows=40, test_rows=60)
+    assert remaining.seconds(0, 0) is None
+    remaining.add_step(2.0)
+    row_s = 2.0 / 20 / 3  # until rows were scored: a third of a row's time in a step
+    assert remaining.seconds(5, 0) == pytest.approx(25 * 2.0 + (3 * 40 + 60) * row_s)
+    remaining.add_scoring(40, 8.0)
+    assert remaining.seconds(10, 1) == pytest.approx(20 * 2.0 + (2 * 40 + 60) * 0.2)
+    assert remaining.seconds(30, 2, scored=30) == pytest.approx((40 - 30 + 60) * 0.2)
+    assert remaining.seconds(30, 3) == pytest.approx(60 * 0.2)
+
+
+def test_remaining_time_with_max_steps() -> None:
+    remaining = RemainingTime(10, 4, step_rows=20, validation_rows=40, test_rows=60)
+    remaining.add_step(1.0)
+    remaining.add_scoring(10, 10.0)
+    assert remaining.seconds(3, 0) == pytest.approx(1.0 + 40 + 60)
+
+
+class Bars(Silent):
+    """Collects description, total and advances of every bar."""
+
+    def __init__(self) -> None:
+        self.bars: list[tuple[str, int | None, list[tuple[int, dict[str, float]]]]] = []
+
+    def start(self, description: str, total: int | None, unit: str = "") -> None:
+        self.bars.append((description, total, []))
+
+    def advance(self, amount: int = 1, **fields: float) -> None:
+        self.bars[-1][2].append((amount, fields))
+
+
+def test_every_part_of_a_training_has_a_bar(tiny_recipe: ClassificationRecipe, tmp_path: Path) -> None:
+    progress = Bars()
+    train(tiny_recipe, TrainOptions(tmp_path, accelerator="cpu", max_steps=3), progress)
+    names = [name for name, _, _ in progress.bars]
+    assert names[0] == "Predicting the peak memory" and "Training the tokenizer" in names
+    assert names[-3:] == ["Epoch 1/2", "Scoring validation", "Scoring random-split"]
+    (_, total, steps), (_, validation_rows, validation), (_, test_rows, tests) = progress.bars[-3:]
+    assert (total, validation_rows, test_rows) == (3 * 80, 40, 40)
+    assert sum(amount for amount, _ in validation) == sum(amount for amount, _ in tests) == 40
+    # After the last step only the scoring of 80 rows remains, not the second epoch.
+    figures = [fields for _, fields in steps if fields]
+    assert len(figures) == 3
+    step_s = 240 / figures[-1]["samples_per_s"] / 3
+    assert figures[-1]["left_s"] == pytest.approx(80 / 80 * step_s / 3)
+
+
+def test_at_most_checkpoint_minutes_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill just before a rename loses everything since the previous state was collected: 9 steps and a save."""
+    now, saves = [0.0], []
+    take, save = Stepper.take, Checkpoints.save
+
+    def take_one_second(self: Stepper, *arguments: Any) -> Any:
+        now[0] += 1
+        return take(self, *arguments)
+
+    def save_two_seconds(self: Checkpoints, *arguments: Any, **options: Any) -> None:
+        started = now[0]
+        now[0] += 2
+        saves.append((started, now[0]))
+        save(self, *arguments, **options)
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(Stepper, "take", take_one_second)
+    monkeypatch.setattr(Checkpoints, "save", save_two_seconds)
+    recipe = load_recipe("quickstart", [*TINY, "training.batch_size=5", f"training.checkpoint_minutes={10 / 60}"])
+    train(recipe, TrainOptions(tmp_path, max_steps=40))
+    lost = [end - start for (start, _), (_, end) in pairwise(saves)]
+    assert len(lost) >= 4 and max(lost[1:]) == 10.0
+
+
+def test_slow_saves_leave_time_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If saving takes most of the interval, the interval is counted from the end of the last save."""
+    training = TrainingLoop.__new__(TrainingLoop)
+    training._config = SimpleNamespace(checkpoint_minutes=10 / 60)  # type: ignore[assignment]
+    training._saved_at, training._saving_s = 0.0, 95.0
+    for seconds, expected in ((100.0, False), (105.0, True)):
+        monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda seconds=seconds: seconds))
+        assert training._is_late(1.0) is expected
+
+
+def test_checkpoint_interval_changes_no_result(stopped_run: Path, tiny_run: Path) -> None:
+    """The recipe's fingerprint does not contain it, so it may change when a run is resumed."""
+    assert [folder.name for folder in states(tiny_run)] == ["000001-step-4", "000002-step-8"]
+    manifest = json.loads((stopped_run / "run.json").read_text(encoding="utf-8"))
+    del manifest["tokenizer_fingerprint"]  # runs of version 0.1 have none
+    (stopped_run / "run.json").write_text(json.dumps(manifest), encoding="utf-8")
+    recipe = load_recipe("quickstart", [*TINY, *OFTEN])
+    run = train(recipe, TrainOptions(stopped_run.parent, name="run", resume=True, accelerator="cpu"))
+    assert [folder.name for folder in states(run)] == ["000003-step-8", "000004-step-8"]
+    assert_same_run(run, tiny_run)
+
+
+@pytest.mark.parametrize("steps", [3, 6])
+def test_part_of_an_epoch(tmp_path: Path, steps: int) -> None:
+    """Schedule, early stopping and the number of the best epoch ignore a validation within an epoch."""
+    settings = ["training.schedule={kind: plateau, patience: 0}", "training.early_stopping={patience: 1, min_delta: 9}"]
+    run = train(load_recipe("quickstart", [*TINY, *settings]), TrainOptions(tmp_path, max_steps=steps))
+    manifest, complete = read_run(run), steps // 4
+    position = json.loads((states(run)[-1] / "state.json").read_text(encoding="utf-8"))
+    assert (manifest.status, manifest.steps, manifest.epochs) == ("finished", steps, complete)
+    assert manifest.reason == f"stopped by --max-steps {steps}"
+    assert position["epoch"] == complete and position["epochs_without_improvement"] == 0
+    assert (position["stopping_loss"] is None) == (complete == 0)
+    assert torch.load(states(run)[-1] / "schedule.pt")["last_epoch"] == complete
+    epochs = records(run, "epoch")
+    assert [record["epoch"] for record in epochs] == [*[1.0][:complete], steps / 4]
+    best = min(epochs, key=lambda record: -record["val_accuracy"])
+    assert manifest.validation is not None and manifest.validation.accuracy == best["val_accuracy"]
+    assert manifest.best_epoch == (1 if best["epoch"] == 1.0 else None)
+
+
+@pytest.mark.parametrize("max_steps", [None, 6])
+def test_stop_after_the_last_step(
+    tmp_path: Path, tiny_recipe: ClassificationRecipe, tiny_run: Path, max_steps: int | None
+) -> None:
+    """Its weights are validated when the run is resumed."""
+    expected, steps = tiny_run, 8
+    if max_steps is not None:
+        expected = train(tiny_recipe, TrainOptions(tmp_path / "expected", name="run", max_steps=max_steps))
+        steps = max_steps
+    with pytest.raises(InterruptedRun):
+        train(tiny_recipe, TrainOptions(tmp_path, name="run", max_steps=max_steps), StopAfter(steps))
+    assert read_run(tmp_path / "run").steps == steps
+    run = train(tiny_recipe, TrainOptions(tmp_path, name="run", resume=True, max_steps=max_steps))
+    assert_same_run(run, expected)
+    assert read_run(run).validation == read_run(expected).validation
+
+
+def test_throughput_excludes_validation(
+    tmp_path: Path, tiny_recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, pause_s = Objective.evaluate, 0.5
+
+    def evaluate_slowly(self: Objective, *arguments: Any, **options: Any) -> Score:
+        time.sleep(pause_s)
+        return evaluate(self, *arguments, **options)
+
+    monkeypatch.setattr(Objective, "evaluate", evaluate_slowly)
+    manifest = read_run(train(tiny_recipe, TrainOptions(tmp_path)))
+    assert manifest.samples_per_second is not None and manifest.seconds is not None
+    training_s = 2 * 320 / manifest.samples_per_second
+    assert manifest.seconds >= training_s + 2 * pause_s - 0.01  # both figures are rounded
+
+
+def test_failure_is_recorded_and_early_stopping_persists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["training.early_stopping={patience: 1, min_delta: 9}", "training.epochs=9"]
+    recipe = load_recipe("quickstart", [*TINY, *settings])
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("disk full")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="disk full"):
+        patch.setattr(run_folder, "save_model", fail)
+        train(recipe, TrainOptions(tmp_path, name="run"))
+    manifest = read_run(tmp_path / "run")
+    assert (manifest.status, manifest.reason) == ("failed", "RuntimeError: disk full")
+    assert read_run(train(recipe, TrainOptions(tmp_path, name="run", resume=True))).epochs == 2

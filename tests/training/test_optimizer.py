@@ -1,0 +1,298 @@
+"""Precision, optimizer groups, learning-rate schedules, and embedding gradients that stay allocated."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.artifacts.recipe import (
+    CompileConfig,
+    ConstantSchedule,
+    CosineSchedule,
+    LinearSchedule,
+    OneCycleSchedule,
+    OptimizerConfig,
+    PlateauSchedule,
+    Schedule,
+)
+from edgeformer.models import load_recipe
+from edgeformer.models.adapter import Learning, Place
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training import optimizer as optimizer_module
+from edgeformer.training.distributed import connect
+from edgeformer.training.objective import Objective
+from edgeformer.training.optimizer import (
+    STATIC_MIN_BYTES,
+    LearningRate,
+    StaticGradientEmbedding,
+    build_optimizer,
+    resolve_precision,
+    use_static_gradients,
+    uses_static_gradients,
+)
+from edgeformer.training.step import Stepper
+from tests.torture.children import TINY
+
+
+def scheduled(
+    schedule: Schedule, total_steps: int = 10, config: OptimizerConfig | None = None
+) -> tuple[torch.optim.Optimizer, LearningRate]:
+    optimizer = build_optimizer(nn.Linear(2, 2), config or OptimizerConfig(lr=1.0))
+    return optimizer, LearningRate(optimizer, schedule, total_steps)
+
+
+def rates(schedule: Schedule, steps: int) -> list[float]:
+    """Return the rate of each step."""
+    optimizer, rate = scheduled(schedule, steps)
+    rates = []
+    for _ in range(steps):
+        rates.append(rate.current)
+        optimizer.step()
+        rate.after_step()
+    return rates
+
+
+class TestSchedules:
+    def test_cosine(self) -> None:
+        values = rates(CosineSchedule(kind="cosine", warmup=0.1, final=0.2), 100)
+        assert (values[0], values[4]) == pytest.approx((1 / 11, 5 / 11))
+        assert max(values) == values[10] == pytest.approx(1.0)
+        assert values[55] == pytest.approx(0.2 + 0.8 * 0.5)
+        assert values[-1] == pytest.approx(0.2, abs=2e-3)
+        assert rates(CosineSchedule(kind="cosine", warmup=0.99, final=0.1), 4) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+        values = rates(CosineSchedule(kind="cosine", warmup=0.0, final=0.0), 4)
+        assert values == pytest.approx([1.0, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5])
+
+    def test_linear(self) -> None:
+        values = rates(LinearSchedule(kind="linear", warmup=0.2, final=0.1), 10)
+        assert values == pytest.approx([1 / 3, 2 / 3, *(0.1 + 0.9 * (1 - step / 8) for step in range(8))])
+
+    def test_constant(self) -> None:
+        assert set(rates(ConstantSchedule(kind="constant"), 5)) == {1.0}
+
+    @pytest.mark.parametrize("steps", [1, 2, 19, 20, 21, 100])
+    def test_one_cycle(self, steps: int) -> None:
+        values = rates(OneCycleSchedule(kind="one-cycle", warmup=0.05), steps)
+        assert len(values) == steps
+        assert steps == 1 or values[-1] < 1e-3, "the last step has the smallest rate"
+        if steps == 100:
+            assert max(values) == pytest.approx(1.0) and values.index(max(values)) in (4, 5)
+
+    def test_one_cycle_keeps_the_betas(self) -> None:
+        config = OptimizerConfig(lr=1.0, betas=(0.5, 0.75))
+        optimizer, rate = scheduled(OneCycleSchedule(kind="one-cycle", warmup=0.3), config=config)
+        for _ in range(4):
+            optimizer.step()
+            rate.after_step()
+            assert {group["betas"] for group in optimizer.param_groups} == {(0.5, 0.75)}
+
+    @pytest.mark.parametrize(
+        ("patience", "losses", "expected"),
+        [(2, (1.0, 0.9, 0.9, 0.9, 0.9, 0.9), [1.0, 1.0, 1.0, 1.0, 0.5, 0.5])],
+    )
+    def test_plateau(self, patience: int, losses: tuple[float, ...], expected: list[float]) -> None:
+        _, rate = scheduled(PlateauSchedule(kind="plateau", factor=0.5, patience=patience))
+        values = []
+        for loss in losses:
+            rate.after_epoch(loss)
+            values.append(rate.current)
+        assert values == expected
+
+    @pytest.mark.parametrize("name", ["baseline_sst2", "recurrent_sst2", "recurrent_wide_sst2"])
+    def test_recipes_of_paper_a(self, name: str) -> None:
+        """Two epochs in a row without improvement halve the rate; the third ends the run."""
+        recipe = load_recipe(name)
+        assert isinstance(recipe, ClassificationRecipe)
+        training = recipe.training
+        _, rate = scheduled(training.schedule, config=training.optimizer)
+        values = []
+        for loss in (0.5, 0.6, 0.6):
+            rate.after_epoch(loss)
+            values.append(rate.current)
+        assert values == [3e-5, 3e-5, 1.5e-5]
+        assert training.early_stopping is not None and training.early_stopping.patience == 3
+
+    @pytest.mark.parametrize(
+        "schedule",
+        [
+            PlateauSchedule(kind="plateau", factor=0.5, patience=0),
+            OneCycleSchedule(kind="one-cycle", warmup=0.3),
+            CosineSchedule(kind="cosine", warmup=0.3, final=0.1),
+            ConstantSchedule(kind="constant"),
+        ],
+        ids=lambda schedule: schedule.kind,
+    )
+    def test_restored_schedule_continues(self, schedule: Schedule) -> None:
+        def advance(optimizer: torch.optim.Optimizer, rate: LearningRate, steps: int) -> list[float]:
+            values = []
+            for _ in range(steps):
+                optimizer.step()
+                rate.after_step()
+                rate.after_epoch(1.0)
+                values.append(rate.current)
+            return values
+
+        optimizer, rate = scheduled(schedule, 20)
+        advance(optimizer, rate, 7)
+        other, restored = scheduled(schedule, 20)
+        other.load_state_dict(optimizer.state_dict())
+        restored.load_state_dict(rate.state_dict())
+        expected = advance(optimizer, rate, 6)
+        assert advance(other, restored, 6) == expected
+        assert (len(set(expected)) == 1) == (schedule.kind == "constant")
+
+    def test_unknown_schedule(self) -> None:
+        with pytest.raises(TypeError, match="no such schedule"):
+            scheduled("falling")  # type: ignore[arg-type]
+
+
+def test_optimizer_groups() -> None:
+    config = OptimizerConfig(lr=0.25, betas=(0.5, 0.75), eps=1e-3, weight_decay=0.1)
+    groups = build_optimizer(nn.Linear(3, 2), config).param_groups
+    for group in groups:
+        assert (group["lr"], group["betas"], group["eps"], group["fused"]) == (0.25, (0.5, 0.75), 1e-3, True)
+    decays = [([parameter.ndim for parameter in group["params"]], group["weight_decay"]) for group in groups]
+    assert decays == [([2], 0.1), ([1], 0.0)], "vectors do not decay"
+
+
+@pytest.mark.parametrize("schedule", [ConstantSchedule(kind="constant"), OneCycleSchedule(kind="one-cycle")])
+def test_learning_rate_per_parameter(schedule: ConstantSchedule | OneCycleSchedule) -> None:
+    full, tenth = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    learning = [Learning(tenth, rate=0.1, decays=False), Learning(full)]
+    optimizer = build_optimizer(nn.Module(), OptimizerConfig(lr=0.5, weight_decay=0.3), learning)
+    rate = LearningRate(optimizer, schedule, 10)
+    for _ in range(3):
+        groups = {id(group["params"][0]): group for group in optimizer.param_groups if group["params"]}
+        assert groups[id(tenth)]["lr"] == pytest.approx(0.1 * groups[id(full)]["lr"])
+        assert (groups[id(tenth)]["weight_decay"], groups[id(full)]["weight_decay"]) == (0.0, 0.3)
+        assert rate.current == groups[id(full)]["lr"], "the full rate is displayed"
+        optimizer.step()
+        rate.after_step()
+
+
+class TestPrecision:
+    @pytest.mark.parametrize(
+        ("capability", "expected"), [((7, 5), "fp16"), ((8, 0), "bf16"), ((8, 6), "bf16"), ((9, 0), "bf16")]
+    )
+    def test_auto_on_a_card(self, capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        assert resolve_precision("auto", "cuda") == expected
+        assert resolve_precision("fp16", "cuda") == "fp16"
+
+    def test_requested(self) -> None:
+        for kind in ("cpu", "cuda"):
+            assert [resolve_precision(name, kind) for name in ("fp32", "bf16")] == ["fp32", "bf16"]
+        with pytest.raises(InputError, match=r"training\.precision: fp16 trains on CUDA cards only"):
+            resolve_precision("fp16", "cpu")
+
+    @pytest.mark.parametrize(
+        ("flags", "expected"),
+        [
+            ("flags : fpu avx2 avx512f\n", "fp32"),
+            ("flags : fpu avx512_bf16 sse\n", "bf16"),
+            ("flags : fpu amx_bf16 sse\n", "bf16"),
+            ("Features : fp asimd bf16 i8mm\n", "bf16"),  # Arm
+            ("flags : fpu notbf16 nobf16x\n", "fp32"),
+            (None, "fp32"),  # no Linux
+        ],
+    )
+    def test_auto_on_a_cpu(self, flags: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def read_cpuinfo(path: Path, encoding: str) -> str:
+            if flags is None or (str(path), encoding) != ("/proc/cpuinfo", "utf-8"):
+                raise FileNotFoundError
+            return flags
+
+        monkeypatch.setattr(Path, "read_text", read_cpuinfo)
+        assert resolve_precision("auto", "cpu") == expected
+
+
+ROWS, WIDTH = STATIC_MIN_BYTES // 4 // 16, 16
+TEXTS = [[[1, 2, 2], [ROWS - 1, 1, 5]], [[7, 7, 7], [7, 7, 7]], [[1, 3, 4], [2, 1, 9]], [[0, 1, 2], [3, 4, 5]]]
+
+
+class EmbeddingModel(nn.Module):
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(ROWS, WIDTH), nn.Linear(WIDTH, ROWS if tied else 2)
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        answer: Tensor = self.head(self.table(ids).tanh().mean(1))
+        return answer
+
+
+def model_pair(*, tied: bool = False) -> tuple[EmbeddingModel, EmbeddingModel]:
+    """The same model with torch's own table, and with static gradients."""
+    torch.manual_seed(0)
+    plain = EmbeddingModel(tied=tied)
+    static = deepcopy(plain)
+    (gradient,) = use_static_gradients(static)
+    assert type(static.table) is StaticGradientEmbedding and gradient.shape == static.table.weight.shape
+    return plain, static
+
+
+class TestStaticGradients:
+    @pytest.mark.parametrize("pieces", [1, 2])
+    @pytest.mark.parametrize("tied", [False, True])
+    def test_same_steps(self, pieces: int, tied: bool) -> None:
+        plain, static = model_pair(tied=tied)
+        for model in (plain, static):
+            optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
+            for ids in TEXTS:
+                for part in torch.tensor(ids).chunk(pieces):
+                    model(part).square().sum().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+        for (name, expected), actual in zip(plain.state_dict().items(), static.state_dict().values(), strict=True):
+            torch.testing.assert_close(expected, actual, rtol=1e-6, atol=1e-7, msg=name)
+        assert list(static.state_dict()) == list(plain.state_dict())
+        with torch.inference_mode():
+            plain.load_state_dict(static.state_dict())
+            assert torch.equal(plain(torch.tensor(TEXTS[0])), static(torch.tensor(TEXTS[0])))
+
+    def test_gradient_is_cleared(self) -> None:
+        _, static = model_pair()
+        for ids in TEXTS:
+            static.zero_grad()
+            static(torch.tensor(ids)).sum().backward()
+            gradient = static.table.weight.grad
+            assert gradient is not None
+            assert gradient.abs().sum(1).nonzero().flatten().tolist() == sorted({row for text in ids for row in text})
+
+    def test_existing_gradient_is_added_to(self) -> None:
+        models = model_pair()
+        for model in models:
+            model.table.weight.grad = torch.ones_like(model.table.weight)
+            model(torch.tensor(TEXTS[0])).sum().backward()
+        plain, static = (model.table.weight.grad for model in models)
+        assert plain is not None and static is not None
+        torch.testing.assert_close(plain, static)
+
+    def test_unsuitable_tables(self) -> None:
+        small, padded = nn.Embedding(ROWS - 1, WIDTH), nn.Embedding(ROWS, WIDTH, padding_idx=0)
+        fixed = nn.Embedding(ROWS, WIDTH).requires_grad_(False)
+        assert use_static_gradients(nn.ModuleList([small, padded, fixed])) == []
+        assert {type(small), type(padded), type(fixed)} == {nn.Embedding}
+
+    def test_used_by_one_uncompiled_process_on_a_cpu(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(optimizer_module, "STATIC_MIN_BYTES", 1)
+        recipe = load_recipe("quickstart", TINY)
+        compiled = recipe.training.model_copy(update={"compile": CompileConfig()})
+        assert uses_static_gradients("cpu", recipe.training) and not uses_static_gradients("cpu", compiled)
+        assert not uses_static_gradients("cuda", recipe.training)
+        assert not uses_static_gradients("cpu", recipe.training, processes=2)
+        objective = Objective(recipe, tmp_path, Place("cpu", "fp32"), SILENT)
+        for expected in (nn.Embedding, StaticGradientEmbedding):
+            tables = [module for module in objective.model.modules() if isinstance(module, nn.Embedding)]
+            assert {type(table) for table in tables} == {expected}
+            if expected is nn.Embedding:
+                Stepper(objective, connect(recipe, "cpu", sharded=False), 1)

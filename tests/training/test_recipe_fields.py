@@ -1,0 +1,291 @@
+"""Every field of ``training`` and ``model`` has its documented effect: a number differs as the formula says.
+
+A field that is not read or not passed on fails here; so does a new field without an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from edgeformer.artifacts.data_config import DataConfig, FileSource
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.artifacts.recipe import CompileConfig, EarlyStopping, OptimizerConfig, Recipe
+from edgeformer.models import load_recipe, model_spec_of
+from edgeformer.models.adapter import Place, count_parameters
+from edgeformer.models.crt import CRTConfig
+from edgeformer.models.distillation import classification_loss
+from edgeformer.models.encoder import EncoderConfig
+from edgeformer.tasks import task_named
+from edgeformer.tasks.classification import ClassificationTraining
+from edgeformer.tasks.language_modeling import LanguageTraining
+from edgeformer.training.checkpoint import Position
+from edgeformer.training.distributed import connect
+from edgeformer.training.objective import Objective
+from edgeformer.training.step import Stepper
+from edgeformer.training.train import TrainOptions, train
+from tests.training.runs import records
+
+ROWS = 48
+"""Rows of the training set: 80 % of what is generated."""
+BASE = [
+    "data.parts.train.0.rows=60", "data.max_length=24", "model.vocab_size=150", "model.hidden_size=16",
+    "model.ffn_size=32", "model.dropout=0.0", "training.epochs=1", f"training.batch_size={ROWS}",
+    "training.precision=fp32", "training.schedule={kind: constant}", "training.clip_norm=null",
+    "training.optimizer={lr: 0.5, eps: 1.0, weight_decay: 0.0}",
+]  # fmt: skip
+"""One step is an epoch. A large eps makes the step proportional to the gradient; otherwise AdamW hides its scale."""
+DEFAULTS: dict[str, Any] = {"lr": 0.5, "betas": (0.9, 0.999), "eps": 1.0, "decay": 0.0, "clip": None, "smoothing": 0.0}
+STEP_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "optimizer.lr": ("training.optimizer.lr=0.1", {"lr": 0.1}),
+    "optimizer.eps": ("training.optimizer.eps=0.5", {"eps": 0.5}),
+    "optimizer.weight_decay": ("training.optimizer.weight_decay=0.3", {"decay": 0.3}),
+    "clip_norm": ("training.clip_norm=0.05", {"clip": 0.05}),
+    "label_smoothing": ("training.label_smoothing=0.4", {"smoothing": 0.4}),
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def objective_of(cache: Path, *changes: str) -> Objective:
+    return Objective(load_recipe("quickstart", [*BASE, *changes]), cache, Place("cpu", "fp32"), SILENT)
+
+
+def take_steps(cache: Path, *changes: str, count: int = 1) -> dict[str, Tensor]:
+    """Return the weights after optimizer steps over the first epoch, again and again."""
+    objective = objective_of(cache, *changes)
+    stepper = Stepper(objective, connect(objective.recipe, "cpu", sharded=False), count)
+    stepper.model.train()
+    for _ in range(count):
+        rows = objective.steps(0)[0]
+        stepper.take(rows, Position(batch_size=objective.recipe.training.batch_size), lambda size: None)
+    return {name: parameter.detach().clone() for name, parameter in objective.model.named_parameters()}
+
+
+def expected_step(
+    objective: Objective,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    decay: float,
+    clip: float | None,
+    smoothing: float,
+) -> dict[str, Tensor]:
+    """Compute the first step of AdamW (Loshchilov and Hutter, algorithm 2) on cross-entropy with smoothed labels."""
+    model = objective.model.train()
+    batch, weight_sum = objective.batch(np.arange(len(objective.prepared.train)), torch.device("cpu"))
+    logits = model(batch["input_ids"], batch.get("attention_mask"))
+    logs = torch.log_softmax(logits, -1)
+    nll = -logs[torch.arange(len(logits)), batch["labels"]]
+    loss = ((1 - smoothing) * nll - smoothing * logs.mean(-1)).sum() / weight_sum
+    names, weights = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss, weights)
+    norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients))  # type: ignore[arg-type]
+    factor = 1.0 if clip is None else min(1.0, clip / (float(norm) + 1e-6))
+    result = {}
+    for name, weight, gradient in zip(names, weights, gradients, strict=True):
+        scaled = gradient * factor
+        first, second = (1 - betas[0]) * scaled / (1 - betas[0]), (1 - betas[1]) * scaled**2 / (1 - betas[1])
+        decayed = weight * (1 - lr * (decay if weight.ndim >= 2 else 0.0))
+        result[name] = (decayed - lr * first / (second.sqrt() + eps)).detach()
+    return result
+
+
+@pytest.mark.parametrize("field", STEP_FIELDS)
+def test_step_follows_the_formula(field: str, cache: Path) -> None:
+    change, values = STEP_FIELDS[field]
+    objective, after = objective_of(cache, change), take_steps(cache, change)
+    expected, without = expected_step(objective, **{**DEFAULTS, **values}), expected_step(objective, **DEFAULTS)
+    assert all(torch.allclose(after[name], value, rtol=1e-5, atol=1e-6) for name, value in expected.items())
+    difference = max(float((after[name] - value).abs().max()) for name, value in without.items())
+    assert difference > 1e-3, f"training.{field} changes nothing"
+
+
+def test_optimizer_kernels(cache: Path) -> None:
+    after = {}
+    for kernels, expected in (("fused", (True, None)), ("foreach", (False, True)), ("loop", (False, False))):
+        change = f"training.optimizer.kernels={kernels}"
+        objective = objective_of(cache, change)
+        stepper = Stepper(objective, connect(objective.recipe, "cpu", sharded=False), 1)
+        defaults = stepper.optimizer.optimizer.defaults  # type: ignore[attr-defined]
+        assert (defaults["fused"], defaults["foreach"]) == expected
+        after[kernels] = take_steps(cache, change)
+    for kernels in ("foreach", "loop"):
+        assert all(torch.allclose(after[kernels][name], value, atol=1e-6) for name, value in after["fused"].items())
+
+
+def test_betas_weigh_earlier_gradients(cache: Path) -> None:
+    """In the first step they cancel out (bias correction); from the second on they have an effect."""
+    usual, *others = (
+        take_steps(cache, f"training.optimizer.betas={betas}", count=2)["tokens.weight"]
+        for betas in ("[0.9, 0.999]", "[0.0, 0.999]", "[0.9, 0.1]")
+    )
+    assert not any(torch.allclose(usual, other) for other in others)
+
+
+def test_accumulation(cache: Path) -> None:
+    quarter = f"training.batch_size={ROWS // 4}"
+    full, fewer = take_steps(cache), take_steps(cache, quarter)
+    pieces = take_steps(cache, quarter, "training.accumulation=4")
+    assert all(torch.allclose(full[name], pieces[name], atol=1e-6) for name in full)
+    assert any(not torch.allclose(full[name], fewer[name], atol=1e-4) for name in full)
+
+
+@pytest.mark.parametrize(
+    ("changes", "epochs"),
+    [
+        (["lr=1e-12", "{patience: 1}"], 2),  # no epoch improves on the first
+        (["lr=1e-12", "{patience: 3}"], 4),
+        (["lr=1e-3", "{patience: 2, min_delta: 0.0}"], 5),  # every epoch improves a little, but not by 10
+        (["lr=1e-3", "{patience: 2, min_delta: 10.0}"], 3),
+    ],
+)
+def test_epochs_logging_and_early_stopping(changes: list[str], epochs: int, tmp_path: Path) -> None:
+    rate, stopping = changes
+    settings = [f"training.optimizer.{rate}", "training.optimizer.eps=1e-8", f"training.early_stopping={stopping}"]
+    recipe = load_recipe("quickstart", [*BASE, *settings, "training.epochs=5", "training.log_every=2"])
+    run = train(recipe, TrainOptions(tmp_path, name="run"))
+    assert len(records(run, "epoch")) == epochs
+    assert [record["step"] for record in records(run, "step")] == list(range(2, epochs + 1, 2))
+
+
+def test_bucketed_batches_have_similar_lengths(cache: Path) -> None:
+    spreads = {}
+    for kind in ("shuffled", "bucketed"):
+        objective = objective_of(cache, "training.batch_size=8", f"training.batching={kind}")
+        lengths = objective.prepared.train.lengths
+        spreads[kind] = np.mean([np.ptp(lengths[rows]) for rows in objective.steps(0)])
+    assert spreads["bucketed"] < spreads["shuffled"] / 2
+
+
+def test_token_dropout(cache: Path) -> None:
+    inputs: list[Tensor] = []
+
+    class InputRecorder(nn.Module):
+        def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+            inputs.append(ids)
+            return torch.zeros(len(ids), 2)
+
+    objective = objective_of(cache)
+    recipe: Any = objective.recipe
+    batch, _ = objective.batch(np.arange(ROWS), torch.device("cpu"))
+    unknown = objective.prepared.tokenizer.token_to_id("[UNK]")
+    special = [number for number, token in objective.prepared.tokenizer.get_added_tokens_decoder().items()]
+    is_text = ~torch.isin(batch["input_ids"], torch.tensor(special))
+    for share in (0.0, 0.25, 0.75):
+        training = recipe.training.model_copy(update={"token_dropout": share})
+        changed: Recipe = recipe.model_copy(update={"training": training})
+        classification_loss(changed, objective.prepared)(InputRecorder(), batch)
+        ids = inputs.pop()
+        assert float((ids[is_text] == unknown).float().mean()) == pytest.approx(share, abs=0.1)
+        assert torch.equal(ids[~is_text], batch["input_ids"][~is_text])
+
+
+def test_select_by() -> None:
+    """Epoch 1 has the lower loss, epoch 2 the higher accuracy."""
+    for metric, expected in (("loss", 0), ("accuracy", 1)):
+        recipe = load_recipe("quickstart", [*BASE, f"training.select_by={metric}"])
+        task: Any = task_named(recipe.task)
+        scores = [
+            task.score_type(n=9, loss=loss, accuracy=value, f1=value, precision=value, recall=value)
+            for loss, value in ((0.4, 0.8), (0.5, 0.9))
+        ]
+        assert np.argmin([task.criterion(score, recipe.training) for score in scores]) == expected
+
+
+MODEL_FIELDS: dict[str, tuple[str, str]] = {
+    "vocab_size": ("200", "parameters"), "hidden_size": ("32", "parameters"), "layers": ("2", "parameters"),
+    "ffn_size": ("64", "parameters"), "iterations": ("3", "answers"), "heads": ("4", "answers"),
+    "residual_scale": ("0.9", "answers"), "rope_theta": ("10.0", "answers"), "norm_eps": ("0.5", "answers"),
+    "dropout": ("0.5", "training"), "max_positions": ("64", "positions"),
+}  # fmt: skip
+"""Field of the encoder → another value, and its effect: on the number of parameters, the answers of the same weights,
+their answers in training mode only, or the longest input."""
+
+
+@pytest.mark.parametrize("field", MODEL_FIELDS)
+def test_encoder_field(field: str) -> None:
+    value, effect = MODEL_FIELDS[field]
+    results: list[dict[str, Any]] = []
+    for changes in ([], [f"model.{field}={value}"]):
+        recipe = load_recipe("quickstart", [*BASE, *changes])
+        torch.manual_seed(1)
+        model, _ = model_spec_of(recipe).adapter.build(recipe, Place("cpu", "fp32"))
+        ids = torch.arange(1, 13).reshape(2, 6)
+        with torch.no_grad():
+            result = {"parameters": count_parameters(model), "answers": model.eval()(ids), "positions": len(model.cos)}
+            torch.manual_seed(2)
+            result["training"] = model.train()(ids)
+        results.append(result)
+    usual, changed = results
+    if effect in ("parameters", "positions"):
+        assert usual[effect] != changed[effect]
+        return
+    assert usual["parameters"] == changed["parameters"]
+    assert not torch.allclose(usual[effect], changed[effect], atol=1e-5)
+    assert effect == "answers" or torch.equal(usual["answers"], changed["answers"])
+
+
+TESTED_ELSEWHERE: Mapping[type[BaseModel], Mapping[str, str]] = {
+    ClassificationTraining: {
+        "precision": "tests/training/test_train.py", "optimizer": "field by field, above",
+        "schedule": "tests/training/test_optimizer.py", "checkpoint_minutes": "tests/training/test_loop.py",
+        "layer_decay": "tests/models/test_pretrained.py", "teacher": "tests/training/test_distillation.py",
+        "teacher_sha256": "tests/training/test_distillation.py",
+        "distillation": "tests/training/test_distillation.py",
+        **dict.fromkeys(("tf32", "pinned_memory", "compile"), "tests/training/test_step.py"),
+    },
+    CompileConfig: dict.fromkeys(("shapes", "cuda_graphs"), "tests/training/test_step.py"),
+    LanguageTraining: {
+        "exit_weight": "tests/models/test_crt_loss.py", "chunked_loss": "tests/models/test_crt_loss.py",
+        "checkpointing": "tests/models/test_crt.py", "score_padding": "tests/training/test_train.py",
+    },
+    EncoderConfig: {"kind": "names the family", "attention": "tests/models/test_encoder.py"},
+    FileSource: {
+        "kind": "names the kind of source", "path": "tests/artifacts/test_recipe_paths.py",
+        "delimiter": "tests/data/test_table_files.py", "header": "tests/data/test_table_files.py",
+        "text_pair": "tests/data/test_text_pairs.py", "format": "tests/data/test_table_files.py",
+        **dict.fromkeys(("text", "label", "label_value", "skip_unlabelled"), "tests/data/test_sources.py"),
+        "rows": "tests/data/test_selection.py", "encoding": "tests/data/test_text_encoding.py",
+    },
+    DataConfig: {
+        "parts": "tests/data/test_sources.py", "stream": "tests/training/test_objective.py",
+        "split": "tests/data/test_splits.py", "split_seed": "tests/data/test_splits.py",
+        "expected_rows": "tests/training/test_duration.py",
+        **dict.fromkeys(("labels", "cleaning", "max_length"), "tests/data/test_prepare.py"),
+        **dict.fromkeys(("rows", "longest", "shortest", "balance"), "tests/data/test_selection.py"),
+    },
+}  # fmt: skip
+"""Fields whose effect another module tests."""
+TESTED: Mapping[type[BaseModel], set[str]] = {
+    OptimizerConfig: {"kind", "betas", "kernels", *(name.split(".")[1] for name in STEP_FIELDS if "." in name)},
+    EarlyStopping: {"patience", "min_delta"},
+    ClassificationTraining: {
+        "epochs", "batch_size", "accumulation", "clip_norm", "batching", "early_stopping", "log_every",
+        "label_smoothing", "token_dropout", "select_by",
+    },
+    EncoderConfig: set(MODEL_FIELDS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [OptimizerConfig, EarlyStopping, CompileConfig, ClassificationTraining, LanguageTraining, EncoderConfig,
+     FileSource, DataConfig],
+)  # fmt: skip
+def test_every_field_has_a_test(config: type[BaseModel]) -> None:
+    inherited = set(ClassificationTraining.model_fields) if config is LanguageTraining else set()
+    tested = TESTED.get(config, set()) | set(TESTED_ELSEWHERE.get(config, {}))
+    assert set(config.model_fields) - inherited - tested == set()
+    assert CRTConfig.model_fields  # whose fields tests/models/test_crt.py compares with another implementation

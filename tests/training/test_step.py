@@ -1,0 +1,454 @@
+"""Optimizer steps: memory running out at any operation, torch.compile, options for speed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.artifacts.recipe import Recipe, TrainingConfig
+from edgeformer.data.batching import IGNORED
+from edgeformer.models import load_recipe
+from edgeformer.models.adapter import Batch, Losses, Place
+from edgeformer.run import read_run
+from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training import distributed
+from edgeformer.training import step as step_module
+from edgeformer.training.checkpoint import Position
+from edgeformer.training.distributed import Processes, connect
+from edgeformer.training.objective import Objective
+from edgeformer.training.optimizer import LearningRate, allocate_state, build_optimizer
+from edgeformer.training.step import CompiledModel, SpeedOptions, Stepper
+from edgeformer.training.train import TrainOptions, train
+from tests.conftest import SMALL, SMALL_LANGUAGE
+from tests.torture.children import TINY
+from tests.training.runs import Messages, assert_equal_weights, losses, records
+
+ROWS, STEPS = 8, 2
+FP32, BF16, FP16 = "fp32", "bf16", "fp16"
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+Sizes = tuple[int, ...]
+SIZES_AFTER_FAILURE = ((ROWS // 2, ROWS // 2), (ROWS, ROWS // 2))
+"""Rows of a micro-batch in each step if memory runs out in the first or the second step."""
+PHASES = ["state", "forward", "backward", "unscale", "clip", "step", "zero_grad"]
+
+
+class Allocator(TorchDispatchMode):
+    """Records each operation of torch and its phase of a step; raises instead of running number ``failing``."""
+
+    def __init__(self, failing: int | None = None) -> None:
+        super().__init__()
+        self.failing, self.phase, self.phases, self.names = failing, "", list[str](), list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._record(func._schema.name if hasattr(func, "_schema") else str(func))
+        return func(*args, **(kwargs or {}))
+
+    def _record(self, name: str) -> None:
+        self.names.append(name)
+        self.phases.append(self.phase)
+        if len(self.phases) - 1 == self.failing:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+
+    def in_phase(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before, self.phase = self.phase, phase
+            if phase == "zero_grad":  # it runs no operation that could fail
+                self._record(phase)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.phase = before
+
+        return call
+
+
+@dataclass
+class StepsResult:
+    """State after a few steps."""
+
+    tensors: dict[str, Tensor]
+    batch_sizes: list[int]
+    skipped: int
+    allocator: Allocator
+
+
+@contextmanager
+def tracked_phases(allocator: Allocator) -> Iterator[None]:
+    places = [
+        (step_module, "allocate_state", "state"),
+        (Objective, "losses", "forward"),
+        (accelerate.Accelerator, "backward", "backward"),
+        (torch.amp.GradScaler, "unscale_", "unscale"),
+        (Processes, "clip", "clip"),
+        (accelerate.optimizer.AcceleratedOptimizer, "step", "step"),
+        (accelerate.optimizer.AcceleratedOptimizer, "zero_grad", "zero_grad"),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, phase in places:
+            patch.setattr(owner, name, allocator.in_phase(phase, getattr(owner, name)))
+        yield
+
+
+def recipe_with(kernels: str, *changes: str) -> Recipe:
+    sizes = ["data.parts.train.0.rows=400", "model.vocab_size=500", "model.hidden_size=16", "model.ffn_size=16"]
+    training = ["training.clip_norm=0.1", f"training.batch_size={ROWS}", f"training.optimizer.kernels={kernels}"]
+    return load_recipe("quickstart", [*SMALL, *sizes, *training, *changes])
+
+
+def run_steps(
+    prepared: Objective, recipe: Recipe, precision: str, *, failing: int | None = None, sizes: Sizes = (ROWS, ROWS)
+) -> StepsResult:
+    """Take two steps. ``sizes``: rows of a micro-batch in each, unless memory runs out."""
+    with pytest.MonkeyPatch.context() as patch:  # edgeformer refuses fp16 on a CPU: it is slow, but the same code
+        patch.setattr(distributed, "resolve_precision", lambda *_: precision)
+        processes = connect(recipe, "cpu", sharded=False)
+    if precision == FP16:
+        processes.accelerator.native_amp = True
+        processes.accelerator.scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+    objective = copy.copy(prepared)
+    objective.recipe, objective.model = recipe, copy.deepcopy(prepared.model)
+    torch.manual_seed(1)
+    stepper, position = Stepper(objective, processes, total_steps=10), Position(batch_size=sizes[0])
+    stepper.model.train()
+    allocator, batch_sizes, skipped = Allocator(failing), [], 0
+    with tracked_phases(allocator), allocator:
+        for number in range(STEPS):
+            position.batch_size = min(position.batch_size, sizes[number])
+            rows = np.arange(number * ROWS, (number + 1) * ROWS)
+            skipped += stepper.take(rows, position, lambda size: None).skipped
+            position.step += 1
+            batch_sizes.append(position.batch_size)
+    tensors = {name: tensor.detach().clone() for name, tensor in objective.model.state_dict().items()}
+    for number, state in stepper.optimizer.state_dict()["state"].items():
+        tensors |= {f"{number} {name}": tensor for name, tensor in state.items()}
+    if (scaler := processes.accelerator.scaler) is not None:
+        tensors |= {f"scaler {name}": torch.tensor(value) for name, value in scaler.state_dict().items()}
+    tensors["random numbers"] = torch.get_rng_state()
+    assert all(parameter.grad is None for parameter in objective.model.parameters())
+    return StepsResult(tensors, batch_sizes, skipped, allocator)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Objective:
+    return Objective(recipe_with("fused"), tmp_path_factory.mktemp("tokens"), Place("cpu", FP32), SILENT)
+
+
+@pytest.fixture
+def single_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # more threads only wait for each other on tensors this small
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("single_thread")
+class TestOutOfMemory:
+    @pytest.mark.parametrize(
+        ("precision", "kernels"),
+        [(FP32, "fused"), (FP32, "loop"), (BF16, "foreach"), (FP16, "fused"), (FP16, "foreach"), (FP16, "loop")],
+    )
+    def test_at_any_operation_of_a_step(self, precision: str, kernels: str, prepared: Objective) -> None:
+        recipe = recipe_with(kernels)
+        full = run_steps(prepared, recipe, precision)
+        halved = [run_steps(prepared, recipe, precision, sizes=sizes) for sizes in SIZES_AFTER_FAILURE]
+        phases = full.allocator.phases
+        second = phases.index("zero_grad") + 1  # start of the second step
+        for phase in PHASES:
+            first_step = [number for number, other in enumerate(phases[:second]) if other == phase]
+            second_step = [number for number, other in enumerate(phases) if other == phase and number >= second]
+            assert first_step or (phase == "unscale" and precision != FP16)
+            middle = first_step[len(first_step) // 2 :][:1]
+            for failing in {*first_step[:1], *middle, *first_step[-1:], *second_step[:1]}:
+                if phase == "step" and failing not in (first_step[0], second_step[0]):
+                    with pytest.raises(EdgeformerError, match="begun to change weights, so it cannot be repeated"):
+                        run_steps(prepared, recipe, precision, failing=failing)
+                    continue
+                result = run_steps(prepared, recipe, precision, failing=failing)
+                expected = full if phase == "zero_grad" else halved[int(failing >= second)]
+                assert result.batch_sizes == expected.batch_sizes, (phase, failing)
+                assert result.skipped == 0 and result.tensors.keys() == expected.tensors.keys()
+                for name, tensor in expected.tensors.items():
+                    assert torch.equal(tensor, result.tensors[name]), (phase, failing, name)
+
+    @pytest.mark.parametrize(
+        ("precision", "owner", "name"),
+        [(FP32, LearningRate, "after_step"), (FP16, torch.amp.GradScaler, "get_scale")],
+    )
+    def test_after_the_update(
+        self, precision: str, owner: type, name: str, prepared: Objective, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        updates: list[int] = []
+        update, original = Stepper._update, getattr(owner, name)
+
+        def count_update(stepper: Stepper, position: Position) -> None:
+            update(stepper, position)
+            updates.append(position.step)
+
+        def fail_after_update(*arguments: Any) -> Any:
+            if updates:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+            return original(*arguments)
+
+        monkeypatch.setattr(Stepper, "_update", count_update)
+        monkeypatch.setattr(owner, name, fail_after_update)
+        with pytest.raises(EdgeformerError, match="step 1 had changed the weights, so it cannot be repeated"):
+            run_steps(prepared, recipe_with("fused"), precision)
+        assert updates == [0]
+
+    def test_scaler_state_of_a_fused_step(self, prepared: Objective) -> None:
+        """Without clipping, the fused step divides by the scaler's factor: once, also after a failed attempt."""
+        recipe = recipe_with("fused", "training.clip_norm=null")
+        full = run_steps(prepared, recipe, FP16)
+        halved = run_steps(prepared, recipe, FP16, sizes=SIZES_AFTER_FAILURE[0])
+        end = full.allocator.names.index("aten::_foreach_add_")
+        failures = [number for number in range(end + 1) if full.allocator.phases[number] == "step"]
+        for failing in failures:
+            result = run_steps(prepared, recipe, FP16, failing=failing)
+            assert all(torch.equal(tensor, result.tensors[name]) for name, tensor in halved.tensors.items()), failing
+        assert len(failures) > 3 and full.batch_sizes != halved.batch_sizes
+
+    def test_fused_step_allocates_nothing(self, prepared: Objective) -> None:
+        allocator = run_steps(prepared, recipe_with("fused"), FP32).allocator
+        names = {name for name, phase in zip(allocator.names, allocator.phases, strict=True) if phase == "step"}
+        operations = {name for name in names if not name.startswith("profiler::")}
+        assert operations == {"aten::_foreach_add_", "aten::_fused_adamw_"}
+
+    @pytest.mark.parametrize("kernels", ["fused", "foreach", "loop"])
+    def test_allocated_state_is_that_of_the_first_step(self, kernels: str, prepared: Objective) -> None:
+        states = []
+        for is_allocated in (True, False):
+            model = copy.deepcopy(prepared.model)
+            optimizer = build_optimizer(model, recipe_with(kernels).training.optimizer)
+            if is_allocated:
+                allocate_state(optimizer)
+                assert len(optimizer.state) == len(list(model.parameters()))
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 0.5)
+            optimizer.step()
+            states.append(optimizer.state_dict())
+        assert states[0]["param_groups"] == states[1]["param_groups"]
+        for number, state in states[1]["state"].items():
+            assert states[0]["state"][number].keys() == state.keys()
+            for name, tensor in state.items():
+                other = states[0]["state"][number][name]
+                assert torch.equal(other, tensor) and other.dtype == tensor.dtype and not other.requires_grad
+
+
+def limit_rows(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run out of memory after the forward pass of more than ``limit`` rows."""
+    original = Objective.losses
+
+    def limited(self: Objective, model: nn.Module, batch: Batch) -> Losses:
+        result = original(self, model, batch)
+        if len(batch["labels"]) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return result
+
+    monkeypatch.setattr(Objective, "losses", limited)
+
+
+def test_run_with_smaller_micro_batches(
+    tmp_path: Path, tiny_recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = load_recipe("quickstart", [*TINY, "training.batch_size=20", "training.accumulation=4"])
+    expected = train(small, TrainOptions(tmp_path, name="small", max_steps=3))
+    limit_rows(20, monkeypatch)
+    messages = Messages()
+    run = train(tiny_recipe, TrainOptions(tmp_path, name="large", max_steps=3), messages)
+    assert read_run(run).batch_size == 20
+    assert messages.containing("out of memory at step 1") == [
+        "out of memory at step 1: going on with 40 rows at a time instead of 80 (2 pieces per step; "
+        "the effective batch stays 80), same step again",
+        "out of memory at step 1: going on with 20 rows at a time instead of 40 (4 pieces per step; "
+        "the effective batch stays 80), same step again",
+    ]
+    assert [record["batch_size"] for record in records(run, "out-of-memory")] == [40, 20]
+    assert_equal_weights(run, expected)
+    limit_rows(0, monkeypatch)
+    with pytest.raises(EdgeformerError, match="single row at a time"):
+        train(tiny_recipe, TrainOptions(tmp_path, name="run"))
+    assert read_run(tmp_path / "run").status == "failed"
+
+
+def config(**changes: Any) -> TrainingConfig:
+    return load_recipe("quickstart").training.model_copy(update=changes)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of the input of every graph that torch.compile produces; the graphs run uncompiled."""
+    rows: list[int] = []
+
+    def backend(graph: Any, inputs: Any, **options: Any) -> Any:
+        rows.append(max(len(value) for value in inputs if value.dtype == torch.int64))
+        return graph.forward
+
+    monkeypatch.setattr(step_module, "BACKEND", backend)
+    return rows
+
+
+class TestCompile:
+    def test_unavailable_options_are_reported_and_change_no_loss(self, tmp_path: Path, graphs: list[int]) -> None:
+        base = [*TINY, "training.log_every=1", "model.dropout=0.0"]
+        options = ["training.tf32=true", "training.pinned_memory=true"]
+        options += ["training.compile={shapes: 2, cuda_graphs: true}"]
+        messages, curves = Messages(), []
+        for name, changes in (("plain", []), ("fast", options)):
+            recipe = load_recipe("quickstart", [*base, *changes])
+            run = train(recipe, TrainOptions(tmp_path, name=name, max_steps=6, accelerator="cpu"), messages)
+            curves.append(losses(run))
+        assert [line.partition(":")[0] for line in messages.containing("not used")] == [
+            "training.tf32 is not used",
+            "training.pinned_memory is not used",
+            "training.compile.cuda_graphs is not used",
+        ]
+        assert curves[0] == pytest.approx(curves[1], abs=1e-5), "padding to few lengths changes no loss"
+        assert 1 <= len(graphs) <= 2
+
+    @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+    def test_language_model_with_recomputation(self, tmp_path: Path, graphs: list[int]) -> None:
+        curves = []
+        for name, changes in (("plain", []), ("fast", ["training.compile={shapes: 1}", "training.checkpointing=loop"])):
+            sizes = ("model.loops=2", "model.exits=[1]", "model.cycles=2", "model.embedding_cycles=1")
+            settings = [*sizes, "model.dropout=0.0", "training.log_every=1", *changes]
+            recipe = load_recipe("crt_mini", [*SMALL_LANGUAGE, *settings])
+            curves.append(losses(train(recipe, TrainOptions(tmp_path, name=name, max_steps=3, accelerator="cpu"))))
+        assert curves[0] == pytest.approx(curves[1], abs=1e-5) and len(graphs) == 1
+
+    def test_number_of_shapes_is_limited(self, graphs: list[int]) -> None:
+        model = nn.Embedding(5, 3)
+        compiled = CompiledModel(model, 2, cuda_graphs=False)
+        compiled.set_rows(4)
+        for rows, length in ((4, 2), (4, 3), (4, 2), (4, 5), (3, 2), (2, 3)):
+            ids = torch.ones(rows, length, dtype=torch.int64)
+            assert torch.equal(compiled(ids), model(ids))
+        assert graphs == [4, 4] and compiled.shapes == 2, "neither a third length nor fewer rows"
+        compiled.set_rows(2)
+        assert torch.equal(compiled(ids), model(ids)) and graphs == [4, 4, 2] and compiled.shapes == 1
+        assert not [*compiled.parameters()], "it has no parameters of its own"
+
+    @pytest.mark.parametrize("score_padding", [False, True])
+    def test_batches_are_padded_to_few_lengths(self, tmp_path: Path, score_padding: bool) -> None:
+        base = [*SMALL_LANGUAGE, "data.mode=paragraphs", f"training.score_padding={str(score_padding).lower()}"]
+        plain, padded = (
+            Objective(load_recipe("crt_mini", [*base, *changes]), tmp_path, Place(), SILENT)
+            for changes in ([], ["training.compile={shapes: 3}"])
+        )
+        batches = [[objective.batch(rows, CPU) for rows in plain.steps(0)] for objective in (plain, padded)]
+        lengths = {batch["input_ids"].shape[1] for batch, _ in batches[1]}
+        assert lengths <= ({32} if score_padding else {11, 22, 32}), "thirds of the longest row"
+        for (batch, weight), (padded_batch, padded_weight) in zip(*batches, strict=True):
+            length = batch["targets"].shape[1]
+            assert weight == padded_weight and torch.equal(padded_batch["targets"][:, :length], batch["targets"])
+            assert bool((padded_batch["targets"][:, length:] == IGNORED).all())
+
+    @pytest.mark.parametrize(
+        ("error", "at_compilation", "expected"),
+        [
+            (RuntimeError("no compiler\nand more"), True, InputError),
+            (RuntimeError("skipping cudagraphs due to a cpu device"), False, InputError),
+            (RuntimeError("an assertion on the card"), False, RuntimeError),
+            (torch.OutOfMemoryError("CUDA out of memory in cudagraphs"), False, torch.OutOfMemoryError),
+        ],
+    )
+    def test_errors(
+        self, error: RuntimeError, at_compilation: bool, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*arguments: Any, **options: Any) -> Any:
+            raise error
+
+        monkeypatch.setattr(step_module, "BACKEND", fail if at_compilation else lambda graph, inputs: fail)
+        compiled = CompiledModel(nn.Linear(3, 3), 2, cuda_graphs=False)
+        compiled.set_rows(2)
+        with pytest.raises(expected) as raised:
+            compiled(torch.ones(2, 3))
+        if at_compilation:
+            assert "training.compile: the model cannot be compiled here: " in str(raised.value)
+            assert "no compiler; take" in str(raised.value)
+
+    def test_several_processes_cannot_compile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class TwoProcesses:
+            process_index, num_processes, device = 0, 2, CPU
+
+        monkeypatch.setattr(distributed, "_accelerator", lambda precision, use_cpu: TwoProcesses())
+        assert connect(load_recipe("quickstart", ["training.precision=fp32"]), "cpu", sharded=False).count == 2
+        with pytest.raises(InputError, match=r"training\.compile: compiles in one process only, not in 2"):
+            connect(load_recipe("quickstart", ["training.compile={shapes: 2}"]), "cpu", sharded=False)
+
+
+class BufferedGradient(torch.autograd.Function):
+    """A product whose gradient is always returned in the same memory, as that of a CUDA graph."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.buffer = buffer
+        return weight * x
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        ctx.buffer.copy_(slope * x)
+        return ctx.buffer.detach(), None, None
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_gradients_of_cuda_graphs_accumulate(cuda_graphs: bool) -> None:
+    model, buffer = nn.Linear(2, 1, bias=False), torch.zeros(1, 2)
+    CompiledModel(model, 1, cuda_graphs=cuda_graphs)
+    for _ in range(2):
+        for factor in (1.0, 2.0, 4.0):
+            BufferedGradient.apply(model.weight, torch.full((1, 2), factor), buffer).sum().backward()
+        assert model.weight.grad is not None
+        assert (model.weight.grad.tolist() == [[7.0, 7.0]]) is cuda_graphs, "otherwise the buffer is added to itself"
+        model.weight.grad = None
+
+
+class TestSpeedOptions:
+    @pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+    def test_tf32(self, capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        options = SpeedOptions.of(config(tf32=True), CUDA)
+        assert options.tf32 is expected and bool(options.unused) is not expected
+        assert not SpeedOptions.of(config(), CUDA).tf32
+
+    @pytest.mark.parametrize(("requested", "expected"), [(None, True), (True, True), (False, False)])
+    def test_pinned_memory(self, requested: bool | None, expected: bool) -> None:
+        assert SpeedOptions.of(config(pinned_memory=requested), CUDA).pinned is expected
+        on_cpu = SpeedOptions.of(config(pinned_memory=requested), CPU)
+        assert on_cpu.pinned is False and len(on_cpu.unused) == (1 if requested else 0)
+
+    def test_tf32_is_limited_to_steps(self) -> None:
+        before = torch.get_float32_matmul_precision()
+        for tf32, expected in ((True, "high"), (False, before)):
+            with SpeedOptions(tf32=tf32, pinned=False, cuda_graphs=False).multiplying():
+                assert torch.get_float32_matmul_precision() == expected
+        assert torch.get_float32_matmul_precision() == before == "highest"
+
+    @pytest.mark.parametrize("name", ["quickstart", "crt_mini"])
+    def test_fingerprint(self, name: str) -> None:
+        """Options that change no number do not change a recipe's fingerprint."""
+        changes = {
+            "training.pinned_memory=false": False, "training.tf32=true": True, "training.compile={shapes: 2}": True,
+            "training.optimizer.kernels=loop": True,
+        }  # fmt: skip
+        if name == "crt_mini":
+            changes["model.attention=varlen"] = True
+        fingerprint = load_recipe(name).fingerprint()
+        for change, is_different in changes.items():
+            assert (load_recipe(name, [change]).fingerprint() != fingerprint) is is_different, change
