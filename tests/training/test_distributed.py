@@ -1,0 +1,270 @@
+"""Several processes train what one would: the same steps, one writer, and a clear end if one of them is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.models import load_recipe
+from edgeformer.run import read_run
+from edgeformer.training.distributed import connect
+from edgeformer.training.train import TrainOptions, train
+from tests.conftest import SMALL_LANGUAGE
+from tests.torture.children import TINY, begin, ends
+from tests.training.runs import StopAfter, losses, weights
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and POSIX signals")
+
+Task = tuple[str, list[str]]
+STEPS = 14
+LOG_EVERY_STEP = "training.log_every=1"
+CLASSIFIER: Task = (
+    "quickstart",
+    [*TINY, "model.dropout=0", "training.batch_size=19", "training.accumulation=2", "training.epochs=3"],
+)
+"""9 steps of 38 rows an epoch, of which the last has 16: parts and numbers of micro-batches are uneven."""
+LANGUAGE_MODEL: Task = (
+    "crt_mini",
+    [*SMALL_LANGUAGE, "model.dropout=0", "training.accumulation=2", "training.checkpointing=loop", "training.epochs=2"],
+)
+TASKS = pytest.mark.parametrize("task", [CLASSIFIER, LANGUAGE_MODEL], ids=["classification", "language-modeling"])
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+"""The name of a test host may have no address."""
+
+
+class FileMessages(StopAfter):
+    """Writes messages to a file, and sends Ctrl-C to its process after some steps."""
+
+    def __init__(self, file: Path, stop_after: int | None) -> None:
+        super().__init__(stop_after or -1)
+        self._file = file
+
+    def start(self, description: str, total: int | None, unit: str = "") -> None:
+        self.message(description)
+
+    def message(self, text: str) -> None:
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+
+def _train_rank(rank: int, count: int, port: int, artifacts: Path, task: Task, options: dict[str, Any]) -> None:
+    """Train as a process of a launcher, without the seconds that the launcher takes."""
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(count),
+        LOCAL_WORLD_SIZE=str(count),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        **LOOPBACK,
+    )
+    progress = FileMessages(artifacts / f"messages-{rank}.txt", options.pop("stop_after", None))
+    options = {"name": "run", "accelerator": "cpu", **options}
+    try:
+        train(load_recipe(*task), TrainOptions(artifacts, **options), progress)
+    except EdgeformerError as error:
+        (artifacts / f"error-{rank}.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        os._exit(error.exit_code)
+    os._exit(0)
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def start(artifacts: Path, *tasks: Task, **options: Any) -> list[BaseProcess]:
+    """Start a process for each task, which must be the same."""
+    artifacts.mkdir(exist_ok=True)
+    port, count = free_port(), len(tasks)
+    return [begin(_train_rank, rank, count, port, artifacts, task, options) for rank, task in enumerate(tasks)]
+
+
+def run_processes(artifacts: Path, *tasks: Task, **options: Any) -> list[int]:
+    return [ends(process) for process in start(artifacts, *tasks, **options)]
+
+
+def text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def with_log(task: Task, *changes: str) -> Task:
+    return task[0], [*task[1], LOG_EVERY_STEP, *changes]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Both tasks, trained by one process."""
+    artifacts = tmp_path_factory.mktemp("single")
+    return {
+        task[0]: train(load_recipe(*with_log(task)), TrainOptions(artifacts, task[0], max_steps=STEPS))
+        for task in (CLASSIFIER, LANGUAGE_MODEL)
+    }
+
+
+def assert_same_training(run: Path, expected: Path) -> None:
+    assert len(losses(run)) == len(losses(expected)) == STEPS
+    assert losses(run) == pytest.approx(losses(expected), abs=1e-5)
+    assert losses(run, key="lr") == losses(expected, key="lr")
+    assert losses(run, "epoch", "val_loss") == pytest.approx(losses(expected, "epoch", "val_loss"), abs=1e-5)
+    actual_weights, expected_weights = weights(run), weights(expected)
+    assert actual_weights.keys() == expected_weights.keys()
+    assert all(float((actual_weights[name] - tensor).abs().max()) < 1e-4 for name, tensor in expected_weights.items())
+
+
+@TASKS
+@pytest.mark.parametrize("sharded", [False, True], ids=["copies", "shards"])
+def test_two_processes(tmp_path: Path, single: dict[str, Path], task: Task, sharded: bool) -> None:
+    assert run_processes(tmp_path, *[with_log(task)] * 2, max_steps=STEPS, sharded=sharded) == [0, 0]
+    assert_same_training(tmp_path / "run", single[task[0]])
+    manifest = read_run(tmp_path / "run")
+    assert (manifest.processes, manifest.effective_batch) == (2, read_run(single[task[0]]).effective_batch)
+    portion = "part" if sharded else "copy"
+    messages = text_of(tmp_path / "messages-0.txt")
+    assert f"2 processes train it together, each with a {portion} of the model" in messages
+    # Only the main process writes and reports.
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "messages-0.txt", "run"]
+
+
+@TASKS
+def test_resumed_by_another_number_of_processes(tmp_path: Path, single: dict[str, Path], task: Task) -> None:
+    # --max-steps finishes a run; only an interrupted one can be resumed. The classifier's first epoch has 9 steps: a
+    # resumed process validates first.
+    task = with_log(task)
+    assert run_processes(tmp_path, task, task, stop_after=9) == [130, 130]
+    assert read_run(tmp_path / "run").steps == 9
+    assert run_processes(tmp_path, task, stop_after=2, resume=True) == [130]
+    assert run_processes(tmp_path, task, task, max_steps=STEPS, resume=True, sharded=True) == [0, 0]
+    assert_same_training(tmp_path / "run", single[task[0]])
+    message = "going on with 1 processes instead of 2; the steps are the same"
+    assert message in text_of(tmp_path / "messages-0.txt")
+
+
+def test_stopped_shards(tmp_path: Path, single: dict[str, Path]) -> None:
+    task = with_log(CLASSIFIER)
+    assert run_processes(tmp_path, task, task, stop_after=9, sharded=True) == [130, 130]
+    assert run_processes(tmp_path, task, task, max_steps=STEPS, resume=True, sharded=True) == [0, 0]
+    assert_same_training(tmp_path / "run", single["quickstart"])
+
+
+def test_parameter_without_gradient(tmp_path: Path) -> None:
+    task = with_log(LANGUAGE_MODEL, "training.exit_weight=0")
+    assert run_processes(tmp_path, task, task, max_steps=3) == [0, 0]
+
+
+def test_killed_process_ends_the_other(tmp_path: Path) -> None:
+    task = with_log(CLASSIFIER, "training.checkpoint_minutes=1e-9", "training.epochs=500")
+    for victim, survivor in ((1, 0), (0, 1)):
+        artifacts = tmp_path / str(victim)
+        processes = start(artifacts, task, task)
+        while not list(artifacts.glob("run/checkpoints/00001*")):
+            assert all(process.is_alive() for process in processes)
+            time.sleep(0.05)
+        processes[victim].kill()
+        killed = time.monotonic()
+        assert ends(processes[survivor]) == 1
+        assert time.monotonic() - killed < 60
+        error = text_of(artifacts / f"error-{survivor}.txt")
+        assert f"process {survivor} of 2: lost the connection to another process" in error
+        assert "--resume --name run" in error
+    assert read_run(tmp_path / "1" / "run").status == "failed"
+    steps = len(losses(tmp_path / "1" / "run"))
+    assert run_processes(tmp_path / "1", task, task, resume=True, max_steps=steps + 3) == [0, 0]
+    assert len(losses(tmp_path / "1" / "run")) == steps + 3
+
+
+def test_process_killed_before_the_first_step(tmp_path: Path) -> None:
+    processes, messages = start(tmp_path, CLASSIFIER, CLASSIFIER), tmp_path / "messages-0.txt"
+    while not (messages.exists() and "Reading data" in text_of(messages)):  # they connect before that
+        assert processes[0].is_alive()
+        time.sleep(0.005)
+    processes[1].kill()
+    assert ends(processes[0]) == 1
+    error = text_of(tmp_path / "error-0.txt")
+    assert "lost the connection to another process" in error
+    assert error.endswith("; start again when it is known why")
+
+
+def test_signal_to_one_process_stops_all_after_the_same_step(tmp_path: Path) -> None:
+    task = with_log(CLASSIFIER, "training.epochs=500")
+    processes = start(tmp_path, task, task)
+    while len(list(tmp_path.glob("run/checkpoints/*"))) < 2:
+        assert all(process.is_alive() for process in processes)
+        time.sleep(0.05)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the terminal's, and what a launcher sends then
+        os.kill(processes[1].pid or 0, number)
+    assert [ends(process) for process in processes] == [130, 130]
+    assert text_of(tmp_path / "error-0.txt").startswith("InterruptedRun: interrupted after step ")
+    assert text_of(tmp_path / "error-1.txt").startswith("ToldElsewhere: ")
+    run = read_run(tmp_path / "run")
+    assert run.status == "interrupted" and len(losses(tmp_path / "run")) == run.steps
+
+
+def test_different_recipes_are_refused(tmp_path: Path) -> None:
+    other = (CLASSIFIER[0], [*CLASSIFIER[1], "training.optimizer.lr=1e-4"])
+    assert run_processes(tmp_path, CLASSIFIER, other) == [2, 2]
+    assert text_of(tmp_path / "error-0.txt").startswith("InputError: process 1 of 2: the recipe's fingerprint is ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_main_process_reports_errors(tmp_path: Path) -> None:
+    assert run_processes(tmp_path, CLASSIFIER, CLASSIFIER, name="../x") == [2, 2]
+    assert text_of(tmp_path / "error-0.txt").startswith("InputError: --name")
+    assert text_of(tmp_path / "error-1.txt").startswith("ToldElsewhere: --name")
+    diverging = with_log(CLASSIFIER, "training.optimizer.lr=1e30")
+    assert run_processes(tmp_path, diverging, diverging) == [1, 1]
+    assert text_of(tmp_path / "error-0.txt").startswith("EdgeformerError: training diverged at step ")
+    assert text_of(tmp_path / "error-1.txt").startswith("ToldElsewhere: training diverged at step ")
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """The launcher itself, with the command line."""
+    name, overrides = CLASSIFIER
+    flags = [part for override in (*overrides, LOG_EVERY_STEP) for part in ("--set", override)]
+    address = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *address]
+    command = ["-m", "edgeformer", "train", name, "--name", "run", "--max-steps", "3", *flags, "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", **LOOPBACK}
+    done = subprocess.run(
+        [*launcher, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 3  # one JSON document: only the main process reports
+    assert read_run(tmp_path / "artifacts" / "run").processes == 2
+
+
+@pytest.mark.parametrize("variable", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"])
+def test_unsupported_engines(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(InputError, match=f"{variable}: edgeformer does not train with"):
+        connect(load_recipe(*CLASSIFIER), "cpu", sharded=False)
+
+
+@pytest.mark.parametrize("from_launcher", [False, True])
+def test_shards_need_several_processes(monkeypatch: pytest.MonkeyPatch, from_launcher: bool) -> None:
+    """``accelerate launch --use_fsdp`` requests shards too."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", str(from_launcher).lower())
+    with pytest.raises(InputError, match="--shard: there is one process only"):
+        connect(load_recipe(*CLASSIFIER), "cpu", sharded=not from_launcher)
+
+
+def test_clipping_returns_the_norm_before() -> None:
+    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False))
+    model[0].weight.grad = torch.tensor([[3.0, 0.0]])
+    model[1].weight.grad = torch.tensor([[0.0], [4.0]])  # the third has none
+    processes = connect(load_recipe(*CLASSIFIER), "cpu", sharded=False)
+    assert [processes.clip(model, max_norm) for max_norm in (None, 1.0, None)] == pytest.approx([5.0, 5.0, 1.0])
