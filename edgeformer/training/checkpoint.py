@@ -116,7 +116,7 @@ def collect_state(processes: Processes, model: nn.Module, optimizer: Any) -> Sta
     if not processes.sharded:
         return {WEIGHTS: processes.unwrap(model).state_dict(), _OPTIMIZER: optimizer.state_dict(), **state}
     weights = OrderedDict(get_model_state_dict(processes.unwrap(model), options=_FULL))
-    by_name = get_optimizer_state_dict(processes.unwrap(model), _unwrap_optimizer(optimizer), options=_FULL)
+    by_name: Any = get_optimizer_state_dict(processes.unwrap(model), _unwrap_optimizer(optimizer), options=_FULL)
     optimizer_state: dict[str, Any] = {}
     if processes.is_main:  # parameters by their number in the order of the groups, as Optimizer.state_dict has them
         names = [name for group in by_name["param_groups"] for name in group["params"]]
@@ -134,7 +134,7 @@ def load_state(folder: Path, processes: Processes, model: nn.Module, optimizer: 
     """
     plain, optimizer_state = processes.unwrap(model), load_without_code(folder / _OPTIMIZER, map_location="cpu")
     if processes.sharded:
-        weights = load_file(folder / WEIGHTS)
+        weights: dict[str, Any] = load_file(folder / WEIGHTS)
         # The file stores a shared tensor under one of its names; the model expects all of them.
         parameters = list(plain.named_parameters(remove_duplicate=False))
         stored_names = {parameter: name for name, parameter in parameters if name in weights}

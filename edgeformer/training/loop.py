@@ -230,8 +230,8 @@ class TrainingLoop:
 
         def advance(count: int) -> None:
             nonlocal scored, mark
-            before, mark = mark, time.perf_counter()
-            self._remaining.add_scoring(count, mark - before)
+            previous, mark = mark, time.perf_counter()
+            self._remaining.add_scoring(count, mark - previous)
             scored += count
             progress.advance(count, **self._remaining_field(scored))
 

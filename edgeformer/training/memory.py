@@ -78,12 +78,12 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def recording(self, kind: Kind) -> Iterator[None]:
         """Record storages allocated in the block as ``kind``."""
-        before, self._kind = self._kind, kind
+        outer_kind, self._kind = self._kind, kind
         try:
             with self:
                 yield
         finally:
-            self._kind = before
+            self._kind = outer_kind
 
     def mark_gradient(self, parameter: Tensor) -> None:
         """Record that the storage of ``parameter.grad`` is a gradient from now on."""
@@ -321,8 +321,10 @@ def predict_peaks(
         ]
         candidates = [worst_moment(lasting, scaled), validation]
         if recipe.training.accumulation > 1:
-            gradient_bytes, later = with_gradients(scaled)
-            candidates.append(worst_moment({**lasting, "gradients": lasting["gradients"] + gradient_bytes}, later))
+            gradient_bytes, later_events = with_gradients(scaled)
+            candidates.append(
+                worst_moment({**lasting, "gradients": lasting["gradients"] + gradient_bytes}, later_events)
+            )
         peak = max(candidates, key=lambda moment: sum(moment.values()))
         reserve = _cuda_reserve(peak) if device_kind == "cuda" else _cpu_reserve(scaled, precision)
         peaks.append(MemoryBreakdown(**peak, reserve=reserve))

@@ -156,14 +156,14 @@ class SpeedOptions:
     @contextmanager
     def multiplying(self) -> Iterator[None]:
         """Multiply in TF32 within the block, if selected. Scores between the steps are computed in full precision."""
-        before = torch.get_float32_matmul_precision()
+        precision = torch.get_float32_matmul_precision()
         if self.tf32:
             torch.set_float32_matmul_precision("high")
         try:
             yield
         finally:
             if self.tf32:
-                torch.set_float32_matmul_precision(before)
+                torch.set_float32_matmul_precision(precision)
 
 
 class Stepper:

@@ -280,9 +280,9 @@ def test_random_states(trainer: Trainer) -> None:
     load_state(folder, trainer.processes, trainer.model, trainer.optimizer)
     assert draw() == expected
     (folder / "random_states_0.pkl").unlink()  # as if fewer processes had written the checkpoint
-    before = torch.get_rng_state()
+    state = torch.get_rng_state()
     load_state(folder, trainer.processes, trainer.model, trainer.optimizer)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_random_states_of_a_card(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A teacher: what its answers and states add to the loss, as the formula says; and which runs cannot be one."""
+"""Distillation: the loss follows the formula, a run records its teacher, and unsuitable teachers are refused."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ from edgeformer.training.objective import Objective, with_teacher, without_teach
 from edgeformer.training.plan import plan
 from edgeformer.training.timing import probe
 from edgeformer.training.train import TrainOptions, train
+from tests.training.runs import assert_equal_weights
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 
-STACK = {
+ARCHITECTURE = {
     "model_type": "bert", "vocab_size": 150, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2,
     "intermediate_size": 24, "max_position_embeddings": 32,
 }  # fmt: skip
+FOLD = {"layers": 2, "iterations": 2, "own": "norms"}
 DATA = ["data.parts.train.0.rows=80", "data.max_length=16", "training.epochs=1", "training.batch_size=16"]
 CPU = torch.device("cpu")
 
 
-def overrides(folder: Path, **more: Any) -> list[str]:
+def source_overrides(folder: Path, **model: Any) -> list[str]:
     """A tiny pretrained encoder whose source is its own description."""
-    model = {"kind": "pretrained", "source": str(folder), "vocab_size": 150, "max_positions": 32, **more}
+    fields = {"kind": "pretrained", "source": str(folder), "vocab_size": 150, "max_positions": 32, **model}
     tokenizer = {"kind": "file", "path": str(folder / "tokenizer.json")}
-    return [*DATA, f"model={ {'architecture': STACK, **model} }", f"tokenizer={tokenizer}"]
+    return [*DATA, f"model={ {'architecture': ARCHITECTURE, **fields} }", f"tokenizer={tokenizer}"]
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random encoder as transformers saves it, with a tokenizer that nothing is asked of."""
+    """A random encoder as transformers saves it, with a tokenizer."""
     import transformers
 
     folder = tmp_path_factory.mktemp("source")
     transformers.utils.logging.disable_progress_bar()
-    config = transformers.BertConfig(**{key: value for key, value in STACK.items() if key != "model_type"})
+    config = transformers.BertConfig(**{key: value for key, value in ARCHITECTURE.items() if key != "model_type"})
     torch.manual_seed(3)
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
     texts = [text for rows in load_parts(load_recipe("quickstart", DATA).data).values() for text in rows.texts]
@@ -61,170 +63,165 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def teacher(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    artifacts = tmp_path_factory.mktemp("artifacts")
-    recipe = load_recipe("quickstart", [*overrides(source), "training.optimizer.lr=0.01"])
-    return train(recipe, TrainOptions(artifacts, name="teacher"))
+    recipe = load_recipe("quickstart", [*source_overrides(source), "training.optimizer.lr=0.01"])
+    return train(recipe, TrainOptions(tmp_path_factory.mktemp("artifacts"), name="teacher"))
 
 
-def taught(source: Path, teacher: Path, *changes: str, **model: Any) -> Any:
+def student_recipe(source: Path, teacher: Path, *changes: str, **model: Any) -> Any:
     return load_recipe(
         "quickstart",
-        [*overrides(source, **model), f"tokenizer={ {'kind': 'file', 'path': str(teacher / 'model/tokenizer.json')} }",
+        [*source_overrides(source, **model),
+         f"tokenizer={ {'kind': 'file', 'path': str(teacher / 'model/tokenizer.json')} }",
          f"training.teacher={teacher}", "training.label_smoothing=0.0", *changes],
     )  # fmt: skip
 
 
-FOLD = {"layers": 2, "iterations": 2, "own": "norms"}
-
-
-def test_the_loss_is_the_formulas(source: Path, teacher: Path, tmp_path: Path) -> None:
-    how = "training.distillation={weight: 0.6, temperature: 3.0, states: 0.5}"
-    objective = Objective(taught(source, teacher, how, fold=FOLD), tmp_path, Place(), SILENT)
+def test_loss_follows_the_formula(source: Path, teacher: Path, tmp_path: Path) -> None:
+    settings = "training.distillation={weight: 0.6, temperature: 3.0, states: 0.5}"
+    objective = Objective(student_recipe(source, teacher, settings, fold=FOLD), tmp_path, Place(), SILENT)
     batch, rows = objective.batch(np.arange(7), CPU)
-    student, master = objective.model.eval(), load_model(teacher)
+    student = objective.model.eval()
     with torch.no_grad():
-        found = objective.losses(student, batch)
+        result = objective.losses(student, batch)
         ids, mask = batch["input_ids"], batch["attention_mask"]
         logits, states = student(ids, mask, states=True)
-        wanted, reference = master(ids, mask, states=True)
-    log_p, log_q = torch.log_softmax(wanted / 3, -1), torch.log_softmax(logits / 3, -1)
+        teacher_logits, teacher_states = load_model(teacher)(ids, mask, states=True)
+    log_p, log_q = torch.log_softmax(teacher_logits / 3, -1), torch.log_softmax(logits / 3, -1)
     kl = float((log_p.exp() * (log_p - log_q)).sum()) * 9
-    right = -float(torch.log_softmax(logits, -1)[torch.arange(7), batch["labels"]].sum())
-    apart = 0.0
-    for ours, theirs in zip(states, (reference[1], reference[3]), strict=True):
-        for row, seen in enumerate(mask):
-            apart += float((ours[row] - theirs[row])[seen.bool()].square().mean())
-    assert rows == 7 and kl > 1e-3 and apart > 1e-3
-    assert float(found.total) == pytest.approx(0.4 * right + 0.6 * kl + 0.5 * apart, rel=1e-4)
-    parts = {name: float(value) for name, value in found.parts.items()}
-    assert parts == pytest.approx({"cross_entropy": right, "distillation": kl, "states": apart}, rel=1e-4)
+    cross_entropy = -float(torch.log_softmax(logits, -1)[torch.arange(7), batch["labels"]].sum())
+    distance = 0.0
+    for student_state, teacher_state in zip(states, (teacher_states[1], teacher_states[3]), strict=True):
+        for row, row_mask in enumerate(mask):
+            distance += float((student_state[row] - teacher_state[row])[row_mask.bool()].square().mean())
+    assert rows == 7 and kl > 1e-3 and distance > 1e-3
+    assert float(result.total) == pytest.approx(0.4 * cross_entropy + 0.6 * kl + 0.5 * distance, rel=1e-4)
+    parts = {name: float(value) for name, value in result.parts.items()}
+    expected = {"cross_entropy": cross_entropy, "distillation": kl, "states": distance}
+    assert parts == pytest.approx(expected, rel=1e-4)
 
 
-def test_answers_are_kept_for_rows_that_come_again(source: Path, teacher: Path, tmp_path: Path) -> None:
-    objective = Objective(taught(source, teacher), tmp_path, Place(), SILENT)
+def test_answers_of_the_teacher_are_cached(source: Path, teacher: Path, tmp_path: Path) -> None:
+    objective = Objective(student_recipe(source, teacher), tmp_path, Place(), SILENT)
     batch, _ = objective.batch(np.arange(6), CPU)
-    again, _ = objective.batch(np.arange(5, -1, -1), CPU)
+    reversed_batch, _ = objective.batch(np.arange(5, -1, -1), CPU)
     student = objective.model.eval()
     first = objective.losses(student, batch).total.detach()
-    master = next(cell.cell_contents for cell in objective._loss.__closure__ if hasattr(cell.cell_contents, "model"))  # type: ignore[attr-defined]
-    master.model.forward = None  # it is not asked again
-    assert float(objective.losses(student, again).total.detach()) == pytest.approx(float(first), rel=1e-5)
+    cells = (cell.cell_contents for cell in objective._loss.__closure__)  # type: ignore[attr-defined]
+    next(content for content in cells if hasattr(content, "model")).model.forward = None  # it is not called again
+    assert float(objective.losses(student, reversed_batch).total.detach()) == pytest.approx(float(first), rel=1e-5)
 
 
-def test_a_student_comes_closer_to_its_teacher(source: Path, teacher: Path, tmp_path: Path) -> None:
-    settings = ["training.distillation={weight: 1.0, temperature: 1.0, states: 1.0}", "training.optimizer.lr=0.01"]
-    recipe = taught(source, teacher, *settings, "training.epochs=6", fold=FOLD)
-    run = train(recipe, TrainOptions(tmp_path / "artifacts", name="student"))
-    objective = Objective(recipe, tmp_path / "cache", Place(), SILENT)
-    batch, _ = objective.batch(np.arange(len(objective.prepared.train)), CPU)
-    with torch.no_grad():
-        before = float(objective.losses(objective.model.eval(), batch).total)
-        after = float(objective.losses(load_model(run), batch).total)
-    assert after < 0.7 * before
-
-
-def test_what_cannot_teach_says_why(source: Path, teacher: Path, tmp_path: Path) -> None:
-    def begin(*changes: str) -> None:
-        Objective(taught(source, teacher, *changes), tmp_path / "cache", Place(), SILENT)
-
-    with pytest.raises(RecipeError, match=r"training.teacher: .*nobody: is no run; name the folder"):
-        begin(f"training.teacher={tmp_path / 'nobody'}")
-    with pytest.raises(RecipeError, match="its labels are not those of this recipe"):
-        begin("data.labels=[no, yes]")
-    with pytest.raises(RecipeError, match="reads other tokens"):
-        other = tmp_path / "other.json"
-        content = (teacher / "model/tokenizer.json").read_text(encoding="utf-8")
-        other.write_text(content.replace("[CLS]", "[BOS]"), encoding="utf-8")
-        begin(f"tokenizer={ {'kind': 'file', 'path': str(other)} }")
-    with pytest.raises(RecipeError, match=r"states can be compared between pretrained encoders only"):
-        small = ["hidden_size: 16", "layers: 1", "iterations: 1", "heads: 2", "ffn_size: 16", "residual_scale: 0"]
-        begin(f"model={{kind: encoder, vocab_size: 150, {', '.join(small)}}}", "training.distillation.states=1.0")
-
-
-def test_states_need_a_teacher_of_that_shape(source: Path, teacher: Path, tmp_path: Path) -> None:
-    def begin(**model: Any) -> None:
-        recipe = taught(source, teacher, "training.distillation.states=1.0", **model)
-        model_spec_of(recipe).adapter.loss(nn.Identity(), recipe, None)
-
-    with pytest.raises(RecipeError, match="has 4 stages, of which none stands for each of 3 iterations"):
-        begin(fold={"layers": 1, "iterations": 3})
-    with pytest.raises(RecipeError, match="its states are 16 wide, the student's 32"):
-        begin(architecture={**STACK, "hidden_size": 32})
-    with pytest.raises(RecipeError, match=r"takes 32 tokens; set data\.max_length: 32"):
-        recipe = taught(source, teacher, "data.max_length=64", max_positions=64, architecture={**STACK, **LONGER})
-        model_spec_of(recipe).adapter.loss(nn.Identity(), recipe, None)
-
-
-LONGER = {"max_position_embeddings": 64}
-
-
-def test_a_run_says_what_taught_it_and_goes_on_with_no_other(source: Path, teacher: Path, tmp_path: Path) -> None:
-    """With what distillation is when nothing is said of it; the teacher is named as any run is."""
+def test_student_approaches_its_teacher(source: Path, teacher: Path, tmp_path: Path) -> None:
+    """The run records the teacher, by name and checksum, and is not resumed with other weights of it."""
     artifacts = tmp_path / "artifacts"
     shutil.copytree(teacher, artifacts / "master")
-    recipe = taught(source, teacher, "training.teacher=master")
-    train(recipe, TrainOptions(artifacts, name="student", max_steps=2))
-    kept: Any = read_recipe_of(artifacts / "student").training
+    settings = ["training.distillation={weight: 1.0, temperature: 1.0, states: 1.0}", "training.optimizer.lr=0.01"]
+    recipe = student_recipe(source, teacher, *settings, "training.teacher=master", "training.epochs=6", fold=FOLD)
+    run = train(recipe, TrainOptions(artifacts, name="student"))
+    objective = Objective(with_teacher(recipe, artifacts), tmp_path / "cache", Place(), SILENT)
+    batch, _ = objective.batch(np.arange(len(objective.prepared.train)), CPU)
+    with torch.no_grad():
+        initial_loss = float(objective.losses(objective.model.eval(), batch).total)
+        final_loss = float(objective.losses(load_model(run), batch).total)
+    assert final_loss < 0.7 * initial_loss
+    saved: Any = read_recipe_of(run)
     weights = artifacts / "master/model/model.safetensors"
-    assert (kept.teacher, kept.teacher_sha256) == (str(artifacts / "master"), sha256_of(weights))
+    assert (saved.training.teacher, saved.training.teacher_sha256) == (str(artifacts / "master"), sha256_of(weights))
     with weights.open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x01")
     with pytest.raises(InputError, match="student"):
         train(recipe, TrainOptions(artifacts, name="student", resume=True))
     with pytest.raises(RecipeError, match="teacher_sha256"):
-        with_teacher(read_recipe_of(artifacts / "student"), artifacts)
+        with_teacher(saved, artifacts)
 
 
-@pytest.mark.parametrize("states", [0.0, 1.0])
-def test_memory_is_planned_with_the_teacher_and_without_one_that_is_not_there(
-    source: Path, teacher: Path, states: float, tmp_path: Path
-) -> None:
-    recipe = taught(source, teacher, f"training.distillation.states={states}", fold=FOLD)
-    device = load_profile("rtx4050")
-    both, alone = plan(recipe, device, teacher.parent), plan(without_teacher(recipe), device)
-    extra = both.breakdown.weights - alone.breakdown.weights
-    assert extra == 4 * count_parameters(load_model(teacher)) and "alone" not in both.reason
-    missing = recipe.model_copy(update={"training": recipe.training.model_copy(update={"teacher": "nobody"})})
-    found = plan(missing, device, tmp_path)
-    assert found.breakdown == alone.breakdown and "of the student alone" in found.reason and "nobody" in found.reason
-
-
-def test_steps_are_timed_where_the_layers_of_a_teacher_are_not_there_yet(
-    source: Path, teacher: Path, tmp_path: Path
-) -> None:
-    """As a study does, whose rows are estimated before the first of them is trained."""
-    recipe = taught(source, teacher, "training.teacher=nobody", fold={**FOLD, "weights": "teacher"})
-    assert probe(recipe, tmp_path, 0.0, time.monotonic()).timed_steps >= 8
-
-
-def test_what_was_killed_before_its_first_checkpoint_begins_with_the_source_again(source: Path, tmp_path: Path) -> None:
-    recipe = load_recipe("quickstart", [*overrides(source), "training.optimizer.lr=1e-9"])
-    whole = train(recipe, TrainOptions(tmp_path, name="whole"))
-    shutil.copytree(whole, tmp_path / "killed")
-    shutil.rmtree(tmp_path / "killed/checkpoints")
-    manifest = tmp_path / "killed/run.json"
-    manifest.write_text(manifest.read_text(encoding="utf-8").replace('"finished"', '"running"', 1), encoding="utf-8")
-    again = train(recipe, TrainOptions(tmp_path, name="killed", resume=True))
-    pairs = zip(load_model(whole).parameters(), load_model(again).parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
-
-
-def test_an_unfinished_run_teaches_nobody(source: Path, teacher: Path, tmp_path: Path) -> None:
+def test_unsuitable_teachers(source: Path, teacher: Path, tmp_path: Path) -> None:
+    other_tokenizer = tmp_path / "other.json"
+    content = (teacher / "model/tokenizer.json").read_text(encoding="utf-8")
+    other_tokenizer.write_text(content.replace("[CLS]", "[BOS]"), encoding="utf-8")
+    encoder = "kind: encoder, vocab_size: 150, hidden_size: 16, layers: 1, iterations: 1, heads: 2, ffn_size: 16"
+    for changes, message in (
+        ([f"training.teacher={tmp_path / 'nobody'}"], r"training.teacher: .*nobody: is no run; name the folder"),
+        (["data.labels=[no, yes]"], "its labels are not those of this recipe"),
+        ([f"tokenizer={ {'kind': 'file', 'path': str(other_tokenizer)} }"], "reads other tokens"),
+        (
+            [f"model={{{encoder}, residual_scale: 0}}", "training.distillation.states=1.0"],
+            r"states can be compared between pretrained encoders only",
+        ),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            Objective(student_recipe(source, teacher, *changes), tmp_path / "cache", Place(), SILENT)
     shutil.copytree(teacher, tmp_path / "half")
     manifest = tmp_path / "half/run.json"
     manifest.write_text(manifest.read_text(encoding="utf-8").replace('"finished"', '"failed"', 1), encoding="utf-8")
-    with pytest.raises(
-        RecipeError, match=r"training\.teacher: half: .*is failed, not finished; go on with: edgeformer train"
-    ):
-        with_teacher(taught(source, teacher, "training.teacher=half"), tmp_path)
+    message = r"training\.teacher: half: .*is failed, not finished; go on with: edgeformer train"
+    with pytest.raises(RecipeError, match=message):
+        with_teacher(student_recipe(source, teacher, "training.teacher=half"), tmp_path)
 
 
-def test_a_fold_can_begin_with_its_teachers_layers(source: Path, teacher: Path) -> None:
-    """Unfolded it would be the teacher: with as many layers and one iteration each it answers the same."""
-    whole = {"layers": STACK["num_hidden_layers"], "iterations": 1, "weights": "teacher"}
+@pytest.mark.parametrize(
+    ("changes", "model", "message"),
+    [
+        (
+            ["training.distillation.states=1.0"],
+            {"fold": {"layers": 1, "iterations": 3}},
+            "has 4 stages, of which none stands for each of 3 iterations",
+        ),
+        (
+            ["training.distillation.states=1.0"],
+            {"architecture": {**ARCHITECTURE, "hidden_size": 32}},
+            "its states are 16 wide, the student's 32",
+        ),
+        (
+            ["data.max_length=64"],
+            {"max_positions": 64, "architecture": {**ARCHITECTURE, "max_position_embeddings": 64}},
+            r"takes 32 tokens; set data\.max_length: 32",
+        ),
+    ],
+)
+def test_teachers_of_another_shape(
+    source: Path, teacher: Path, changes: list[str], model: dict[str, Any], message: str
+) -> None:
+    recipe = student_recipe(source, teacher, *changes, **model)
+    with pytest.raises(RecipeError, match=message):
+        model_spec_of(recipe).adapter.loss(nn.Identity(), recipe, None)
+
+
+@pytest.mark.parametrize("states", [0.0, 1.0])
+def test_planned_memory(source: Path, teacher: Path, states: float, tmp_path: Path) -> None:
+    recipe = student_recipe(source, teacher, f"training.distillation.states={states}", fold=FOLD)
+    device = load_profile("rtx4050")
+    both, alone = plan(recipe, device, teacher.parent), plan(without_teacher(recipe), device)
+    teacher_bytes = both.breakdown.weights - alone.breakdown.weights
+    assert teacher_bytes == 4 * count_parameters(load_model(teacher)) and "alone" not in both.reason
+    missing = recipe.model_copy(update={"training": recipe.training.model_copy(update={"teacher": "nobody"})})
+    result = plan(missing, device, tmp_path)
+    assert result.breakdown == alone.breakdown
+    assert "of the student alone" in result.reason and "nobody" in result.reason
+
+
+def test_timed_steps_without_the_teacher(source: Path, teacher: Path, tmp_path: Path) -> None:
+    """A study estimates its trainings before the teacher is trained."""
+    recipe = student_recipe(source, teacher, "training.teacher=nobody", fold={**FOLD, "weights": "teacher"})
+    assert probe(recipe, tmp_path, 0.0, time.monotonic()).timed_steps >= 8
+
+
+def test_resumption_without_a_checkpoint_starts_from_the_source(source: Path, tmp_path: Path) -> None:
+    recipe = load_recipe("quickstart", [*source_overrides(source), "training.optimizer.lr=1e-9"])
+    expected = train(recipe, TrainOptions(tmp_path, name="expected"))
+    shutil.copytree(expected, tmp_path / "killed")
+    shutil.rmtree(tmp_path / "killed/checkpoints")
+    manifest = tmp_path / "killed/run.json"
+    manifest.write_text(manifest.read_text(encoding="utf-8").replace('"finished"', '"running"', 1), encoding="utf-8")
+    assert_equal_weights(train(recipe, TrainOptions(tmp_path, name="killed", resume=True)), expected)
+
+
+def test_fold_starts_from_its_teachers_layers(source: Path, teacher: Path) -> None:
+    """With as many layers and one iteration each, it answers as the teacher does."""
+    unfolded = {"layers": ARCHITECTURE["num_hidden_layers"], "iterations": 1, "weights": "teacher"}
     for own in ("none", "norms"):
-        recipe = taught(source, teacher, fold={**whole, "own": own})
+        recipe = student_recipe(source, teacher, fold={**unfolded, "own": own})
         model, _ = ADAPTER.build(recipe, Place())
         assert ADAPTER.start(model, recipe) == ()
         ids, mask = torch.randint(5, 20, (3, 8)), torch.ones(3, 8, dtype=torch.int64)
@@ -232,13 +229,13 @@ def test_a_fold_can_begin_with_its_teachers_layers(source: Path, teacher: Path) 
             torch.testing.assert_close(model.eval()(ids, mask), load_model(teacher).eval()(ids, mask))
 
 
-def test_layers_of_which_teachers_can_be_folded(source: Path, teacher: Path) -> None:
+def test_teachers_that_cannot_be_folded(source: Path, teacher: Path) -> None:
     with pytest.raises(RecipeError, match=r"model\.fold\.weights: teacher needs training\.teacher"):
-        taught(source, teacher, "training.teacher=null", "model.fold.weights=teacher", fold=FOLD)
-    recipe = taught(source, teacher, fold={**FOLD, "weights": "teacher"}, pooling="mean")
+        student_recipe(source, teacher, "training.teacher=null", "model.fold.weights=teacher", fold=FOLD)
+    recipe = student_recipe(source, teacher, fold={**FOLD, "weights": "teacher"}, pooling="mean")
     model, _ = ADAPTER.build(recipe, Place())
     with pytest.raises(RecipeError, match="is not this source as it is, read with pooling mean"):
         ADAPTER.start(model, recipe)
-    recipe = taught(source, teacher, fold={**FOLD, "weights": "teacher"}, weights_sha256="0" * 64)
+    recipe = student_recipe(source, teacher, fold={**FOLD, "weights": "teacher"}, weights_sha256="0" * 64)
     with pytest.raises(RecipeError, match="is not this source as it is"):
         _of_teacher(None, recipe)  # type: ignore[arg-type]

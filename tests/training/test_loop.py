@@ -98,8 +98,8 @@ def test_at_most_checkpoint_minutes_are_lost(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Checkpoints, "save", save_two_seconds)
     recipe = load_recipe("quickstart", [*TINY, "training.batch_size=5", f"training.checkpoint_minutes={10 / 60}"])
     train(recipe, TrainOptions(tmp_path, max_steps=40))
-    lost = [end - start for (start, _), (_, end) in pairwise(saves)]
-    assert len(lost) >= 4 and max(lost[1:]) == 10.0
+    lost_s = [end - start for (start, _), (_, end) in pairwise(saves)]
+    assert len(lost_s) >= 4 and max(lost_s[1:]) == 10.0
 
 
 def test_slow_saves_leave_time_for_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,10 +320,10 @@ def test_later_micro_batches_add_to_the_gradients() -> None:
         Event(2, -5, "activations"),
         Event(0, -50, "gradients"),
     ]
-    gradient_bytes, later = with_gradients(events)
+    gradient_bytes, later_events = with_gradients(events)
     assert gradient_bytes == 70
     freed = [Event(0, -50, "temporary"), Event(1, -20, "temporary")]
-    assert later == [*events[:2], *freed, Event(2, 5, "activations"), Event(2, -5, "activations")]
+    assert later_events == [*events[:2], *freed, Event(2, 5, "activations"), Event(2, -5, "activations")]
     assert with_gradients([]) == (0, [])
 
 
@@ -459,10 +459,10 @@ class TestTrace:
         assert allocated(events, "activations") == [IDS, STATE, STATE, STATE // 4, LOGITS, LOGITS, 4]
         dropout, without_effect = toy.dropouts
         assert type(without_effect) is nn.Dropout and type(dropout) is not nn.Dropout
-        ones = torch.ones(10_000)
-        dropped = dropout(ones)
+        values = torch.ones(10_000)
+        dropped = dropout(values)
         assert dropped.unique().tolist() == [0.0, pytest.approx(4 / 3)]
-        assert 0.2 < (dropped == 0).double().mean() < 0.3 and torch.equal(dropout.eval()(ones), ones)
+        assert 0.2 < (dropped == 0).double().mean() < 0.3 and torch.equal(dropout.eval()(values), values)
         assert lasting == trace(toy_recipe())[0] and toy.on_cuda == 1 and type(toy.dropouts[0]) is nn.Dropout
 
     def test_validation(self, toy: Toy) -> None:

@@ -105,33 +105,33 @@ def expected_step(
 @pytest.mark.parametrize("field", STEP_FIELDS)
 def test_step_follows_the_formula(field: str, cache: Path) -> None:
     change, values = STEP_FIELDS[field]
-    objective, after = objective_of(cache, change), take_steps(cache, change)
+    objective, stepped = objective_of(cache, change), take_steps(cache, change)
     expected, without = expected_step(objective, **{**DEFAULTS, **values}), expected_step(objective, **DEFAULTS)
-    assert all(torch.allclose(after[name], value, rtol=1e-5, atol=1e-6) for name, value in expected.items())
-    difference = max(float((after[name] - value).abs().max()) for name, value in without.items())
+    assert all(torch.allclose(stepped[name], value, rtol=1e-5, atol=1e-6) for name, value in expected.items())
+    difference = max(float((stepped[name] - value).abs().max()) for name, value in without.items())
     assert difference > 1e-3, f"training.{field} changes nothing"
 
 
 def test_optimizer_kernels(cache: Path) -> None:
-    after = {}
+    weights = {}
     for kernels, expected in (("fused", (True, None)), ("foreach", (False, True)), ("loop", (False, False))):
         change = f"training.optimizer.kernels={kernels}"
         objective = objective_of(cache, change)
         stepper = Stepper(objective, connect(objective.recipe, "cpu", sharded=False), 1)
         defaults = stepper.optimizer.optimizer.defaults  # type: ignore[attr-defined]
         assert (defaults["fused"], defaults["foreach"]) == expected
-        after[kernels] = take_steps(cache, change)
+        weights[kernels] = take_steps(cache, change)
     for kernels in ("foreach", "loop"):
-        assert all(torch.allclose(after[kernels][name], value, atol=1e-6) for name, value in after["fused"].items())
+        assert all(torch.allclose(weights[kernels][name], value, atol=1e-6) for name, value in weights["fused"].items())
 
 
 def test_betas_weigh_earlier_gradients(cache: Path) -> None:
     """In the first step they cancel out (bias correction); from the second on they have an effect."""
-    usual, *others = (
+    usual, *changed = (
         take_steps(cache, f"training.optimizer.betas={betas}", count=2)["tokens.weight"]
         for betas in ("[0.9, 0.999]", "[0.0, 0.999]", "[0.9, 0.1]")
     )
-    assert not any(torch.allclose(usual, other) for other in others)
+    assert not any(torch.allclose(usual, other) for other in changed)
 
 
 def test_accumulation(cache: Path) -> None:

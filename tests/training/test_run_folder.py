@@ -38,11 +38,11 @@ def test_run_that_is_being_trained_is_locked(tmp_path: Path) -> None:
             assert child.is_alive()
         recipe = str(artifacts / "run" / "recipe.yaml")
         log = artifacts / "run" / "metrics.jsonl"
-        before = log.stat().st_ino
+        inode = log.stat().st_ino
         outcome = edgeformer("train", recipe, "--resume", "--name", "run", cwd=tmp_path)
         assert outcome.code == 2
         assert f"is being trained by process {child.pid} on " in outcome.err
-        assert child.is_alive() and log.stat().st_ino == before
+        assert child.is_alive() and log.stat().st_ino == inode
     finally:
         kill(child)
     outcome = edgeformer("train", recipe, "--resume", "--name", "run", "--max-steps", "1", cwd=tmp_path)

@@ -66,13 +66,13 @@ class Allocator(TorchDispatchMode):
     def in_phase(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            before, self.phase = self.phase, phase
+            outer_phase, self.phase = self.phase, phase
             if phase == "zero_grad":  # it runs no operation that could fail
                 self._record(phase)
             try:
                 return function(*args, **kwargs)
             finally:
-                self.phase = before
+                self.phase = outer_phase
 
         return call
 
@@ -150,10 +150,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Objective:
 
 @pytest.fixture
 def single_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
+    count = torch.get_num_threads()
     torch.set_num_threads(1)  # more threads only wait for each other on tensors this small
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(count)
 
 
 @pytest.mark.usefixtures("single_thread")
@@ -407,6 +407,7 @@ class BufferedGradient(torch.autograd.Function):
         return ctx.buffer.detach(), None, None
 
 
+@pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_gradients_of_cuda_graphs_accumulate(cuda_graphs: bool) -> None:
     model, buffer = nn.Linear(2, 1, bias=False), torch.zeros(1, 2)
@@ -434,11 +435,11 @@ class TestSpeedOptions:
         assert on_cpu.pinned is False and len(on_cpu.unused) == (1 if requested else 0)
 
     def test_tf32_is_limited_to_steps(self) -> None:
-        before = torch.get_float32_matmul_precision()
-        for tf32, expected in ((True, "high"), (False, before)):
+        default = torch.get_float32_matmul_precision()
+        for tf32, expected in ((True, "high"), (False, default)):
             with SpeedOptions(tf32=tf32, pinned=False, cuda_graphs=False).multiplying():
                 assert torch.get_float32_matmul_precision() == expected
-        assert torch.get_float32_matmul_precision() == before == "highest"
+        assert torch.get_float32_matmul_precision() == default == "highest"
 
     @pytest.mark.parametrize("name", ["quickstart", "crt_mini"])
     def test_fingerprint(self, name: str) -> None:
