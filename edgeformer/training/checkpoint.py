@@ -60,8 +60,7 @@ class Position:
     Attributes:
         batch: optimizer steps of the current epoch.
         seconds: time of steps, validation and saves; ``training_seconds``: of steps only.
-        batch_size: rows that a process computes at a time. It starts as the recipe's ``training.batch_size``, and only
-            :class:`~edgeformer.training.step.Stepper` changes it, when memory runs out.
+        batch_size: rows that a process computes at a time, see ``Stepper.initial_position``.
         window: fields of the :class:`~edgeformer.training.metrics.Meter` since the last log line.
         validation: score of the best weights.
         skipped: steps whose gradient fp16 could not represent; ``skipped_in_a_row``: the latest of them.

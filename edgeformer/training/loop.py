@@ -13,7 +13,7 @@ from torch import nn
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.system.memory import kept
 from edgeformer.training import metrics
-from edgeformer.training.checkpoint import Checkpoints, Position, collect_state, random_states_file
+from edgeformer.training.checkpoint import Checkpoints, collect_state, random_states_file
 from edgeformer.training.distributed import Processes
 from edgeformer.training.metrics import Meter, MetricsLog
 from edgeformer.training.objective import Objective
@@ -95,7 +95,7 @@ class TrainingLoop:
         self._epoch_steps = -(-self._rows // self._config.effective_batch)
         self.total_steps = self._epoch_steps * self._config.epochs
         self._stepper = Stepper(objective, processes, self.total_steps)
-        self.position = Position(batch_size=self._config.batch_size)
+        self.position = self._stepper.initial_position()
         self._window = objective.new_meter()  # steps since the last line of the log
         self._saved_at, self._saving_s = time.monotonic(), 0.0
 

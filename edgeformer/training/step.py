@@ -196,6 +196,14 @@ class Stepper:
         """Whether optimizer and scaler have their state; a checkpoint may be loaded before the first step."""
         processes.seed_other_ranks(objective.recipe.seed)
 
+    def initial_position(self) -> Position:
+        """Return the position before the first step.
+
+        The batch size is resolved here and nowhere else: a process computes ``training.batch_size`` rows at a time, or
+        its share of a step's rows if that is less. Afterwards only :meth:`take` changes it, when memory runs out.
+        """
+        return Position(batch_size=self._config.batch_size)
+
     def _exclude_from_ddp(self) -> None:
         """Exclude parameters without a gradient, for which DDP would wait, and buffers, which it would broadcast."""
         device, model = self._processes.device, self._objective.model
@@ -266,17 +274,14 @@ class Stepper:
             vars(optimizer).pop(name, None)
 
     def _halve(self, position: Position) -> int:
-        """Halve the rows of a micro-batch and return how many they were. Raises EdgeformerError if that is impossible.
-
-        Together with the start value, ``training.batch_size``, this is the only place that decides the batch size.
-        """
+        """Halve the rows of a micro-batch and return how many they were. Raises EdgeformerError if it cannot."""
         processes, step = self._processes, position.step + 1
         if processes.count > 1:  # the other processes wait in the middle of this step, and cannot go back
             raise EdgeformerError(
                 f"process {processes.rank} of {processes.count}: out of memory at step {step}; train with a smaller "
                 "training.batch_size, training.checkpointing: loop, more processes, or --shard"
             )
-        size = min(position.batch_size, self._config.effective_batch)
+        size = position.batch_size
         if size == 1:
             raise EdgeformerError(
                 f"out of memory at step {step} with a single row at a time; use training.checkpointing: loop, a "

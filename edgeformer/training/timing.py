@@ -109,7 +109,6 @@ def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cp
     # Only the child process imports torch.
     from edgeformer.models import model_spec_of
     from edgeformer.models.adapter import Place
-    from edgeformer.training.checkpoint import Position
     from edgeformer.training.distributed import connect
     from edgeformer.training.objective import Objective, without_teacher
     from edgeformer.training.step import Stepper
@@ -126,7 +125,7 @@ def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cp
     order = np.random.default_rng(recipe.seed).permutation(len(plan))
     lengths = [prepared.train.sizes(plan[int(step)]) for step in order]
     tokens = np.array([float(len(rows) * rows.max(initial=1)) for rows in lengths], dtype=np.float64)
-    position, steps, steps_s = Position(batch_size=recipe.training.batch_size), 0, 0.0
+    position, steps, steps_s = stepper.initial_position(), 0, 0.0
     stepper.model.train()
     for number, step in enumerate(np.resize(order, WARM_UP_STEPS + MAX_STEPS)):
         if number == WARM_UP_STEPS:

@@ -10,19 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from edgeformer.artifacts.data_config import DataConfig, DataSection, FileSource, SyntheticSource, TextConfig
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe, model_spec_of
-from edgeformer.models.adapter import Losses, ModelAdapter, Place
+from edgeformer.models.adapter import Place
 from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.loss import chunked_loss, whole_loss
 from edgeformer.system import memory as system_memory
@@ -42,6 +41,7 @@ from edgeformer.training.memory import (
     is_out_of_memory,
     predict_peak,
     share_of,
+    use_cuda_dropout,
     with_gradients,
     worst_moment,
 )
@@ -327,155 +327,26 @@ def test_later_micro_batches_add_to_the_gradients() -> None:
     assert with_gradients([]) == (0, [])
 
 
-PARAMETERS, BUFFERS = 52, 7
-IDS, STATE, LOGITS = 8 * 5 * 8, 640, 480
-"""The toy model has a table of 10 rows of 4 numbers, two dropouts (one drops nothing), a head of 3 rows, and 7 buffer
-numbers. It reads 8 rows of 5 tokens: a state takes 8 · 5 · 4 · 4 = 640 bytes, logits 480."""
+def test_cuda_dropout() -> None:
+    model = nn.Sequential(nn.Dropout(0.25), nn.Dropout(0.0))
+    use_cuda_dropout(model)
+    dropout, without_effect = model
+    assert type(without_effect) is nn.Dropout and type(dropout) is not nn.Dropout
+    inputs, ledger = torch.ones(10_000, requires_grad=True), MemoryLedger([])
+    with ledger.recording("activations"):
+        dropped = dropout(inputs)
+    assert sorted(size for size, _ in recorded(ledger) if size > 0) == [10_000, 40_000], "a mask of bytes, the result"
+    assert dropped.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+    assert 0.2 < (dropped == 0).double().mean() < 0.3 and torch.equal(dropout.eval()(inputs), inputs)
 
 
-class ToyModel(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(10, 4)
-        self.dropouts = nn.Sequential(nn.Dropout(0.25), nn.Dropout(0.0))
-        self.head = nn.Linear(4, 3, bias=False)
-        self.register_buffer("constants", torch.zeros(BUFFERS))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        result: Tensor = self.head(self.dropouts(self.table(ids)))
-        return result
-
-
-class ToyScorer(nn.Module):
-    inputs, optional = ("input_ids",), ()
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        result: Tensor = self.model(input_ids)
-        return result
-
-
-class Toy:
-    """Task and model family of the toy model; records how it is used."""
-
-    def __init__(self) -> None:
-        self.adapter = self
-        self.built = 0
-        self.on_cuda = 0
-        self.dropouts: list[nn.Module] = []
-        self.formats: set[torch.dtype] = set()
-        self.is_training: bool | None = None
-
-    def build(self, recipe: Recipe, place: Place) -> tuple[nn.Module, None]:
-        assert (recipe.name, place) == ("toy", Place(for_export=True))
-        self.built += 1
-        return ToyModel(), None
-
-    def loss(self, model: nn.Module, recipe: Recipe, prepared: None) -> Any:
-        def loss(model: nn.Module, batch: dict[str, Tensor]) -> Losses:
-            assert isinstance(model, ToyModel)
-            self.dropouts, self.is_training = list(model.dropouts), model.training
-            logits = model(batch["input_ids"])
-            self.formats.add(logits.dtype)
-            return Losses(logits.square().sum())
-
-        return loss
-
-    def learning(self, model: nn.Module, training: Any) -> Any:
-        return ModelAdapter.learning(self, model, training)  # type: ignore[arg-type]
-
-    def as_on_cuda(self, model: nn.Module) -> None:
-        self.on_cuda += 1
-
-    def scorer(self, model: nn.Module) -> nn.Module:
-        self.is_training = model.training
-        return ToyScorer(model)
-
-    def example(self, recipe: Recipe, rows: int) -> dict[str, Any]:
-        return {"input_ids": np.broadcast_to(np.int64(3), (rows, 5))}
-
-    def evaluation_rows(self, tokens: int) -> int:
-        return 2
-
-
-@pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
-    toy = Toy()
-    monkeypatch.setattr(memory, "task_named", {"language-modeling": toy}.__getitem__)
-    monkeypatch.setattr(memory, "model_spec_of", lambda recipe: toy if recipe.name == "toy" else None)
+def test_validation_is_traced_once_for_recipes_that_differ_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_VALIDATION_EVENTS", {})
-    return toy
-
-
-def toy_recipe(*overrides: str) -> Recipe:
-    small = ("name=toy", "training.batch_size=8", "training.accumulation=1", "training.clip_norm=null")
-    return load_recipe("crt_mini", [*small, *overrides])
-
-
-def trace(recipe: Recipe, device: Any = "cpu", precision: str = "fp32") -> tuple[dict[Kind, int], list[Event]]:
-    with FakeTensorMode():
-        return memory._trace_step(recipe, device, precision)
-
-
-def allocated(events: list[Event], kind: Kind) -> list[int]:
-    return [event.size_bytes for event in events if event.kind == kind and event.size_bytes > 0]
-
-
-class TestTrace:
-    def test_tensors_of_a_step(self, toy: Toy) -> None:
-        lasting, events = trace(toy_recipe())
-        assert lasting["weights"] == 4 * (PARAMETERS + BUFFERS)
-        assert lasting["optimizer"] == 4 * 2 * PARAMETERS + 2 * 4, "two moments, and each tensor's number of steps"
-        # ids; rows; noise and result of the dropout; logits, their squares, the loss
-        assert allocated(events, "activations") == [IDS, STATE, STATE, STATE, LOGITS, LOGITS, 4]
-        sizes = {event.storage: event.size_bytes for event in events if event.size_bytes > 0}
-        gradients = [sizes[event.storage] for event in events if event.kind == "gradients"]
-        assert gradients == [4 * 12, 4 * 40], "the head's, then the table's"
-        assert set(allocated(events, "temporary")) == {4, LOGITS, STATE, *gradients}
-        live = sizes.keys() - {event.storage for event in events if event.size_bytes < 0}
-        assert sorted(sizes[storage] for storage in live) == sorted([IDS, 4, *gradients]), "batch, loss, gradients"
-        assert toy.formats == {torch.float32} and toy.is_training is True
-
-    @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-    def test_half_precision(self, toy: Toy, precision: str) -> None:
-        lasting, events = trace(toy_recipe(), precision=precision)
-        assert toy.formats == {{"fp16": torch.float16, "bf16": torch.bfloat16}[precision]}
-        # The input of the head is copied, and so is the head, which counts as temporary.
-        assert allocated(events, "activations") == [IDS, *[STATE] * 3, STATE // 2, LOGITS // 2, LOGITS // 2, 2]
-        assert allocated(events, "temporary")[0] == 2 * 12
-        assert lasting == trace(toy_recipe())[0]
-
-    def test_clipping(self, toy: Toy) -> None:
-        _, without = trace(toy_recipe())
-        _, events = trace(toy_recipe("training.clip_norm=1"))
-        assert events[: len(without)] == without
-        assert len(events) > len(without) and {event.kind for event in events[len(without) :]} == {"temporary"}
-
-    def test_cuda_dropout_keeps_masks_of_bytes(self, toy: Toy) -> None:
-        lasting, events = trace(toy_recipe(), "cuda")
-        assert allocated(events, "activations") == [IDS, STATE, STATE, STATE // 4, LOGITS, LOGITS, 4]
-        dropout, without_effect = toy.dropouts
-        assert type(without_effect) is nn.Dropout and type(dropout) is not nn.Dropout
-        values = torch.ones(10_000)
-        dropped = dropout(values)
-        assert dropped.unique().tolist() == [0.0, pytest.approx(4 / 3)]
-        assert 0.2 < (dropped == 0).double().mean() < 0.3 and torch.equal(dropout.eval()(values), values)
-        assert lasting == trace(toy_recipe())[0] and toy.on_cuda == 1 and type(toy.dropouts[0]) is nn.Dropout
-
-    def test_validation(self, toy: Toy) -> None:
-        with FakeTensorMode():
-            events = memory._trace_validation(toy_recipe())
-            # Two rows of five: ids, rows, logits. Nothing is dropped or kept for a gradient.
-            assert [event.size_bytes for event in events] == [80, 160, 120, -160, -120]
-            assert {event.kind for event in events} == {"activations"} and toy.is_training is False
-            same = toy_recipe("training.batch_size=3", "training.optimizer.lr=1e-5")
-            assert memory._trace_validation(same) is events and toy.built == 1
-            for count, change in enumerate(("model.loops=9", "data.sequence_length=64"), start=2):
-                assert memory._trace_validation(toy_recipe(change)) is not events
-                assert toy.built == count
+    sizes = []
+    for changes in ([], ["training.batch_size=3", "training.optimizer.lr=1e-5"], ["data.sequence_length=48"]):
+        predict_peak(language_recipe(*changes), device_kind="cpu", precision="fp32")
+        sizes.append(len(memory._VALIDATION_EVENTS))
+    assert sizes == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -483,11 +354,15 @@ class TestTrace:
     [(1, 8, 3), (2, 8, 2), (3, 8, 1), (4, 6, 1), (5, 5, 1), (24, 1, 1), (25, 1, 1)],
 )
 def test_share_of_a_process(processes: int, batch_size: int, accumulation: int) -> None:
-    recipe = toy_recipe("training.accumulation=3")
+    recipe = accumulating_recipe(3)
     share = share_of(recipe, processes)
     assert (share.training.batch_size, share.training.accumulation) == (batch_size, accumulation)
     original = share.training.model_copy(update={"batch_size": 8, "accumulation": 3})
     assert share.model_copy(update={"training": original}) == recipe
+
+
+def accumulating_recipe(accumulation: int = 1) -> Recipe:
+    return load_recipe("crt_mini", ["training.batch_size=8", f"training.accumulation={accumulation}"])
 
 
 STEP_EVENTS: list[Event] = [
@@ -520,10 +395,10 @@ def breakdown_of(recipe: Recipe, kind: Any = "cpu", precision: str = "fp32", **o
 
 
 def test_peak_is_in_a_step_or_in_validation(traces: dict[str, Any]) -> None:
-    recipe = toy_recipe()
+    recipe = accumulating_recipe()
     assert breakdown_of(recipe, precision="bf16") == (300, 90, 600, 1000, 0, 35 * MIB + 1200)
     assert traces["arguments"] == (recipe, "cpu", "bf16", 1)
-    twice = toy_recipe("training.accumulation=2")
+    twice = accumulating_recipe(2)
     assert breakdown_of(twice)[:5] == (300, 90, 600, 1000, 90)
     traces["validation"] = [Event(0, 1091, "activations")]
     assert breakdown_of(recipe) == (300, 0, 600, 1091, 0, 35 * MIB + 700)
@@ -532,12 +407,12 @@ def test_peak_is_in_a_step_or_in_validation(traces: dict[str, Any]) -> None:
 
 def test_peak_of_shards(traces: dict[str, Any]) -> None:
     for count, weights, optimizer in ((1, 300, 600), (2, 450, 300), (4, 375, 150), (7, 300 * 8 // 7, 600 // 7)):
-        breakdown = breakdown_of(toy_recipe(), processes=count, sharded=count > 1)
+        breakdown = breakdown_of(accumulating_recipe(), processes=count, sharded=count > 1)
         assert breakdown[:3] == (weights, 90, optimizer)
-    twice = toy_recipe("training.accumulation=2")
+    twice = accumulating_recipe(2)
     assert breakdown_of(twice, processes=2, sharded=True)[:5] == (450, 90, 300, 1000, 90)
     traces["validation"] = [Event(0, 2000, "activations")]
-    assert breakdown_of(toy_recipe(), processes=2, sharded=True)[:5] == (450, 0, 300, 2000, 0)
+    assert breakdown_of(accumulating_recipe(), processes=2, sharded=True)[:5] == (450, 0, 300, 2000, 0)
 
 
 def test_reserve_of_the_heap() -> None:
