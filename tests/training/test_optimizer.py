@@ -93,17 +93,13 @@ class TestSchedules:
             rate.after_step()
             assert {group["betas"] for group in optimizer.param_groups} == {(0.5, 0.75)}
 
-    @pytest.mark.parametrize(
-        ("patience", "losses", "expected"),
-        [(2, (1.0, 0.9, 0.9, 0.9, 0.9, 0.9), [1.0, 1.0, 1.0, 1.0, 0.5, 0.5])],
-    )
-    def test_plateau(self, patience: int, losses: tuple[float, ...], expected: list[float]) -> None:
-        _, rate = scheduled(PlateauSchedule(kind="plateau", factor=0.5, patience=patience))
+    def test_plateau(self) -> None:
+        _, rate = scheduled(PlateauSchedule(kind="plateau", factor=0.5, patience=2))
         values = []
-        for loss in losses:
+        for loss in (1.0, 0.9, 0.9, 0.9, 0.9, 0.9):
             rate.after_epoch(loss)
             values.append(rate.current)
-        assert values == expected
+        assert values == [1.0, 1.0, 1.0, 1.0, 0.5, 0.5]
 
     @pytest.mark.parametrize("name", ["baseline_sst2", "recurrent_sst2", "recurrent_wide_sst2"])
     def test_recipes_of_paper_a(self, name: str) -> None:
