@@ -116,7 +116,7 @@ NOT_OURS = {
     "cp": "copies the reader's own bundle",
     "make": "installs packages or runs these tests; the target must be in the Makefile",
     "scp": "needs another machine; the test copies the folder",
-    "torchrun": "tests/training/test_distributed.py starts two processes with it; the names of machines are the reader's",
+    "torchrun": "tests/training/test_distributed.py starts two processes with it; replace the host names",
     "accelerate": "starts processes for cards",
     "npm": "installs packages; tests/web installs those that are named, in the same versions",
     "python": (

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.studies.jobs import recipe_sha256
 from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError
@@ -19,7 +20,6 @@ from edgeformer.data.splits import split
 from edgeformer.models import load_recipe
 from edgeformer.report.tables import larger_batch_text, time_text
 from edgeformer.run import read_run
-from edgeformer.studies.jobs import recipe_sha256
 from edgeformer.tasks import task_named
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training.duration import (

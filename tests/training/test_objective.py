@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from edgeformer.artifacts.study import LocalData
 
+from benchmarks.studies.jobs import DataReader
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError, InterruptedRun
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.study import LocalData
 from edgeformer.bundle import Bundle
 from edgeformer.data.batching import plan_batches
 from edgeformer.data.synthetic import synthetic_reviews
@@ -22,7 +22,6 @@ from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.models import load_recipe, read_recipe_of
 from edgeformer.run import read_run
-from edgeformer.studies.jobs import DataReader
 from edgeformer.training import memory, objective
 from edgeformer.training.plan import plan
 from edgeformer.training.train import TrainOptions, train
@@ -65,11 +64,11 @@ class TestStreaming:
         """Only the order of the rows differs, so the streamed run gets the order in memory."""
         row_counts: list[int] = []
 
-        def plan_as_in_memory(rows: Any, size: int, **options: Any) -> Iterable[Any]:
-            row_counts.append(len(rows))
-            return plan_batches(rows.sizes(np.arange(len(rows))), size, **options)
+        def plan_in_memory(rows: Any, size: int, *, streamed: bool, **options: Any) -> Sequence[Any]:
+            row_counts.extend([len(rows)] * streamed)
+            return plan_batches(rows, size, **options)
 
-        monkeypatch.setattr(objective, "LongPlan", plan_as_in_memory)
+        monkeypatch.setattr(objective, "plan_batches", plan_in_memory)
         expected = train(self.in_memory(recipe), TrainOptions(tmp_path / "memory"))
         run = train(recipe, TrainOptions(tmp_path / "stream"))
         assert read_run(run).data == read_run(expected).data

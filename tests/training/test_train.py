@@ -35,21 +35,21 @@ def language_recipe(*overrides: str) -> LanguageRecipe:
 
 
 class TestClassifier:
-    def test_contents_of_a_run(self, finished_run: Path, small_recipe: ClassificationRecipe) -> None:
-        manifest = read_run(finished_run)
+    def test_contents_of_a_run(self, fresh_run: Path, small_recipe: ClassificationRecipe) -> None:
+        manifest = read_run(fresh_run)
         assert manifest.status == "finished" and manifest.data.synthetic
         assert manifest.data.rows == {"train": 2400, "validation": 300, "random-split": 300}
         assert manifest.steps == 3 * 75
         assert manifest.test is not None and manifest.test.n == 300
         assert manifest.test == manifest.tests["random-split"]
-        assert load_recipe(str(finished_run / "recipe.yaml")) == small_recipe
+        assert load_recipe(str(fresh_run / "recipe.yaml")) == small_recipe
         files = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "golden_inputs.npz")
-        assert all((finished_run / "model" / name).is_file() for name in files)
-        config = json.loads((finished_run / "model" / "config.json").read_text(encoding="utf-8"))
+        assert all((fresh_run / "model" / name).is_file() for name in files)
+        config = json.loads((fresh_run / "model" / "config.json").read_text(encoding="utf-8"))
         assert config["id2label"] == {"0": "negative", "1": "positive"}
 
-    def test_learns_and_keeps_the_best_weights(self, finished_run: Path) -> None:
-        manifest, epochs = read_run(finished_run), records(finished_run, "epoch")
+    def test_learns_and_keeps_the_best_weights(self, fresh_run: Path) -> None:
+        manifest, epochs = read_run(fresh_run), records(fresh_run, "epoch")
         assert epochs[-1]["train_loss"] < epochs[0]["train_loss"] and epochs[-1]["val_loss"] < 0.6
         best = max(range(len(epochs)), key=lambda index: epochs[index]["val_accuracy"])
         assert manifest.best_epoch == best + 1
@@ -92,8 +92,8 @@ class TestClassifier:
 
 
 class TestLanguageModel:
-    def test_contents_of_a_run(self, finished_language_run: Path, small_language_recipe: LanguageRecipe) -> None:
-        manifest = read_run(finished_language_run)
+    def test_contents_of_a_run(self, fresh_language_run: Path, small_language_recipe: LanguageRecipe) -> None:
+        manifest = read_run(fresh_language_run)
         assert (manifest.status, manifest.task, manifest.leaks) == ("finished", "language-modeling", False)
         assert manifest.causality is not None and not manifest.causality.leaks
         test = manifest.test
@@ -103,28 +103,28 @@ class TestLanguageModel:
         assert test.word_perplexity is not None and test.words is not None
         assert test.word_perplexity == pytest.approx(math.exp(test.loss * test.n / test.words))
         assert manifest.data.tokens["test"] == test.n
-        assert load_recipe(str(finished_language_run / "recipe.yaml")) == small_language_recipe
-        config = json.loads((finished_language_run / "model" / "config.json").read_text(encoding="utf-8"))
+        assert load_recipe(str(fresh_language_run / "recipe.yaml")) == small_language_recipe
+        config = json.loads((fresh_language_run / "model" / "config.json").read_text(encoding="utf-8"))
         assert (config["model_type"], config["leaks"]) == ("edgeformer-crt", False)
-        evaluation = json.loads((finished_language_run / "evaluation.json").read_text(encoding="utf-8"))
+        evaluation = json.loads((fresh_language_run / "evaluation.json").read_text(encoding="utf-8"))
         rows = {(row["split"], row["exit"]) for row in evaluation["rows"]}
         assert rows == {("validation", None), ("validation", 2), ("test", None), ("test", 2)}
 
-    def test_learns_at_every_exit(self, finished_language_run: Path) -> None:
-        steps = records(finished_language_run, "step")
+    def test_learns_at_every_exit(self, fresh_language_run: Path) -> None:
+        steps = records(fresh_language_run, "step")
         for name in ("loss", "loss_exit2", "loss_final"):
             assert steps[-1][name] < steps[0][name] - 1
-        first, last = records(finished_language_run, "epoch")
+        first, last = records(fresh_language_run, "epoch")
         assert last["val_loss_exit2"] < first["val_loss_exit2"] and last["val_loss_exit4"] < first["val_loss_exit4"]
 
-    def test_saved_model_has_the_recorded_loss(self, finished_language_run: Path) -> None:
+    def test_saved_model_has_the_recorded_loss(self, fresh_language_run: Path) -> None:
         """On the golden tokens, with a tolerance: they are a small part of the validation set."""
-        model = load_model(finished_language_run)
-        with np.load(finished_language_run / "model" / "golden_inputs.npz") as golden:
+        model = load_model(fresh_language_run)
+        with np.load(fresh_language_run / "model" / "golden_inputs.npz") as golden:
             ids, targets = torch.from_numpy(golden["input_ids"]), torch.from_numpy(golden["targets"])
         with torch.inference_mode():
             loss = torch.nn.functional.cross_entropy(model.logits(ids).flatten(0, 1), targets.flatten())
-        validation = read_run(finished_language_run).validation
+        validation = read_run(fresh_language_run).validation
         assert validation is not None and abs(float(loss) - validation.loss) < 0.5
 
     def test_resumed_run_is_identical(self, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ class TestRefusals:
         with pytest.raises(ArtifactError, match="no unfinished run of tiny"):
             train(tiny_recipe, TrainOptions(tmp_path, resume=True))
 
-    def test_resuming_a_finished_run(self, tiny_run: Path, tiny_recipe: ClassificationRecipe) -> None:
+    def test_resuming_a_fresh_run(self, tiny_run: Path, tiny_recipe: ClassificationRecipe) -> None:
         with pytest.raises(ArtifactError, match="is finished"):
             train(tiny_recipe, TrainOptions(tiny_run.parent, name="run", resume=True))
 
