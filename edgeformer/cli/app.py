@@ -1,4 +1,4 @@
-"""The command tree, and the one place where errors become exit codes."""
+"""Command tree, and the conversion of errors into exit codes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from edgeformer.cli import (
     export,
     gate,
     generate,
-    import_checkpoint,
-    import_onnx,
+    import_model,
     init,
     list_things,
     page,
@@ -61,8 +60,7 @@ _PANELS = {
 for _panel, _modules in _PANELS.items():
     for _name, _module in _modules.items():
         app.command(_name, rich_help_panel=_panel)(_module.command)
-import_checkpoint.app.command("onnx")(import_onnx.command)
-app.add_typer(import_checkpoint.app, name="import", rich_help_panel="Build")
+app.add_typer(import_model.app, name="import", rich_help_panel="Build")
 
 
 def _unwrapped(docstring: str) -> str:
@@ -70,12 +68,12 @@ def _unwrapped(docstring: str) -> str:
     return re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(docstring))
 
 
-for _command in (*app.registered_commands, *import_checkpoint.app.registered_commands):
+for _command in (*app.registered_commands, *import_model.app.registered_commands):
     _command.help = _unwrapped((_command.callback and _command.callback.__doc__) or "")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"edgeformer {__version__}")
         raise typer.Exit
 
@@ -92,19 +90,20 @@ def _root(
 def main() -> None:
     """Run the command line and exit.
 
-    Exit codes: 0 done; 1 failed; 2 bad input; 3 done, but not everything that was asked for; 130 interrupted.
+    Exit codes: 0 done; 1 failed; 2 bad input; 3 done, but an artifact was rejected or a budget failed; 4 undecided;
+    130 interrupted.
     """
-    # Collecting garbage while modules are imported, and looking for pydantic's plugins, takes a fifth of the time until
-    # a small model's first answer; a command ends soon, and has no use for either.
+    # Garbage collection during imports and the search for pydantic plugins take a fifth of the time until a small
+    # model's first answer, and a short command needs neither.
     gc.set_threshold(50_000)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # A Windows pipe is not UTF-8 by itself, and under a C locale bad bytes would come in as surrogates.
+    # Windows pipes are not UTF-8 by default, and a C locale would read bad bytes as surrogates.
     for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "replace"), (sys.stderr, "replace")):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors=errors)
     try:
         # With --json, usage errors must come back here to be printed as JSON too.
-        code = _with_one_command(sys.argv[1:2])(standalone_mode="--json" not in sys.argv[1:])
+        code = select_command(sys.argv[1:2])(standalone_mode="--json" not in sys.argv[1:])
         if code == 130:
             _report("interrupted", 130)
         sys.exit(code if isinstance(code, int) else 0)
@@ -125,17 +124,17 @@ def main() -> None:
         _report(f"{message}\nThis is a defect. Set EDGEFORMER_TRACEBACK=1 and run it again for the traceback.", 1)
 
 
-def _with_one_command(asked: list[str]) -> typer.Typer:
-    """The app with the command that is asked for alone: options of a command take a millisecond or two to build.
+def select_command(arguments: list[str]) -> typer.Typer:
+    """Return the app with only the command named by ``arguments``: building one command's options takes 1–2 ms.
 
-    Its own callback stays, without which typer would take the name of a single command for an argument.
+    The app's callback stays, because typer would otherwise read the name of a single command as an argument.
     """
-    wanted = [command for command in app.registered_commands if [command.name] == asked]
-    if not wanted:
+    selected = [command for command in app.registered_commands if [command.name] == arguments]
+    if not selected:
         return app
-    one = copy.copy(app)
-    one.registered_commands, one.registered_groups = wanted, []
-    return one
+    single = copy.copy(app)
+    single.registered_commands, single.registered_groups = selected, []
+    return single
 
 
 def _report(message: str, exit_code: int) -> None:
@@ -147,6 +146,6 @@ def _report(message: str, exit_code: int) -> None:
     if "--json" in sys.argv[1:]:
         try:
             print(json.dumps({"error": message, "exit_code": exit_code}, ensure_ascii=False), flush=True)
-        except OSError:  # what cannot be written to is what is told on stderr; it is not tried again at the end
+        except OSError:  # stdout is closed, and stderr has the message; do not flush stdout again at exit
             sys.stdout = None
     sys.exit(exit_code)

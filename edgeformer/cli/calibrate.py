@@ -1,4 +1,4 @@
-"""edgeformer calibrate: fit the estimator to this host, and compare its estimates with measurements."""
+"""Command calibrate: fit the estimator to this host and compare its estimates with measurements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.cli.import_onnx import locate_or_import
 from edgeformer.cli.options import (
     ADVANCED,
     Artifacts,
@@ -19,6 +18,7 @@ from edgeformer.cli.options import (
     RunOrGraph,
     Shapes,
     integers,
+    locate_or_import,
     print_json,
     stdout,
 )

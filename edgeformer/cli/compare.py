@@ -1,4 +1,4 @@
-"""edgeformer compare: runs, or two reports, side by side."""
+"""Command compare: runs, or two reports, side by side."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def command(
 
 
 def _reports(arguments: list[str], device: str | None, artifacts: Path) -> tuple[Report, Report] | None:
-    """The two reports that the arguments stand for; None: they are runs, to be compared as such."""
+    """Return the two reports named by the arguments, or None if the arguments are runs."""
     from edgeformer.artifacts.report import read_report
     from edgeformer.report.compare import report_of
     from edgeformer.run import locate

@@ -1,4 +1,4 @@
-"""The one way to the terminal: whatever came from data is shown, never obeyed."""
+"""Terminal output. Control characters in texts are printed as signs and never reach the terminal as commands."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from edgeformer.artifacts.units import visible
 
 
 class Terminal(Console):
-    """rich's console; control characters that a text brings along are shown as signs, rich's own still work.
-
-    ``:b:`` in a text is no picture, as rich would have it.
-    """
+    """rich's console, which shows control characters of a text as signs and ``:b:`` as plain text."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"emoji": False, **options})
@@ -28,12 +25,6 @@ class Terminal(Console):
 
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
-    """Print a text as it is, but for control characters.
-
-    Args:
-        text: of any origin.
-        err: on stderr.
-        end: behind it.
-    """
+    """Print a text of any origin with control characters shown as signs; ``err``: on stderr."""
     typer.echo(visible(text) + end, nl=False, err=err)
     (sys.stderr if err else sys.stdout).flush()

@@ -1,4 +1,4 @@
-"""edgeformer doctor: what works on this machine, and what is missing for the rest."""
+"""Command doctor: which runtimes and extras work on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgeformer.system.capability import Capability
 
 _EXTRAS = ("hf", "serve")
-"""Extras that belong to no runtime; runtimes describe their own."""
+"""Extras that belong to no runtime; each runtime reports its own."""
 
 
 def command(artifacts: Artifacts = Path("artifacts"), as_json: Json = False) -> None:
@@ -20,18 +20,18 @@ def command(artifacts: Artifacts = Path("artifacts"), as_json: Json = False) -> 
     from edgeformer.report.tables import capability_table
     from edgeformer.system.host import describe_host
 
-    found = [asdict(capability) for capability in capabilities()]
+    rows = [asdict(capability) for capability in capabilities()]
     if as_json:
-        print_json({"host": describe_host(), "capabilities": found})
+        print_json({"host": describe_host(), "capabilities": rows})
     else:
-        stdout().print(capability_table(found))
+        stdout().print(capability_table(rows))
 
 
 def capabilities(timeout_s: float = 20.0) -> list[Capability]:
-    """What the machine says of itself, then what every runtime says; all runtimes are asked at once.
+    """Return the capabilities of the machine, of every runtime (probed in parallel) and of the other extras.
 
     Args:
-        timeout_s: how long the slowest import may take before it counts as unavailable.
+        timeout_s: time limit of one import in seconds; a slower one counts as unavailable.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -40,6 +40,6 @@ def capabilities(timeout_s: float = 20.0) -> list[Capability]:
 
     runtimes = all_runtimes()
     with ThreadPoolExecutor(len(runtimes)) as pool:
-        answers = list(pool.map(lambda runtime: runtime.capabilities(timeout_s), runtimes))
-    packages = (capability for lines in answers for capability in lines)
+        per_runtime = list(pool.map(lambda runtime: runtime.capabilities(timeout_s), runtimes))
+    packages = (capability for capabilities in per_runtime for capability in capabilities)
     return [*machine_capabilities(), *packages, *map(describe_extra, _EXTRAS)]

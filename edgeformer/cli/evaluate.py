@@ -86,19 +86,19 @@ def command(
     location = locate(run, artifacts)
     cache = artifacts / ".cache" / "tokens" if location.run is not None else None
     options = EvaluateOptions(artifact, split, data, batch, cache, threshold, text, label, pair, runtime, encoding)
-    found = evaluate(location, options, show_progress())
+    evaluation = evaluate(location, options, show_progress())
     picture = None
-    if location.run is not None and data is None and runtime is None and found.early_exit:  # as the scores are kept
-        picture = draw_early_exit(location.run, found.rows, found.early_exit)
+    if location.run is not None and data is None and runtime is None and evaluation.early_exit:
+        picture = draw_early_exit(location.run, evaluation.rows, evaluation.early_exit)
     if as_json:
-        print_json(found)
+        print_json(evaluation)
         return
     console = stdout()
-    console.print(evaluation_table(location.name, found.rows))
-    if found.early_exit:
-        console.print(early_exit_table(location.name, found.early_exit))
+    console.print(evaluation_table(location.name, evaluation.rows))
+    if evaluation.early_exit:
+        console.print(early_exit_table(location.name, evaluation.early_exit))
     if picture is not None:
         console.print(f"drawn: {picture}", soft_wrap=True, markup=False)
-    if any(row.leaks for row in found.rows):
+    if any(row.leaks for row in evaluation.rows):
         leaks = "leaks future tokens: this model sees what it is asked to predict, so these scores are void"
         console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)

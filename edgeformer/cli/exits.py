@@ -1,4 +1,4 @@
-"""edgeformer exits: thresholds of early exit that held-out rows promise something of."""
+"""Command exits: early-exit thresholds with a guaranteed score drop."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edgeformer.cli.options import Artifacts, Encoding, Json, Run, Runtime, prin
 def command(
     run: Run = None,
     max_drop: Annotated[
-        str, typer.Option(metavar="SHARE", help="What early exit may cost at most: 1% is a point of accuracy.")
+        str, typer.Option(metavar="SHARE", help="Largest accepted score drop: 1% is a point of accuracy.")
     ] = "1%",
     risk: Annotated[
-        str, typer.Option(metavar="SHARE", help="How often such a promise may turn out wrong: 5% is 95 % confidence.")
+        str, typer.Option(metavar="SHARE", help="Probability that the guarantee is wrong: 5% is 95 % confidence.")
     ] = "5%",
     artifact: Annotated[
         str | None, typer.Option(metavar="ID", help="This step artifact only. Default: all of the bundle.")
@@ -77,21 +77,21 @@ def command(
         encoding=encoding,
     )
     options = GuaranteeOptions(rows, _share(max_drop, "--max-drop"), _share(risk, "--risk"))
-    found = {one.id: one.guarantee for one in promise_exits(location, options, show_progress())}
-    paying = [id_ for id_, guarantee in found.items() if guarantee.time.pays]
-    recommended = min(paying, key=lambda id_: found[id_].time.early_ms["mean"], default=None)
+    guarantees = {result.id: result.guarantee for result in promise_exits(location, options, show_progress())}
+    paying = [id_ for id_, guarantee in guarantees.items() if guarantee.time.pays]
+    recommended = min(paying, key=lambda id_: guarantees[id_].time.early_ms["mean"], default=None)
     if as_json:
         document = {
             "bundle": str(location.require_bundle()),
-            "guarantees": {id_: guarantee.model_dump(mode="json") for id_, guarantee in found.items()},
+            "guarantees": {id_: guarantee.model_dump(mode="json") for id_, guarantee in guarantees.items()},
             "recommended": recommended,
-            "pays": {id_: guarantee.time.pays for id_, guarantee in found.items()},
+            "pays": {id_: guarantee.time.pays for id_, guarantee in guarantees.items()},
         }
         print_json(document)
         return
     console = stdout()
-    console.print(guarantee_table(location.name, found))
-    for id_, guarantee in found.items():
+    console.print(guarantee_table(location.name, guarantees))
+    for id_, guarantee in guarantees.items():
         console.print(f"{id_}: {guarantee.sentence()}", soft_wrap=True, markup=False)
         console.print(f"{id_}: {guarantee.time.sentence()}", soft_wrap=True, markup=False)
     use = f"use it: edgeformer predict {location.argument} --confidence auto --artifact {recommended}"

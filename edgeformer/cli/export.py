@@ -1,4 +1,4 @@
-"""edgeformer export: a run becomes a bundle."""
+"""Command export: export a run as a bundle."""
 
 from __future__ import annotations
 
@@ -140,6 +140,7 @@ def command(
     """
     from edgeformer.artifacts.documents import own_profiles
     from edgeformer.artifacts.workspace import BUNDLE_FOLDER
+    from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
     from edgeformer.run import locate
 
@@ -148,7 +149,7 @@ def command(
     folder = location.require_bundle() if wrapped else location.require_run() / BUNDLE_FOLDER
     if run is None:
         progress.message(f"exporting {folder.parent}, the newest finished run")
-    with _telling_what_is_left(folder):
+    with report_bundle_on_interrupt(folder):
         with needs_extra("train", "exporting"):
             from edgeformer.export.export import export
             from edgeformer.export.variants import ExportOptions
@@ -157,7 +158,7 @@ def command(
             fp16=fp16,
             int8=int8,
             int4=int4,
-            build=_builders(trt, trt_via, build or []),
+            build=builder_names(trt, trt_via, build or []),
             joining=True,
             exits=_exits(exits),
             target=target,
@@ -174,25 +175,12 @@ def command(
         from edgeformer.report.plots import draw_bundle
 
         picture = draw_bundle(bundle, (location.reports if wrapped else folder.parent / "plots") / "bundle.png")
-    _tell(folder, bundle, picture, as_json)
-
-
-def _tell(folder: Path, bundle: BundleManifest, picture: Path | None, as_json: bool) -> None:
-    """What is in the bundle now; exit code 3 where something that was asked for is not."""
-
     if as_json:
-        told = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
-        print_json({"bundle": str(folder), **told, "plot": str(picture) if picture is not None else None})
+        facts = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
+        print_json({"bundle": str(folder), **facts, "plot": str(picture) if picture is not None else None})
     else:
-        _show(folder, bundle, picture)
-    _tell_what_failed(bundle)
-
-
-def _tell_what_failed(bundle: BundleManifest) -> None:
-    """What was asked for and is not there, with exit code 3."""
-    from edgeformer.cli.console import say
-
-    # What is kept and has a reason could not be made again; what is kept and was not built was not asked for.
+        _print_bundle(folder, bundle, picture)
+    # A kept artifact with a reason could not be built again; a kept one that is not built was not requested.
     failed = [a for a in bundle.artifacts if (a.reason is not None if a.status == "built" else not a.kept)]
     for artifact in failed:
         say(f"{artifact.id}: {artifact.status}: {artifact.reason}", err=True)
@@ -201,12 +189,8 @@ def _tell_what_failed(bundle: BundleManifest) -> None:
 
 
 @contextmanager
-def _telling_what_is_left(bundle: Path) -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and a closed terminal into an error that says what lies there now.
-
-    Raises:
-        InterruptedRun: one of them came.
-    """
+def report_bundle_on_interrupt(bundle: Path) -> Iterator[None]:
+    """Convert Ctrl-C, SIGTERM and a closed terminal into InterruptedRun with the state of the bundle."""
     from edgeformer.artifacts.files import sha256_of
     from edgeformer.artifacts.workspace import BUNDLE_FILE
     from edgeformer.system.signals import catching
@@ -217,19 +201,20 @@ def _telling_what_is_left(bundle: Path) -> Iterator[None]:
     def manifest() -> str | None:
         return sha256_of(bundle / BUNDLE_FILE) if (bundle / BUNDLE_FILE).is_file() else None
 
-    before = manifest()
+    previous = manifest()
     try:
         with catching(("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"), stop):
             yield
     except KeyboardInterrupt:
-        left = f"{bundle} is as it was before" if before is not None else f"there is no {bundle}"
-        if manifest() != before:
-            left = f"{bundle} was complete already"
-        raise InterruptedRun(f"interrupted; {left}") from None
+        if manifest() != previous:
+            state = f"{bundle} was complete already"
+        else:
+            state = f"{bundle} is unchanged" if previous is not None else f"there is no {bundle}"
+        raise InterruptedRun(f"interrupted; {state}") from None
 
 
 def _exits(text: str | None) -> tuple[int, ...] | Literal["all"]:
-    """The value of --exit: a loop, several with commas between them, or ``all``."""
+    """Parse --exit: a loop, several separated by commas, or ``all``."""
     if text is None:
         return ()
     if text == "all":
@@ -240,29 +225,29 @@ def _exits(text: str | None) -> tuple[int, ...] | Literal["all"]:
         raise InputError(f"--exit {text!r}: must be the number of a loop, or all") from None
 
 
-def _builders(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
-    """Names of the builders that --trt, --trt-via and --build ask for, each once.
+def builder_names(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
+    """Return the builders selected by --trt, --trt-via and --build, without duplicates.
 
     Raises:
-        InputError: --trt-via names no way, or goes without --trt.
+        InputError: --trt-via is unknown, or --trt is missing.
     """
     from edgeformer.artifacts.manifest import ONNX
     from edgeformer.runtimes import all_builders
 
     by_flag = {builder.flag: builder.name for builder in all_builders()}
     prefix = "--trt --trt-via "
-    ways = {ONNX: None, **{flag.removeprefix(prefix): flag for flag in by_flag if flag.startswith(prefix)}}
-    if via not in ways:
-        raise InputError(f"--trt-via {via!r}: must be {' or '.join(ways)}")
-    way = ways[via]
-    if way is not None and not trt:
-        raise InputError("--trt-via: says what engines are built by; add --trt")
-    # Beside TensorRT's own engine, so that profile can compare the two.
-    asked = [*([way] if way is not None else []), *(["--trt"] if trt else [])]
-    return tuple(dict.fromkeys([*(by_flag[flag] for flag in asked), *names]))
+    flags = {ONNX: None, **{flag.removeprefix(prefix): flag for flag in by_flag if flag.startswith(prefix)}}
+    if via not in flags:
+        raise InputError(f"--trt-via {via!r}: must be {' or '.join(flags)}")
+    via_flag = flags[via]
+    if via_flag is not None and not trt:
+        raise InputError("--trt-via: selects the compiler of engines; add --trt")
+    # torch-tensorrt is built in addition to TensorRT's own engine, so that profile can compare the two.
+    selected = [flag for flag in (via_flag, "--trt" if trt else None) if flag is not None]
+    return tuple(dict.fromkeys([*(by_flag[flag] for flag in selected), *names]))
 
 
-def _show(folder: Path, bundle: BundleManifest, picture: Path | None) -> None:
+def _print_bundle(folder: Path, bundle: BundleManifest, picture: Path | None) -> None:
     from edgeformer.artifacts.files import whole
     from edgeformer.report.canvas import NO_PICTURE
     from edgeformer.report.tables import artifact_table

@@ -1,4 +1,4 @@
-"""edgeformer gate: compare a candidate bundle with its baseline, for CI."""
+"""Command gate: compare a candidate bundle with its baseline, for CI."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.cli.import_onnx import locate_or_import
 from edgeformer.cli.options import (
     ADVANCED,
     AllowLeak,
@@ -20,6 +19,7 @@ from edgeformer.cli.options import (
     RunOrGraph,
     Shapes,
     integers,
+    locate_or_import,
     print_json,
     stdout,
 )
@@ -141,8 +141,9 @@ def command(
         if path is not None:
             require_writable(option, path)
     location = locate_or_import(run, artifacts, shape, value_range, inputs)
-    name = device or location.open_bundle().manifest.target
-    profile = load_profile(name, own_profiles(artifacts), show_progress().message)
+    profile = load_profile(
+        device or location.open_bundle().manifest.target, own_profiles(artifacts), show_progress().message
+    )
     if against.endswith(".json"):
         baseline, notes = named_baseline(Path(against))
     else:

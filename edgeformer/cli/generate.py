@@ -1,19 +1,15 @@
-"""edgeformer generate: a prompt becomes a text."""
+"""Command generate: continue a prompt with a language model."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.cli.options import ADVANCED, Artifacts, Json, print_json, stdin
-from edgeformer.cli.run_or_text import NamedRun, split
-
-if TYPE_CHECKING:
-    from edgeformer.run import Location
+from edgeformer.cli.options import ADVANCED, Artifacts, Json, NamedRun, print_json, split_run_and_texts, stdin
 
 
 def command(
@@ -88,7 +84,12 @@ def command(
     from edgeformer.inference.generate import EarlyExit, GenerateOptions, generate
     from edgeformer.tasks.sampling import Sampling
 
-    location, prompt = _split([*(words or ())], artifacts, run)
+    location, prompts = split_run_and_texts([*(words or ())], artifacts, run, "generate")
+    if len(prompts) > 1:
+        raise InputError(f"one prompt at a time; put it in quotes: {' '.join(prompts)!r}")
+    prompt = prompts[0] if prompts else "" if sys.stdin.isatty() else stdin().rstrip("\n")
+    if not prompts and not prompt:
+        raise InputError("no prompt given; pass it as an argument, or on standard input")
     thresholds = {"start": threshold, "floor": floor, "decay": decay}
     settings = {name: value for name, value in thresholds.items() if value is not None}
     if settings and not confidence:
@@ -98,7 +99,7 @@ def command(
     streaming = sys.stdout.isatty() and not as_json
     if streaming:
         say(prompt, end="")
-    generation = generate(location, prompt, options, _show if streaming else None)
+    generation = generate(location, prompt, options, (lambda piece: say(piece, end="")) if streaming else None)
     if as_json:
         print_json(generation.as_dict())
         return
@@ -111,20 +112,3 @@ def command(
     )
     for note in generation.notes:
         say(f"note: {note}", err=True)
-
-
-def _show(piece: str) -> None:
-    from edgeformer.cli.console import say
-
-    say(piece, end="")
-
-
-def _split(words: list[str], artifacts: Path, run: str | None) -> tuple[Location, str]:
-    """The run and the prompt: RUN PROMPT, PROMPT alone (the newest finished run), or RUN with the prompt on stdin."""
-    location, prompts = split(words, artifacts, run, "generate")
-    if len(prompts) > 1:
-        raise InputError(f"one prompt at a time; put it in quotes: {' '.join(prompts)!r}")
-    prompt = prompts[0] if prompts else "" if sys.stdin.isatty() else stdin().rstrip("\n")
-    if not prompts and not prompt:
-        raise InputError("no prompt given; pass it as an argument, or on standard input")
-    return location, prompt

@@ -1,4 +1,4 @@
-"""edgeformer init: a file of texts with labels becomes a recipe."""
+"""Command init: draft a recipe from a file of labelled texts."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ def command(
     from edgeformer.report.tables import column_table
     from edgeformer.training.init import DraftOptions, draft
 
-    found = draft(data, DraftOptions(out, Columns(text, pair, label, encoding), source, name, force), show_progress())
+    recipe = draft(data, DraftOptions(out, Columns(text, pair, label, encoding), source, name, force), show_progress())
     if as_json:
         print_json(
             {
-                "recipe": str(found.path),
-                "name": found.name,
-                "source": found.guess.source.model_dump(mode="json"),
-                "labels": found.guess.labels,
-                "rows": found.rows,
-                "findings": [finding.model_dump(mode="json") for finding in found.findings],
-                "notes": list(found.notes),
-                "text": found.text,
+                "recipe": str(recipe.path),
+                "name": recipe.name,
+                "source": recipe.guess.source.model_dump(mode="json"),
+                "labels": recipe.guess.labels,
+                "rows": recipe.rows,
+                "findings": [finding.model_dump(mode="json") for finding in recipe.findings],
+                "notes": list(recipe.notes),
+                "text": recipe.text,
             }
         )
         return
     console = stdout()
-    console.print(column_table(data.name, found.guess))
-    for note in (*(finding.message for finding in found.findings), *found.notes):
+    console.print(column_table(data.name, recipe.guess))
+    for note in (*(finding.message for finding in recipe.findings), *recipe.notes):
         console.print(note, soft_wrap=True, markup=False)
-    console.print(f"\n{found.text}", soft_wrap=True, markup=False)
-    console.print(f"recipe  {found.path}", soft_wrap=True, markup=False)
-    path = f'"{found.path}"' if " " in str(found.path) else found.path
+    console.print(f"\n{recipe.text}", soft_wrap=True, markup=False)
+    console.print(f"recipe  {recipe.path}", soft_wrap=True, markup=False)
+    path = f'"{recipe.path}"' if " " in str(recipe.path) else recipe.path
     console.print(f"next    edgeformer train {path}", soft_wrap=True, markup=False)

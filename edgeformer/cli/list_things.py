@@ -1,4 +1,4 @@
-"""edgeformer list: recipes, device profiles and runs."""
+"""Command list: recipes, device profiles and runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from edgeformer.cli.options import Artifacts, Json, print_json, stdout
 
 
 def command(
-    what: Annotated[Literal["recipes", "devices", "runs"], typer.Argument(help="What to list.")],
+    kind: Annotated[
+        Literal["recipes", "devices", "runs"], typer.Argument(metavar="{recipes|devices|runs}", help="What to list.")
+    ],
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
@@ -26,14 +28,14 @@ def command(
         run_table,
     )
 
-    if what == "recipes":
+    if kind == "recipes":
         rows = recipe_records()
     else:
-        rows = device_records(artifacts) if what == "devices" else run_records(artifacts)
+        rows = device_records(artifacts) if kind == "devices" else run_records(artifacts)
     if as_json:
-        print_json({what: rows})
+        print_json({kind: rows})
     elif rows:
-        drawn = {"devices": device_table, "runs": run_table}.get(what)
-        stdout().print(drawn(rows) if drawn is not None else record_table(what, rows))
+        table = {"devices": device_table, "runs": run_table}.get(kind)
+        stdout().print(table(rows) if table is not None else record_table(kind, rows))
     else:
-        say(f"no {what} in {artifacts}; train one: edgeformer train quickstart")
+        say(f"no {kind} in {artifacts}; train one: edgeformer train quickstart")

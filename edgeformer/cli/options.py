@@ -1,4 +1,4 @@
-"""What several commands share: options, and how results are printed.
+"""Options shared by several commands, and printing of results.
 
 Results go to stdout; progress and messages go to stderr.
 """
@@ -6,13 +6,16 @@ Results go to stdout; progress and messages go to stderr.
 from __future__ import annotations
 
 import json
+import os
+import re
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.errors import ArtifactError, InputError, nearest_names
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
     from edgeformer.artifacts.progress import Progress
     from edgeformer.artifacts.recipe import Recipe
+    from edgeformer.export.import_onnx import WrapOptions
+    from edgeformer.run import Location
 
 WIDTH_IN_A_PIPE = 140
 ADVANCED = "Advanced"
@@ -126,6 +131,10 @@ AllowLeak = Annotated[
         "--allow-leak", help="Measure a language model although it sees future tokens.", rich_help_panel=ADVANCED
     ),
 ]
+NamedRun = Annotated[
+    str | None,
+    typer.Option("--run", metavar="RUN", help="The run; then every word is a text, also one that looks like a name."),
+]
 DataFolder = Annotated[
     Path | None,
     typer.Option(
@@ -141,21 +150,21 @@ TokenizerFile = Annotated[
 
 
 def stdout() -> Console:
-    """For tables and results. In a pipe there is no terminal to measure, so tables get a fixed width."""
-    from edgeformer.cli.console import Terminal  # --json has no use for it
+    """Return the console for tables and results; in a pipe, tables have a fixed width."""
+    from edgeformer.cli.console import Terminal  # not needed for --json
 
     return Terminal(width=None if sys.stdout.isatty() else WIDTH_IN_A_PIPE, highlight=False)
 
 
 def print_json(document: BaseModel | dict[str, Any]) -> None:
-    """The one JSON document of ``--json``."""
+    """Print the JSON document of ``--json``."""
     content = document if isinstance(document, dict) else document.model_dump(mode="json", by_alias=True)
-    # At once: what cannot be written is an error of the command, not one that the interpreter tells at its end.
+    # Flush now, so that a failed write is an error of the command and not a message of the interpreter at exit.
     print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def stdin() -> str:
-    """All of standard input. Raises InputError where it is not UTF-8."""
+    """Read standard input to its end. Raises InputError if it is not UTF-8."""
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
@@ -163,14 +172,10 @@ def stdin() -> str:
 
 
 def integers(text: str | None, option: str) -> tuple[int, ...]:
-    """``"1,16"`` → (1, 16); nothing of nothing.
-
-    Args:
-        text: whole numbers with commas between them.
-        option: for the message.
+    """Parse ``"1,16"`` to (1, 16), and None to ().
 
     Raises:
-        typer.BadParameter: it is something else.
+        typer.BadParameter: ``text`` is not a list of whole numbers ≥ 1; the message names ``option``.
     """
     if not text:
         return ()
@@ -186,11 +191,11 @@ def integers(text: str | None, option: str) -> tuple[int, ...]:
 def resolve_recipe(
     name: str, overrides: list[str] | None, data: Path | None, tokenizer: Path | None, progress: Progress
 ) -> Recipe:
-    """The recipe with its overrides, and with the local files that stand for what it names or would download.
+    """Load a recipe with its overrides, and replace its data and tokenizer by local files.
 
     Raises:
-        RecipeError: there is none, or it is not one.
-        DataError: the folder does not hold what the recipe needs.
+        RecipeError: the recipe does not exist or is invalid.
+        DataError: ``data`` lacks files that the recipe needs.
     """
     from edgeformer.artifacts.data_config import FileTokenizer
     from edgeformer.models import load_recipe
@@ -205,3 +210,86 @@ def resolve_recipe(
     if tokenizer is not None:
         recipe = recipe.model_copy(update={"tokenizer": FileTokenizer(kind="file", path=str(tokenizer.resolve()))})
     return recipe
+
+
+def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, command: str) -> tuple[Location, list[str]]:
+    """Split the arguments [RUN] TEXT… of ``command`` into the run and the texts.
+
+    With ``run`` (option --run) every word is a text. Otherwise the first word is the run if it names one. A first word
+    that can only be a name (letters, digits, ``.``, ``_`` and ``-``) or a path, and is followed by texts or by standard
+    input, must be a run: a misspelt run never becomes a text for another run.
+
+    Raises:
+        InputError: the first word looks like a run and is none; the message says how to pass it as a text.
+        ArtifactError: no such run, or no runs at all.
+    """
+    from edgeformer.artifacts.data_config import NAME_PATTERN
+    from edgeformer.run import is_there, locate, run_folders
+
+    if run is not None or not words:
+        return locate(run, artifacts), words
+    first = words[0]
+    try:
+        return locate(first, artifacts), words[1:]
+    except ArtifactError:
+        has_space = not first or any(character.isspace() for character in first)
+        has_texts = len(words) >= 2 or _stdin_has_input()
+        exists = not has_space and (is_there(Path(first)) or is_there(artifacts / first))
+        if exists or (has_texts and not has_space and ("/" in first or "\\" in first)):
+            raise
+        if has_texts and re.fullmatch(NAME_PATTERN, first) is not None:
+            names = [folder.name for folder in run_folders(artifacts)]
+            near = nearest_names(first, names, most=3)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            runs = ", ".join(names[-8:]) or "none yet"
+            example = f"edgeformer {command} --run {near[0] if near else names[-1] if names else 'RUN'} {first}"
+            dots = " …" if len(words) > 1 else ""
+            raise InputError(
+                f"no run {first!r}; {hint}runs in {artifacts}: {runs}; if it is a text: {example}{dots}"
+            ) from None
+    return locate(None, artifacts), words
+
+
+def _stdin_has_input() -> bool:
+    """Return whether standard input is a pipe or a non-empty file (not the null device, not closed)."""
+    try:
+        status = os.fstat(sys.stdin.fileno())
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_size > 0)
+
+
+def wrap_options(
+    shapes: list[str] | None, ranges: list[str] | None, inputs: Path | None, **options: Any
+) -> WrapOptions:
+    """Parse --shape and --range, and return the options of an ONNX import. Raises InputError."""
+    from edgeformer.export.foreign_graph import WrapOptions, parse_range, parse_shape
+
+    shape_of_input, range_of_input = dict(map(parse_shape, shapes or ())), dict(map(parse_range, ranges or ()))
+    return WrapOptions(shapes=shape_of_input, ranges=range_of_input, inputs=inputs, **options)
+
+
+def locate_or_import(
+    run: str | None, artifacts: Path, shapes: list[str] | None, ranges: list[str] | None, inputs: Path | None
+) -> Location:
+    """Return the location of RUN; an ONNX file outside of a bundle becomes a bundle below ``artifacts``.
+
+    Raises:
+        InputError: --shape, --range or --inputs for a RUN that is no ONNX file; or RUN cannot be used.
+    """
+    from edgeformer.bundle import bundle_around
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.run import Location, locate
+
+    path = Path(run or "")
+    if run is not None and path.suffix == ".onnx" and path.is_file() and bundle_around(path) is None:
+        from edgeformer.export.import_onnx import wrap_cached
+
+        progress = show_progress()
+        bundle = wrap_cached(path, artifacts, wrap_options(shapes, ranges, inputs), progress)
+        progress.message(f"{run}: measured as the bundle {bundle}")
+        return Location(None, bundle)
+    for option, value in {"--shape": shapes, "--range": ranges, "--inputs": inputs}.items():
+        if value:
+            raise InputError(f"{option}: is for an ONNX file; the inputs of a bundle are known")
+    return locate(run, artifacts)

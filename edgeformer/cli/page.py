@@ -1,4 +1,4 @@
-"""edgeformer page: a bundle becomes a static page that runs and measures it in a browser."""
+"""Command page: write a static web page that runs and measures a bundle in a browser."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def command(
     artifacts: Artifacts = Path("artifacts"),
     as_json: Json = False,
 ) -> None:
-    """Write a [b]page[/b] that answers texts with the model and measures it, in the browser of any phone or computer.
+    """Write a [b]page[/b] that runs the model on texts and measures it in the browser of any phone or computer.
 
     It is a folder of static files for any web server. It measures by the rules of profile (warm-up, real inputs, only
-    the percentiles that the sample can carry) and offers the report as JSON, which compare takes, and
-    profile REPORT.json --device NAME holds against a budget. Nothing is sent anywhere.
+    percentiles that the sample supports) and offers the report as JSON, which compare reads and
+    profile REPORT.json --device NAME checks against a budget. Nothing is sent anywhere.
 
     Examples:
 
@@ -75,17 +75,17 @@ def command(
         shapes=shapes if batch or seq else (),
         allow_leak=allow_leak,
     )
-    made = publish(location.open_bundle(), output, options, location.artifact, show_progress())
+    site = publish(location.open_bundle(), output, options, location.artifact, show_progress())
     if as_json:
-        told = made.model_dump(mode="json", include={"run", "offline", "versions", "left_out"})
-        print_json({"page": str(output), "artifacts": [one.id for one in made.artifacts], **told})
+        facts = site.model_dump(mode="json", include={"run", "offline", "versions", "left_out"})
+        print_json({"page": str(output), "artifacts": [artifact.id for artifact in site.artifacts], **facts})
         return
     from edgeformer.artifacts.units import format_bytes
 
     console = stdout()
     size_bytes = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-    held = ", ".join(f"{one.id} ({format_bytes(one.size_bytes)})" for one in made.artifacts)
-    libraries_from = "in the folder: it works offline" if made.offline else "from a CDN, with checksums"
-    console.print(f"page      {output}, {format_bytes(size_bytes)}: {held}", soft_wrap=True, markup=False)
+    artifact_sizes = ", ".join(f"{artifact.id} ({format_bytes(artifact.size_bytes)})" for artifact in site.artifacts)
+    libraries_from = "in the folder: it works offline" if site.offline else "from a CDN, with checksums"
+    console.print(f"page      {output}, {format_bytes(size_bytes)}: {artifact_sizes}", soft_wrap=True, markup=False)
     console.print(f"libraries {libraries_from}", soft_wrap=True, markup=False)
     console.print(f"next      python -m http.server --directory {output}", soft_wrap=True, markup=False)

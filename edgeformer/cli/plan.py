@@ -1,4 +1,4 @@
-"""edgeformer plan: will a recipe fit a device, before a step is run."""
+"""Command plan: predict memory and time of a training."""
 
 from __future__ import annotations
 

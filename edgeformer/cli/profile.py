@@ -1,4 +1,4 @@
-"""edgeformer profile: a bundle becomes a report."""
+"""Command profile: measure a bundle, or judge a report again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from edgeformer.artifacts.errors import InputError, InterruptedRun
-from edgeformer.cli.import_onnx import locate_or_import
 from edgeformer.cli.options import (
     ADVANCED,
     AllowLeak,
@@ -20,6 +19,7 @@ from edgeformer.cli.options import (
     Ranges,
     Shapes,
     integers,
+    locate_or_import,
     print_json,
     stdout,
 )
@@ -185,7 +185,13 @@ def command(
     bounds |= {"similarity": min_similarity, "f1": min_f1, "cosine": min_cosine}
     folders = (Path(run), artifacts / run) if run is not None else ()
     if run is not None and run.endswith(".json") and not any(folder.is_dir() for folder in folders):
-        measuring = {"--batch": batch, "--seq": seq, "--threads": threads, "--runtime": runtime, "--strict": strict}
+        measuring: dict[str, object] = {
+            "--batch": batch,
+            "--seq": seq,
+            "--threads": threads,
+            "--runtime": runtime,
+            "--strict": strict,
+        }
         measuring |= {"--search": search, **_search_flags(bounds, minimize), "--allow-leak": allow_leak}
         measuring |= {"--shape": shape, "--range": value_range, "--inputs": inputs}
         for option, value in measuring.items():
@@ -229,9 +235,9 @@ def _measure_and_judge(location: Location, profile: DeviceProfile, options: Prof
         path = write_interrupted(error.report, location)
         count = len(error.report.rows)
         names = ", ".join(dict.fromkeys(row.artifact for row in error.report.rows))
-        what = f"{count} row{'' if count == 1 else 's'} of {names}"
         raise InterruptedRun(
-            f"interrupted: {what} had been measured, see {path}; nothing was judged, and no other report was changed"
+            f"interrupted: {count} row{'' if count == 1 else 's'} of {names} had been measured, see {path}; nothing "
+            "was judged, and no other report was changed"
         ) from None
     written = write_report(report, location)
     remember(report, location)
@@ -295,7 +301,7 @@ def _limits(latency: str | None, vram: str | None, size: str | None, energy: str
 
 
 def _search_flags(bounds: dict[str, float | None], minimize: Minimize | None) -> dict[str, object]:
-    """The flags that say what to search for, and their values as given; ``bounds``: metric → as given."""
+    """Return the search flags with their values; ``bounds``: metric → bound."""
     from edgeformer.tasks import all_tasks
 
     return {**{task.metric.flag: bounds.get(task.metric.name) for task in all_tasks()}, "--minimize": minimize}
@@ -304,7 +310,7 @@ def _search_flags(bounds: dict[str, float | None], minimize: Minimize | None) ->
 def _search_options(
     search: bool, bounds: dict[str, float | None], minimize: Minimize | None, manifest: BundleManifest
 ) -> SearchOptions | None:
-    """What to search for, checked against the bundle before minutes of measuring. ``bounds``: metric → as given."""
+    """Return the search options, checked against the bundle before measuring starts; ``bounds``: metric → bound."""
     from edgeformer.benchmark.search import SearchOptions, check_options
 
     if not search:

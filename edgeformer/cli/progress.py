@@ -27,15 +27,15 @@ def show_progress() -> Progress:
 
 
 def _figures(fields: dict[str, float]) -> str:
-    shown = []
+    parts = []
     for name, value in fields.items():
         number = f"{value:.1e}" if name == "lr" else f"{value:,.0f}" if name in _PER_S else f"{value:.4g}"
-        shown.append(f"{_NAMES.get(name, name)} {number}")
-    return "  ".join(shown)
+        parts.append(f"{_NAMES.get(name, name)} {number}")
+    return "  ".join(parts)
 
 
 class _LeftColumn(TimeRemainingColumn):
-    """Time that the whole work still takes, where it is known; else what this bar still takes."""
+    """Remaining time: of the whole work where the caller reports ``left_s``, else of this bar."""
 
     def render(self, task: Task) -> Text:
         left_s = task.fields.get("left_s")
@@ -45,7 +45,7 @@ class _LeftColumn(TimeRemainingColumn):
 
 
 class Bars(Progress):
-    """A rich progress bar with the figures of the work beside it."""
+    """A rich progress bar with the figures of the work."""
 
     def __init__(self) -> None:
         self._console = Terminal(stderr=True, highlight=False)
@@ -71,10 +71,10 @@ class Bars(Progress):
     def advance(self, amount: int = 1, **fields: float) -> None:
         if self._bars is not None and self._task is not None:
             left_s = fields.pop("left_s", None)
-            shown: dict[str, str | float] = {"figures": _figures(fields)} if fields else {}
+            updates: dict[str, str | float] = {"figures": _figures(fields)} if fields else {}
             if left_s is not None:
-                shown["left_s"] = left_s
-            self._bars.update(self._task, advance=amount, **shown)  # type: ignore[arg-type]
+                updates["left_s"] = left_s
+            self._bars.update(self._task, advance=amount, **updates)  # type: ignore[arg-type]
 
     def finish(self) -> None:
         if self._bars is not None:
@@ -86,7 +86,7 @@ class Bars(Progress):
 
 
 class Lines(Progress):
-    """A line every 15 seconds, whether or not the work advances, and one for each message."""
+    """A line every 15 seconds, even if the work does not advance, and one for each message."""
 
     def __init__(self) -> None:
         self._description, self._unit = "", ""
@@ -110,13 +110,13 @@ class Lines(Progress):
             self._show()
 
     def _repeat(self, ended: threading.Event) -> None:
-        """Show a line for work that has not advanced for so long, until the bar has ended."""
+        """Print a line while the work does not advance, until the bar ends."""
         while not ended.wait(max(0.1, self._last + _LINE_EVERY_S - time.monotonic())):
             if time.monotonic() - self._last < _LINE_EVERY_S:
                 continue
             try:
                 self._show()
-            except (OSError, ValueError):  # nobody reads it any more
+            except (OSError, ValueError):  # stderr is closed
                 return
 
     def _show(self) -> None:
@@ -129,8 +129,8 @@ class Lines(Progress):
             self.message(f"{self._description}: {format_duration(elapsed)} so far")
             return
         of_total = f"/{self._total:,}" if self._total else ""
-        left = f"  {format_duration(left_s)} left" if left_s is not None else ""
-        self.message(f"{self._description}: {self._done:,}{of_total} {self._unit}  {_figures(figures)}{left}")
+        remaining = f"  {format_duration(left_s)} left" if left_s is not None else ""
+        self.message(f"{self._description}: {self._done:,}{of_total} {self._unit}  {_figures(figures)}{remaining}")
 
     def finish(self) -> None:
         if self._ended is not None:

@@ -1,4 +1,4 @@
-"""edgeformer schema: the JSON Schema of a kind of file, for editors and for other programs."""
+"""Command schema: JSON Schema of a recipe, device profile, bundle or report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""edgeformer serve: a bundle answers over HTTP."""
+"""Command serve: HTTP server with dynamic batching."""
 
 from __future__ import annotations
 
@@ -76,18 +76,18 @@ def command(
     options = ServeOptions(
         host, port, artifact or location.artifact, limits, (*(allow_host or ()),), (*(allow_origin or ()),)
     )
-    answered = serve(location.open_bundle(), options, ready)
-    typer.echo(f"stopped; {answered:,} requests for predictions had their response", err=True)
+    answered_requests = serve(location.open_bundle(), options, ready)
+    typer.echo(f"stopped; {answered_requests:,} requests for predictions had their response", err=True)
 
 
 def _quantities(timeout: str, max_body: str) -> tuple[float, int]:
-    """Seconds and bytes. Raises InputError."""
+    """Return --timeout in seconds and --max-body in bytes. Raises InputError."""
     from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
 
     try:
-        found = parse_milliseconds(timeout) / 1e3, parse_bytes(max_body)
+        limits = parse_milliseconds(timeout) / 1e3, parse_bytes(max_body)
     except ValueError as error:
         raise InputError(f"--timeout or --max-body: {error}") from None
-    if min(found) <= 0:
-        raise InputError("--timeout and --max-body must be more than nothing")
-    return found
+    if min(limits) <= 0:
+        raise InputError("--timeout and --max-body must be greater than 0")
+    return limits

@@ -1,4 +1,4 @@
-"""edgeformer train: a recipe becomes a run."""
+"""Command train: train a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""edgeformer verify: is a bundle what was exported, and does it compute the same here?"""
+"""Command verify: check a bundle's files and its results on this machine."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def command(
 
     location = locate(bundle, artifacts)
     opened, progress = location.open_bundle(), show_progress()
-    found = verify(opened, artifact or location.artifact, progress, runtime)
+    verification = verify(opened, artifact or location.artifact, progress, runtime)
     if write:
         from edgeformer.inference.verify import record
 
         cache = artifacts / ".cache" / "tokens" if location.run is not None else None
-        found = record(opened, found, cache, progress)
+        verification = record(opened, verification, cache, progress)
     if as_json:
-        print_json({**found.model_dump(mode="json"), "exit_code": found.exit_code})
+        print_json({**verification.model_dump(mode="json"), "exit_code": verification.exit_code})
     else:
-        print_verification(found, stdout())
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+        print_verification(verification, stdout())
+    if verification.exit_code:
+        raise typer.Exit(verification.exit_code)

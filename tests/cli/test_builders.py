@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.cli.export import _builders
+from edgeformer.cli.export import builder_names
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ from edgeformer.cli.export import _builders
     ],
 )
 def test_each_flag_asks_for_its_builder(trt: bool, via: str, names: list[str], asked: tuple[str, ...]) -> None:
-    assert _builders(trt, via, names) == asked
+    assert builder_names(trt, via, names) == asked
 
 
 def test_ways_that_do_not_exist_or_have_nothing_to_do_are_refused() -> None:
     with pytest.raises(InputError, match="--trt-via 'x': must be onnx or torch-tensorrt"):
-        _builders(True, "x", [])
-    with pytest.raises(InputError, match="--trt-via: says what engines are built by; add --trt"):
-        _builders(False, "torch-tensorrt", [])
+        builder_names(True, "x", [])
+    with pytest.raises(InputError, match="--trt-via: selects the compiler of engines; add --trt"):
+        builder_names(False, "torch-tensorrt", [])

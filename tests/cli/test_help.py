@@ -11,8 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from edgeformer.cli.app import _with_one_command as one_command
-from edgeformer.cli.app import app, import_checkpoint
+from edgeformer.cli.app import app, import_model, select_command
 
 HEAVY = ("torch", "onnxruntime", "datasets", "matplotlib", "onnx", "accelerate", "transformers")
 
@@ -48,19 +47,19 @@ def test_a_command_alone_is_what_it_is_among_all(monkeypatch: pytest.MonkeyPatch
     names = [str(command.name) for command in app.registered_commands]
     assert len(names) > 15
     for name in names:
-        alone = one_command([name])
+        alone = select_command([name])
         assert [command.name for command in alone.registered_commands] == [name] and not alone.registered_groups
         told, wanted = (CliRunner().invoke(one, [name, "--help"]) for one in (alone, app))
         assert told.exit_code == wanted.exit_code == 0
         assert told.output == wanted.output and f"{name} [OPTIONS]" in told.output
     for others in ([], ["--help"], ["--version"], ["import"], ["trian"], ["--verbose", "train"]):
-        assert one_command(others) is app
+        assert select_command(others) is app
 
 
 def test_help_breaks_paragraphs_at_the_width_of_the_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     commands = [[str(command.name)] for command in app.registered_commands]
-    commands += [["import", str(command.name)] for command in import_checkpoint.app.registered_commands]
+    commands += [["import", str(command.name)] for command in import_model.app.registered_commands]
     broken = 0
     for command in commands:
         prose = CliRunner().invoke(app, [*command, "--help"]).output.partition("╭")[0]
@@ -74,7 +73,7 @@ def test_help_breaks_paragraphs_at_the_width_of_the_terminal_only(monkeypatch: p
 
 
 def test_a_command_shows_at_most_15_options_outside_the_advanced_panel() -> None:
-    commands = [*app.registered_commands, *import_checkpoint.app.registered_commands]
+    commands = [*app.registered_commands, *import_model.app.registered_commands]
     assert {command.rich_help_panel for command in app.registered_commands} >= {"Build", "Use", "Measure", "Check"}
     for command in commands:
         alone = copy.copy(app)

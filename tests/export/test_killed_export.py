@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.artifacts.errors import InterruptedRun
-from edgeformer.cli.export import _telling_what_is_left
+from edgeformer.cli.export import report_bundle_on_interrupt
 from edgeformer.run import bundle_in, locate
 from tests.torture.export_children import assert_whole, copied_run, export_in_child
 
@@ -27,7 +27,7 @@ def test_between_the_two_renames(tmp_path: Path) -> None:
     assert list(run.glob(".bundle.*.tmp")), "the new one, which nobody reads"
     stopped = export_in_child(run, kill=BETWEEN_THE_RENAMES, log=log, signalled=signal.SIGTERM)
     said = log.read_text(encoding="utf-8")
-    assert stopped == 130 and f"interrupted; {run / 'bundle'} is as it was before" in said
+    assert stopped == 130 and f"interrupted; {run / 'bundle'} is unchanged" in said
     assert assert_whole(run) == ids
     assert not list(run.glob(".bundle*"))
 
@@ -37,13 +37,13 @@ def test_what_is_left_is_told(tmp_path: Path, number: int) -> None:
     handler, bundle = signal.getsignal(number), tmp_path / "bundle"
     if handler is signal.SIG_IGN:
         pytest.skip("it is ignored, as in a job in the background, and stays so")
-    with pytest.raises(InterruptedRun, match="there is no") as nothing, _telling_what_is_left(bundle):
+    with pytest.raises(InterruptedRun, match="there is no") as nothing, report_bundle_on_interrupt(bundle):
         os.kill(os.getpid(), number)
     assert nothing.value.exit_code == 130
-    with pytest.raises(InterruptedRun, match="complete already"), _telling_what_is_left(bundle):
+    with pytest.raises(InterruptedRun, match="complete already"), report_bundle_on_interrupt(bundle):
         bundle.mkdir()
         (bundle / "bundle.json").write_text("{}", encoding="utf-8")
         os.kill(os.getpid(), number)
-    with pytest.raises(InterruptedRun, match="as it was before"), _telling_what_is_left(bundle):
+    with pytest.raises(InterruptedRun, match="as it was before"), report_bundle_on_interrupt(bundle):
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is handler

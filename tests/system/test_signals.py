@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.cli.export import _telling_what_is_left
+from edgeformer.cli.export import report_bundle_on_interrupt
 from edgeformer.system.signals import catching
 from edgeformer.training.train import StopSignals
 
@@ -33,7 +33,7 @@ def test_what_nohup_protects_goes_on_when_the_terminal_is_gone(
     what: str, ignored: signal.Signals, tmp_path: Path
 ) -> None:
     works: dict[str, AbstractContextManager[object]] = {
-        "train": StopSignals(), "export": _telling_what_is_left(tmp_path),
+        "train": StopSignals(), "export": report_bundle_on_interrupt(tmp_path),
     }  # fmt: skip
     with works[what]:
         signal.raise_signal(ignored)

@@ -1,4 +1,4 @@
-"""edgeformer import: weights that were trained elsewhere become a run."""
+"""Command import: trained weights become a run, an ONNX file becomes a bundle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgeformer.artifacts.errors import InputError, needs_extra
-from edgeformer.cli.options import Artifacts, Json, print_json, stdout
+from edgeformer.cli.options import Artifacts, Json, print_json, stdout, wrap_options
 
 app = typer.Typer(
     no_args_is_help=True, help="Turn weights that were trained elsewhere into a run, or an ONNX file into a bundle."
@@ -115,8 +115,8 @@ def hf(
         raise InputError(f"--pooling {pooling!r}: must be cls, mean or max")
     with needs_extra("train", "importing a model"):
         from edgeformer.export.import_hf import HfOptions, import_hf
-    named = tuple(label.strip() for label in labels.split(",")) if labels is not None else None
-    options = HfOptions(artifacts, name, data, named, pooling, max_length, target)
+    class_names = tuple(label.strip() for label in labels.split(",")) if labels is not None else None
+    options = HfOptions(artifacts, name, data, class_names, pooling, max_length, target)
     folder = import_hf(source, options, show_progress())
     manifest = read_run(folder)
     if as_json:
@@ -127,3 +127,94 @@ def hf(
     console.print(run_table(manifest))
     console.print(f"run   {folder}", soft_wrap=True, markup=False)
     console.print(f"next  edgeformer export {folder.name} --fp16 --int8", soft_wrap=True, markup=False)
+
+
+@app.command("onnx")
+def onnx(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The file; weights may lie beside it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The bundle's folder.")],
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            "--inputs",
+            metavar="FILE.npz",
+            help="Real inputs, an array of each name: one call, or several with an axis in front. Default: drawn.",
+        ),
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="INPUT=1x512",
+            help="Sizes of an input; B stands for the batch size, S for the sequence length. May be repeated.",
+        ),
+    ] = None,
+    value_range: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            metavar="INPUT=LOW:HIGH",
+            help="Draw an input's golden numbers evenly from these, both included. May be repeated.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of drawn inputs.")] = 0,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json: with --labels, a classifier of texts."),
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option("--labels", metavar="A,B…", help="Names of the classes, in the order of its logits.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FILE", help="Labelled texts: golden inputs are taken from it, and scores."),
+    ] = None,
+    max_length: Annotated[
+        int, typer.Option("--max-length", min=4, help="Tokens that a classifier's texts are cut to.")
+    ] = 128,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a bundle that is there already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a [b]bundle[/b] of any ONNX file, with any inputs and outputs.
+
+    The graph is copied bit for bit. The bundle adds checksums, golden inputs, and the outputs of ONNX Runtime for them
+    in FP32 on the CPU; verify, profile --search and export --fp16 --int8 --trt then work as for trained models.
+
+    Golden inputs are real ones with --inputs, else they are drawn: floats from a standard normal distribution, or
+    evenly from a --range; whole numbers need a --range, except token ids whose table is in the graph. Sizes that are
+    called batch or sequence (batch_size, N, seq_len, …) can differ from call to call; all others need a --shape.
+
+    With --tokenizer and --labels, a graph from input_ids (and attention_mask) to logits is a classifier, which predict
+    and evaluate --data FILE understand; with --data every artifact is judged by its accuracy there.
+
+    The file is checked before it runs: files outside its folder, unknown operators, and inputs or outputs that are no
+    tensors of numbers are refused with exit code 2.
+
+    Examples:
+
+      edgeformer import onnx model.onnx -o bundle
+
+      edgeformer import onnx vad.onnx -o vad-bundle --shape input=1x512 --shape state=2x1x128 --range sr=16000
+
+      edgeformer import onnx detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz
+
+      edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv
+    """
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.export.import_onnx import wrap
+    from edgeformer.report.tables import artifact_table
+
+    names = tuple(name.strip() for name in labels.split(",")) if labels else ()
+    of_text = {"tokenizer": tokenizer, "labels": names, "data": data, "max_length": max_length}
+    options = wrap_options(shape, value_range, inputs, seed=seed, replace=replace, **of_text)
+    bundle = wrap(model, output, options, show_progress())
+    if as_json:
+        facts = bundle.model_dump(mode="json", include={"run", "task", "notes", "artifacts"})
+        print_json({"bundle": str(output), **facts})
+        return
+    console = stdout()
+    console.print(artifact_table(bundle))
+    for note in bundle.notes:
+        console.print(f"note   {note}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"bundle {output}", soft_wrap=True, markup=False)
+    console.print(f"next   edgeformer profile {output} --device rtx4050", soft_wrap=True, markup=False)
