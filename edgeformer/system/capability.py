@@ -1,7 +1,7 @@
-"""One line of `doctor`, and how its facts are asked for in child processes: an import may crash, hang or print.
+"""Capabilities that `doctor` lists, probed in child processes.
 
 Importing a GPU runtime without its libraries may raise a bare Exception, print to stdout or abort the process, and
-torch costs 200 MB. None of that may happen in the process that asks. Each backend brings its own questions.
+importing torch takes 200 MB. Each runtime brings its own probe scripts.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ CUDA_13_DRIVER = 580
 
 _PRELUDE = """
 import json, sys, traceback
-found = {}
-def say(**facts): found.update(facts)
+result = {}
+def say(**facts): result.update(facts)
 try:
     exec(compile(sys.argv[1], "<probe>", "exec"))
 except BaseException as error:
     text = (str(error).strip().splitlines() or [""])[0]
-    found["error"] = f"{type(error).__name__}: {text}"[:300]
+    result["error"] = f"{type(error).__name__}: {text}"[:300]
 """
-_PROGRAM = f"{_PRELUDE}\nprint(); print({_MARK!r} + json.dumps(found), flush=True)\n"
+_PROGRAM = f"{_PRELUDE}\nprint(); print({_MARK!r} + json.dumps(result), flush=True)\n"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Capability:
 
 
 def installed_version(*distributions: str) -> str | None:
-    """The version of the first of these distributions that is installed; None when none is."""
+    """Return the version of the first installed distribution; None if none is installed."""
     from importlib import metadata
 
     for distribution in distributions:
@@ -69,38 +69,40 @@ def installed_version(*distributions: str) -> str | None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a probe found before it ended, and why it ended early (None: it did not)."""
+    """Facts that a probe reported, and its error (None: it completed)."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
 
 def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer | None]:
-    """Run questions side by side, each in a process of its own.
+    """Run probe scripts in parallel, each in its own process.
 
     Args:
-        scripts: module → Python that imports it and tells what it finds through ``say(key=value, …)``; an exception is
+        scripts: module → Python code that imports it and reports facts with ``say(key=value, …)``; an exception becomes
             the error text.
-        timeout_s: how long the slowest may take from now.
+        timeout_s: time limit of each in seconds.
 
     Returns:
         module → answer; None for modules that are not installed.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    here = {module: script for module, script in scripts.items() if util.find_spec(module) is not None}
-    with ThreadPoolExecutor(max(1, len(here))) as pool:
-        answers = dict(zip(here, pool.map(lambda script: _ask(script, timeout_s), here.values()), strict=True))
+    installed = {module: script for module, script in scripts.items() if util.find_spec(module) is not None}
+    with ThreadPoolExecutor(max(1, len(installed))) as pool:
+        answers = dict(
+            zip(installed, pool.map(lambda script: _run_probe(script, timeout_s), installed.values()), strict=True)
+        )
     return {module: answers.get(module) for module in scripts}
 
 
 def describe_package(name: str, answer: Answer | None, remedy: str) -> Capability:
-    """The line of a package that has nothing to say but its version and, perhaps, its devices.
+    """Return the capability of a package with a version and optional devices.
 
     Args:
         name: of the distribution.
-        answer: to a script that tells ``version`` and perhaps ``devices``; None: not installed.
-        remedy: what to do where it does not work.
+        answer: of a probe that reports ``version`` and optionally ``devices``; None: not installed.
+        remedy: shown if the package does not work.
     """
     if answer is None:
         return Capability(name, "unavailable", installed_version(name), "package: not installed", remedy)
@@ -113,7 +115,7 @@ def describe_package(name: str, answer: Answer | None, remedy: str) -> Capabilit
 
 
 def describe_extra(extra: str) -> Capability:
-    """Say whether the packages of one of edgeformer's extras are all installed, and how to install them."""
+    """Return whether all packages of an extra of edgeformer are installed, and how to install them."""
     from importlib import metadata
 
     try:
@@ -130,7 +132,7 @@ def describe_extra(extra: str) -> Capability:
 
 
 def driver_too_old(cuda: str | None, driver: str | None) -> str | None:
-    """Say why a driver cannot run what was built for a version of CUDA; None where it can, or either is unknown.
+    """Return why a driver cannot run programs of a CUDA version; None if it can or either is unknown.
 
     Args:
         cuda: the version that a package was built for: ``13.0``.
@@ -143,10 +145,10 @@ def driver_too_old(cuda: str | None, driver: str | None) -> str | None:
 
 
 def _cuda_13_packages() -> list[str]:
-    """Installed distributions that say in their name that they were built for CUDA 13."""
+    """Return the installed distributions whose name says that they were built for CUDA 13."""
     from importlib import metadata
 
-    names = {str(one.metadata["Name"]).replace("_", "-") for one in metadata.distributions()}
+    names = {str(package.metadata["Name"]).replace("_", "-") for package in metadata.distributions()}
     return sorted(name for name in names if name.endswith("-cu13"))
 
 
@@ -164,9 +166,9 @@ def _driver() -> Capability:
     return Capability("cuda driver", "available", version, detail, remedy_13)
 
 
-def _ask(script: str, timeout_s: float) -> Answer:
+def _run_probe(script: str, timeout_s: float) -> Answer:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", _PROGRAM, script],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -178,23 +180,23 @@ def _ask(script: str, timeout_s: float) -> Answer:
         )
     except subprocess.TimeoutExpired:
         return Answer(error=f"the import did not finish within {timeout_s:.0f} s")
-    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    lines = [line for line in process.stdout.splitlines() if line.startswith(_MARK)]
     if not lines:
-        return Answer(error=f"the import ended the process ({exit_text(done.returncode)})")
+        return Answer(error=f"the import ended the process ({exit_text(process.returncode)})")
     facts: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
     return Answer(facts, facts.pop("error", None))
 
 
 def exit_text(code: int) -> str:
-    """A process's end for a person: ``exit code 3``, ``killed by signal 11 (SIGSEGV)``."""
+    """Return ``exit code 3`` or ``killed by signal 11 (SIGSEGV)``."""
     if code >= 0:
         return f"exit code {code}"
-    known = [f" ({number.name})" for number in signal.Signals if number == -code]
-    return f"killed by signal {-code}{''.join(known[:1])}"
+    names = [f" ({number.name})" for number in signal.Signals if number == -code]
+    return f"killed by signal {-code}{''.join(names[:1])}"
 
 
 def machine_capabilities() -> list[Capability]:
-    """What `doctor` says of the machine itself: Python, processor, driver, cards, energy counters, power."""
+    """Return the capabilities of the machine: Python, processor, driver, cards, energy counters, power."""
     domains, reason = host.rapl_domains()
     names = ", ".join(domain.name for domain in domains)
     return [
@@ -208,7 +210,7 @@ def machine_capabilities() -> list[Capability]:
 
 
 def cpu_flags() -> frozenset[str] | None:
-    """What the processor can do, as Linux names it (``avx2``, ``avx512_vnni``, ``asimd``); None: not known."""
+    """Return the processor's features as Linux names them (``avx2``, ``avx512_vnni``, ``asimd``); None: unknown."""
     try:
         return frozenset(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     except OSError:
@@ -216,7 +218,7 @@ def cpu_flags() -> frozenset[str] | None:
 
 
 def kernel_flags() -> tuple[str, ...] | None:
-    """Of :func:`cpu_flags` those by which runtimes choose their kernels; None: not known."""
+    """Return those of :func:`cpu_flags` by which runtimes choose kernels; None: unknown."""
     flags = cpu_flags()
     return None if flags is None else tuple(flag for flag in _CPU_FLAGS if flag in flags)
 
@@ -239,9 +241,11 @@ def _cards() -> list[Capability]:
     cards = nvidia.gpus()
     if not cards:
         return [Capability("nvidia gpu", "unavailable", None, nvidia.nvml_problem() or "no NVIDIA card is present")]
-    found: list[Capability] = []
+    capabilities: list[Capability] = []
     for card in cards:
         memory = format_bytes(card.memory_bytes) if card.memory_bytes else "shares the system memory"
         capability = f", compute capability {card.compute_capability}" if card.compute_capability else ""
-        found.append(Capability(f"nvidia gpu {card.index}", "available", None, f"{card.name}, {memory}{capability}"))
-    return found
+        capabilities.append(
+            Capability(f"nvidia gpu {card.index}", "available", None, f"{card.name}, {memory}{capability}")
+        )
+    return capabilities

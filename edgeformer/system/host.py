@@ -1,4 +1,4 @@
-"""This machine: its processor, how many threads suit it, what powers it, and what a manifest records about it all."""
+"""Facts of this machine: processor, threads, caches, power, energy counters, and the host record of manifests."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ _POWERCAP = Path("/sys/class/powercap")
 
 
 def now() -> str:
-    """The present moment, UTC, ISO 8601 to the millisecond."""
+    """Return the current time, UTC, ISO 8601 to the millisecond."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def code_version() -> str:
-    """Package version, with the git commit when edgeformer runs from a checkout (``+dirty`` if it was changed)."""
+    """Return the package version, with the git commit for a checkout (``-dirty`` if it was changed)."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return __version__
-    commit = _answer_of("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*")
+    commit = _run_program("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*")
     return f"{__version__}+{commit}" if commit else __version__
 
 
 def cpu_name(root: Path = Path("/"), system: str = sys.platform) -> str:
-    """The processor as the operating system names it; on boards without such a name, the board.
+    """Return the operating system's name of the processor, or the board's name.
 
     Args:
-        root: where the system's files lie.
-        system: ``sys.platform`` of the system that lies there.
+        root: root folder of the system's files.
+        system: ``sys.platform`` of that system.
     """
     if system == "win32":
-        found = _windows_cpu()
+        name = _windows_cpu()
     elif system == "darwin":
-        found = _answer_of(str(root / "usr/sbin/sysctl"), "-n", "machdep.cpu.brand_string")
+        name = _run_program(str(root / "usr/sbin/sysctl"), "-n", "machdep.cpu.brand_string")
     else:
-        found = _linux_cpu(root)
-    return found or platform.processor() or platform.machine()
+        name = _linux_cpu(root)
+    return name or platform.processor() or platform.machine()
 
 
 def board_names(root: Path = Path("/")) -> tuple[str, ...]:
-    """What the device tree says about a board (Jetson, Raspberry Pi): its model, then the names it is compatible with.
+    """Return a board's model and compatible names from the device tree (Jetson, Raspberry Pi).
 
     Empty on computers without a device tree, and in containers that hide it.
     """
@@ -63,7 +63,7 @@ def board_names(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def _texts(file: Path) -> str:
-    """The content of a system file; empty where it does not exist or cannot be read."""
+    """Return the content of a system file; empty if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -71,7 +71,7 @@ def _texts(file: Path) -> str:
 
 
 def _linux_cpu(root: Path) -> str:
-    """x86 processors have a name in /proc/cpuinfo; ARM kernels have none there, or only "ARMv8 Processor"."""
+    """Return the name in /proc/cpuinfo (x86), or the board or part number (ARM kernels give no useful name)."""
     fields: dict[str, str] = {}
     for line in _texts(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
@@ -79,17 +79,17 @@ def _linux_cpu(root: Path) -> str:
     name = fields.get("model name", "")
     if name and not name.startswith("ARMv"):
         return name
-    board = board_names(root)[:1] or (fields.get("Model"),)  # the second is the Raspberry Pi's, in containers too
+    board = board_names(root)[:1] or (fields.get("Model"),)  # the latter on a Raspberry Pi, also in containers
     if board[0]:
         return board[0]
-    # Servers without a device tree: the identification register still tells two processors apart.
+    # Servers without a device tree: the part number still distinguishes processors.
     if "CPU part" in fields:
         return f"{platform.machine()} (implementer {fields.get('CPU implementer', '?')}, part {fields['CPU part']})"
     return name
 
 
 def _windows_cpu() -> str:
-    """``platform.processor()`` says "Intel64 Family 6 Model 190" there; the registry has the name on the box."""
+    """Return the product name from the registry; ``platform.processor()`` gives only family and model numbers."""
     if sys.platform != "win32":
         return ""
     import winreg
@@ -101,17 +101,17 @@ def _windows_cpu() -> str:
         return ""
 
 
-def _answer_of(*command: str) -> str:
-    """What a program prints; empty where it is absent or fails."""
+def _run_program(*command: str) -> str:
+    """Return a program's output; empty if it is missing or fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def describe_host() -> dict[str, Any]:
-    """Operating system, processor, cores that this process may use, memory in bytes."""
+    """Return operating system, processor, cores that this process may use, and memory in bytes."""
     return {
         "system": platform.system(),
         "release": platform.release(),
@@ -123,24 +123,21 @@ def describe_host() -> dict[str, Any]:
 
 
 def stated_cache_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
-    """The first core's largest cache, as Linux describes it; None: not known. Virtual machines state the whole
-    processor's.
-
-    Args:
-        root: the folder that describes it.
+    """Return the first core's largest cache in bytes as Linux reports it (virtual machines: the whole processor's), or
+    None.
     """
-    found: list[int] = []
+    sizes: list[int] = []
     for file in root.glob("index*/size"):
         with contextlib.suppress(OSError, ValueError):
-            found.append(parse_bytes(file.read_text(encoding="ascii").strip() + "iB"))  # it writes 512K
-    return max(found, default=None)
+            sizes.append(parse_bytes(file.read_text(encoding="ascii").strip() + "iB"))  # the file has "512K"
+    return max(sizes, default=None)
 
 
 @cache
 def usable_cores() -> int:
-    """Processors that this process may run on (affinity respected where the system has it).
+    """Return the number of processors that this process may run on.
 
-    Asked once: a thread library that pins the main thread later must not turn two cores into one.
+    Cached, because a thread library may pin the main thread to one core later.
     """
     try:
         return len(psutil.Process().cpu_affinity() or [])
@@ -149,7 +146,7 @@ def usable_cores() -> int:
 
 
 def default_threads() -> int:
-    """Physical cores, but no more than affinity and the container's quota allow; at least 1.
+    """Return the number of physical cores, limited by affinity and container quota; at least 1.
 
     Hyper-threads share one set of arithmetic units, so a second thread per core slows matrix products down.
     """
@@ -158,7 +155,7 @@ def default_threads() -> int:
 
 
 def container_quota(file: Path = _CGROUP_QUOTA) -> float | None:
-    """Cores that the container's cgroup (version 2) grants, or None where there is no quota."""
+    """Return the cores that the container's cgroup (v2) grants, or None without a quota."""
     try:
         quota, period = file.read_text(encoding="ascii").split()
         return None if quota == "max" else int(quota) / int(period)
@@ -168,7 +165,7 @@ def container_quota(file: Path = _CGROUP_QUOTA) -> float | None:
 
 @dataclass(frozen=True)
 class RaplDomain:
-    """One processor package's energy counter (Linux, Intel and AMD). It wraps round at ``range_uj``."""
+    """Energy counter of one processor package (Linux, Intel and AMD), which wraps at ``range_uj`` microjoules."""
 
     name: str
     file: Path
@@ -178,15 +175,15 @@ class RaplDomain:
         """Microjoules since the counter's last wrap. Raises OSError."""
         return int(self.file.read_text(encoding="ascii"))
 
-    def used_uj(self, before: int, after: int) -> int:
+    def used_uj(self, start: int, end: int) -> int:
         """Microjoules between two readings, at most one wrap apart."""
-        return after - before if after >= before else after - before + self.range_uj
+        return end - start if end >= start else end - start + self.range_uj
 
 
 def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
-    """Package energy counters that this process may read, and why there are none.
+    """Return the package energy counters that this process may read, and the reason if there are none.
 
-    Beside the packages, client processors have a zone ``psys``: the whole platform, with the packages in it.
+    The zone ``psys`` of client processors (the whole platform) is excluded.
     """
     zones = sorted(folder for folder in root.glob("intel-rapl:*") if folder.name.count(":") == 1)
     packages = {folder: name for folder in zones if (name := _texts(folder / "name").strip()).startswith("package")}
@@ -207,7 +204,7 @@ def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
 
 
 def power_source() -> str:
-    """``battery 83 %``, ``mains``, or ``mains (no battery)``."""
+    """Return ``battery 83 %``, ``mains``, or ``mains (no battery reported)``."""
     sensor = getattr(psutil, "sensors_battery", None)  # not on every platform
     try:
         battery = sensor() if sensor is not None else None

@@ -1,4 +1,4 @@
-"""The folder for files that a runtime compiled on this machine and can compile again."""
+"""Cache folder, temporary folders, and recovery of what killed processes left behind."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ VARIABLE = "EDGEFORMER_CACHE"
 
 def cache_folder() -> Path:
     """Return the user's cache folder of edgeformer, which may not exist yet; ``EDGEFORMER_CACHE`` names another one."""
-    if named := os.environ.get(VARIABLE):
-        return Path(named)
+    if override := os.environ.get(VARIABLE):
+        return Path(override)
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -40,22 +40,17 @@ def compiled_name(sha256: str, gpu: Device, version: str) -> str:
     return f"{sha256}-{card}-{gpu.compute_capability}-{version}"
 
 
-# What killed processes leave of folders that they were making or replacing: put back, or removed by the next one.
-
-
 _SWAP_S = 5.0
-"""How long a reader waits for a living process that is between two renames, which takes it some microseconds."""
+"""How long a reader waits for a live process between its two renames, which takes microseconds."""
 
 
 def restore_folder(path: Path) -> None:
-    """Put back what :func:`~edgeformer.artifacts.files.replacing_folder` had moved aside when its process was killed.
-
-    Nothing is done where ``path`` is there, or nothing is aside.
+    """Restore a folder that a killed ``files.replacing_folder`` had moved aside; no effect if ``path`` exists.
 
     Raises:
-        LockedError: it belongs to another process still, which does not put it there; the message names it.
-        ArtifactError: the folder around it cannot be written.
-        OSError: it cannot be put back for another reason.
+        LockedError: another process holds the lock and does not restore it; the message names it.
+        ArtifactError: the parent folder cannot be written.
+        OSError: it cannot be restored for another reason.
     """
     path, deadline = whole(path), time.monotonic() + _SWAP_S
     while not path.exists() and any(_set_aside(path)):
@@ -69,32 +64,32 @@ def restore_folder(path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Put back or delete what killed processes left of replacing ``path``; for the process that claims it.
+    """Restore or delete what killed processes left of replacing ``path``. The caller holds the lock of ``path``.
 
     Raises:
-        OSError: what was moved aside cannot be put back.
+        OSError: the folder that was moved aside cannot be restored.
     """
     path = whole(path)
     _put_back(path)
     for suffix in (ASIDE, TEMPORARY):
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*{suffix}"):
-            shutil.rmtree(left, ignore_errors=True)  # rubbish that cannot be deleted is in nobody's way
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{suffix}"):
+            shutil.rmtree(leftover, ignore_errors=True)  # a leftover that cannot be deleted does no harm
 
 
 @contextmanager
 def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder in ``parent``, removed at the end; and so are those that killed processes left under this prefix.
+    """Create a folder in ``parent`` and remove it at the end, together with leftovers of killed processes.
 
     Args:
-        parent: a folder that can be written.
-        prefix: that its name starts with, no other's but those of this function.
+        parent: a writable folder.
+        prefix: start of the name; only folders of this function may start with it.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     remove_abandoned(parent, prefix)
     path = parent / f"{prefix}{uuid.uuid4().hex[:12]}"
-    with claiming(path):  # before it is there: nobody can take it for a dead process's
+    with claiming(path):  # lock before creation, or another process could remove it as a leftover
         try:
             path.mkdir()
             yield path
@@ -104,53 +99,53 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def replacing_alone(path: Path) -> Iterator[Path]:
-    """As ``files.replacing``, by one process at a time; leftovers of killed processes are removed.
+    """Replace a file as ``files.replacing`` does, under a lock; leftovers of killed processes are removed.
 
     Raises:
         LockedError: another process writes it; the message names it.
-        ArtifactError: the folder around it cannot be written.
-        OSError: it cannot be written for another reason.
+        ArtifactError: the parent folder cannot be written.
+        OSError: the file cannot be written for another reason.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with claiming(path):
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}{glob.escape(path.suffix)}"):
-            left.unlink()
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}{glob.escape(path.suffix)}"):
+            leftover.unlink()
         with replacing(path) as temporary:
             yield temporary
 
 
 def new_folder(prefix: str, free: Callable[[], Path], fill: Callable[[Path], None]) -> Path:
-    """Make a folder that appears complete, under a name that nobody has; returns it.
+    """Create a folder that appears complete, under a free name; returns it.
 
     Args:
-        prefix: as of :func:`temporary_folder`; the folder is filled in such a one.
-        free: the folder to make, which is not there; asked again where another process was faster. It may refuse.
-        fill: makes what is in the folder that it is given, which is called as it will be.
+        prefix: of the :func:`temporary_folder` in which the folder is filled.
+        free: returns a free path; called again if another process took it. It may raise.
+        fill: writes the content into the given folder, which already has its final name.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     parent = free().parent
     parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(parent, prefix) as around:
+    with temporary_folder(parent, prefix) as temporary:
         while True:
             folder = free()
-            beginning = around / folder.name
-            beginning.mkdir()
-            fill(beginning)
+            draft = temporary / folder.name
+            draft.mkdir()
+            fill(draft)
             try:
-                return beginning.rename(folder)
+                return draft.rename(folder)
             except OSError:
                 if not folder.exists():
                     raise
-                shutil.rmtree(beginning)  # another process was faster
+                shutil.rmtree(draft)  # another process took the name
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove what killed processes left of :func:`temporary_folder`; what a living one has stays."""
+    """Remove temporary folders of killed processes; those of live processes stay."""
     locks = (lock.name[1 : -len(LOCK_FILE)] for lock in parent.glob(f".{prefix}*{LOCK_FILE}"))
-    for name in {*locks, *(left.name for left in parent.glob(f"{prefix}*"))}:
-        with suppress(ArtifactError), claiming(parent / name):  # a living one's, or in a folder of somebody else's
+    for name in {*locks, *(folder.name for folder in parent.glob(f"{prefix}*"))}:
+        with suppress(ArtifactError), claiming(parent / name):  # locked by a live process, or not writable
             shutil.rmtree(parent / name, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA cards and their state, asked through NVML, without CUDA."""
+"""NVIDIA cards and their state, read through NVML without CUDA."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ Ask = Callable[..., Any]
 
 
 def gpus() -> list[Gpu]:
-    """The cards that NVML lists; empty without cards or driver. :func:`nvml_problem` says why."""
-    found = []
+    """Return the cards that NVML lists; empty without cards or driver (see :func:`nvml_problem`)."""
+    cards = []
     with _nvml() as ask:
         for index in range(int(ask("nvmlDeviceGetCount") or 0)):
             handle = ask("nvmlDeviceGetHandleByIndex", index)
@@ -68,39 +68,39 @@ def gpus() -> list[Gpu]:
                 memory_bytes=int(memory.total) if memory is not None else None,
                 compute_capability=".".join(map(str, capability)) if capability is not None else None,
             )
-            found.append(gpu)
-    return found
+            cards.append(gpu)
+    return cards
 
 
 def nvml_problem() -> str | None:
-    """Why NVML cannot be used here; None when it can."""
+    """Return why NVML cannot be used; None if it can."""
     with _nvml() as ask:
         return "the NVIDIA management library (NVML) is not installed or does not start" if ask is _silence else None
 
 
 def driver_version() -> str | None:
-    """The NVIDIA driver's version, None without NVML."""
+    """Return the NVIDIA driver's version; None without NVML."""
     with _nvml() as ask:
         version = ask("nvmlSystemGetDriverVersion")
         return str(version) if version is not None else None
 
 
 def process_memory_bytes(pid: int) -> int | None:
-    """GPU memory that a process holds on all cards.
+    """Return the GPU memory of a process on all cards.
 
-    None where NVML is absent or does not say: Windows' WDDM driver hides it, Jetsons have no such figure, and
-    inside a container the driver may know the process by another number.
+    None if NVML does not report it: with Windows' WDDM driver, on Jetsons, and in containers where the driver sees
+    another process id.
     """
     with _nvml() as ask:
         handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in range(int(ask("nvmlDeviceGetCount") or 0))]
         lists = [ask("nvmlDeviceGetComputeRunningProcesses", card) or [] for card in handles if card is not None]
-    held = [process.usedGpuMemory for found in lists for process in found if process.pid == pid]
-    known = [int(used) for used in held if used is not None]
-    return sum(known) if known else None
+    readings = [process.usedGpuMemory for processes in lists for process in processes if process.pid == pid]
+    sizes = [int(used) for used in readings if used is not None]
+    return sum(sizes) if sizes else None
 
 
 def card_used_bytes(uuid: str) -> int | None:
-    """Memory in use on one card, by everybody; None without NVML, and where the card shares the system's memory."""
+    """Return the memory in use on one card by all processes; None without NVML or with shared system memory."""
     with _card(uuid) as ask:
         memory = ask("nvmlDeviceGetMemoryInfo")
         return int(memory.used) if memory is not None else None
@@ -109,7 +109,7 @@ def card_used_bytes(uuid: str) -> int | None:
 def uses_wddm(uuid: str) -> bool:
     """Return whether Windows' WDDM driver model manages the card's memory.
 
-    It tells nobody which process holds how much, and moves what does not fit to system memory.
+    WDDM hides the memory of processes, and moves what does not fit to system memory.
     """
     with _card(uuid) as ask:
         model = ask("nvmlDeviceGetCurrentDriverModel")
@@ -119,7 +119,7 @@ def uses_wddm(uuid: str) -> bool:
 
 
 def shares_system_memory(root: Path = _DEVICE_TREE) -> bool:
-    """Whether this is a Jetson: its GPU has no memory of its own, and NVML (where it is there) no figure of it."""
+    """Return whether this is a Jetson, whose GPU shares the system memory and whose NVML reports none."""
     try:
         return b"nvidia,tegra" in (root / "compatible").read_bytes()
     except OSError:
@@ -127,7 +127,7 @@ def shares_system_memory(root: Path = _DEVICE_TREE) -> bool:
 
 
 def state(uuid: str) -> GpuState | None:
-    """Clocks, temperature, limits, energy counter and other processes of one card; None without NVML."""
+    """Return clocks, temperature, limits, energy counter and processes of one card; None without NVML."""
     with _card(uuid) as ask:
         if ask is _silence:
             return None

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end: caught while there is something to be left in order, unless they are ignored."""
+"""Signal handlers for an orderly end, and thread switching of one Python process."""
 
 from __future__ import annotations
 
@@ -12,41 +12,36 @@ from typing import Any
 
 @contextmanager
 def catching(names: Sequence[str], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Within, these signals call ``handler``; what was done about them before is done afterwards.
+    """Call ``handler`` for these signals within the block, and restore the previous handlers at the end.
 
-    One that this process ignores stays ignored: ``nohup`` has it so, and a shell that starts a job in the background.
-    Outside the main thread no signal can be caught; then nothing of this happens.
+    Ignored signals stay ignored (``nohup``, background jobs of a shell). No effect outside the main thread.
 
     Args:
-        names: ``SIGTERM``…; those that this system does not know are passed over.
-        handler: as :func:`signal.signal` takes it.
+        names: ``SIGTERM``…; names that this system does not have are skipped.
+        handler: as for :func:`signal.signal`.
     """
-    caught: dict[int, Any] = {}
+    previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-        heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-        caught = {number: signal.signal(number, handler) for number in heard}
+        active = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        previous = {number: signal.signal(number, handler) for number in active}
     try:
         yield
     finally:
-        for number, before in caught.items():
-            signal.signal(number, before)
-
-
-# Threads of one Python process that take turns often, for a model that is called from one of them.
+        for number, old_handler in previous.items():
+            signal.signal(number, old_handler)
 
 
 _SWITCH_S = 0.0005
-"""How long one thread may keep Python from the others. The usual 5 ms are as long as a small model's call: after every
-call its thread would wait as long again for its turn."""
+"""Thread switch interval of the interpreter in seconds. The default of 5 ms equals the time of a small model's call."""
 
 
 @contextmanager
 def switching_often() -> Generator[None]:
-    """Within the block no thread waits long for its turn; what the process had before is there again afterwards."""
-    before = sys.getswitchinterval()
+    """Shorten the interpreter's thread switch interval within the block."""
+    previous = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(previous)

@@ -130,7 +130,7 @@ def test_the_file_names_this_process_until_it_is_given_back(tmp_path: Path) -> N
             owner = json.loads(file.read_text(encoding="utf-8"))
             assert owner.keys() == {"pid", "host", "process_started", "since"}
             assert (owner["pid"], owner["host"]) == (os.getpid(), platform.node())
-            assert owner["process_started"] == lock._started(os.getpid())
+            assert owner["process_started"] == lock._start_time(os.getpid())
             opened = file.open("rb")  # as another process that asks just now
     finally:
         os.umask(before)
@@ -147,7 +147,7 @@ def test_a_folder_that_went_meanwhile_is_no_error(tmp_path: Path) -> None:
 
 def test_this_process_own_file_is_no_other_owner(tmp_path: Path) -> None:
     """Of a lock whose file could not be removed."""
-    named(tmp_path, pid=os.getpid(), process_started=lock._started(os.getpid()))
+    named(tmp_path, pid=os.getpid(), process_started=lock._start_time(os.getpid()))
     with locked(tmp_path, "x"):
         pass
 
@@ -156,7 +156,7 @@ def test_this_process_own_file_is_no_other_owner(tmp_path: Path) -> None:
 def test_a_process_is_known_by_its_number_and_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, same: bool
 ) -> None:
-    monkeypatch.setattr(lock, "_started", lambda pid: {os.getppid(): 64.0, os.getpid(): 90.0}[pid])
+    monkeypatch.setattr(lock, "_start_time", lambda pid: {os.getppid(): 64.0, os.getpid(): 90.0}[pid])
     named(tmp_path, process_started=64.0 + off)
     if same:
         with pytest.raises(LockedError):
@@ -171,7 +171,7 @@ def test_of_a_process_that_may_not_be_asked_nothing_is_known(tmp_path: Path, mon
         raise psutil.AccessDenied(pid)
 
     named(tmp_path)
-    monkeypatch.setattr(lock, "_started", refuse)
+    monkeypatch.setattr(lock, "_start_time", refuse)
     with pytest.raises(LockedError, match=f"process {os.getppid()} on"):
         locked(tmp_path, "x").__enter__()
 
@@ -180,7 +180,7 @@ def test_a_start_is_counted_from_the_boot_where_linux_does(monkeypatch: pytest.M
     created, boot = psutil.Process(os.getppid()).create_time(), psutil.boot_time()
     for linux, expected in ((True, created - boot), (False, created)):
         monkeypatch.setattr(psutil, "LINUX", linux)
-        assert lock._started(os.getppid()) == expected
+        assert lock._start_time(os.getppid()) == expected
 
 
 def test_a_lock_that_its_owner_removed_after_it_was_opened_is_none(
