@@ -64,8 +64,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 _NEVER = 2**31 - 1
 OWN_PAGES = 32 * 2**20
-"""Blocks of at least this many bytes get their own pages, which are released with them. glibc raises its own threshold up
-to this size, and keeps twice as much free at the end of the heap."""
+"""Blocks of at least this many bytes get their own pages, which are released with them. glibc raises its own threshold
+up to this size, and keeps twice as much free at the end of the heap."""
 
 _PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 """Cache sizes of oneDNN and PyTorch primitives (default 1,024). With 16, steps took a tenth longer than with 64."""
