@@ -23,7 +23,7 @@ class Frozen(BaseModel):
 
 
 class Recognised(Frozen):
-    """A base whose subclasses, each a task's own, are told apart on disk by their fields once the task was imported."""
+    """Base of task-specific models: after the task's import, a document is recognised by its fields."""
 
     called: ClassVar[str]
 

@@ -44,8 +44,8 @@ class BundleFiles:
     def checksums(self) -> dict[str, str]:
         """Every file that the manifest vouches for, and its sha256."""
         artifacts = self._manifest.artifacts
-        own = {a.file: a.sha256 for a in artifacts if a.file is not None and a.sha256 is not None}
-        return {**self._manifest.files, **own}
+        checksums = {a.file: a.sha256 for a in artifacts if a.file is not None and a.sha256 is not None}
+        return {**self._manifest.files, **checksums}
 
     @property
     def fingerprint(self) -> str:
@@ -100,9 +100,9 @@ class BundleFiles:
 
     def needed_by(self, artifact: ArtifactManifest) -> list[str]:
         """Names of the files without which an artifact does not run, its own first."""
-        own = [name for name in (artifact.file, artifact.weights_file, *artifact.parts.values()) if name is not None]
-        beside = self._neighbours(artifact) if len(set(own)) == 1 else ()
-        return list(dict.fromkeys((*own, *beside)))
+        names = [name for name in (artifact.file, artifact.weights_file, *artifact.parts.values()) if name is not None]
+        neighbours = self._neighbours(artifact) if len(set(names)) == 1 else ()
+        return list(dict.fromkeys((*names, *neighbours)))
 
     def check_weights(self, artifact: ArtifactManifest) -> None:
         """Whether the graphs of an artifact read listed files only; to be asked before a runtime opens them.
@@ -140,7 +140,7 @@ class BundleFiles:
         return FileCheck(file=name, status="changed", detail=f"its sha256 is not the one in {BUNDLE_FILE}")
 
     def _size_of(self, name: str) -> int | None:
-        """Bytes of an artifact that is one file; a size that counts parts or weights beside it says nothing of it."""
+        """Bytes of an artifact in one file; None if its size includes parts or external weights."""
         for artifact in self._manifest.artifacts:
             if artifact.file == name and not artifact.parts and artifact.weights_file is None:
                 return artifact.size_bytes
@@ -163,7 +163,7 @@ class BundleFiles:
 # artifact's
 # files, so that it says nothing of another artifact, or of an engine that was built again. The signature is a
 # checksum:
-# it tells a record that was damaged, edited or moved, and nothing of who wrote it.
+# it detects a damaged, edited or moved record, and does not identify its author.
 
 
 TARGETS_FILE = "targets.json"
@@ -195,17 +195,17 @@ class TargetRecord(Frozen):
 
     def why_refused(self, manifest: BundleManifest) -> str | None:
         """Why it says nothing of the bundle's artifact; None: it does."""
-        told = f"{TARGETS_FILE}: the record of {self.artifact} on {self.device}"
+        subject = f"{TARGETS_FILE}: the record of {self.artifact} on {self.device}"
         if self.signature != self._sum():
-            return f"{told} was changed since it was written, so it is not used: {REMEASURE}"
-        held = next((entry for entry in manifest.artifacts if entry.id == self.artifact), None)
-        if held is None or held.status != "built":
-            return f"{told} is stale: the bundle holds no such artifact (any more)"
-        sha256 = files_sha256(held, manifest.files)
+            return f"{subject} was changed since it was written, so it is not used: {REMEASURE}"
+        current = next((entry for entry in manifest.artifacts if entry.id == self.artifact), None)
+        if current is None or current.status != "built":
+            return f"{subject} is stale: the bundle holds no such artifact (any more)"
+        sha256 = files_sha256(current, manifest.files)
         if sha256 != self.artifact_sha256:
             return (
-                f"{told} is stale: it is of a file with the sha256 {self.artifact_sha256[:_SHOWN]}…, and the bundle's "
-                f"has {str(sha256)[:_SHOWN]}…: another artifact, or built again; {REMEASURE}"
+                f"{subject} is stale: it is of a file with the sha256 {self.artifact_sha256[:_SHOWN]}…, and the "
+                f"bundle's has {str(sha256)[:_SHOWN]}…: another artifact, or built again; {REMEASURE}"
             )
         return None
 
@@ -219,10 +219,10 @@ class TargetRecords(Frozen):
     format_version: Literal[1] = 1
     records: tuple[TargetRecord, ...] = Field((), strict=False)
 
-    def with_new(self, found: Iterable[TargetRecord]) -> Self:
+    def with_new(self, new_records: Iterable[TargetRecord]) -> Self:
         """The same with these; each takes the place of what the same device found of the same artifact before."""
-        known = {(record.artifact, record.device): record for record in (*self.records, *found)}
-        return self.model_copy(update={"records": tuple(known.values())})
+        by_key = {(record.artifact, record.device): record for record in (*self.records, *new_records)}
+        return self.model_copy(update={"records": tuple(by_key.values())})
 
     def of(self, manifest: BundleManifest) -> Self:
         """Only those that say something of the bundle's artifacts."""
@@ -233,14 +233,14 @@ class TargetRecords(Frozen):
         """Artifact that export did not compare → what a target found of it.
 
         Args:
-            device: a part of the name of the device that is asked about: its own record goes before newer ones.
+            device: part of the requested device's name; a record of that device precedes newer ones.
         """
         open_ = {entry.id for entry in manifest.artifacts if lacks_parity(entry)}
-        found = sorted(
+        matches = sorted(
             (record for record in self.of(manifest).records if record.artifact in open_),
             key=lambda record: (device is not None and device.lower() in record.device.lower(), record.recorded),
         )
-        return {record.artifact: record for record in found}
+        return {record.artifact: record for record in matches}
 
 
 def lacks_parity(artifact: ArtifactManifest) -> bool:
@@ -256,8 +256,8 @@ def files_sha256(artifact: ArtifactManifest, files: Mapping[str, str]) -> str | 
         artifact: of the bundle.
         files: the bundle's other files → sha256: parts and weights are among them.
     """
-    beside = {artifact.weights_file, *artifact.parts.values()} - {artifact.file, None}
-    sums = [f"{name} {files.get(str(name))}" for name in sorted(map(str, beside))]
+    companions = {artifact.weights_file, *artifact.parts.values()} - {artifact.file, None}
+    sums = [f"{name} {files.get(str(name))}" for name in sorted(map(str, companions))]
     if artifact.sha256 is None or not sums:
         return artifact.sha256
     return hashlib.sha256("\n".join([artifact.sha256, *sums]).encode()).hexdigest()
@@ -270,8 +270,8 @@ def completed(manifest: BundleManifest, records: Mapping[str, TargetRecord]) -> 
         record = records.get(artifact.id)
         if record is None:
             return artifact
-        known = {name: getattr(record, name) for name in ("parity", "score", "validation")}
+        measured = {name: getattr(record, name) for name in ("parity", "score", "validation")}
         failed = {"status": "rejected", "reason": f"on {record.device}: {record.reason}"}
-        return artifact.model_copy(update=known | (failed if record.status == "failed" else {}))
+        return artifact.model_copy(update=measured | (failed if record.status == "failed" else {}))
 
     return manifest.model_copy(update={"artifacts": tuple(map(entry, manifest.artifacts))})

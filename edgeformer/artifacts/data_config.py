@@ -100,11 +100,11 @@ class FileSource(Frozen):
     @model_validator(mode="after")
     def _columns_have_numbers(self) -> Self:
         label = self.label if self.label_value is None else None
-        named = [name for name in (self.text, self.text_pair, label) if name is not None and not name.isdecimal()]
-        if not self.header and named:
+        columns = [name for name in (self.text, self.text_pair, label) if name is not None and not name.isdecimal()]
+        if not self.header and columns:
             raise ValueError(
                 f"header: false: such a file names no columns, so they are given by their numbers from 1 (text: 1, "
-                f"label: 2), not as {named[0]!r}; label: null where there is none"
+                f"label: 2), not as {columns[0]!r}; label: null where there is none"
             )
         return self
 
@@ -134,7 +134,7 @@ def stated(section: Mapping[str, Any]) -> dict[str, Any]:
 def _stated(value: object) -> object:
     if isinstance(value, Mapping):
         return stated(value)
-    return [_stated(one) for one in value] if isinstance(value, (list, tuple)) else value
+    return [_stated(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 # A recipe's ``data`` and ``tokenizer``: where text comes from, and how it is cut; field types that others share.
@@ -214,8 +214,8 @@ class DataSection(Recognised):
 
     def sampled(self, part: str) -> bool:
         """Whether only some rows of a source of the part are taken; a generator makes as many as are wanted."""
-        wanted = [source.rows for source in self.parts.get(part, ()) if source.kind != "synthetic-reviews"]
-        return any(amount is not None for amount in wanted)
+        row_limits = [source.rows for source in self.parts.get(part, ()) if source.kind != "synthetic-reviews"]
+        return any(amount is not None for amount in row_limits)
 
     def _whole_sources(self, instead: str) -> None:
         """Raise ValueError where a source says ``rows``, which needs labels to draw by."""
@@ -276,8 +276,10 @@ class DataConfig(DataSection):
     def _fewer_rows(self) -> Self:
         if self.longest is not None and self.shortest is not None:
             raise ValueError("longest and shortest: leave one of them out")
-        others = (part for part in self.parts if (self.split, part) != ("given", "test"))  # its set is called given
-        sets = dict.fromkeys(("train", "validation", self.test_set, *others))
+        other_parts = (
+            part for part in self.parts if (self.split, part) != ("given", "test")
+        )  # its set is called given
+        sets = dict.fromkeys(("train", "validation", self.test_set, *other_parts))
         unknown = next((name for name in self.rows if name not in sets), None)
         if unknown is not None:
             raise ValueError(f"rows: no set is called {unknown!r}; split {self.split!r} has {', '.join(sets)}")
@@ -314,11 +316,11 @@ class DataConfig(DataSection):
                 f"stream: true reads the part train once from beginning to end, and {cut[0]} needs all of its texts in "
                 "memory; set stream: false, or take fewer rows of a source (its rows:), which can be streamed"
             )
-        whole = self.split == "sst-test" or (self.split in ("given", "imported") and "validation" in self.parts)
+        is_complete = self.split == "sst-test" or (self.split in ("given", "imported") and "validation" in self.parts)
         pairs = any(getattr(source, "text_pair", None) is not None for source in self.parts.get("train", ()))
         if self.stream and pairs:
             raise ValueError("stream: true reads single texts, not pairs (text_pair); set stream: false")
-        if self.stream and not whole:
+        if self.stream and not is_complete:
             drawn = "validation and test sets" if self.split in ("random-split", "stratified") else "the validation set"
             raise ValueError(
                 f"stream: true reads the part train as a whole, and split {self.split!r} would draw {drawn} from its "

@@ -1,11 +1,11 @@
-"""What must stand beside every figure of a run that was trained on made-up text, or that cheats."""
+"""Warnings that accompany every figure of a run trained on synthetic text, or of a model that leaks."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 LEAKS = "LEAKS FUTURE TOKENS – scores are void"
-"""A language model that sees the tokens it is asked to predict."""
+"""Warning for a language model whose outputs depend on the tokens that it predicts."""
 
 SYNTHETIC = "SYNTHETIC data"
 
@@ -19,7 +19,7 @@ class Cautioned(Protocol):
 
     @property
     def leaks(self) -> bool:
-        """Does it see what it is asked to predict?"""
+        """Return whether the model sees future tokens."""
 
 
 def cautions(document: Cautioned) -> list[str]:

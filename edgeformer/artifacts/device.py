@@ -16,7 +16,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Fact(Frozen, Generic[T]):
-    """A value, where it comes from, and whether somebody checked it on the device itself."""
+    """A value with its source, and whether it was checked on the device itself."""
 
     value: T
     source: str
@@ -78,8 +78,8 @@ class Budgets(Frozen):
 
     def for_task(self, task: str) -> Budget:
         """The budget of ``task`` (a recipe's ``task``); one without limits of a task that profiles have none for."""
-        known = {"language-modeling": self.language_modeling, "multi-label-classification": self.classification}
-        return {"classification": self.classification, **known}.get(task, Budget())
+        budgets = {"language-modeling": self.language_modeling, "multi-label-classification": self.classification}
+        return {"classification": self.classification, **budgets}.get(task, Budget())
 
 
 OperatorClass = Literal["gemm", "attention", "elementwise", "lookup", "layout"]
@@ -190,8 +190,8 @@ class Calibration(Frozen):
         description="x of (computing^x + reading^x)^(1/x), a product's time with weights of the cache; 1: the sum",
     )
     threads: int
-    speed: Speed | None = Field(None, description="of the machine, that all times hold for; None: nobody looked")
-    response: Response | None = Field(None, description="how times were brought to `speed`; None: nobody fitted it")
+    speed: Speed | None = Field(None, description="of the machine, that all times hold for; None: not measured")
+    response: Response | None = Field(None, description="how times were brought to `speed`; None: not fitted")
     other_speed: Speed | None = Field(None, description="the machine has two speeds: the other, slower one")
     disturbed: str | None = Field(None, description="what else used the machine while times were taken")
     provider: str
@@ -223,11 +223,11 @@ class Calibration(Frozen):
         were left out were stored as validated ones."""
         if not isinstance(value, dict):
             return value
-        known = {key: value[key] for key in value if key != "one_thread"}
-        error = known.get("error")
-        if isinstance(error, dict) and error.get("models") and "left_out" not in known:
-            known |= {"left_out": known.get("validated_on", ()), "validated_on": ()}
-        return known
+        fields = {key: value[key] for key in value if key != "one_thread"}
+        error = fields.get("error")
+        if isinstance(error, dict) and error.get("models") and "left_out" not in fields:
+            fields |= {"left_out": fields.get("validated_on", ()), "validated_on": ()}
+        return fields
 
 
 def names_rtx(name: str) -> bool:

@@ -122,9 +122,9 @@ def _lines_of(root: yaml.Node) -> dict[KeyPath, int]:
                 refuse(_TOO_MANY, top)
             if (*path, step) in lines:
                 refuse(f"key {step!r} is given twice; keep one of them", marked)
-            here = (*path, step)
-            lines[here] = marked.start_mark.line + 1
-            walk(value, here, marked)
+            item_path = (*path, step)
+            lines[item_path] = marked.start_mark.line + 1
+            walk(value, item_path, marked)
         around.pop()
 
     walk(root, (), root)
@@ -182,16 +182,16 @@ def read_yaml(path: Path) -> YamlDocument:
         line = content.count(b"\n") + 1
         raise RecipeError(f"{path}:{line}: goes on after {MOST_BYTES // 1024} KiB; a recipe or profile has a few")
     try:
-        found, lines = _parse(text.removeprefix("\ufeff"))
+        document, lines = _parse(text.removeprefix("\ufeff"))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise RecipeError(f"{path}:{line}: not valid YAML: {error.problem}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise RecipeError(f"{path}:{line}: not valid YAML: {error.reason} (#x{error.character:04x})") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise RecipeError(f"{path}: must hold keys and values (key: value), one per line")
-    return YamlDocument(str(path), found, lines)
+    return YamlDocument(str(path), document, lines)
 
 
 # Recipes and device profiles: found by path or by name, read as YAML, overridden, validated.
@@ -229,9 +229,9 @@ def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
     Raises:
         RecipeError: an override has no ``=``, its value is not YAML, or its path leads through a plain value.
     """
-    for given in overrides:
-        path_text, equals, value_text = given.partition("=")
-        override = given if len(given) <= _LONGEST_OVERRIDE else f"{given[:_LONGEST_OVERRIDE]}…"
+    for assignment in overrides:
+        path_text, equals, value_text = assignment.partition("=")
+        override = assignment if len(assignment) <= _LONGEST_OVERRIDE else f"{assignment[:_LONGEST_OVERRIDE]}…"
         if not equals or not path_text.strip():
             raise RecipeError(f"--set {override}: write key.path=value, e.g. --set training.epochs=3")
         try:
@@ -267,7 +267,7 @@ def _assign(document: YamlDocument, keys: list[str], value: Any, override: str) 
             raise RecipeError(f"--set {override}: {parent} is a single value and has no keys of its own")
     target[path[-1]] = value
     # Problems below this key are the override's, not the file's.
-    document.lines = {known: line for known, line in document.lines.items() if known[: len(path)] != path}
+    document.lines = {line_path: line for line_path, line in document.lines.items() if line_path[: len(path)] != path}
     document.overridden[path] = f"--set {override}"
 
 
@@ -282,10 +282,10 @@ def _raw_path(content: Any, location: tuple[str | int, ...]) -> KeyPath:
     return path
 
 
-def _has(here: Any, step: Any) -> bool:
-    if isinstance(here, list):
-        return isinstance(step, int) and step < len(here)
-    return isinstance(here, dict) and step in here
+def _has(node: Any, step: Any) -> bool:
+    if isinstance(node, list):
+        return isinstance(step, int) and step < len(node)
+    return isinstance(node, dict) and step in node
 
 
 def _explain(model: type[BaseModel], document: YamlDocument, details: ErrorDetails) -> str:
@@ -299,14 +299,15 @@ def _explain(model: type[BaseModel], document: YamlDocument, details: ErrorDetai
         return f"{where}: key {dotted!r} is missing; add it"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         discriminator = str(context.get("discriminator", "kind")).strip("'")
-        kinds = [repr(str(kind)) for found in _models_at(model, document.content, path) for kind in _kinds(found)]
+        candidates = _models_at(model, document.content, path)
+        kinds = [repr(str(kind)) for candidate in candidates for kind in _kinds(candidate)]
         tags = context.get("expected_tags") or ", ".join(kinds)
         tag = f", not {context['tag']!r}" if "tag" in context else ""
         return f"{where}: {dotted}.{discriminator} must be one of {tags}{tag}"
     message = details["msg"].removeprefix("Value error, ")
     value = details["input"]
-    shown = f" (got {value!r})" if isinstance(value, (str, int, float, bool)) or value is None else ""
-    return f"{where}: {dotted or 'the file'}: {message[:1].lower()}{message[1:]}{shown}"
+    value_text = f" (got {value!r})" if isinstance(value, (str, int, float, bool)) or value is None else ""
+    return f"{where}: {dotted or 'the file'}: {message[:1].lower()}{message[1:]}{value_text}"
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -318,7 +319,7 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
         arguments = arguments[:1]
     elif not arguments and not isinstance(annotation, types.UnionType):
         return []
-    return [found for argument in arguments for found in _models_in(argument)]
+    return [nested for argument in arguments for nested in _models_in(argument)]
 
 
 def _models_at(model: type[BaseModel], content: Any, path: KeyPath) -> list[type[BaseModel]]:
@@ -328,7 +329,7 @@ def _models_at(model: type[BaseModel], content: Any, path: KeyPath) -> list[type
         content = content[step] if _has(content, step) else None
         fields = [c.model_fields[step] for c in candidates if isinstance(step, str) and step in c.model_fields]
         if fields:
-            candidates = [found for info in fields for found in _models_in(info.annotation)]
+            candidates = [candidate for info in fields for candidate in _models_in(info.annotation)]
         if isinstance(content, dict) and "kind" in content:
             candidates = [c for c in candidates if content["kind"] in _kinds(c)] or candidates
     return candidates

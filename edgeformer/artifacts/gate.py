@@ -12,7 +12,7 @@ GateStatus = Literal["pass", "fail", "undecided", "unknown"]
 
 UNDECIDED = 4
 """Exit code of a gate that could not decide. Not 0: a worse bundle must not pass because the machine was noisy, cannot
-run it, or has no rows to score it on. Not 3: nobody's change is at fault. A workflow can tell the three apart."""
+run it, or has no rows to score it on. Not 3, because the candidate is not at fault."""
 
 
 class GateCheck(Frozen):

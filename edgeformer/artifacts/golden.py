@@ -76,7 +76,7 @@ class Golden:
 
     @property
     def padded(self) -> bool:
-        """Whether an attention mask tells text from padding; else no row is padded."""
+        """Return whether an attention mask marks padding; otherwise no row is padded."""
         return _MASK in self.arrays
 
     def inputs(self, names: Sequence[str]) -> dict[str, Tokens]:
@@ -102,8 +102,8 @@ def _problem(arrays: Mapping[str, Array]) -> str | None:
     ids = arrays[_IDS]
     mask = arrays.get(_MASK, np.ones_like(ids))
     if ids.ndim != 2 or ids.shape != mask.shape or {ids.dtype, mask.dtype} != {np.dtype(np.int64)} or 0 in ids.shape:
-        found = f"{ids.dtype}{list(ids.shape)} and {mask.dtype}{list(mask.shape)}"
-        return f"input_ids must be int64 [n, S] with a mask of the same shape, but are {found}"
+        shapes = f"{ids.dtype}{list(ids.shape)} and {mask.dtype}{list(mask.shape)}"
+        return f"input_ids must be int64 [n, S] with a mask of the same shape, but are {shapes}"
     if not mask.any(axis=1).all():
         return "a row holds padding only"
     for name, array in arrays.items():

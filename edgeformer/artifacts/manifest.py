@@ -90,30 +90,32 @@ class Portability(Frozen):
         """The oldest ONNX Runtime that reads it; None: it is older or newer than what is known here."""
         if self.opset not in _FIRST_OPSET or self.ir_version not in _FIRST_FORMAT:
             return None
-        own = [_FIRST_OPERATOR[name] for name in self.other_operators if name in _FIRST_OPERATOR]
-        return max(_FIRST_OPSET[self.opset], _FIRST_FORMAT[self.ir_version], *own, key=release)
+        operators = [_FIRST_OPERATOR[name] for name in self.other_operators if name in _FIRST_OPERATOR]
+        return max(_FIRST_OPSET[self.opset], _FIRST_FORMAT[self.ir_version], *operators, key=release)
 
     def notes(self) -> list[str]:
         """What its owner should know before shipping it; nothing of what is as usual."""
-        found, tiny = [], self.denormals
+        risks, tiny = [], self.denormals
         if tiny.weights > _MANY * max(1, tiny.of_weights):
-            found.append(f"{tiny.weights:,} of {tiny.of_weights:,} FP32 weights are denormal; {_FLUSH}")
+            risks.append(f"{tiny.weights:,} of {tiny.of_weights:,} FP32 weights are denormal; {_FLUSH}")
         if tiny.activations is not None and tiny.activations > _MANY * max(1, tiny.of_activations or 0):
             share = f"{tiny.activations:,} of {tiny.of_activations:,}"
-            found.append(f"{share} FP32 activations on golden inputs are denormal; {_FLUSH}")
+            risks.append(f"{share} FP32 activations on golden inputs are denormal; {_FLUSH}")
         if self.saturation is not None and self.saturation.at_risk:
             at_risk = f"{self.saturation.at_risk:,} of {self.saturation.pairs:,} pairs of weights"
-            measured, seen = self.saturation.sums, ""
+            measured, saturation_note = self.saturation.sums, ""
             if measured is not None:
-                seen = f"; on golden inputs {self.saturation.saturated or 0:,} of {measured:,} sums are"
-            found.append(f"{at_risk} can go beyond 16 bits on x86 processors with AVX2 and without VNNI{seen}")
+                saturation_note = f"; on golden inputs {self.saturation.saturated or 0:,} of {measured:,} sums are"
+            risks.append(
+                f"{at_risk} can go beyond 16 bits on x86 processors with AVX2 and without VNNI{saturation_note}"
+            )
         if self.other_operators:
             listed = ", ".join(f"{name} ({count})" for name, count in self.other_operators.items())
-            found.append(f"operators that are not of the ONNX standard, which other runtimes lack: {listed}")
+            risks.append(f"operators that are not of the ONNX standard, which other runtimes lack: {listed}")
         if self.control_flow:
             listed = ", ".join(f"{name} ({count})" for name, count in self.control_flow.items())
-            found.append(f"control flow, in which runtimes differ: {listed}")
-        return found
+            risks.append(f"control flow, in which runtimes differ: {listed}")
+        return risks
 
     def notes_here(self, onnxruntime: str, flags: frozenset[str] | None) -> list[str]:
         """What matters on this machine.
@@ -122,18 +124,18 @@ class Portability(Frozen):
             onnxruntime: its version.
             flags: what the processor can do, as Linux names it; None: not known.
         """
-        found = []
+        risks = []
         if self.needs is not None and release(onnxruntime) < release(self.needs):
-            found.append(
+            risks.append(
                 f"needs ONNX Runtime {self.needs} (opset {self.opset}, IR {self.ir_version}"
                 f"{', operators of its own' if self.other_operators else ''}), here {onnxruntime}"
             )
         if self.saturation is not None and self.saturation.at_risk:
             if flags is None:
-                found.append("INT8 sums can be cut off at 16 bits here: whether the processor has VNNI is not known")
+                risks.append("INT8 sums can be cut off at 16 bits here: whether the processor has VNNI is not known")
             elif "avx2" in flags and not flags & {"avx_vnni", "avx512_vnni"}:
-                found.append("INT8 sums can be cut off at 16 bits here: the processor has AVX2 and no VNNI")
-        return found
+                risks.append("INT8 sums can be cut off at 16 bits here: the processor has AVX2 and no VNNI")
+        return risks
 
 
 _FLUSH = "where that is slow, set ONNX Runtime's session.set_denormal_as_zero to 1"
@@ -145,7 +147,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 # What early exit of an artifact is promised to cost, the thresholds that keep the promise, and what they were seen to
-# save. It stands in bundle.json, with the artifact that it is about.
+# save. It is stored in bundle.json with its artifact.
 
 
 class ExitTime(Frozen):
@@ -172,7 +174,7 @@ class ExitTime(Frozen):
 
     @property
     def pays(self) -> bool | None:
-        """Whether early exit is faster than the fastest way through all loops; None: it cannot be told."""
+        """Whether early exit is faster than the fastest artifact with all loops; None: undecided."""
         if self.ratio_low is None or self.ratio_high is None or self.ratio_low < 1 <= self.ratio_high:
             return None
         return self.ratio_high < 1
@@ -226,15 +228,15 @@ class ExitGuarantee(Frozen):
 
     def sentence(self) -> str:
         """What is promised, in words."""
-        left = ", ".join(f"{share:.1%} after loop {loop}" for loop, share in self.share.items() if share)
+        exit_shares = ", ".join(f"{share:.1%} after loop {loop}" for loop, share in self.share.items() if share)
         sure = f"{100 * self.confidence:.4g} % confidence"
-        said = (
+        guarantee = (
             f"accuracy falls by at most {100 * self.max_drop:g} points with {sure} on texts like the "
-            f"{self.rows:,} rows of {self.split} (they left: {left})"
+            f"{self.rows:,} rows of {self.split} (they left: {exit_shares})"
         )
         if not self.reused:
-            return said
-        return f"{said}; the same rows chose the epoch or judged the artifact, so this is no independent proof"
+            return guarantee
+        return f"{guarantee}; the same rows chose the epoch or judged the artifact, so this is no independent proof"
 
 
 # Manifests of what lies on disk: a run (run.json), its bundle (bundle.json) and the bundle's artifacts.
@@ -282,7 +284,7 @@ class DataSummary(Frozen):
     tokens: dict[str, int] = Field({}, description="language modelling: tokens per set, boundaries included")
     words: dict[str, int] = Field({}, description="language modelling: words per set, paragraph ends included")
     fingerprint: str = Field(description="sha256 over texts and labels of all sets, in order")
-    fingerprints: dict[str, str] = Field({}, description="the same for each set by itself")
+    fingerprints: dict[str, str] = Field({}, description="the same for each set")
     overlap: tuple[OverlapCount, ...] = Field((), strict=False)
     findings: tuple[DataFinding, ...] = Field((), strict=False, description="what the owner of the data should know")
     truncated_rows: dict[str, int] = Field({}, description="rows cut to data.max_length, per set")

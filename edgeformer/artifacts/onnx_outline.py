@@ -1,6 +1,6 @@
 """Which other files an ONNX graph would have a runtime read: found in its bytes, before any runtime opens it.
 
-A graph keeps large weights in files beside it and names them itself, and a runtime reads whatever it names. ONNX
+A graph keeps large weights in sibling files and names them itself, and a runtime reads whatever it names. ONNX
 Runtime 1.31 refuses absolute names, ``..`` and links that lead out of the graph's folder, but reads every file inside
 of it, whether the bundle lists it or not (measured); what older releases refuse was not measured. So the names are
 compared with the bundle's manifest here. The package ``onnx`` is not installed on edge devices; of Protocol Buffers
@@ -54,7 +54,7 @@ def external_files(path: Path) -> set[str]:
 
 
 def _walk(content: mmap.mmap) -> set[str]:
-    found: set[str] = set()
+    locations: set[str] = set()
     waiting = [("model", 0, len(content))]
     while waiting:
         message, start, end = waiting.pop()
@@ -68,8 +68,8 @@ def _walk(content: mmap.mmap) -> set[str]:
             elif inside is not None:
                 waiting.append((inside, first, last))
         if texts.get("key") == _LOCATION:
-            found.add(texts.get("value", b"").decode("utf-8"))
-    return found
+            locations.add(texts.get("value", b"").decode("utf-8"))
+    return locations
 
 
 class Field(NamedTuple):
@@ -83,39 +83,39 @@ class Field(NamedTuple):
 
 def read_fields(content: mmap.mmap, start: int, end: int) -> Iterator[Field]:
     """Every field of a message that holds bytes or a whole number. Raises ValueError or IndexError."""
-    at = start
-    while at < end:
-        tag, at = _varint(content, at)
+    position = start
+    while position < end:
+        tag, position = _varint(content, position)
         number, kind = tag >> 3, tag & 7
         if tag >> 32:  # others would drop the upper bits, and see another field
             raise ValueError("a field number is too large")
         if kind == _BYTES:
-            length, at = _varint(content, at)
-            if length > end - at:
+            length, position = _varint(content, position)
+            if length > end - position:
                 raise ValueError("a field is longer than what it lies in")
-            yield Field(number, at, at + length, None)
-            at += length
+            yield Field(number, position, position + length, None)
+            position += length
         elif kind == _VARINT:
-            value, after = _varint(content, at)
-            yield Field(number, at, after, value)
-            at = after
+            value, next_position = _varint(content, position)
+            yield Field(number, position, next_position, value)
+            position = next_position
         elif kind in (_FIXED32, _FIXED64):
-            at += 4 if kind == _FIXED32 else 8
+            position += 4 if kind == _FIXED32 else 8
         else:
             raise ValueError(f"a field of kind {kind}, which ONNX has none of")
-    if at > end:
+    if position > end:
         raise ValueError("a field is longer than what it lies in")
 
 
-def _varint(content: mmap.mmap, at: int) -> tuple[int, int]:
+def _varint(content: mmap.mmap, position: int) -> tuple[int, int]:
     """A number of up to ten bytes of seven bits each, and where it ends."""
     value = 0
     for shift in range(0, 70, 7):
-        byte = content[at]
-        at += 1
+        byte = content[position]
+        position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value, position
     raise ValueError("a number has no end")
 
 
@@ -200,12 +200,12 @@ def read_outline(path: Path) -> Outline:
     """Read what a file says of itself. Raises ArtifactError where it is no ONNX graph, or a damaged one."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            found = _Reader(content).model()
+            outline = _Reader(content).model()
     except (OSError, ValueError, IndexError) as error:
         raise ArtifactError(f"{path}: is no ONNX graph that can be read ({error})") from None
-    if not found.outputs or not found.opsets:
+    if not outline.outputs or not outline.opsets:
         raise ArtifactError(f"{path}: is no ONNX graph: it has no outputs, or says of no operator set")
-    return found
+    return outline
 
 
 @dataclass
@@ -249,96 +249,96 @@ class _Reader:
 
     def _opset(self, part: Field) -> tuple[str, int]:
         domain, version = "", 0
-        for own in self._fields(part):
-            if own.number == 1 and own.value is None:
-                domain = self._text(own)
-            elif own.number == 2 and own.value is not None:
-                version = own.value
+        for member in self._fields(part):
+            if member.number == 1 and member.value is None:
+                domain = self._text(member)
+            elif member.number == 2 and member.value is not None:
+                version = member.value
         return domain, version
 
     def _outermost(self, part: Field) -> None:
         """The graph itself: beside its operators also what goes in and out, and which tables token ids pick from."""
         inputs, outputs, tables, nodes = [], [], {}, []
-        for own in self._fields(part):
-            if own.value is not None:
+        for member in self._fields(part):
+            if member.value is not None:
                 continue
-            if own.number == 1:
-                nodes.append(self._node(own))
-            elif own.number == 5:
-                name, dims = self._tensor(own)
+            if member.number == 1:
+                nodes.append(self._node(member))
+            elif member.number == 5:
+                name, dims = self._tensor(member)
                 tables[name] = dims
-            elif own.number == 11:
-                inputs.append(self._port(own))
-            elif own.number == 12:
-                outputs.append(self._port(own))
+            elif member.number == 11:
+                inputs.append(self._port(member))
+            elif member.number == 12:
+                outputs.append(self._port(member))
         # Before IR version 4 every stored tensor was an input, too.
         self._found.inputs = tuple(port for port in inputs if port.name not in tables)
         self._found.outputs = tuple(outputs)
         self._found.tables = _tables(nodes, [port.name for port in self._found.inputs], tables)
 
     def _subgraph(self, part: Field) -> None:
-        for own in self._fields(part):
-            if own.value is None and own.number == 1:
-                self._waiting.append(("node", own))
-            elif own.value is None and own.number == 5:
-                self._tensor(own)
+        for member in self._fields(part):
+            if member.value is None and member.number == 1:
+                self._waiting.append(("node", member))
+            elif member.value is None and member.number == 5:
+                self._tensor(member)
 
     def _function(self, part: Field) -> None:
         name = domain = ""
-        for own in self._fields(part):
-            if own.value is not None:
+        for member in self._fields(part):
+            if member.value is not None:
                 continue
-            if own.number == 1:
-                name = self._text(own)
-            elif own.number == 10:
-                domain = self._text(own)
-            elif own.number == 7:
-                self._waiting.append(("node", own))
+            if member.number == 1:
+                name = self._text(member)
+            elif member.number == 10:
+                domain = self._text(member)
+            elif member.number == 7:
+                self._waiting.append(("node", member))
         self._found.functions.add((domain, name))
 
     def _node(self, part: Field) -> _Node:
         node = _Node()
-        for own in self._fields(part):
-            if own.value is not None:
+        for member in self._fields(part):
+            if member.value is not None:
                 continue
-            if own.number == 1:
-                node.inputs.append(self._text(own))
-            elif own.number == 2:
-                node.outputs.append(self._text(own))
-            elif own.number == 4:
-                node.operator = self._text(own)
-            elif own.number == 7:
-                node.domain = self._text(own)
-            elif own.number == 5:
-                self._attribute(own, node)
+            if member.number == 1:
+                node.inputs.append(self._text(member))
+            elif member.number == 2:
+                node.outputs.append(self._text(member))
+            elif member.number == 4:
+                node.operator = self._text(member)
+            elif member.number == 7:
+                node.domain = self._text(member)
+            elif member.number == 5:
+                self._attribute(member, node)
         domain = "" if node.domain == "ai.onnx" else node.domain
         self._found.operators[domain, node.operator] += 1
         return node
 
     def _attribute(self, part: Field, node: _Node) -> None:
         name, number = "", None
-        for own in self._fields(part):
-            if own.value is not None:
-                number = own.value if own.number == 3 else number
-            elif own.number == 1:
-                name = self._text(own)
-            elif own.number == 5:
-                self._tensor(own)
-            elif own.number in (6, 11):
-                self._waiting.append(("graph", own))
+        for member in self._fields(part):
+            if member.value is not None:
+                number = member.value if member.number == 3 else number
+            elif member.number == 1:
+                name = self._text(member)
+            elif member.number == 5:
+                self._tensor(member)
+            elif member.number in (6, 11):
+                self._waiting.append(("graph", member))
         if name == "axis" and number is not None:
             node.axis = number
 
     def _tensor(self, part: Field) -> tuple[str, tuple[int, ...]]:
         """Name and sizes of a stored tensor, which is counted."""
         name, dims, kind = "", [], 0
-        for own in self._fields(part):
-            if own.number == 1:
-                dims += [own.value] if own.value is not None else self._packed(own)
-            elif own.number == 2 and own.value is not None:
-                kind = own.value
-            elif own.number == 8 and own.value is None:
-                name = self._text(own)
+        for member in self._fields(part):
+            if member.number == 1:
+                dims += [member.value] if member.value is not None else self._packed(member)
+            elif member.number == 2 and member.value is not None:
+                kind = member.value
+            elif member.number == 8 and member.value is None:
+                name = self._text(member)
         if any(size >> 62 for size in dims):
             raise ValueError(f"the tensor {name!r} has a size of {max(dims)}")
         dtype, count = _DTYPES.get(kind, "unknown"), math.prod(dims)
@@ -349,24 +349,24 @@ class _Reader:
 
     def _packed(self, part: Field) -> list[int]:
         """Numbers in one field: as many bytes as say that they go on, and one that does not, for each."""
-        found, value, shift = [], 0, 0
+        values, value, shift = [], 0, 0
         for byte in self._content[part.start : part.end]:
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
-                found.append(value)
+                values.append(value)
                 value = shift = 0
-        return found
+        return values
 
     def _port(self, part: Field) -> Port:
         name, kind, dtype, shape = "", "tensor", "", None
-        for own in self._fields(part):
-            if own.value is not None:
+        for member in self._fields(part):
+            if member.value is not None:
                 continue
-            if own.number == 1:
-                name = self._text(own)
-            elif own.number == 2:
-                for of_type in self._fields(own):
+            if member.number == 1:
+                name = self._text(member)
+            elif member.number == 2:
+                for of_type in self._fields(member):
                     kind = _KINDS.get(of_type.number, "value") if of_type.number != 6 else kind
                     if of_type.number == 1 and of_type.value is None:
                         dtype, shape = self._tensor_type(of_type)
@@ -374,21 +374,21 @@ class _Reader:
 
     def _tensor_type(self, part: Field) -> tuple[str, tuple[Dim, ...] | None]:
         dtype, shape = "", None
-        for own in self._fields(part):
-            if own.number == 1 and own.value is not None:
-                dtype = _DTYPES.get(own.value, "unknown")
-            elif own.number == 2 and own.value is None:
-                shape = tuple(self._dim(dim) for dim in self._fields(own) if dim.number == 1 and dim.value is None)
+        for member in self._fields(part):
+            if member.number == 1 and member.value is not None:
+                dtype = _DTYPES.get(member.value, "unknown")
+            elif member.number == 2 and member.value is None:
+                shape = tuple(self._dim(dim) for dim in self._fields(member) if dim.number == 1 and dim.value is None)
         return dtype, shape
 
     def _dim(self, part: Field) -> Dim:
-        found: Dim = None
-        for own in self._fields(part):
-            if own.number == 1 and own.value is not None:
-                found = own.value if 0 < own.value < 1 << 62 else None  # −1 stands for "not fixed" in some files
-            elif own.number == 2 and own.value is None:
-                found = self._text(own) or None
-        return found
+        size: Dim = None
+        for member in self._fields(part):
+            if member.number == 1 and member.value is not None:
+                size = member.value if 0 < member.value < 1 << 62 else None  # −1 stands for "not fixed" in some files
+            elif member.number == 2 and member.value is None:
+                size = self._text(member) or None
+        return size
 
 
 _PICKS = ("Gather", "GatherBlockQuantized")
@@ -397,7 +397,7 @@ _PICKS = ("Gather", "GatherBlockQuantized")
 def _tables(nodes: list[_Node], inputs: list[str], stored: dict[str, tuple[int, ...]]) -> dict[str, int]:
     """Input → rows of the stored table that a Gather along its first axis picks from, by the input as it is."""
     origin = {name: name for name in inputs}
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for node in nodes:  # in the order in which they run
         if node.operator in _SAME and node.inputs and node.inputs[0] in origin and node.outputs:
             origin[node.outputs[0]] = origin[node.inputs[0]]
@@ -406,5 +406,5 @@ def _tables(nodes: list[_Node], inputs: list[str], stored: dict[str, tuple[int, 
         elif node.operator in _PICKS and len(node.inputs) >= 2 and node.axis == 0:
             table, picked = stored.get(node.inputs[0], ()), origin.get(node.inputs[1])
             if picked is not None and len(table) > 1:
-                found[picked] = min(table[0], found.get(picked, table[0]))
-    return found
+                counts[picked] = min(table[0], counts.get(picked, table[0]))
+    return counts

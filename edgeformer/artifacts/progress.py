@@ -15,7 +15,7 @@ class Progress(Protocol):
         """Begin a bar of ``total`` units (None: unknown)."""
 
     def advance(self, amount: int = 1, **fields: float) -> None:
-        """Move the bar; ``fields`` are figures to show beside it (loss, samples per second).
+        """Move the bar; ``fields`` are figures to show with it (loss, samples per second).
 
         The field ``left_s`` is no figure: it is how many seconds the whole work still takes, where this bar is a part
         of it. Without it the bar shows its own.
@@ -31,7 +31,7 @@ class Progress(Protocol):
 class Silent:
     """Shows nothing. The default for library use."""
 
-    def _nothing(self, *given: Any, **fields: Any) -> None:
+    def _nothing(self, *arguments: Any, **fields: Any) -> None:
         """What it does."""
 
     start = advance = finish = message = _nothing
@@ -41,14 +41,14 @@ SILENT = Silent()
 
 
 class Lasting:
-    """Another progress, which cannot end the work: when nobody reads it any more, the work goes on in silence."""
+    """Wrapper of a progress whose output may be closed: errors while printing do not end the work."""
 
-    def __init__(self, shown: Progress) -> None:
-        self._shown = shown
+    def __init__(self, progress: Progress) -> None:
+        self._shown = progress
 
-    def _show(self, method: str, *given: Any, **fields: Any) -> None:
+    def _show(self, method: str, *arguments: Any, **fields: Any) -> None:
         try:
-            getattr(self._shown, method)(*given, **fields)
+            getattr(self._shown, method)(*arguments, **fields)
         except (OSError, ValueError):  # a closed pipe, a terminal that is gone, a closed stream
             self._shown = SILENT
 

@@ -235,7 +235,7 @@ def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Se
     a hub's model or of a run is left alone where there is no such folder.
 
     Args:
-        document: as it was written, not validated yet; it may hold anything.
+        document: the parsed file, not validated.
         folder: of the recipe.
         folders: section → its keys that name a folder, or something else.
 
@@ -249,15 +249,15 @@ def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Se
         if isinstance(value, str) and value:
             typed = any(path[:length] in document.overridden for length in range(len(path) + 1))
             starts = [Path.cwd()] if typed else [folder, Path.cwd()]
-            holder[key] = found = _absolute(value, starts, is_path=is_path)
-            if not typed and not Path(value).is_absolute() and _elsewhere(found, value, folder):
-                notes.append(f"{'.'.join(map(str, path))}: {value} is not beside the recipe; taken: {found}")
+            holder[key] = resolved = _absolute(value, starts, is_path=is_path)
+            if not typed and not Path(value).is_absolute() and _elsewhere(resolved, value, folder):
+                notes.append(f"{'.'.join(map(str, path))}: {value} is not beside the recipe; taken: {resolved}")
     return notes
 
 
-def _elsewhere(found: str, value: str, folder: Path) -> bool:
+def _elsewhere(resolved: str, value: str, folder: Path) -> bool:
     """Whether a path was found, and not from the recipe's folder."""
-    return found != value and Path(found).exists() and found != str((folder / value).resolve())
+    return resolved != value and Path(resolved).exists() and resolved != str((folder / value).resolve())
 
 
 def _places(content: Any, folders: Mapping[str, Sequence[str]]) -> Iterator[tuple[KeyPath, dict[str, Any], bool]]:
@@ -283,13 +283,13 @@ def _sources(data: Any) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
 
 def _absolute(value: str, starts: Sequence[Path], *, is_path: bool) -> str:
     try:
-        given = Path(value)
-        if given.is_absolute():
+        path = Path(value)
+        if path.is_absolute():
             return value
         for start in starts:
-            found = start / given
-            if found.exists() if is_path else found.is_dir():
-                return str(found.resolve())
-        return str((starts[0] / given).resolve()) if is_path else value
+            resolved = start / path
+            if resolved.exists() if is_path else resolved.is_dir():
+                return str(resolved.resolve())
+        return str((starts[0] / path).resolve()) if is_path else value
     except (OSError, ValueError):  # too long, or no path at all; whoever opens it says so
         return value

@@ -359,7 +359,7 @@ def _not_finite(value: object, place: str = "") -> Iterator[str]:
 
 
 # How often an artifact is called before its times say something, and what they can say: the same rules wherever it is
-# measured, in a child process here or in somebody's browser.
+# measured, in a child process here or in a browser.
 
 
 PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}

@@ -39,7 +39,7 @@ def columns_of(example: Row) -> list[str]:
 
 @dataclass(frozen=True)
 class TableStyle:
-    """How a table is written that repeats columns of another one.
+    """Style of a table that repeats columns of an input table.
 
     Attributes:
         columns: names of those columns, which come first.
@@ -186,14 +186,14 @@ class ParquetRows:
             import pyarrow
             from pyarrow import parquet
         self._arrow: Any = pyarrow
-        found = {name: pyarrow.array([example[name]]).type for name in columns_of(example)[:-1]}
+        types = {name: pyarrow.array([example[name]]).type for name in columns_of(example)[:-1]}
         # A model's vectors are float32, and the example may happen to have no label.
         lists = {pyarrow.float64(): pyarrow.float32(), pyarrow.null(): pyarrow.string()}
         instead = {pyarrow.list_(kind): pyarrow.list_(meant) for kind, meant in lists.items()}
-        types = [(name, instead.get(kind, kind)) for name, kind in found.items()]
+        columns = {name: instead.get(kind, kind) for name, kind in types.items()}
         repeated = {name: style.types.get(name, pyarrow.string()) for name in style.columns}
         self._texts = [name for name, kind in repeated.items() if kind == pyarrow.string()]
-        self._schema = pyarrow.schema([*({**repeated, **dict(types), ERROR: pyarrow.string()}).items()])
+        self._schema = pyarrow.schema([*({**repeated, **columns, ERROR: pyarrow.string()}).items()])
         self._writer: Any = parquet.ParquetWriter(stream, self._schema)
 
     def write(self, rows: Sequence[Row]) -> None:

@@ -126,10 +126,10 @@ def merge_rows(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequence[Ea
         early_exit: of the same.
     """
     try:
-        known = read_evaluation(run)
+        stored = read_evaluation(run)
     except ArtifactError:
-        known = Evaluation()  # a file that cannot be read holds nothing worth keeping
+        stored = Evaluation()  # a file that cannot be read holds nothing worth keeping
     fresh = {(row.artifact, row.split) for row in rows}
-    kept = [row for row in known.rows if (row.artifact, row.split) not in fresh]
-    before = [row for row in known.early_exit if (row.artifact, row.split) not in fresh]
-    write_json(run / EVALUATION_FILE, Evaluation(rows=(*kept, *rows), early_exit=(*before, *early_exit)))
+    kept = [row for row in stored.rows if (row.artifact, row.split) not in fresh]
+    kept_rows = [row for row in stored.early_exit if (row.artifact, row.split) not in fresh]
+    write_json(run / EVALUATION_FILE, Evaluation(rows=(*kept, *rows), early_exit=(*kept_rows, *early_exit)))

@@ -38,7 +38,7 @@ def parse_millijoules(text: str) -> float:
 
 
 def parse_share(text: str) -> float:
-    """``"5%"`` → 0.05. Raises ValueError for what has no per cent sign, so that nobody's 0.05 becomes 5 %."""
+    """``"5%"`` → 0.05. Raises ValueError without a per cent sign, so that 0.05 is never read as 5 %."""
     number = text.strip().removesuffix("%")
     if number == text.strip() or not re.fullmatch(r"[0-9]+(\.[0-9]+)?\s*", number):
         raise ValueError(f"{text!r} is no share; write it in per cent, e.g. 5%")
@@ -110,12 +110,12 @@ def visible(text: str) -> str:
 def markdown(text: str) -> str:
     """Text for a line of Markdown, which it can neither leave nor format, and for a table's cell."""
     line = " ".join(visible(text).split("\n")).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _MARKDOWN.sub(lambda found: "\\" + found[0], line)
+    return _MARKDOWN.sub(lambda match: "\\" + match[0], line)
 
 
 def markdown_line(text: str) -> str:
     """As :func:`markdown`, for text that begins a line of its own."""
-    return _AT_START.sub(lambda found: f"{found[1]}\\{found[2]}", markdown(text))
+    return _AT_START.sub(lambda match: f"{match[1]}\\{match[2]}", markdown(text))
 
 
 def csv_cell(value: object) -> object:

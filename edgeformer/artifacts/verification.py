@@ -60,9 +60,9 @@ class Verification(Frozen):
     @property
     def exit_code(self) -> int:
         """0 fine, 2 damaged or tampered with, 3 parity failed or what was asked for could not be checked."""
-        found = {check.status for check in self.artifacts}
-        if self.damaged or "damaged" in found:
+        statuses = {check.status for check in self.artifacts}
+        if self.damaged or "damaged" in statuses:
             return DAMAGED
         # An engine for another card is no failure of this machine; a bundle of which nothing ran is not verified.
-        unchecked = found != {"verified"} if self.asked else "verified" not in found
-        return INCOMPLETE if "failed" in found or unchecked else 0
+        unchecked = statuses != {"verified"} if self.asked else "verified" not in statuses
+        return INCOMPLETE if "failed" in statuses or unchecked else 0

@@ -98,17 +98,17 @@ def require_writable(option: str, path: Path) -> None:
         _require_room(f"{option} {path}", path, "name another file")
 
 
-def _require_room(named: str, path: Path, instead: str) -> None:
+def _require_room(option: str, path: Path, instead: str) -> None:
     """Raises InputError where ``path`` is no folder that can be written, and cannot become anything in one."""
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise InputError(f"{named}: {there} cannot be written; {instead}, or allow it")
+    parent = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InputError(f"{option}: {parent} cannot be written; {instead}, or allow it")
 
 
 def resume_command(folder: Path, flags: Sequence[str] = ()) -> str:
     """What to type so that the unfinished run in ``folder`` goes on, quoted for this system's shell.
 
-    Several processes go on together where their launcher stands in front of it.
+    Several processes resume together with the launcher in front of the command.
 
     Args:
         folder: of the run.
