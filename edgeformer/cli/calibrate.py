@@ -100,7 +100,7 @@ def command(
         shapes=tuple(product(batches or (1, 8), seqs or (16, 64, 128))),
         threads=counts[0] if counts else None,
         rules=MeasureRules.strict() if strict else None,
-        others=tuple(locate(name, artifacts).require_bundle() for name in also or ()),
+        further=tuple(locate(name, artifacts).require_bundle() for name in also or ()),
     )
     profile = load_profile(device or "host", own_profiles(artifacts), show_progress().message)
     profile, written = improve(bundle, profile, options, own_profiles(artifacts), show_progress())

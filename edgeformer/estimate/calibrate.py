@@ -61,22 +61,22 @@ def fit(
     """
     speeds = two_speeds(speeds_of(calls))
     response = fit_response(calls)
-    alike, held = at_one_speed(calls, speed or (speeds[0] if speeds else None), response)
+    scaled_calls, target_speed = at_one_speed(calls, speed or (speeds[0] if speeds else None), response)
     threads = device.cores.value if device.cores is not None else 1
     ramp = shown_ramp(probed.products, threads, device.cache_bytes.value if device.cache_bytes is not None else 0)
     rates = {name: replace(rates_of(device, name), ramp=ramp or RAMP, overlap=OVERLAP) for name in PRECISIONS}
-    probes = _probe_samples(rates["fp32"], probed, held, response)
+    probes = _probe_samples(rates["fp32"], probed, target_speed, response)
     ratio = memory_ratio(probes, rates["fp32"])
     bare = Calibration(
         created=now(), processor=cpu_name(), instructions=kernel_flags(), stated_cache_bytes=stated_cache_bytes(),
         cache_ramp=ramp, overlap=OVERLAP,
         threads=threads, provider=default_provider("cpu"),
-        versions=library_versions(), speed=held, other_speed=speeds[1] if speeds else None, response=response,
+        versions=library_versions(), speed=target_speed, other_speed=speeds[1] if speeds else None, response=response,
         efficiencies={},
     )  # fmt: skip
-    met = _taught(bare, without_profiler(alike, probed.call_us), rates, probes, ratio)
+    met = _taught(bare, without_profiler(scaled_calls, probed.call_us), rates, probes, ratio)
     fitted = device.model_copy(update={"calibration": met})
-    cases = tuple(case_of(fitted, call) for call in alike)
+    cases = tuple(case_of(fitted, call) for call in scaled_calls)
     return fitted.model_copy(update={"calibration": met.model_copy(update={"fitted_on": cases})})
 
 
@@ -120,10 +120,10 @@ def _taught(
         raise EdgeformerError("the nodes of no FP32 call add up to it: something else used the processor meanwhile")
     nodes = [sample for call in believed for sample in _samples(call, rates[call.artifact.precision])]
     classes, operators = fit_operators([*probes, *nodes], rates, ratio)
-    whole = [
+    call_samples = [
         CallSample(call.artifact.precision, call.works, call.call_us, call.weight_bytes, call.counts) for call in calls
     ]
-    return meet_calls(bare.model_copy(update={"efficiencies": classes, "operators": operators}), whole, rates)
+    return meet_calls(bare.model_copy(update={"efficiencies": classes, "operators": operators}), call_samples, rates)
 
 
 def _samples(call: TimedCall, rates: Rates) -> list[NodeSample]:
@@ -138,7 +138,7 @@ def _samples(call: TimedCall, rates: Rates) -> list[NodeSample]:
 
 
 def _probe_samples(
-    rates: Rates, probed: HostRates, held: Speed | None = None, response: Response = UNMOVED
+    rates: Rates, probed: HostRates, target_speed: Speed | None = None, response: Response = UNMOVED
 ) -> list[NodeSample]:
     """The probe's products as they would be at the speed ``held``."""
     samples: list[NodeSample] = []
@@ -148,7 +148,9 @@ def _probe_samples(
         moved = 8.0 * time.rows * time.width
         work = NodeWork("gemm", "MatMul", 2.0 * time.rows * time.width**2, weight, moved, time.rows, time.width)
         amount = amounts(work, beyond, rates.cache_bytes, rates.ramp)
-        slow = slowness(time.speed, held, response) if time.speed is not None and held is not None else 1.0
+        slow = 1.0
+        if time.speed is not None and target_speed is not None:
+            slow = slowness(time.speed, target_speed, response)
         us = time.duration_us / slow
         samples.append(NodeSample("fp32", work, amount, us, us / _PROBE_WEIGHT))
     return samples
@@ -177,15 +179,15 @@ def left_out(
     runs = list(dict.fromkeys(call.run for call in calls))
     if len(runs) < FEWEST_MODELS:
         return []
-    seen = speeds_of(calls)
-    held = speed or (typical(seen) if seen else None)
+    speeds = speeds_of(calls)
+    target_speed = speed or (typical(speeds) if speeds else None)
     cases: list[FittedCase] = []
     for run in runs:
-        taught = fit(device, probed, [call for call in calls if call.run != run], speed=held)
-        assert taught.calibration is not None
-        known = taught.calibration.efficiencies
-        own = as_taught(taught, [call for call in calls if call.run == run])
-        cases += [case_of(taught, call) for call in own if call.artifact.precision in known]
+        fitted = fit(device, probed, [call for call in calls if call.run != run], speed=target_speed)
+        assert fitted.calibration is not None
+        efficiencies = fitted.calibration.efficiencies
+        held_out_calls = as_taught(fitted, [call for call in calls if call.run == run])
+        cases += [case_of(fitted, call) for call in held_out_calls if call.artifact.precision in efficiencies]
     return cases
 
 
@@ -255,7 +257,7 @@ _BUDGET_S, _PROBE_S, _PROCESS_S, _NODES_S = 200.0, 20.0, 3.0, 1.3
 _LONGEST_S = 600.0
 _COMMENTS = {
     "cpu": """\
-# Written by `edgeformer calibrate`: this host's rates as they were measured, and what the estimator learned.
+# Written by `edgeformer calibrate`: this host's measured rates, and the fitted estimator.
 # It says nothing about another machine, and is refused there. Budgets are yours to change; the rest is not.
 """,
     "cuda": """\
@@ -280,7 +282,7 @@ def calibrate(
     *,
     threads: int | None = None,
     shapes: Sequence[Shape] = FIT_SHAPES,
-    others: Sequence[Path] = (),
+    further: Sequence[Path] = (),
     progress: Progress | None = None,
 ) -> DeviceProfile:
     """The profile of this host's processor with measured rates and a calibration. Takes at most ten minutes.
@@ -307,23 +309,23 @@ def calibrate(
         raise InputError(
             f"--device {base.name}: {target.reason}; calibrate on the device itself, or this host with --device host"
         )
-    folders = (bundle, *others)
-    subjects = [subject for folder in folders for subject in _subjects(folder, shapes, bool(others))]
+    folders = (bundle, *further)
+    subjects = [subject for folder in folders for subject in _subjects(folder, shapes, bool(further))]
     repeats = Repeats(_spare_s(subjects))
-    count, shown = threads or default_threads(), progress or Silent()
-    with bar(shown, "measuring this host's rates", None):
+    count, progress = threads or default_threads(), progress or Silent()
+    with bar(progress, "measuring this host's rates", None):
         probed = run_probe(count)
-    timed, noted = _timed(subjects, count, repeats, shown)
+    timed, noted = _timed(subjects, count, repeats, progress)
     disturbed = _words([probed.disturbed, *noted])
     if disturbed is not None:
-        shown.message(f"these times are no facts: {disturbed}; calibrate again when nothing else runs")
+        progress.message(f"these times are no facts: {disturbed}; calibrate again when nothing else runs")
     device = host_facts(base, count, probed, timed, disturbed)
     calls = counted(timed)
     fitted = fit(device, probed, calls)
     assert fitted.calibration is not None
-    known = fitted.calibration.model_copy(update={"disturbed": disturbed})
-    cases = left_out(device, probed, calls, known.speed)
-    fitted = fitted.model_copy(update={"calibration": known})
+    calibration = fitted.calibration.model_copy(update={"disturbed": disturbed})
+    cases = left_out(device, probed, calls, calibration.speed)
+    fitted = fitted.model_copy(update={"calibration": calibration})
     return with_left_out(fitted, cases) if cases else fitted
 
 
@@ -346,7 +348,8 @@ def _subjects(folder: Path, shapes: Sequence[Shape], several: bool) -> list[_Sub
     items: tuple[Item, ...] = tuple(("steady", batch, seq) for batch, seq in fitting)
     tokens: tuple[Item, ...] = tuple(("decode", *shape) for shape in DECODE_SHAPES if shape[1] <= longest)
     decoders = full_graphs(opened, PRECISIONS, role="decode") if tokens else []
-    return [_Subject(opened.name, one, what) for some, what in ((chosen, items), (decoders, tokens)) for one in some]
+    subjects = [_Subject(opened.name, graph, items) for graph in chosen]
+    return subjects + [_Subject(opened.name, graph, tokens) for graph in decoders]
 
 
 def _spare_s(subjects: Sequence[_Subject]) -> float:
@@ -389,18 +392,20 @@ def full_graphs(bundle: Bundle, precisions: Sequence[str], role: str = "full") -
         ArtifactError: a file is missing, truncated or changed.
     """
     full = [artifact for artifact in bundle.built(role) if artifact.is_graph and not artifact.trimmed]
-    wanted = [artifact for precision in precisions for artifact in full if artifact.precision == precision]
-    return [CheckedArtifact.of(bundle, artifact) for artifact in wanted]
+    selected = [artifact for precision in precisions for artifact in full if artifact.precision == precision]
+    return [CheckedArtifact.of(bundle, artifact) for artifact in selected]
 
 
-def _words(noted: Sequence[str | None]) -> str | None:
+def _words(doubts_per_process: Sequence[str | None]) -> str | None:
     """Of how many processes were disturbed, after each was given a second try, and by what at the last."""
-    found = [doubts for doubts in noted if doubts is not None]
-    return f"{len(found)} of {len(noted)} measuring processes were disturbed: {found[-1]}" if found else None
+    disturbances = [doubts for doubts in doubts_per_process if doubts is not None]
+    if not disturbances:
+        return None
+    return f"{len(disturbances)} of {len(doubts_per_process)} measuring processes were disturbed: {disturbances[-1]}"
 
 
 def _timed(
-    subjects: Sequence[_Subject], threads: int, repeats: Repeats, shown: Progress
+    subjects: Sequence[_Subject], threads: int, repeats: Repeats, progress: Progress
 ) -> tuple[list[Timed], list[str | None]]:
     """Every subject by a process in each sweep, its nodes listed in the first; and what disturbed each of them."""
     listings: list[dict[int, Listing]] = [{} for _ in subjects]
@@ -414,10 +419,13 @@ def _timed(
             )  # fmt: skip
             name = f"{subject.run}'s {subject.checked.artifact.id}, sweep {sweep + 1} of {SWEEPS}"
             # Every item is timed, and then listed or said.
-            with bar(shown, f"timing {name}", 2 * len(subject.items), "step"):
-                listings[place][sweep] = repeats.undisturbed(partial(run_listing, spec, shown.advance))
-    found = [Timed(one.run, one.checked.artifact, together(of)) for one, of in zip(subjects, listings, strict=True)]
-    for one in found:
-        for item, reason in one.listing.refused.items():
-            shown.message(f"{one.artifact.id} at {item[1]}×{item[2]}: not timed: {reason}")
-    return found, [listing.disturbed for of in listings for listing in of.values()]
+            with bar(progress, f"timing {name}", 2 * len(subject.items), "step"):
+                listings[place][sweep] = repeats.undisturbed(partial(run_listing, spec, progress.advance))
+    timed = [
+        Timed(subject.run, subject.checked.artifact, together(of_sweep))
+        for subject, of_sweep in zip(subjects, listings, strict=True)
+    ]
+    for entry in timed:
+        for item, reason in entry.listing.refused.items():
+            progress.message(f"{entry.artifact.id} at {item[1]}×{item[2]}: not timed: {reason}")
+    return timed, [listing.disturbed for of in listings for listing in of.values()]

@@ -93,7 +93,7 @@ def _of_calibration(device: DeviceProfile, error: EstimateError) -> EstimateEvid
 # Rows for a device that is not here, as ranges: every node of the graph at the profile's rates, and its memory.
 
 
-# Of a model of which nobody knows how far off its estimates are: a factor of 1.5 both ways.
+# For a model whose estimation error is unknown: a factor of 1.5 both ways.
 _UNVALIDATED_LOG2 = 0.6
 # Fewer shapes of a model say little of another shape of it.
 _FEWEST_SHAPES = 4
@@ -146,14 +146,14 @@ def onnx_origin(manifest: BundleManifest, artifact: ArtifactManifest) -> Artifac
         return artifact
     order = (artifact.precision, "fp16", "fp32")
     same = [
-        known
-        for known in manifest.artifacts
-        if known.is_graph
-        and known.status == "built"
-        and known.precision in order
-        and (known.role, known.exit, known.trimmed) == (artifact.role, artifact.exit, artifact.trimmed)
+        candidate
+        for candidate in manifest.artifacts
+        if candidate.is_graph
+        and candidate.status == "built"
+        and candidate.precision in order
+        and (candidate.role, candidate.exit, candidate.trimmed) == (artifact.role, artifact.exit, artifact.trimmed)
     ]
-    return min(same, key=lambda known: order.index(known.precision), default=None)
+    return min(same, key=lambda candidate: order.index(candidate.precision), default=None)
 
 
 def estimate_listed(case: Case, listing: Listing, item: Item) -> Row:
@@ -192,13 +192,13 @@ def _figures(case: Case, listed: ItemNodes) -> dict[str, Any]:
 def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latency:
     calibration, precision = case.device.calibration, case.artifact.precision
     rates, weight_bytes = rates_of(case.device, precision), stored_weight_bytes(listed.nodes, works, case.listed)
-    seen: Collection[str] = ()
+    fitted_keys: Collection[str] = ()
     _require_counted(works, listed, rates, weight_bytes)
     if calibration is not None and precision in calibration.efficiencies:
         log2, why = _uncertainty(case, listed.item[0], calibration)
-        seen = calibration.operators.get(precision, {})
+        fitted_keys = calibration.operators.get(precision, {})
         each = fitted_nodes_us(works, rates, calibration, precision, weight_bytes)
-        nodes = widened_us(works, each, seen)
+        nodes = widened_us(works, each, fitted_keys)
         called = listed.runs * calibration.call_overhead_us.get(precision, 0.0)
         middle = (called + sum(each)) / 1000  # what is doubted may be much slower: the ends are not alike
         low, high = (called + nodes[0]) / 1000 / 2**log2, (called + nodes[1]) / 1000 * 2**log2
@@ -212,7 +212,7 @@ def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latenc
             "from the profile's peak rates, not calibrated: the low end overlaps everything and reaches nearly the "
             "peaks, the high end overlaps nothing and reaches about a third of them"
         )
-    doubts = _doubts(works, listed, seen)
+    doubts = _doubts(works, listed, fitted_keys)
     return Latency(
         status="estimated",
         p50=middle,
@@ -223,10 +223,10 @@ def _latency(case: Case, listed: ItemNodes, works: Sequence[NodeWork]) -> Latenc
     )
 
 
-def _doubts(works: Sequence[NodeWork], listed: ItemNodes, seen: Collection[str]) -> list[str]:
+def _doubts(works: Sequence[NodeWork], listed: ItemNodes, fitted_keys: Collection[str]) -> list[str]:
     """Why a range is wider than it would be of a transformer, in words."""
     doubts = []
-    doubtful = [work.key for work in works if work.trust != "checked" and work.key not in seen]
+    doubtful = [work.key for work in works if work.trust != "checked" and work.key not in fitted_keys]
     unchecked = Counter(key.removesuffix(BROADCAST) for key in doubtful)
     if unchecked:
         doubts.append(f"the range is wider: never checked on any device are estimates of {unchecked_words(unchecked)}")
@@ -239,13 +239,13 @@ def _doubts(works: Sequence[NodeWork], listed: ItemNodes, seen: Collection[str])
 
 
 def _require_counted(works: Sequence[NodeWork], listed: ItemNodes, rates: Rates, weight_bytes: float) -> None:
-    """Raises EdgeformerError where most of the time may go where nobody can count the work."""
+    """Raise EdgeformerError if operators without a work count may take most of the time."""
     unknown = Counter(node.op for node in listed.nodes if trust_of(node) == "unknown")
     if not unknown:
         return
-    whole = range_us(works, rates, weight_bytes, fused=False)[1]
-    without = range_us([work for work in works if work.trust != "unknown"], rates, weight_bytes, fused=False)[1]
-    share = 1 - without / whole
+    total_us = range_us(works, rates, weight_bytes, fused=False)[1]
+    known_us = range_us([work for work in works if work.trust != "unknown"], rates, weight_bytes, fused=False)[1]
+    share = 1 - known_us / total_us
     if share > MOST_UNKNOWN:
         raise EdgeformerError(
             f"no estimate: {share:.0%} of the time may go to operators whose work cannot be counted: "
@@ -258,25 +258,27 @@ def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[fl
 
     What other shapes of the same model show holds for that model; what models show that were left out, for any.
     """
-    precision, whole = case.artifact.precision, ("full", "exit") if phase == "steady" else ("decode",)
-    if case.artifact.role not in whole:
+    precision, roles = case.artifact.precision, ("full", "exit") if phase == "steady" else ("decode",)
+    if case.artifact.role not in roles:
         return _UNVALIDATED_LOG2, "parts of a call were never checked, so the range is a guess"
-    off = [
-        abs(math.log2(one.estimated_ms / one.measured_ms))
-        for one in calibration.validated_on
-        if (one.run, one.precision, one.phase) == (case.run, precision, phase) and one.stable and one.estimated_ms
+    errors_log2 = [
+        abs(math.log2(validation.estimated_ms / validation.measured_ms))
+        for validation in calibration.validated_on
+        if (validation.run, validation.precision, validation.phase) == (case.run, precision, phase)
+        and validation.stable
+        and validation.estimated_ms
     ]
-    if len(off) >= _FEWEST_SHAPES:
-        found = max(*off, 2 * statistics.median(off))
-        return found, f"the range is the worst error on {len(off)} other shapes of this model"
+    if len(errors_log2) >= _FEWEST_SHAPES:
+        worst = max(*errors_log2, 2 * statistics.median(errors_log2))
+        return worst, f"the range is the worst error on {len(errors_log2)} other shapes of this model"
     error = calibration.error
     if error is None or error.spread_log2 is None:
         return _UNVALIDATED_LOG2, "no model was left out of the calibration, so the range is a guess"
-    shown = {(one.precision, one.phase) for one in calibration.left_out}
-    if (precision, phase) in shown:
+    validated = {(validation.precision, validation.phase) for validation in calibration.left_out}
+    if (precision, phase) in validated:
         of = f"{error.cases} cases of {error.models} models, each left out once"
         return error.spread_log2, f"the range is the largest of the {PERCENT} % quantiles of the errors on {of}"
-    only = " and ".join(sorted(f"{name} {'calls' if when == 'steady' else when}" for name, when in shown))
+    only = " and ".join(sorted(f"{name} {'calls' if when == 'steady' else when}" for name, when in validated))
     return max(error.spread_log2, _UNVALIDATED_LOG2), f"models were left out in {only} only, so the range is a guess"
 
 

@@ -42,7 +42,7 @@ _NOTHING = 1e-9
 _ROUNDS, _LEAST_FOUND = 6, 0.2
 _COMPUTING, _READING = 1, 3
 """Columns that overlap in a product: what it computes, and weights that it reads from the cache."""
-# Of a column that takes much less than the one beside it, so that it is still weighed in the next round.
+# Least share of a column that takes much less than its neighbour, so that the next round still weighs it.
 _LEAST_PART = 0.02
 _SHARES = {"of_peak", "of_bandwidth", "of_weights", "of_memory"}
 
@@ -129,12 +129,12 @@ def fit_operators(
         by_key[sample.precision, sample.work.key].append(sample)
     classes: dict[str, dict[OperatorClass, Efficiency]] = defaultdict(dict)
     operators: dict[str, dict[str, Efficiency]] = defaultdict(dict)
-    for (precision, cls), members in sorted(by_class.items(), key=lambda one: (one[0][0] != "fp32", one[0])):
-        own = fit_efficiency(members, rates[precision], ratio)
+    for (precision, cls), members in sorted(by_class.items(), key=lambda item: (item[0][0] != "fp32", item[0])):
+        fitted = fit_efficiency(members, rates[precision], ratio)
         plain = classes["fp32"].get(cls)
         if plain is not None and precision != "fp32" and not any(map(_reads_far, members)):
-            own = _from_memory(own, plain)
-        classes[precision][cls] = own
+            fitted = _from_memory(fitted, plain)
+        classes[precision][cls] = fitted
     for (precision, key), members in sorted(by_key.items()):
         if len({sample.amount for sample in members}) >= _LEAST_SIZES:
             toward = classes[precision][members[0].work.cls]
@@ -176,43 +176,43 @@ def _reads_far(sample: NodeSample) -> bool:
     return amount.kept_bytes < weights if weights else amount.far_bytes > 0
 
 
-def _from_memory(own: Efficiency, plain: Efficiency) -> Efficiency:
+def _from_memory(fitted: Efficiency, fp32: Efficiency) -> Efficiency:
     """A class whose weights always were in the cache: a byte from memory takes as much more as it does in FP32, not as
     many times more, since what else is done with a byte differs."""
     own_near, near, far = (
-        (own.of_weights or own.of_bandwidth),
-        (plain.of_weights or plain.of_bandwidth),
-        plain.of_memory,
+        (fitted.of_weights or fitted.of_bandwidth),
+        (fp32.of_weights or fp32.of_bandwidth),
+        fp32.of_memory,
     )
     if own_near is None or near is None or far is None:
-        return own
-    return own.model_copy(update={"of_memory": 1 / (1 / own_near + max(0.0, 1 / far - 1 / near))})
+        return fitted
+    return fitted.model_copy(update={"of_memory": 1 / (1 / own_near + max(0.0, 1 / far - 1 / near))})
 
 
 def _coefficients(samples: Sequence[NodeSample], rates: Rates, prior: Floats | None = None) -> Floats:
     """Factors of the columns of :func:`_columns` by which the samples take their durations."""
     durations = np.maximum([sample.duration_us for sample in samples], _TICK_US)
     shares = np.sqrt(durations / np.array([sample.call_us for sample in samples]))
-    whole = np.array([_columns(sample, rates) for sample in samples])
-    found = np.zeros(whole.shape[1]) if prior is None else prior.copy()  # of what was not seen, the class knows
-    seen = whole.max(axis=0) > 0
-    matrix = whole[:, seen]
+    columns = np.array([_columns(sample, rates) for sample in samples])
+    factors = np.zeros(columns.shape[1]) if prior is None else prior.copy()  # of what was not seen, the class knows
+    used = columns.max(axis=0) > 0
+    matrix = columns[:, used]
     # Columns of very different size make the active set's tolerance meaningless.
     scales = matrix.max(axis=0)
-    held, wanted = _held_rows(None if prior is None else prior[seen] * scales, len(scales))
-    off, parts = durations, np.ones_like(whole)
+    prior_rows, prior_targets = _held_rows(None if prior is None else prior[used] * scales, len(scales))
+    expected_us, parts = durations, np.ones_like(columns)
     # Errors relative to what was measured favour what is too short: from the second round on they are relative to the
     # middle of what was measured and what was found.
     for _ in range(_ROUNDS):
-        weights = shares / off
-        scaled = np.vstack([matrix * parts[:, seen] / scales * weights[:, None], held])
-        found[seen] = nnls(scaled, np.concatenate([durations * weights, wanted])) / scales
-        parts = _parts_of_columns(whole, found, rates.overlap)
-        off = np.maximum(np.sqrt(durations * ((whole * parts) @ found)), _LEAST_FOUND * durations)
-    return found
+        weights = shares / expected_us
+        scaled = np.vstack([matrix * parts[:, used] / scales * weights[:, None], prior_rows])
+        factors[used] = nnls(scaled, np.concatenate([durations * weights, prior_targets])) / scales
+        parts = _parts_of_columns(columns, factors, rates.overlap)
+        expected_us = np.maximum(np.sqrt(durations * ((columns * parts) @ factors)), _LEAST_FOUND * durations)
+    return factors
 
 
-def _parts_of_columns(whole: Floats, found: Floats, overlap: float) -> Floats:
+def _parts_of_columns(columns: Floats, factors: Floats, overlap: float) -> Floats:
     """How much of what a column takes alone it adds to a sample's time at these factors: all of it, but of the two that
     overlap the derivative by their factor, so that the columns again sum to the time.
 
@@ -224,8 +224,8 @@ def _parts_of_columns(whole: Floats, found: Floats, overlap: float) -> Floats:
     Returns:
         float64 [n, columns].
     """
-    parts = np.ones_like(whole)
-    alone = whole[:, [_COMPUTING, _READING]] * found[[_COMPUTING, _READING]]
+    parts = np.ones_like(columns)
+    alone = columns[:, [_COMPUTING, _READING]] * factors[[_COMPUTING, _READING]]
     both = together(alone[:, 0], alone[:, 1], overlap)
     for column, took in zip((_COMPUTING, _READING), alone.T, strict=True):
         some = took > 0
@@ -235,12 +235,12 @@ def _parts_of_columns(whole: Floats, found: Floats, overlap: float) -> Floats:
 
 def _held_rows(prior: Floats | None, columns: int) -> tuple[Floats, Floats]:
     """Rows of a least-squares problem that hold factors near ``prior``, relative to it; a prior of 0 holds nothing."""
-    known = [] if prior is None else [place for place in range(columns) if prior[place] > 0]
-    rows = np.zeros((len(known), columns))
-    for row, place in enumerate(known):
+    places = [] if prior is None else [place for place in range(columns) if prior[place] > 0]
+    rows = np.zeros((len(places), columns))
+    for row, place in enumerate(places):
         assert prior is not None
         rows[row, place] = _TOWARD_CLASS / prior[place]
-    return rows, np.full(len(known), _TOWARD_CLASS)
+    return rows, np.full(len(places), _TOWARD_CLASS)
 
 
 def _columns(sample: NodeSample, rates: Rates) -> list[float]:
@@ -272,9 +272,9 @@ def meet_calls(calibration: Calibration, calls: Sequence[CallSample], rates: Map
         measured = np.array([call.measured_us for call in members])
         matrix = np.column_stack([np.ones(len(members)), parts]) / measured[:, None]
         # Two rows more hold the factors near what they usually are, where the calls alone cannot tell them apart.
-        held = np.array([[0.0, _HELD, 0.0], [0.0, 0.0, _HELD]])
+        prior_rows = np.array([[0.0, _HELD, 0.0], [0.0, 0.0, _HELD]])
         target = np.concatenate([np.ones(len(members)), _HELD * np.array(_USUAL)])
-        fixed, of_overhead, of_work = (float(value) for value in nnls(np.vstack([matrix, held]), target))
+        fixed, of_overhead, of_work = (float(value) for value in nnls(np.vstack([matrix, prior_rows]), target))
         call_us[precision] = fixed
         result = _scaled(result, precision, of_overhead, of_work)
     return result.model_copy(update={"call_overhead_us": call_us})
@@ -323,16 +323,16 @@ def fit_response(calls: Sequence[TimedCall]) -> Response:
     one model.
 
     Args:
-        calls: as they were timed, of several processes each; others say nothing.
+        calls: unscaled times of several processes each; calls of a single process are ignored.
     """
     parts = _time_parts(calls, by_run=True)
     if len(parts) < 2:
         parts = _time_parts(calls, by_run=False)
     if len(parts) < 2:
         return UNMOVED
-    left = {columns: _left(parts, columns) for columns in _SETS}
-    best = min(_SETS, key=lambda columns: left[columns])
-    if left[best] >= _WORTH * _left(parts, ()):
+    residuals = {columns: _left(parts, columns) for columns in _SETS}
+    best = min(_SETS, key=lambda columns: residuals[columns])
+    if residuals[best] >= _WORTH * _left(parts, ()):
         return UNMOVED
     product, copy = _exponents(parts, best)
     return Response(of_product=product, of_copy=copy)
@@ -356,24 +356,24 @@ def _time_parts(calls: Sequence[TimedCall], by_run: bool) -> list[tuple[Floats, 
         rows[key[:1] if by_run else key] += [
             (product - middle[0], copy - middle[1], us - middle[2]) for product, copy, us in logs
         ]
-    arrays = (np.array(found) for found in rows.values())
+    arrays = (np.array(part_rows) for part_rows in rows.values())
     return [(array[:, :2], array[:, 2]) for array in arrays]
 
 
 def _exponents(parts: Sequence[tuple[Floats, Floats]], columns: Sequence[int]) -> tuple[float, float]:
-    found = [0.0, 0.0]
+    exponents = [0.0, 0.0]
     if columns:
         moved = np.vstack([moved[:, list(columns)] for moved, _ in parts])
         fitted = nnls(moved, np.concatenate([took for _, took in parts]))
         for column, value in zip(columns, fitted, strict=True):
-            found[column] = float(value)
-    return found[0], found[1]
+            exponents[column] = float(value)
+    return exponents[0], exponents[1]
 
 
 def _left(parts: Sequence[tuple[Floats, Floats]], columns: Sequence[int]) -> float:
     """The mean deviation that is left of each part after a correction that was fitted on the others."""
-    left = []
+    residuals = []
     for number, (moved, took) in enumerate(parts):
-        others = [part for place, part in enumerate(parts) if place != number]
-        left.append(float(np.abs(took - moved @ np.array(_exponents(others, columns))).mean()))
-    return fmean(left)
+        training_parts = [part for place, part in enumerate(parts) if place != number]
+        residuals.append(float(np.abs(took - moved @ np.array(_exponents(training_parts, columns))).mean()))
+    return fmean(residuals)

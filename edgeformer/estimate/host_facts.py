@@ -1,4 +1,4 @@
-"""Facts of this host, as they were measured: `verified: true`, each with how and when."""
+"""Measured facts of this host (`verified: true`), each with method and date."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def host_facts(
     when += f"; {disturbed}" if disturbed else ""
     quiet = disturbed is None
 
-    def measured(value: float, what: str) -> Fact[float]:
-        return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {what}", verified=quiet)
+    def measured(value: float, description: str) -> Fact[float]:
+        return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {description}", verified=quiet)
 
     best = max(2.0 * time.rows * time.width**2 / (time.duration_us * 1e-6) for time in rates.products)
     int8 = [
         work.operations / (node.duration_us * 1e-6)
-        for one in timed
-        for item in one.listing.items.values()
+        for entry in timed
+        for item in entry.listing.items.values()
         for work, node in zip(count_nodes(item.nodes), item.nodes, strict=True)
         if work.quantized and work.operations > _LEAST_OPERATIONS and node.duration_us > 0
     ]
@@ -99,12 +99,12 @@ def shown_cache(products: Sequence[ProductTime], threads: int, stated: int, how:
         stated: bytes.
         how: that is known.
     """
-    few = _of_few_rows(products, threads)
+    small_products = _of_few_rows(products, threads)
     smaller = [size for step in range(20) for size in (4 << 20 + step, 6 << 20 + step) if size < stated]
-    if not few or not smaller:
+    if not small_products or not smaller:
         return stated, how
     # The mean: few sets are larger than what is really there, and they are what shows it.
-    off = {size: float(np.minimum(_off(few, size, RAMP), _MOST_OFF).mean()) for size in (*smaller, stated)}
+    off = {size: float(np.minimum(_off(small_products, size, RAMP), _MOST_OFF).mean()) for size in (*smaller, stated)}
     best = min(smaller, key=lambda size: off[size])
     if off[stated] < _EXPLAINED or off[best] > _CLEARLY * off[stated]:
         return stated, how
@@ -120,12 +120,12 @@ def shown_ramp(products: Sequence[ProductTime], threads: int, cache: int) -> tup
         threads: that computed them.
         cache: bytes; 0: none is known.
     """
-    few = _of_few_rows(products, threads)
-    if not few or not cache:
+    small_products = _of_few_rows(products, threads)
+    if not small_products or not cache:
         return None
     ramps = [(begin, end) for begin in _BEGINS for end in _ENDS if begin < end]
     # The mean: few products lie on the ramp, and a disturbed one makes all ramps alike.
-    off = {ramp: float(np.mean(_off(few, cache, ramp))) for ramp in ramps}
+    off = {ramp: float(np.mean(_off(small_products, cache, ramp))) for ramp in ramps}
     best, usual = min(ramps, key=lambda ramp: off[ramp]), off[RAMP]
     return best if usual >= _EXPLAINED and off[best] <= _CLEARLY * usual else None
 
@@ -133,12 +133,12 @@ def shown_ramp(products: Sequence[ProductTime], threads: int, cache: int) -> tup
 def _of_few_rows(products: Sequence[ProductTime], threads: int) -> list[ProductTime]:
     """Those that read weights rather than compute, more of them than the cores hold for themselves: of many cores, the
     largest sets that there are. None where these are too few different amounts, or all of them small for the cores."""
-    few = [(time, 4 * time.width**2 * time.weights) for time in products if time.rows <= _FEW_ROWS]
-    largest = sorted({size for _, size in few if size >= _LEAST_SHOWN}, reverse=True)[:_FEWEST_SETS]
+    sizes = [(time, 4 * time.width**2 * time.weights) for time in products if time.rows <= _FEW_ROWS]
+    largest = sorted({size for _, size in sizes if size >= _LEAST_SHOWN}, reverse=True)[:_FEWEST_SETS]
     if len(largest) < _FEWEST_SETS or threads * _LEAST_SHOWN > _SMALL_FOR_CORES * largest[-1]:
         return []
     least = min(threads * _LEAST_SHOWN, largest[-1])
-    return [time for time, size in few if size >= least]
+    return [time for time, size in sizes if size >= least]
 
 
 def _off(products: Sequence[ProductTime], cache: int, ramp: tuple[float, float]) -> Floats:

@@ -53,7 +53,7 @@ class ItemNodes(Frozen):
     runs: int = Field(description="of graphs, in one call of the artifact")
     feed_bytes: int = Field(description="inputs of all runs: tokens, states, what was kept of earlier tokens")
     call_us: float | None = None
-    rounds: tuple[Round, ...] = Field((), strict=False, description="what was timed, as it was")
+    rounds: tuple[Round, ...] = Field((), strict=False, description="timed rounds, unscaled")
 
 
 _MESSAGES: TypeAdapter[ItemNodes | Refusal | Tick | Beside | End] = TypeAdapter(
@@ -99,9 +99,9 @@ def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Lis
     return listing
 
 
-def work(told: bytes, send: Send) -> None:
+def work(message: bytes, send: Send) -> None:
     """The child's part: list what a ListSpec asks for. See :mod:`..child`."""
-    spec = ListSpec.model_validate_json(told, strict=False)
+    spec = ListSpec.model_validate_json(message, strict=False)
     graphs = _graphs(spec.checked.files)
     timer = Timer(spec, send) if spec.timed else None
     for item in spec.items:
@@ -116,7 +116,7 @@ def work(told: bytes, send: Send) -> None:
         except EdgeformerError as error:
             send(Refusal(item=item, reason=str(error)))
             continue
-        nodes, fed_bytes = tuple(chain(*(nodes for nodes, _ in runs))), sum(fed for _, fed in runs)
+        nodes, fed_bytes = tuple(chain(*(nodes for nodes, _ in runs))), sum(size for _, size in runs)
         timed = timer.of(item) if timer is not None else {}
         send(ItemNodes(item=item, nodes=nodes, runs=len(runs), feed_bytes=fed_bytes, **timed))
 
@@ -224,10 +224,10 @@ class Repeats:
             run: starts a process; each does the same.
         """
         began = time.perf_counter()
-        found = run()
+        listing = run()
         took_s = time.perf_counter() - began
-        if found.disturbed is None or took_s > self._left_s:
-            return found
+        if listing.disturbed is None or took_s > self._left_s:
+            return listing
         self._left_s -= took_s
         return run()
 
@@ -250,10 +250,10 @@ def _together(nodes: ItemNodes, item: Item, listings: Mapping[int, Listing]) -> 
     rounds: list[Round] = []
     each_us: list[float] = []
     for process, listing in sorted(listings.items()):
-        seen = listing.items.get(item)
-        if seen is not None and seen.call_us is not None:
-            rounds += [one.model_copy(update={"process": process}) for one in seen.rounds]
-            each_us.append(seen.call_us)
+        timed_item = listing.items.get(item)
+        if timed_item is not None and timed_item.call_us is not None:
+            rounds += [entry.model_copy(update={"process": process}) for entry in timed_item.rounds]
+            each_us.append(timed_item.call_us)
     call_us = median(each_us)
     # Nodes are as fast as their own process was.
     scale = call_us / nodes.call_us

@@ -40,7 +40,7 @@ MOVES = {
 # They read a part of their first input, as many bytes as they write.
 PARTIAL = {"Slice", "Split", "Expand", "Gather", "GatherBlockQuantized", "GatherND", "GatherElements"}
 CONTROL = {"If", "Loop", "Scan"}
-"""What they hold is listed by itself, as often as it ran."""
+"""Operators whose bodies are listed separately, once per iteration."""
 
 _ELEMENTWISE = {
     "Abs", "Add", "And", "BatchNormalization", "BiasAdd", "BiasGelu", "BiasSoftmax", "BitShift", "Ceil", "Clip", "Cos",
@@ -63,10 +63,10 @@ Trust = Literal["checked", "convolution", "narrow", "recurrent", "window", "unkn
 
 @dataclass(frozen=True)
 class Doubt:
-    """By how much an operator's time may be less than the range's low end, and more than its high end."""
+    """Factors by which an operator may be faster than the low end, and slower than the high end, of its range."""
 
-    less: float
-    more: float
+    faster: float
+    slower: float
 
 
 DOUBTS: dict[Trust, Doubt] = {
@@ -82,7 +82,7 @@ DOUBTS: dict[Trust, Doubt] = {
     "unknown": Doubt(2.0, 10.0),
 }
 MOST_UNKNOWN = 0.5
-"""Share of the time that operators may take whose work nobody can count; beyond it there is no estimate."""
+"""Largest share of time of operators without a work count; beyond it there is no estimate."""
 
 
 def trust_of(node: ExecutedNode) -> Trust:
@@ -94,8 +94,8 @@ def trust_of(node: ExecutedNode) -> Trust:
         return "recurrent"
     if node.op in _WINDOWS:
         return "window"
-    known = MATRIX_PRODUCTS | WHOLE_ATTENTION | LOOKUPS | RENAMES | MOVES | CONTROL | _ELEMENTWISE
-    return "checked" if node.op in known or node.op.startswith("Reduce") else "unknown"
+    counted = MATRIX_PRODUCTS | WHOLE_ATTENTION | LOOKUPS | RENAMES | MOVES | CONTROL | _ELEMENTWISE
+    return "checked" if node.op in counted or node.op.startswith("Reduce") else "unknown"
 
 
 def convolution_operations(node: ExecutedNode) -> float:
@@ -104,8 +104,8 @@ def convolution_operations(node: ExecutedNode) -> float:
     Kernels are [C out, C in / groups, …]; of a transposed one [C in, C out / groups, …], and every input meets all of
     its channel's.
     """
-    kernel, at = node.inputs[1], node.inputs[0] if node.op in TRANSPOSED else node.outputs[0]
-    return 2.0 * at.elements * kernel.elements / max(1, kernel.shape[0] if kernel.shape else 1)
+    kernel, positions = node.inputs[1], node.inputs[0] if node.op in TRANSPOSED else node.outputs[0]
+    return 2.0 * positions.elements * kernel.elements / max(1, kernel.shape[0] if kernel.shape else 1)
 
 
 def recurrent_operations(node: ExecutedNode) -> float:
@@ -119,13 +119,13 @@ def recurrent_rereads(node: ExecutedNode, weights: Iterable[Tensor]) -> list[Ten
     """The weights as a step-by-step loop reads them: those of the state once in every step."""
     steps = node.inputs[0].shape[0] if node.inputs[0].shape else 1
     state = node.inputs[2] if len(node.inputs) > 2 else None
-    return [again for tensor in weights for again in [tensor] * (steps if tensor is state else 1)]
+    return [repeated for tensor in weights for repeated in [tensor] * (steps if tensor is state else 1)]
 
 
 def unchecked_words(counts: Counter[str]) -> str:
     """``Conv (62), Resize (6)``: operators that the estimator was never checked on, the most frequent ones."""
-    most = counts.most_common(5)
-    return ", ".join(f"{name} ({count})" for name, count in most) + (", …" if len(counts) > len(most) else "")
+    frequent = counts.most_common(5)
+    return ", ".join(f"{name} ({count})" for name, count in frequent) + (", …" if len(counts) > len(frequent) else "")
 
 
 # Operations and bytes of executed nodes: what each one computes, and what it moves. Pure functions.
@@ -151,7 +151,7 @@ class NodeWork:
     """What one node does.
 
     Attributes:
-        key: operator, told apart where its cost per byte differs: ``Mul broadcast``.
+        key: operator, split where its cost per byte differs: ``Mul broadcast``.
         operations: a multiplication and an addition are two.
         weight_bytes: constants that it reads (matrix products only: tables are read in part).
         moved_bytes: activations read and written.
@@ -296,14 +296,14 @@ def _class_of(node: ExecutedNode) -> OperatorClass:
 
 def _weights(node: ExecutedNode) -> tuple[int, ...]:
     """Which inputs of a product are constant. The profiler gives only their bytes together: the second input first."""
-    left = node.parameter_bytes
-    found: list[int] = []
+    remaining = node.parameter_bytes
+    weights: list[int] = []
     for place, tensor in enumerate(node.inputs[1:], start=1):
-        if tensor.elements > 1 and tensor.bytes <= left:
-            found.append(place)
-            left -= tensor.bytes
+        if tensor.elements > 1 and tensor.bytes <= remaining:
+            weights.append(place)
+            remaining -= tensor.bytes
     # A bias alone makes no weight: Gemm between activations with a constant third input.
-    return tuple(found) if 1 in found else ()
+    return tuple(weights) if 1 in weights else ()
 
 
 def _product_operations(node: ExecutedNode) -> float:
@@ -318,11 +318,11 @@ def _product_operations(node: ExecutedNode) -> float:
         length = key[-2] if len(key) > 1 else 1
         return 4.0 * node.outputs[0].elements * length if query else 0.0
     # [..., M, K] × [K, N]: the inner size K is the left operand's elements over its rows, whatever is transposed.
-    left, right, out = node.inputs[0], node.inputs[1], node.outputs[0]
+    first, second, out = node.inputs[0], node.inputs[1], node.outputs[0]
     if node.op == "MatMulNBits":  # its weight is listed as it is packed
-        return 2.0 * out.elements * (left.shape[-1] if left.shape else 1)
-    inner = right.elements / max(1, math.prod(right.shape[:-2]) * _columns(node))
-    return 2.0 * out.elements * inner if left.elements else 0.0
+        return 2.0 * out.elements * (first.shape[-1] if first.shape else 1)
+    inner = second.elements / max(1, math.prod(second.shape[:-2]) * _columns(node))
+    return 2.0 * out.elements * inner if first.elements else 0.0
 
 
 def _columns(node: ExecutedNode) -> int:
@@ -360,8 +360,8 @@ def stored_weight_bytes(nodes: Sequence[ExecutedNode], works: Sequence[NodeWork]
     lookups = [node for node in nodes if _class_of(node) == "lookup"]
     tables = {node.inputs[0] for node in lookups if node.parameter_bytes >= node.inputs[0].bytes}
     # A head that uses the embedding table as its weights reads all of it.
-    apart = sum(table.bytes for table in tables if table.elements not in products)
-    stored = float(max(0, artifact.sharing.weight_bytes - apart))
+    embedding_bytes = sum(table.bytes for table in tables if table.elements not in products)
+    stored = float(max(0, artifact.sharing.weight_bytes - embedding_bytes))
     weights = [node.inputs[place] for node in nodes if node.op in PRODUCTS for place in _weights(node)]
     computed = sum(weight.elements for weight in weights)
     wider = read / computed / _STORED_BYTES[artifact.precision] if computed else 1.0

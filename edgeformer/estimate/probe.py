@@ -60,7 +60,7 @@ class ProductTime(Frozen):
     width: int
     weights: int
     duration_us: float
-    speed: Speed | None = Field(None, description="of the machine around it; None: nobody looked")
+    speed: Speed | None = Field(None, description="of the machine around it; None: not measured")
 
 
 class HostRates(Frozen):
@@ -80,19 +80,19 @@ _MESSAGES: TypeAdapter[HostRates | End] = TypeAdapter(Annotated[HostRates | End,
 def run_probe(threads: int) -> HostRates:
     """What this host can do, measured by a process of its own; by a second one where something else used the machine
     during the first. Raises EdgeformerError when that does not say."""
-    found: list[HostRates] = []
-    while not found or (found[-1].disturbed is not None and len(found) < _TRIES):
-        known = len(found)
-        ending = run_job(ProbeSpec(threads=threads), _MESSAGES, _LONGEST_S, found.append)
-        if len(found) == known:
+    results: list[HostRates] = []
+    while not results or (results[-1].disturbed is not None and len(results) < _TRIES):
+        count = len(results)
+        ending = run_job(ProbeSpec(threads=threads), _MESSAGES, _LONGEST_S, results.append)
+        if len(results) == count:
             raise EdgeformerError(f"this host's rates could not be measured: {ending.reason or 'no answer'}")
-    return found[-1]
+    return results[-1]
 
 
-def work(told: bytes, send: Send) -> None:
+def work(message: bytes, send: Send) -> None:
     """The child's part: time chains of products, sums of large tensors, and of single numbers; a quarter of a minute. A
     chain for which there is no memory is left out. See :mod:`..child`."""
-    threads, before = ProbeSpec.model_validate_json(told).threads, read_cpu()
+    threads, start = ProbeSpec.model_validate_json(message).threads, read_cpu()
     with (
         contextlib.closing(Reference()) as reference,
         tempfile.TemporaryDirectory(prefix="edgeformer-probe-") as folder,
@@ -103,20 +103,20 @@ def work(told: bytes, send: Send) -> None:
             earlier = reference.speed()
             timed = _products(file, width, weights, threads)
             speed = between(earlier, reference.speed())
-            products += [one.model_copy(update={"speed": speed}) for one in timed]
+            products += [product.model_copy(update={"speed": speed}) for product in timed]
         file.write_bytes(add_chain(_LARGE, 2))
-        ones = {"x": np.ones(_LARGE, np.float32)}
-        (large,) = ProfiledGraph(file, threads, prepacked=True).list_nodes(ones, calls=6)
+        inputs = {"x": np.ones(_LARGE, np.float32)}
+        (large,) = ProfiledGraph(file, threads, prepacked=True).list_nodes(inputs, calls=6)
         short_us, long_us = (_chain_us(file, nodes, threads) for nodes in (_SHORT_CHAIN, _LONG_CHAIN))
     operator_us = max(_LEAST_OPERATOR_US, (long_us - short_us) / (_LONG_CHAIN - _SHORT_CHAIN))
-    seen = beside(before)
+    disturbance = beside(start)
     send(
         HostRates(
             products=tuple(products),
             bandwidth=3 * 4 * _LARGE / (min(node.duration_us for node in large) * 1e-6),
             operator_us=operator_us,
             call_us=max(0.0, short_us - _SHORT_CHAIN * operator_us),
-            disturbed=seen.doubts if seen.disturbed else None,
+            disturbed=disturbance.doubts if disturbance.disturbed else None,
         )
     )
 

@@ -39,7 +39,7 @@ class TimedCall:
     Attributes:
         call_us: of the whole call, without the profiler.
         weight_bytes: of the whole graph's products, each shared weight once.
-        rounds: what was timed, as it was; empty: nobody looked at the speed.
+        rounds: timed rounds, unscaled; empty: the speed was not measured.
         believed: whether the nodes' durations can be those of the call.
     """
 
@@ -69,9 +69,9 @@ class TimedCall:
 def counted(timed: Sequence[Timed]) -> list[TimedCall]:
     """Every item of every artifact; those that were not timed are left out."""
     return [
-        count_call(one.run, one.artifact, item)
-        for one in timed
-        for item in one.listing.items.values()
+        count_call(entry.run, entry.artifact, item)
+        for entry in timed
+        for item in entry.listing.items.values()
         if item.call_us is not None
     ]
 
@@ -97,7 +97,7 @@ def count_call(run: str, artifact: ArtifactManifest, item: ItemNodes) -> TimedCa
 
 def speeds_of(calls: Sequence[TimedCall]) -> list[Speed]:
     """Of all moments at which something was timed."""
-    return [seen.speed for call in calls for seen in call.rounds]
+    return [entry.speed for call in calls for entry in call.rounds]
 
 
 def at_one_speed(
@@ -114,30 +114,30 @@ def at_one_speed(
         response: how the calls' times follow it.
 
     Returns:
-        Times as they are and None where nobody looked at the speed.
+        Unscaled times and None if the speed was not measured.
     """
     speeds = speeds_of(calls)
     if not speeds:
         return list(calls), None
-    wanted, processes = speed or typical(speeds), process_speeds(calls)
+    target, processes = speed or typical(speeds), process_speeds(calls)
 
     def scaled(call: TimedCall) -> TimedCall:
         took = by_process(call)
         if not took:
             return call
-        own = processes[call.run, call.artifact.id]
-        call_us = median(us / slowness(own[process], wanted, response) for process, us in took.items())
+        speeds_of_processes = processes[call.run, call.artifact.id]
+        call_us = median(us / slowness(speeds_of_processes[process], target, response) for process, us in took.items())
         factor = call_us / call.call_us
         return replace(call, durations_us=tuple(us * factor for us in call.durations_us), call_us=call_us)
 
-    return [scaled(call) for call in calls], wanted
+    return [scaled(call) for call in calls], target
 
 
 def by_process(call: TimedCall) -> dict[int, float]:
-    """Process → the median of its rounds of a call, in microseconds, as they were."""
+    """Process → the median of its rounds of a call, in microseconds, unscaled."""
     rounds: dict[int, list[float]] = defaultdict(list)
-    for seen in call.rounds:
-        rounds[seen.process].append(seen.us)
+    for entry in call.rounds:
+        rounds[entry.process].append(entry.us)
     return {process: median(times) for process, times in rounds.items()}
 
 
@@ -145,9 +145,11 @@ def process_speeds(calls: Sequence[TimedCall]) -> dict[tuple[str, str], dict[int
     """(run, artifact) → process → the median of the probes beside everything that the process timed."""
     probes: dict[tuple[str, str], dict[int, list[Speed]]] = defaultdict(lambda: defaultdict(list))
     for call in calls:
-        for seen in call.rounds:
-            probes[call.run, call.artifact.id][seen.process].append(seen.speed)
-    return {key: {process: typical(seen) for process, seen in own.items()} for key, own in probes.items()}
+        for entry in call.rounds:
+            probes[call.run, call.artifact.id][entry.process].append(entry.speed)
+    return {
+        key: {process: typical(speeds) for process, speeds in by_process.items()} for key, by_process in probes.items()
+    }
 
 
 def without_profiler(calls: Sequence[TimedCall], call_us: float = 0.0) -> list[TimedCall]:
@@ -164,14 +166,14 @@ def without_profiler(calls: Sequence[TimedCall], call_us: float = 0.0) -> list[T
     added_us = profiler_us(calls)
 
     def corrected(call: TimedCall) -> TimedCall:
-        left = [max(_LEAST_US, us - added_us) for us in call.durations_us]
-        bare = replace(call, durations_us=tuple(left))
+        durations_us = [max(_LEAST_US, us - added_us) for us in call.durations_us]
+        bare = replace(call, durations_us=tuple(durations_us))
         if not bare.nodes:
             return bare
         wanted_us = max(call.call_us - call.runs * call_us, _LEAST_US)
         scale = wanted_us / bare.nodes_us
         believed = _LEAST_SCALE <= scale <= _MOST_SCALE
-        return replace(call, durations_us=tuple(us * scale for us in left), believed=believed)
+        return replace(call, durations_us=tuple(us * scale for us in durations_us), believed=believed)
 
     return [corrected(call) for call in calls]
 
@@ -179,8 +181,8 @@ def without_profiler(calls: Sequence[TimedCall], call_us: float = 0.0) -> list[T
 def profiler_us(calls: Sequence[TimedCall]) -> float:
     """By how many microseconds the profiler makes a node longer: the median of what calls with cheap nodes show; 0
     where there is none."""
-    known = sorted((call for call in calls if call.nodes), key=lambda call: call.call_us / call.nodes)
-    shown = known[: max(_FEWEST, len(known) // _CHEAPEST)]
-    if not shown:
+    profiled = sorted((call for call in calls if call.nodes), key=lambda call: call.call_us / call.nodes)
+    cheapest = profiled[: max(_FEWEST, len(profiled) // _CHEAPEST)]
+    if not cheapest:
         return 0.0
-    return max(0.0, median((call.nodes_us - call.call_us) / call.nodes for call in shown))
+    return max(0.0, median((call.nodes_us - call.call_us) / call.nodes for call in cheapest))

@@ -63,11 +63,11 @@ def rates_of(device: DeviceProfile, precision: str) -> Rates:
     # ONNX Runtime's CPU provider computes FP16 graphs in FP32.
     peak, sure_peak = fp32, fp32
     if device.kind == "cuda":
-        known = [fact.value for fact in device.peaks.of(precision)]
-        if not known:
+        peaks = [fact.value for fact in device.peaks.of(precision)]
+        if not peaks:
             raise EdgeformerError(f"device profile {device.name!r} does not say peaks.{precision}")
         # ONNX's dynamic INT8 runs as INT8 only where the runtime has kernels for it; else it is widened first.
-        peak, sure_peak = max(known), fp32 if precision == "int8" else min(known)
+        peak, sure_peak = max(peaks), fp32 if precision == "int8" else min(peaks)
     elif precision in ("int8", "int4"):  # weights of 4 bits meet activations in INT8
         peak = device.peaks.int8.value if device.peaks.int8 is not None else fp32 * _INT8_WITHOUT_INSTRUCTIONS
     return Rates(
@@ -105,18 +105,19 @@ def refused_calibration(device: DeviceProfile) -> str | None:
 
 
 def _differences(calibration: Calibration) -> list[str]:
-    """What is not as it was on this host, by which its kernels run otherwise; what nobody noted is as it was."""
+    """Return the environment differences that change kernel selection. Missing fields count as equal."""
     runtime = "onnxruntime"
-    then, here = (_release(versions.get(runtime)) for versions in (calibration.versions, library_versions()))
+    calibrated, installed = (_release(versions.get(runtime)) for versions in (calibration.versions, library_versions()))
     cache, flags = calibration.stated_cache_bytes, calibration.instructions
-    found = []
-    if then is not None and then != here:
-        found.append(f"with ONNX Runtime {then}, and {here or 'none'} is installed here")
+    differences = []
+    if calibrated is not None and calibrated != installed:
+        differences.append(f"with ONNX Runtime {calibrated}, and {installed or 'none'} is installed here")
     if flags is not None and (present := kernel_flags()) is not None and set(flags) != set(present):
-        found.append(f"for the instructions {', '.join(flags) or 'none'}, and here are {', '.join(present) or 'none'}")
+        calibrated_flags, present_flags = (", ".join(names) or "none" for names in (flags, present))
+        differences.append(f"for the instructions {calibrated_flags}, and here are {present_flags}")
     if cache is not None and (stated := stated_cache_bytes()) is not None and cache != stated:
-        found.append(f"beside a cache of {format_bytes(cache)}, and here are {format_bytes(stated)}")
-    return found
+        differences.append(f"beside a cache of {format_bytes(cache)}, and here are {format_bytes(stated)}")
+    return differences
 
 
 def _release(version: str | None) -> str | None:
@@ -125,17 +126,17 @@ def _release(version: str | None) -> str | None:
 
 
 def speed_words(calibration: Calibration) -> str:
-    """For what speed of the machine its estimates hold, in words; empty where nobody looked."""
+    """Describe the machine speed that the estimates hold for; empty if it was not measured."""
     speed, other = calibration.speed, calibration.other_speed
     if speed is None:
         return ""
-    held = (
+    condition = (
         f"at the speed at which the reference product takes {speed.product_us:.0f} µs and the copy {speed.copy_us:.0f}"
     )
     if other is None:
-        return held
+        return condition
     product, copy = other.product_us / speed.product_us, other.copy_us / speed.copy_us
-    both = f"{held}; this machine has two speeds, and at the other"
+    both = f"{condition}; this machine has two speeds, and at the other"
     if calibration.response is None:
         return f"{both} everything takes about {product:.2f} times as long"
     slower = product**calibration.response.of_product * copy**calibration.response.of_copy

@@ -44,38 +44,38 @@ def estimate_memory(
         step_bytes: the largest node's inputs and outputs together.
         feed_bytes: inputs of a call; caches of earlier tokens are read and written.
     """
-    gpu, fed = device.kind == "cuda", 2 * feed_bytes
+    gpu, fed_bytes = device.kind == "cuda", 2 * feed_bytes
     if gpu and device.context_bytes is None:
         reason = f"device profile {device.name!r} does not say context_bytes"
         return Memory(status="unavailable", reason=reason)
-    alive_low, alive_high = step_bytes + fed, _ALIVE_HIGH * step_bytes + fed
+    alive_low, alive_high = step_bytes + fed_bytes, _ALIVE_HIGH * step_bytes + fed_bytes
     if device.context_bytes is None or not gpu:
         low = _CPU_COPIES_LOW * weights + alive_low
         high = _CPU_COPIES_HIGH * weights + _ARENA_HIGH * alive_high + _CPU_FIXED_HIGH
     else:
-        held, engine = _ARENA_HIGH * (weights + alive_high), artifact.engine
+        engine_bytes, engine = _ARENA_HIGH * (weights + alive_high), artifact.engine
         if engine is not None and engine.activation_bytes is not None:
             # The builder says it, for the largest shape that the engine takes.
-            alive_high = engine.activation_bytes + fed
+            alive_high = engine.activation_bytes + fed_bytes
             alive_low, weights = min(alive_low, alive_high), engine.weight_bytes or weights
-            held = (artifact.size_bytes or weights) + alive_high
+            engine_bytes = (artifact.size_bytes or weights) + alive_high
         low = device.context_bytes.value * _CONTEXT_LOW + weights + alive_low
-        high = max(low, device.context_bytes.value * _CONTEXT_HIGH + held + _GPU_WORKSPACE_HIGH)
-    what = "weights, activations, workspace and CUDA context" if gpu else "weights and activations"
+        high = max(low, device.context_bytes.value * _CONTEXT_HIGH + engine_bytes + _GPU_WORKSPACE_HIGH)
+    parts = "weights, activations, workspace and CUDA context" if gpu else "weights and activations"
     return Memory(
         status="estimated",
         peak=round((low * high) ** 0.5),
         low=round(low),
         high=round(high),
-        method=f"sum of {what}",
-        reason=f"sum of {what}; the range covers what allocators keep and how many copies of the weights there are",
+        method=f"sum of {parts}",
+        reason=f"sum of {parts}; the range covers what allocators keep and how many copies of the weights there are",
     )
 
 
 # Time of a call from its work, every node at the device's rates. Pure functions.
 #
 # Two models share the same counts. Where the device was calibrated, a node costs its operator's overhead plus what it
-# takes at each fitted rate; a product reads weights of the cache partly while it computes. Elsewhere nobody knows how
+# takes at each fitted rate; a product reads weights of the cache partly while it computes. Elsewhere it is unknown how
 # close to its peaks the device gets, so there is a range: the low end overlaps arithmetic with memory, fuses what can
 # be
 # fused and reaches nearly the peaks; the high end does neither.
@@ -86,7 +86,7 @@ T = TypeVar("T", float, npt.NDArray[np.float64])
 
 @dataclass(frozen=True)
 class Share:
-    """How much of its peaks a device reaches in a range's end that nobody has measured."""
+    """Assumed share of its peaks that an unmeasured device reaches, per end of the range."""
 
     of_peak: float
     of_bandwidth: float
@@ -140,7 +140,7 @@ def beyond_cache(total_bytes: float, cache_bytes: float, ramp: tuple[float, floa
 
 
 def amounts(work: NodeWork, weights_beyond: float, cache_bytes: float, ramp: tuple[float, float] = RAMP) -> Amounts:
-    """What a node computes and moves, told apart by where its bytes come from.
+    """Operations and bytes of a node, the bytes by their origin.
 
     Args:
         work: of the node.
@@ -175,17 +175,19 @@ def fitted_us(
     return called + sum(fitted_nodes_us(works, rates, calibration, precision, weight_bytes))
 
 
-def widened_us(works: Sequence[NodeWork], took_us: Sequence[float], seen: Collection[str]) -> tuple[float, float]:
+def widened_us(
+    works: Sequence[NodeWork], took_us: Sequence[float], fitted_keys: Collection[str]
+) -> tuple[float, float]:
     """Lowest and highest plausible microseconds of nodes whose operators were never checked, the others as they are.
 
     Args:
         works: of all nodes.
         took_us: of each, by the efficiency of its operator or of its class.
-        seen: keys of operators that were fitted by themselves, whatever they are.
+        fitted_keys: keys of operators with their own fit.
     """
-    doubts = [DOUBTS["checked" if work.key in seen else work.trust] for work in works]
-    low = sum(took / doubt.less for took, doubt in zip(took_us, doubts, strict=True))
-    return low, sum(took * doubt.more for took, doubt in zip(took_us, doubts, strict=True))
+    doubts = [DOUBTS["checked" if work.key in fitted_keys else work.trust] for work in works]
+    low = sum(took / doubt.faster for took, doubt in zip(took_us, doubts, strict=True))
+    return low, sum(took * doubt.slower for took, doubt in zip(took_us, doubts, strict=True))
 
 
 def fitted_nodes_us(
@@ -212,13 +214,13 @@ def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> E
     Raises:
         EdgeformerError: the calibrated graphs had no operator of this class.
     """
-    own = calibration.operators.get(precision, {}).get(work.key)
-    if own is not None:
-        return own
-    for known in (precision, "fp32"):
-        found = calibration.efficiencies.get(known, {}).get(work.cls)
-        if found is not None:
-            return found
+    fitted = calibration.operators.get(precision, {}).get(work.key)
+    if fitted is not None:
+        return fitted
+    for fallback_precision in (precision, "fp32"):
+        efficiency = calibration.efficiencies.get(fallback_precision, {}).get(work.cls)
+        if efficiency is not None:
+            return efficiency
     raise EdgeformerError(
         f"the calibration has no {work.cls} operators, which this graph has; calibrate with a bundle that has them"
     )
@@ -280,8 +282,8 @@ def _low_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, beyond: float) 
         # What lies inside a fused chain stays in registers: its largest member's bytes are read and written.
         moved_s = max(work.moved_bytes for work in kernel) / near
         weights_s = sum(work.weight_bytes for work in kernel) * (beyond / memory + (1 - beyond) / near)
-        less = max(DOUBTS[work.trust].less for work in kernel)
-        took += max(compute_s, moved_s + weights_s) / less * 1e6 + rates.overhead_us * share.overhead
+        speedup = max(DOUBTS[work.trust].faster for work in kernel)
+        took += max(compute_s, moved_s + weights_s) / speedup * 1e6 + rates.overhead_us * share.overhead
     return took
 
 
@@ -290,17 +292,17 @@ def _high_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, weight_bytes: 
     share = PESSIMISTIC
     slow, near = rates.bandwidth * share.of_bandwidth, rates.bandwidth * share.of_cache
     read = sum(work.weight_bytes for kernel in kernels for work in kernel)
-    once = min(read, weight_bytes)
-    weights_s = once / slow + (read - once) / near if fits else read / slow
+    first_read = min(read, weight_bytes)
+    weights_s = first_read / slow + (read - first_read) / near if fits else read / slow
     took = weights_s * 1e6
     for kernel in kernels:
         compute_s = sum(
-            DOUBTS[work.trust].more
+            DOUBTS[work.trust].slower
             * _compute_s(work, rates.sure_peak, rates, share)
             / (_occupancy(work, rates.cores) if rates.gpu else 1.0)
             for work in kernel
         )
-        moved_s = sum(DOUBTS[work.trust].more * work.moved_bytes for work in kernel) / slow
+        moved_s = sum(DOUBTS[work.trust].slower * work.moved_bytes for work in kernel) / slow
         overhead_us = rates.overhead_us * (share.overhead if rates.gpu else _CPU_OVERHEAD_HIGH)
         took += (compute_s + moved_s) * 1e6 + overhead_us
     return took

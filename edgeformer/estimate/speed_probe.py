@@ -75,12 +75,12 @@ def _number(field: int, value: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 # The reference: a product and a copy, timed beside every measurement, which tell the machine's speed at that moment.
@@ -96,7 +96,7 @@ _ROWS, _WIDTH, _COPIED = 128, 512, 1 << 20
 _PROBE_S, _FEWEST_CALLS = 0.01, 3
 
 UNMOVED = Response()
-"""Times as they were taken, whatever the speed."""
+"""No dependence on the machine's speed: times stay unscaled."""
 
 
 class Reference:
@@ -141,7 +141,7 @@ def slowness(speed: Speed, reference: Speed, response: Response) -> float:
 
     Args:
         speed: at some moment.
-        reference: at another one.
+        reference: at the other speed.
         response: of calls to the two parts of a speed.
     """
     product, copy = speed.product_us / reference.product_us, speed.copy_us / reference.copy_us
@@ -157,10 +157,10 @@ def typical(speeds: Sequence[Speed]) -> Speed:
     )
 
 
-def between(before: Speed, after: Speed) -> Speed:
+def between(start: Speed, end: Speed) -> Speed:
     """What held while something was measured between the two: their geometric mean."""
     return Speed(
-        product_us=math.sqrt(before.product_us * after.product_us), copy_us=math.sqrt(before.copy_us * after.copy_us)
+        product_us=math.sqrt(start.product_us * end.product_us), copy_us=math.sqrt(start.copy_us * end.copy_us)
     )
 
 
@@ -181,16 +181,16 @@ def two_speeds(speeds: Sequence[Speed]) -> tuple[Speed, Speed] | None:
         return None
     ordered = sorted(speeds, key=lambda speed: speed.product_us)
     logs = np.log([speed.product_us for speed in ordered])
-    whole = float(np.square(logs - logs.mean()).sum())
+    total_variance = float(np.square(logs - logs.mean()).sum())
     least = max(2, math.ceil(_LEAST_SHARE * len(ordered)))
     cuts = {
         cut: sum(float(np.square(part - part.mean()).sum()) for part in (logs[:cut], logs[cut:]))
         for cut in range(least, len(ordered) - least + 1)
     }
-    if not cuts or whole <= 0:
+    if not cuts or total_variance <= 0:
         return None
     cut = min(cuts, key=lambda place: cuts[place])
     fast, slow = typical(ordered[:cut]), typical(ordered[cut:])
-    if 1 - cuts[cut] / whole < _EXPLAINED or slow.product_us < _LEAST_GAP * fast.product_us:
+    if 1 - cuts[cut] / total_variance < _EXPLAINED or slow.product_us < _LEAST_GAP * fast.product_us:
         return None
     return fast, slow

@@ -1,4 +1,4 @@
-"""What a listing child is told, and the small messages of one that also takes times."""
+"""Messages of the listing worker, and timing of whole calls."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class Timer:
 
     Args:
         spec: what is timed; items go from small to large, and those that there is no time for are left out.
-        send: told of every piece of work.
+        send: called after every item.
     """
 
     def __init__(self, spec: ListSpec, send: Send) -> None:
         self._reference = Reference()
         self.rounds: dict[Item, Round] = {}
         ending = time.perf_counter() + spec.budget_s
-        before = read_cpu()
+        start = read_cpu()
         with contextlib.ExitStack() as stack:
             stack.callback(self._reference.close)
             calls = _Calls(spec, stack)
@@ -89,26 +89,26 @@ class Timer:
                     break
                 self.rounds[item] = self._round(calls.of(item))
                 send(Tick())
-            send(beside(before))
+            send(beside(start))
 
     def of(self, item: Item) -> dict[str, Any]:
         """What is sent of an item."""
         return {"call_us": self.rounds[item].us, "rounds": (self.rounds[item],)}
 
-    def calls_in(self, item: Item, seconds: float, least: int, most: int) -> int:
+    def calls_in(self, item: Item, seconds: float, minimum: int, maximum: int) -> int:
         """As many calls of an item as take about so long, within bounds."""
-        return max(least, min(most, round(seconds * 1e6 / self.rounds[item].us)))
+        return max(minimum, min(maximum, round(seconds * 1e6 / self.rounds[item].us)))
 
     def _round(self, call: Callable[[], object]) -> Round:
         time_calls(call, _WARM_UP_S, 1)
-        before = self._reference.speed()
+        start = self._reference.speed()
         times_us = time_calls(call, _ROUND_S, _LEAST_CALLS)
-        return Round(us=statistics.median(times_us), speed=between(before, self._reference.speed()))
+        return Round(us=statistics.median(times_us), speed=between(start, self._reference.speed()))
 
 
-def beside(before: CpuReading) -> Beside:
+def beside(start: CpuReading) -> Beside:
     """What other processes did since a reading. The reference has a thread of its own, so threads are not counted."""
-    used = used_between(before, read_cpu())
+    used = used_between(start, read_cpu())
     return Beside(disturbed=used.disturbed(usable_cores(), None), doubts="; ".join(used.warnings()))
 
 
@@ -128,7 +128,7 @@ class _Calls:
             threads=spec.threads, checked=spec.checked, provider=default_provider("cpu"), phases=(phase,),
             shapes=((batch, seq),), rules=MeasureRules(),
         )  # fmt: skip
-        fed: Buffers = spec.checked.calls((batch, seq), count=2)
+        inputs: Buffers = spec.checked.calls((batch, seq), count=2)
         if phase == "steady":
             if self._whole is None:
                 from edgeformer.runtimes import OpenOptions, opener_of
@@ -136,10 +136,10 @@ class _Calls:
                 runtime = opener_of(spec.checked.artifact, measured.provider)
                 options = OpenOptions(default_provider("cpu"), spec.threads)
                 self._whole = self._stack.enter_context(contextlib.closing(runtime.open(spec.checked.files, options)))
-            return partial(self._whole.run, fed[0])
+            return partial(self._whole.run, inputs[0])
         if item not in self._decoding:
             workload = self._stack.enter_context(
-                contextlib.closing(opened(measured, item, default_provider("cpu"), fed))
+                contextlib.closing(opened(measured, item, default_provider("cpu"), inputs))
             )
             workload.first()
             self._decoding[item] = workload.call

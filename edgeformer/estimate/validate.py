@@ -32,7 +32,7 @@ CHECK_SHAPES: tuple[Shape, ...] = tuple(product((1, 8), (16, 64, 128)))
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """What ``calibrate`` is asked for.
+    """Options of ``calibrate``.
 
     Attributes:
         calibrate: teach the estimator this host's processor.
@@ -48,7 +48,7 @@ class CalibrationOptions:
     shapes: tuple[Shape, ...]
     threads: int | None
     rules: MeasureRules | None
-    others: tuple[Path, ...] = ()
+    further: tuple[Path, ...] = ()
 
 
 def improve(
@@ -70,7 +70,7 @@ def improve(
         InputError, ArtifactError, EdgeformerError: as :func:`calibrate` and :func:`check_estimates`.
     """
     if options.calibrate:
-        device = calibrate(bundle, device, threads=options.threads, others=options.others, progress=progress)
+        device = calibrate(bundle, device, threads=options.threads, further=options.further, progress=progress)
         write_profile(device, folder)  # kept also where checking fails
     if options.check:
         if device.kind == "cuda":
@@ -96,11 +96,11 @@ def on_card(device: DeviceProfile) -> DeviceProfile:
             f"--validate: ONNX Runtime computes with {provider} here, not on {card}; see edgeformer doctor for what is "
             "missing"
         )
-    known = Calibration(
+    calibration = Calibration(
         created=now(), processor=card, threads=default_threads(), provider=provider,
         versions=library_versions(), efficiencies={},
     )  # fmt: skip
-    return device.model_copy(update={"calibration": known})
+    return device.model_copy(update={"calibration": calibration})
 
 
 def check_estimates(
@@ -135,17 +135,19 @@ def check_estimates(
         raise InputError(refusal)
     if device.kind == "cpu" and not (target := find_target(device)).present:
         raise InputError(f"--validate: {target.reason}; estimates for a device are checked on the device itself")
-    seen = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
+    calibrated_shapes = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
     cases: list[FittedCase] = []
     fitted = 0
     for folder in bundles:
         bundle = Bundle.open(folder)
-        taken = [shape for shape in shapes if shape[1] <= (bundle.manifest.max_positions or shape[1])]
-        taken.sort(key=lambda shape: (shape[0] * shape[1], shape))
+        usable_shapes = [shape for shape in shapes if shape[1] <= (bundle.manifest.max_positions or shape[1])]
+        usable_shapes.sort(key=lambda shape: (shape[0] * shape[1], shape))
         for checked in full_graphs(bundle, _PRECISIONS[device.kind]):
-            unseen = tuple(shape for shape in taken if (bundle.name, checked.artifact.id, *shape) not in seen)
+            unseen = tuple(
+                shape for shape in usable_shapes if (bundle.name, checked.artifact.id, *shape) not in calibrated_shapes
+            )
             fitted += len(shapes) - len(unseen)
-            # One process for all shapes; where the machine's speed is asked for, one for each.
+            # One process for all shapes, or one per shape if the machine's speed is measured.
             parts = [unseen] if calibration.speed is None else [(shape,) for shape in unseen]
             for part in filter(None, parts):
                 spec = MeasureSpec(
@@ -224,7 +226,7 @@ def _measured(spec: MeasureSpec, calibration: Calibration, progress: Progress) -
     if calibration.speed is None:
         return measure_in_child(spec, progress), 1.0
     with contextlib.closing(Reference()) as reference:
-        before = reference.speed()
+        start = reference.speed()
         rows = measure_in_child(spec, progress)
-        seen = between(before, reference.speed())
-    return rows, slowness(seen, calibration.speed, calibration.response or UNMOVED)
+        speed = between(start, reference.speed())
+    return rows, slowness(speed, calibration.speed, calibration.response or UNMOVED)

@@ -401,9 +401,9 @@ def other_model(folder: Path, name: str) -> Path:
 
 def test_each_of_three_models_is_left_out_once(bundle: Path, host: SimpleNamespace, tmp_path: Path) -> None:
     others = [other_model(tmp_path, name) for name in ("second", "third")]
-    two = calibrate(bundle, load_profile("host"), shapes=SHAPES, others=others[:1]).calibration
+    two = calibrate(bundle, load_profile("host"), shapes=SHAPES, further=others[:1]).calibration
     assert two is not None and two.error is None, "two models say nothing of a third"
-    found = calibrate(bundle, load_profile("host"), shapes=SHAPES, others=others).calibration
+    found = calibrate(bundle, load_profile("host"), shapes=SHAPES, further=others).calibration
     assert found is not None and found.error is not None and found.error.models == 3
     assert found.validated_on == (), "that is said of other shapes of the same model"
     checked = [(case.run, case.precision) for case in found.left_out]
@@ -418,7 +418,7 @@ def test_several_models_show_fewer_shapes_and_the_decoders_of_theirs(host: Simpl
     folder = write_bundle(tmp_path / "long" / "bundle", graphs)
     entries = [artifact_of(folder, "onnx/model.onnx"), artifact_of(folder, "onnx/decode.onnx", role="decode")]
     write_manifest(folder, entries)
-    calibrate(folder, load_profile("host"), shapes=shapes, others=[other_model(tmp_path, "second")])
+    calibrate(folder, load_profile("host"), shapes=shapes, further=[other_model(tmp_path, "second")])
     asked = {(spec.checked.file.parts[-4], spec.checked.artifact.role): spec.items for spec in host.specs}
     assert asked["long", "full"] == asked["second", "full"] == tuple(("steady", 1, seq) for seq in range(8, 18, 2))
     assert asked["long", "decode"] == (("decode", 1, 24),), "as far as the model's texts go"
@@ -429,10 +429,10 @@ def test_models_that_teach_twice_or_take_too_long_are_refused(
     bundle: Path, host: SimpleNamespace, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="--also: tiny is there twice"):
-        calibrate(bundle, load_profile("host"), shapes=SHAPES, others=[bundle])
+        calibrate(bundle, load_profile("host"), shapes=SHAPES, further=[bundle])
     many = [other_model(tmp_path, f"m{number}") for number in range(28)]
     with pytest.raises(InputError, match=r"--also: 31 graphs take about 1\d minutes, .* at most 10; name fewer runs"):
-        calibrate(bundle, load_profile("host"), shapes=SHAPES, others=many)
+        calibrate(bundle, load_profile("host"), shapes=SHAPES, further=many)
     assert host.specs == []
 
 

@@ -104,4 +104,4 @@ def test_a_calibration_that_saw_the_operator_is_not_doubted() -> None:
     work = count_node(node("Conv", [(1, 16, 40, 40), kernel], [(1, 32, 40, 40)], bytes_of(kernel)))
     assert widened_us([work], [100.0], seen={"Conv"}) == (100.0, 100.0)
     doubt = DOUBTS["convolution"]
-    assert widened_us([work], [100.0], seen=()) == (100.0 / doubt.less, 100.0 * doubt.more)
+    assert widened_us([work], [100.0], fitted_keys=()) == (100.0 / doubt.faster, 100.0 * doubt.slower)
