@@ -228,8 +228,8 @@ def test_a_profile_is_kept_when_it_was_calibrated_and_again_when_it_was_checked(
     did: list[Any] = []
     fresh, said = device(title="Calibrated"), Messages()
 
-    def calibrate(folder: Path, base: DeviceProfile, *, others: Any, threads: int | None, progress: Any) -> Any:
-        did.append(("calibrate", folder, base.title, others, threads, progress))
+    def calibrate(folder: Path, base: DeviceProfile, *, further: Any, threads: int | None, progress: Any) -> Any:
+        did.append(("calibrate", folder, base.title, further, threads, progress))
         return fresh
 
     def write(profile: DeviceProfile, folder: Path) -> Path:
