@@ -102,6 +102,6 @@ def test_a_range_is_wider_where_nothing_was_checked() -> None:
 def test_a_calibration_that_saw_the_operator_is_not_doubted() -> None:
     kernel = (32, 16, 3, 3)
     work = count_node(node("Conv", [(1, 16, 40, 40), kernel], [(1, 32, 40, 40)], bytes_of(kernel)))
-    assert widened_us([work], [100.0], seen={"Conv"}) == (100.0, 100.0)
+    assert widened_us([work], [100.0], fitted_keys={"Conv"}) == (100.0, 100.0)
     doubt = DOUBTS["convolution"]
     assert widened_us([work], [100.0], fitted_keys=()) == (100.0 / doubt.faster, 100.0 * doubt.slower)
