@@ -6,7 +6,7 @@ EDGEFORMER := $(BIN)/edgeformer
 
 MINUTES ?= 9
 
-.PHONY: demo test bench study results gpu-check torture mutants lint wheel clean
+.PHONY: demo test test-slow bench study results gpu-check torture mutants lint wheel clean
 
 # A recipe becomes a run, a run a bundle, a bundle a report: meant to stay under 90 s on two cores after the installation.
 demo: $(VENV)/.train
@@ -17,6 +17,10 @@ demo: $(VENV)/.train
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# Tests that take long and guard something rare; make test leaves them out.
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
 
 # What claims of speed rest on, in half an hour, on a machine that does nothing else. Further arguments in BENCH:
 # make bench BENCH="--data ~/sst2 --tokenizer ~/bert/tokenizer.json --model ~/minilm"
