@@ -1,4 +1,4 @@
-"""Tasks: what a model is for. Each has one folder here, with its data, metric, scoring and golden inputs."""
+"""Tasks: what a model is for. One module per task holds its recipe, data, scores and golden inputs."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ REGISTRY: Registry[Task] = Registry(__name__, "TASK", Task, lambda task: (task.n
 
 
 def all_tasks() -> tuple[Task, ...]:
-    """Every task, in alphabetical order."""
+    """Return every task, in alphabetical order."""
     return REGISTRY.all()
 
 
 def task_named(name: str) -> Task:
-    """The task that a recipe or manifest names. Raises ArtifactError for one that this edgeformer does not know."""
+    """Return the task that a recipe or manifest names. Raises ArtifactError for an unknown name."""
     task = REGISTRY.find(name)
     if task is not None:
         return task
-    known = ", ".join(task.name for task in all_tasks())
-    raise ArtifactError(f"task {name!r} is not known to this edgeformer; it knows {known}")
+    names = ", ".join(task.name for task in all_tasks())
+    raise ArtifactError(f"task {name!r} is not known to this edgeformer; it knows {names}")
 
 
 def import_task_of(manifest: Path) -> None:
-    """Import the task that a manifest names, so that its scores and its data are recognised when it is read.
+    """Import the task that a manifest names, so that its types of scores and data are recognised.
 
-    Only that one: importing all, and looking for other packages' tasks, takes as long as opening a small model. What
-    is wrong with the manifest is said by whoever reads it whole.
+    Importing all tasks and searching entry points would take as long as opening a small model. Errors in the manifest
+    are reported by the function that reads all of it.
     """
     with suppress(OSError, ValueError, RecursionError):
         document = json.loads(read_at_most(manifest, MOST_JSON_BYTES))

@@ -1,33 +1,47 @@
-"""Classification (paper A): one label per text."""
+"""Classification (paper A): one label per text. Also the base of all tasks that label texts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
+from tokenizers import Tokenizer
 from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import DataConfig, PositiveFloat, Probability
-from edgeformer.artifacts.manifest import Precision
+from edgeformer.artifacts.manifest import DataFinding, Precision, Vocabulary
+from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
-from edgeformer.artifacts.scores import EvaluationRow, Score
-from edgeformer.data.encoding import Encoded
-from edgeformer.data.rows import Text
-from edgeformer.tasks.early_exit import Departures, ExitNotes, exit_logits
-from edgeformer.tasks.labels import LOSS, TextLabels, most_lost
-from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn, token_losses, top_probability
-from edgeformer.tasks.task import Float64s, Int64s, Prediction, said
+from edgeformer.artifacts.scores import Score
+from edgeformer.artifacts.units import markdown
+from edgeformer.data.encoding import Encoded, Prepared
+from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.tasks.early_exit import ExitNotes
+from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn, token_losses
+from edgeformer.tasks.task import (
+    GOLDEN_ROWS,
+    Float64s,
+    Int64s,
+    Origin,
+    Prediction,
+    TextReader,
+    WholeTextTask,
+    text_fields,
+)
 
-# The part of a recipe that is classification's own.
+if TYPE_CHECKING:
+    from edgeformer.data.sources import Columns
+    from edgeformer.data.trimming import Keeping, Trimmed
 
 
 class Distillation(Frozen):
-    """What a student learns of its teacher beside the labels; losses are sums over the rows, in nats."""
+    """What a student learns from its teacher in addition to the labels; losses are sums over rows, in nats."""
 
     weight: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.7, description="of the teacher's answers (KL divergence × temperature²); the labels get the rest"
@@ -39,7 +53,7 @@ class Distillation(Frozen):
 
 
 class ClassificationTraining(TrainingConfig):
-    """What only classification has."""
+    """Training settings of classification."""
 
     folders: ClassVar[tuple[str, ...]] = ("teacher",)
 
@@ -58,7 +72,7 @@ class ClassificationTraining(TrainingConfig):
     )
 
     @model_validator(mode="after")
-    def _somebody_teaches(self) -> Self:
+    def _distillation_has_teacher(self) -> Self:
         if self.teacher is None and self.distillation != Distillation():
             raise ValueError(
                 "distillation: does nothing without a teacher; set teacher: to the folder of a finished run"
@@ -67,7 +81,7 @@ class ClassificationTraining(TrainingConfig):
 
 
 class ClassificationRecipe(Recipe):
-    """A recipe of paper A: an encoder that puts a text into one of several classes."""
+    """Recipe of paper A: an encoder that assigns one of several classes to a text."""
 
     task: Literal["classification"]
     data: DataConfig
@@ -77,9 +91,6 @@ class ClassificationRecipe(Recipe):
     def classes(self) -> int:
         """Number of labels."""
         return len(self.data.labels)
-
-
-# Scores of a classifier from its logits.
 
 
 class ClassificationScore(Score):
@@ -94,15 +105,20 @@ class ClassificationScore(Score):
 
 
 def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Probabilities float64 [n, C] of logits [n, C]."""
+    """Return the probabilities float64 [n, C] of logits [n, C]."""
     wide = logits.astype(np.float64)
     shifted = np.exp(wide - wide.max(axis=-1, keepdims=True))
     result: NDArray[np.float64] = shifted / shifted.sum(axis=-1, keepdims=True)
     return result
 
 
+def ratio(numerator: float, denominator: float) -> float:
+    """Return the quotient as a Python float; 0 if the denominator is 0."""
+    return float(numerator / denominator) if denominator else 0.0
+
+
 def score(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> ClassificationScore:
-    """Accuracy, precision, recall, F1 and loss.
+    """Compute accuracy, precision, recall, F1 and loss (paper A, "Loss Function").
 
     With two classes, precision, recall and F1 are those of the second label (SST-2: positive); with more they are
     macro-averaged. A ratio whose denominator is zero counts as 0.
@@ -117,9 +133,12 @@ def score(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> Classifica
     if len(labels) == 0:
         raise ValueError("cannot score an empty set")
     predicted = logits.argmax(axis=-1)
-    classes = range(logits.shape[-1])
-    judged = (1,) if len(classes) == 2 else tuple(classes)
-    per_class = [_precision_recall_f1(predicted == c, labels == c) for c in judged]
+    classes = logits.shape[-1]
+    per_class = []
+    for label in (1,) if classes == 2 else range(classes):
+        hits = float(((predicted == label) & (labels == label)).sum())
+        positives, actual = float((predicted == label).sum()), float((labels == label).sum())
+        per_class.append((ratio(hits, positives), ratio(hits, actual), ratio(2 * hits, positives + actual)))
     precision, recall, f1 = np.mean(per_class, axis=0)
     return ClassificationScore(
         n=len(labels),
@@ -127,67 +146,17 @@ def score(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> Classifica
         precision=float(precision),
         recall=float(recall),
         f1=float(f1),
-        loss=float(token_losses(logits, labels).mean()),  # paper A, "Loss Function"
+        loss=float(token_losses(logits, labels).mean()),
     )
-
-
-def _precision_recall_f1(predicted: NDArray[np.bool_], actual: NDArray[np.bool_]) -> tuple[float, float, float]:
-    hits = float((predicted & actual).sum())
-    claimed, present = float(predicted.sum()), float(actual.sum())
-    precision = hits / claimed if claimed else 0.0
-    recall = hits / present if present else 0.0
-    f1 = 2 * hits / (claimed + present) if claimed + present else 0.0
-    return precision, recall, f1
-
-
-class ClassificationMeter(Meter):
-    """Keeps logits and labels of every row: precision and recall are no sums over batches.
-
-    Args:
-        exits: loops that answer, in rising order; fewer than two: there is one answer.
-        notes: is told of every answer at every exit; None: nobody asks for early exit.
-    """
-
-    def __init__(self, exits: Sequence[int] = (), notes: ExitNotes | None = None) -> None:
-        self._names = {exit_logits(loop): loop for loop in exits} if len(exits) > 1 else {"logits": 0}
-        self._logits: dict[str, list[NDArray[Any]]] = {name: [] for name in self._names}
-        self._labels: list[NDArray[np.int64]] = []
-        self._notes = notes
-
-    def add(self, outputs: Mapping[str, NDArray[Any]], batch: Mapping[str, NDArray[Any]]) -> None:
-        """Count one batch: ``logits`` [B, C] (with several exits ``logits_exitN``) against ``labels`` [B]."""
-        labels = batch["labels"]
-        self._labels.append(labels)
-        for name, loop in self._names.items():
-            logits = outputs[name]
-            self._logits[name].append(logits)
-            if self._notes is not None:
-                right = logits.argmax(axis=-1) == labels
-                self._notes.add(loop, token_losses(logits, labels), top_probability(logits), right)
-
-    def score(self, words: int | None = None) -> ClassificationScore:
-        """The last exit's score of all rows so far. Raises ValueError where there is none."""
-        return self._score(list(self._names)[-1])
-
-    def earlier(self) -> dict[int, Score]:
-        return {loop: self._score(name) for name, loop in list(self._names.items())[:-1]}
-
-    def _score(self, name: str) -> ClassificationScore:
-        if not self._labels:
-            raise ValueError("cannot score an empty set")
-        return score(np.concatenate(self._logits[name]), np.concatenate(self._labels))
-
-
-# What a classifier answers to one text.
 
 
 @dataclass(frozen=True)
 class LabelPrediction(Prediction):
-    """The most likely label of one text, or of a pair.
+    """The likeliest label of one text or pair.
 
     Attributes:
-        probabilities: of every label.
-        loops: after which it answered; None: not asked for.
+        probabilities: label → probability.
+        loops: loops after which the row exited; None: no early exit.
     """
 
     label: str
@@ -197,34 +166,127 @@ class LabelPrediction(Prediction):
 
     def as_dict(self) -> dict[str, object]:
         names = ("label", "probability", "probabilities", "truncated", "loops")
-        return {**said(self.text), **{name: getattr(self, name) for name in names}}
+        return {**text_fields(self.text), **{name: getattr(self, name) for name in names}}
 
 
-def label_predictions(
-    texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], labels: Sequence[str]
-) -> list[LabelPrediction]:
-    """One prediction per text.
+MAX_SCORE_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003, "int4": 0.01}
+"""Largest allowed drop of the metric against FP32 on the same rows."""
 
-    Args:
-        texts: as they were given.
-        answers: ``logits`` [n, C], and ``loops`` [n] where rows could leave early.
-        cut: texts that were longer than the model reads, bool [n].
-        labels: of the classes, C names.
-    """
-    probabilities = softmax(answers["logits"]).tolist()
-    loops = answers["loops"].tolist() if "loops" in answers else [None] * len(texts)
-    predictions = []
-    for text, found, truncated, after in zip(texts, probabilities, cut.tolist(), loops, strict=True):
-        by_label = dict(zip(labels, found, strict=True))
-        best = max(by_label, key=by_label.__getitem__)
-        predictions.append(LabelPrediction(text, truncated, best, by_label[best], by_label, after))
-    return predictions
+MAX_TRIMMED_SCORE_DROP = 0.005
+"""Largest allowed drop for an artifact with a trimmed vocabulary, whatever its precision."""
 
 
-# Classification: data, metric, scoring and golden inputs of models that put a text into one of several classes.
+class LabelTask(WholeTextTask):
+    """Base of tasks with texts from labelled files and data sets; answers are logits of the labels, [n, C]."""
+
+    pipeline_tag: ClassVar[str] = "text-classification"
+    predicts: ClassVar[Literal["labels", "vectors"] | None] = "labels"
+    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ("labels",)
+
+    # edgeformer.data.prepare is imported in functions: predictions from a bundle need no data sets.
+
+    def prepare(self, recipe: Any, cache: Path, progress: Progress) -> Prepared[Encoded]:
+        from edgeformer.data.prepare import prepare
+
+        return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
+
+    def local_data(self, data: Any, folder: Path) -> tuple[Any, list[str]]:
+        from edgeformer.data.folders import local_parts
+
+        return local_parts(data, folder)
+
+    def set_name(self, data: Any, split: str) -> str:
+        return data.test_set if split == "test" else split
+
+    def read_set(self, data: Any, reader: TextReader, split: str, origin: Origin) -> Encoded:
+        from edgeformer.data.prepare import prepare_test
+
+        return prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
+
+    def read_file(
+        self, data: Any, reader: TextReader, path: Path, columns: Columns | None = None, *, as_trained: bool = False
+    ) -> Encoded:
+        from edgeformer.data.prepare import encode_file
+
+        return encode_file(path, data, reader.tokenizer, columns)
+
+    def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
+        from edgeformer.data.sources import load_parts
+        from edgeformer.data.splits import draw, set_parts
+
+        names = [name for name, parts in set_parts(data).items() if parts]
+        return draw(data, names, load_parts(data))
+
+    def set_texts(self, data: Any, name: str) -> LabelledTexts:
+        from edgeformer.data.prepare import set_texts
+
+        return set_texts(data, name)
+
+    def file_texts(self, data: Any, path: Path) -> LabelledTexts:
+        from edgeformer.data.prepare import file_texts
+
+        return file_texts(path, data)
+
+    def findings(self, data: Any) -> Sequence[DataFinding]:
+        from edgeformer.data.prepare import look
+
+        return look(data)
+
+    def trim(
+        self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
+    ) -> tuple[Trimmed, Vocabulary]:
+        from edgeformer.data.trimming import trim_to_training
+
+        return trim_to_training(data, tokenizer, trained_on, keeping)
+
+    def criterion(self, score: Any, training: Any) -> float:
+        """Return the validation loss, or the negative metric that ``training.select_by`` names."""
+        return float(score.loss if training.select_by == "loss" else -getattr(score, training.select_by))
+
+    def lost(self, score: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
+        """Explain why the metric drops too far; a drop of one row in ``n`` is within chance and always allowed."""
+        value = getattr(score, self.metric.name)
+        drop = getattr(reference, self.metric.name) - value
+        limit = max(MAX_TRIMMED_SCORE_DROP if trimmed else MAX_SCORE_DROP[precision], 1.5 / reference.n)
+        if drop <= limit:
+            return None
+        return (
+            f"{self.metric_label()} {value:.4f} is {drop:.4f} below FP32's on {score.n:,} rows; "
+            f"at most {limit:.4f} may be lost"
+        )
+
+    def golden_inputs(self, prepared: Prepared[Encoded], recipe: Any) -> dict[str, Int64s]:
+        """Draw 64 rows of the validation set by the recipe's seed, with their labels."""
+        validation = prepared.validation
+        count = min(GOLDEN_ROWS, len(validation))
+        rows = np.random.default_rng(recipe.seed).choice(len(validation), count, replace=False)
+        return self.batch(validation, rows, prepared.pad)
+
+    def client_config(self, prepared: Prepared[Encoded], recipe: Any) -> dict[str, object]:
+        labels = recipe.data.labels
+        return {
+            "id2label": {str(number): label for number, label in enumerate(labels)},
+            "label2id": {label: number for number, label in enumerate(labels)},
+            **super().client_config(prepared, recipe),
+        }
+
+    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {"labels": recipe.data.labels, **super().bundle_facts(recipe, config)}
+
+    def card_lines(self, recipe: Any) -> list[str]:
+        data: DataConfig = recipe.data
+        lines = [f"**Labels:** {', '.join(map(markdown, data.labels))}; at most {data.max_length} tokens"]
+        omitted = [f"some rows of a source of the part {part}" for part in data.parts if data.sampled(part)]
+        for key in ("longest", "shortest"):
+            if (share := getattr(data, key)) is not None:
+                omitted.append(f"the {key} {share:.4g} of the texts, by words")
+        if data.balance is not None:
+            omitted.append(f"equal numbers of each {data.balance.replace('-and-', ' of each ')}")
+        omitted += [f"of the {name} set {amount:,}" for name, amount in data.rows.items()]
+        return [*lines, f"**Only some rows:** {markdown('; '.join(omitted))}"] if omitted else lines
 
 
-class Classification(TextLabels):
+class Classification(LabelTask):
     """One label per text."""
 
     name: ClassVar[str] = "classification"
@@ -243,47 +305,21 @@ class Classification(TextLabels):
     score_note: ClassVar[str] = (
         "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."
     )
-    few: ClassVar[str] = f"{LOSS['int8']:.1%} of accuracy cannot be told from one row more or less there"
+    few: ClassVar[str] = f"{MAX_SCORE_DROP['int8']:.1%} of accuracy cannot be told from one row more or less there"
 
-    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None, data: Any = None) -> ClassificationMeter:
-        return ClassificationMeter(exits, notes)
+    def meter(self, exits: Sequence[int] = (), records: ExitNotes | None = None, data: Any = None) -> Meter:
+        return RowsMeter(score, exits, records)
 
     def row_figures(self, answers: Array, rows: Encoded, data: Any) -> Float64s:
-        """1 for a right answer, else 0: [n, 1]."""
+        """Return 1 for a right answer, else 0: [n, 1]."""
         right: NDArray[np.bool_] = answers.argmax(axis=-1) == rows.labels
         return right[:, None].astype(np.float64)
 
     def metric_of(self, figures: Float64s) -> float:
         return float(figures.mean())
 
-    def departures(self, found: Departures) -> dict[str, float | None]:
-        return {"loss": found.loss, "accuracy": found.right}
-
-    def criterion(self, score: ClassificationScore, training: ClassificationTraining) -> float:
-        """Validation loss, or accuracy with ``training.select_by: accuracy``."""
-        return score.loss if training.select_by == "loss" else -score.accuracy
-
     def record(self, score: ClassificationScore) -> dict[str, float]:
-        return {"val_loss": score.loss, "val_accuracy": score.accuracy, "val_f1": score.f1}
-
-    def describe(self, score: ClassificationScore) -> str:
-        return f"validation loss {score.loss:.4f}, accuracy {score.accuracy:.4f}"
-
-    def rows(
-        self, artifact: str, split: str, score: ClassificationScore, *, leaks: bool = False
-    ) -> list[EvaluationRow]:
-        return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **score.model_dump())]
-
-    def lost(
-        self, found: ClassificationScore, reference: ClassificationScore, precision: Precision, *, trimmed: bool
-    ) -> str | None:
-        """Accuracy; on ``n`` rows one more or less is no loss that could be told from chance, so much is allowed."""
-        drop = reference.accuracy - found.accuracy
-        bar = most_lost(precision, reference.n, trimmed=trimmed)
-        if drop > bar:
-            most = f"at most {bar:.4f} may be lost"
-            return f"accuracy {found.accuracy:.4f} is {drop:.4f} below FP32's on {found.n:,} rows; {most}"
-        return None
+        return {**super().record(score), "val_f1": score.f1}
 
     def golden_score(
         self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None, data: Any = None
@@ -293,7 +329,14 @@ class Classification(TextLabels):
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: DataConfig
     ) -> list[LabelPrediction]:
-        return label_predictions(texts, answers, cut, data.labels)
+        loops = answers["loops"].tolist() if "loops" in answers else [None] * len(texts)
+        rows = zip(texts, softmax(answers["logits"]).tolist(), cut.tolist(), loops, strict=True)
+        predictions = []
+        for text, probabilities, truncated, exit_loop in rows:
+            by_label = dict(zip(data.labels, probabilities, strict=True))
+            best = max(by_label, key=by_label.__getitem__)
+            predictions.append(LabelPrediction(text, truncated, best, by_label[best], by_label, exit_loop))
+        return predictions
 
 
 TASK = Classification()

@@ -1,4 +1,4 @@
-"""Early exit, computed offline: what every exit answered is noted once, and any thresholds are tried on those notes."""
+"""Early exit, evaluated offline: the answers of every exit are recorded once; thresholds are applied to the records."""
 
 from __future__ import annotations
 
@@ -9,31 +9,28 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-Float32s = NDArray[np.float32]
-
 SWEEP = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
 """Top probabilities that are tried as one threshold for all exits."""
 
-
 Rule = Literal["confidence", "cosine"]
-"""What lets one leave at an exit: the top probability of its answer; or the cosine between its hidden states before and
-after that loop."""
+"""Value compared with a threshold: top probability of the answer, or cosine of the hidden states before and after the
+loop."""
 
 
 def exit_logits(loop: int) -> str:
-    """What a model that answers at several exits calls its logits after ``loop``."""
+    """Return the output name of the logits after ``loop`` in a model with several exits."""
     return f"logits_exit{loop}"
 
 
 @dataclass(frozen=True)
-class Departures:
-    """What comes of letting rows or tokens leave at the first exit that is sure enough of them.
+class EarlyExitResult:
+    """Result of early exit at given thresholds over a set of rows or tokens.
 
     Attributes:
-        loss: mean over all, nats.
-        right: share of right answers; None where that was not noted.
-        mean_loops: loops that each takes on average.
-        share: loop → share of those that leave there; sums to 1.
+        loss: mean loss, nats.
+        right: share of right answers; None if it was not recorded.
+        mean_loops: mean number of loops per row or token.
+        share: loop → share that exits there; sums to 1.
     """
 
     loss: float
@@ -42,37 +39,39 @@ class Departures:
     share: dict[str, float]
 
 
-def first_exits(exits: Sequence[int], sure: NDArray[np.floating], thresholds: Mapping[int, float]) -> NDArray[np.intp]:
-    """Where each leaves, as a place in ``exits``, [n]: the first exit that is sure enough of it, or else the last one.
+def first_exits(
+    exits: Sequence[int], confidence: NDArray[np.floating], thresholds: Mapping[int, float]
+) -> NDArray[np.intp]:
+    """Return the index into ``exits`` of the first exit whose confidence reaches its threshold, or the last, [n].
 
     Args:
         exits: loops that answer, in rising order.
-        sure: top probability at each of them, [exits, n].
-        thresholds: loop → threshold; nobody leaves at an exit without one, everybody at the last.
+        confidence: [exits, n].
+        thresholds: loop → threshold. No row exits where it is missing; every remaining row exits at the last loop.
     """
-    asked = np.array([thresholds.get(loop, np.inf) for loop in exits], dtype=sure.dtype)
-    leaves = sure >= asked[:, None]
-    leaves[-1] = True
-    first: NDArray[np.intp] = leaves.argmax(axis=0)
+    limits = np.array([thresholds.get(loop, np.inf) for loop in exits], dtype=confidence.dtype)
+    reached = confidence >= limits[:, None]
+    reached[-1] = True
+    first: NDArray[np.intp] = reached.argmax(axis=0)
     return first
 
 
 class ExitNotes:
-    """Loss, top probability and perhaps more of every answer at every exit, 12 to 17 bytes for each.
+    """Records loss, confidence and optional values of every answer at every exit; 12 to 17 bytes per answer.
 
-    Top probabilities are kept as they are compared when texts really leave, in float64: rounded to float32, one just
-    below a threshold reaches it, and at 1 a whole crowd would leave that never does.
+    Confidence stays in float64, as sessions compare it. Rounded to float32, a value just below a threshold would reach
+    it, and many values just below 1 would equal 1.
 
     Args:
-        exits: loops that answer, in rising order; whoever is left leaves at the last one.
+        exits: loops that answer, in rising order; remaining rows exit at the last one.
     """
 
     def __init__(self, exits: Sequence[int]) -> None:
         if not exits or list(exits) != sorted(set(exits)):
             raise ValueError(f"exits must rise, not {list(exits)}")
         self.exits = tuple(exits)
-        self._losses: dict[int, list[Float32s]] = {loop: [] for loop in self.exits}
-        self._sure: dict[Rule, dict[int, list[NDArray[np.floating]]]] = {
+        self._losses: dict[int, list[NDArray[np.float32]]] = {loop: [] for loop in self.exits}
+        self._values: dict[Rule, dict[int, list[NDArray[np.floating]]]] = {
             rule: {loop: [] for loop in self.exits} for rule in get_args(Rule)
         }
         self._right: dict[int, list[NDArray[np.bool_]]] = {loop: [] for loop in self.exits}
@@ -85,59 +84,58 @@ class ExitNotes:
         right: NDArray[np.bool_] | None = None,
         cosine: NDArray[np.floating] | None = None,
     ) -> None:
-        """Note the answers of one exit to the next rows or tokens.
+        """Record the answers of one exit to the next rows or tokens.
 
         Args:
             loop: the exit.
             losses: nats, [n].
             confidence: top probability, [n].
-            right: whether the likeliest answer is the right one, [n]; None throughout: not a matter of right or wrong.
-            cosine: between the hidden states before and after the exit's loop, [n]; None throughout: not known.
+            right: whether the likeliest answer is right, [n]; None in all calls: not applicable.
+            cosine: cosine of the hidden states before and after the loop, [n]; None in all calls: unknown.
         """
         self._losses[loop].append(losses.astype(np.float32))
-        self._sure["confidence"][loop].append(confidence.astype(np.float64))
+        self._values["confidence"][loop].append(confidence.astype(np.float64))
         if cosine is not None:
-            self._sure["cosine"][loop].append(cosine.astype(np.float32))
+            self._values["cosine"][loop].append(cosine.astype(np.float32))
         if right is not None:
             self._right[loop].append(right)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """By which :meth:`leave` can let them leave."""
-        return tuple(rule for rule, noted in self._sure.items() if any(noted.values()))
+        """Rules for which values were recorded."""
+        return tuple(rule for rule, values in self._values.items() if any(values.values()))
 
     def confidences(self) -> NDArray[np.float64]:
-        """Top probability of every answer, [exits, n]. Raises ValueError as :meth:`leave`."""
-        return self._stacked(self._sure["confidence"])
+        """Return the top probability of every answer, [exits, n]. Raises ValueError as :meth:`leave`."""
+        return self._stack(self._values["confidence"])
 
     def rights(self) -> NDArray[np.bool_]:
-        """Whether every answer is the right one, [exits, n]. Raises ValueError as :meth:`leave`, or if none can be."""
-        return self._stacked(self._right)
+        """Return whether every answer is right, [exits, n]. Raises ValueError as :meth:`leave`."""
+        return self._stack(self._right)
 
-    def leave(self, thresholds: Mapping[int, float], rule: Rule = "confidence") -> Departures:
-        """Let everyone leave at the first exit whose top probability, or cosine, reaches its threshold.
+    def leave(self, thresholds: Mapping[int, float], rule: Rule = "confidence") -> EarlyExitResult:
+        """Let each row exit at the first loop whose value under ``rule`` reaches its threshold.
 
         Args:
-            thresholds: loop → threshold; nobody leaves at an exit without one, everybody at the last.
-            rule: what is compared with it.
+            thresholds: loop → threshold, see :func:`first_exits`.
 
         Raises:
-            ValueError: nothing was noted, or not the same rows at every exit.
+            ValueError: no answers were recorded, or not the same rows at every exit.
         """
-        losses = self._stacked(self._losses)
-        first = first_exits(self.exits, self._stacked(self._sure[rule]), thresholds)
-        everyone = np.arange(losses.shape[1])
-        counts = np.bincount(first, minlength=len(self.exits)) / len(first)
-        right = self._stacked(self._right)[first, everyone].mean() if any(self._right.values()) else None
-        return Departures(
-            loss=float(losses[first, everyone].mean(dtype=np.float64)),
-            right=None if right is None else float(right),
-            mean_loops=float(np.dot(counts, self.exits)),
-            share={str(loop): float(count) for loop, count in zip(self.exits, counts, strict=True)},
+        losses = self._stack(self._losses)
+        first = first_exits(self.exits, self._stack(self._values[rule]), thresholds)
+        all_rows = np.arange(losses.shape[1])
+        shares = np.bincount(first, minlength=len(self.exits)) / len(first)
+        has_right = any(self._right.values())
+        return EarlyExitResult(
+            loss=float(losses[first, all_rows].mean(dtype=np.float64)),
+            right=float(self._stack(self._right)[first, all_rows].mean()) if has_right else None,
+            mean_loops=float(np.dot(shares, self.exits)),
+            share={str(loop): float(share) for loop, share in zip(self.exits, shares, strict=True)},
         )
 
-    def _stacked(self, notes: Mapping[int, Sequence[NDArray[Any]]]) -> NDArray[Any]:
-        """[exits, n]."""
-        if not all(notes.values()):
+    def _stack(self, values: Mapping[int, Sequence[NDArray[Any]]]) -> NDArray[Any]:
+        """Return the values as [exits, n]."""
+        if not all(values.values()):
             raise ValueError("nothing was noted, or not at every exit")
-        return np.stack([np.concatenate(notes[loop]) for loop in self.exits])
+        return np.stack([np.concatenate(values[loop]) for loop in self.exits])

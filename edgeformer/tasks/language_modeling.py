@@ -32,17 +32,15 @@ from edgeformer.data.language import (
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import Columns, local_text_parts
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
-from edgeformer.tasks.early_exit import Departures, ExitNotes, exit_logits, first_exits
+from edgeformer.tasks.early_exit import EarlyExitResult, ExitNotes, exit_logits, first_exits
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn, token_losses, top_probability
 from edgeformer.tasks.parity import as_parity
 from edgeformer.tasks.scoring import LOGITS_BYTES, cut_batches
 from edgeformer.tasks.task import Float64s, Int64s, Origin, Task, TextReader
 
-# The part of a recipe that is language modelling's own.
-
 
 class LanguageTraining(TrainingConfig):
-    """What only language modelling has; the checkpoint of the best validation loss is kept."""
+    """Training settings of language modelling. The checkpoint with the best validation loss is kept."""
 
     exit_weight: Probability = Field(
         0.3, description="λ of paper B, eq. 5: loss = (1 − λ) · final + λ · mean over the exits"
@@ -61,7 +59,7 @@ class LanguageTraining(TrainingConfig):
 
 
 class LanguageRecipe(Recipe):
-    """A recipe of paper B: a looped decoder that predicts the next token."""
+    """Recipe of paper B: a looped decoder that predicts the next token."""
 
     task: Literal["language-modeling"]
     data: TextConfig
@@ -78,13 +76,8 @@ class LanguageRecipe(Recipe):
         return self
 
 
-# Scores of a language model from per-token losses: every exit by itself, and early exit by confidence (paper B).
-
-
 TokenValues = Mapping[int, NDArray[np.floating]]
 """Loop → one number for each predicted token, [n]."""
-
-_LARGEST_LOSS = 709.0  # exp of more is no float any more, and not JSON
 
 
 class LanguageScore(Score):
@@ -112,153 +105,132 @@ class LanguageScore(Score):
 def exit_thresholds(
     exits: Sequence[int], start: float = 0.92, floor: float = 0.80, decay: float = 0.98
 ) -> dict[int, float]:
-    """Loop → smallest top probability that lets a token leave there: max(floor, start · decay^(loop − 1)).
+    """Return loop → smallest top probability for an exit there: max(floor, start · decay^(loop − 1)).
 
-    Paper B, eq. 6; its step counts loops from zero in the released code, so loop 1 has ``start`` itself.
+    Paper B, eq. 6. The released code counts loops from zero, so loop 1 has ``start`` itself.
     """
     return {loop: max(floor, start * decay ** (loop - 1)) for loop in exits}
 
 
+def perplexity_of(loss: float) -> float:
+    """Return exp(loss), limited to the largest float, because JSON has no infinity."""
+    return math.exp(min(loss, 709.0))
+
+
 class LanguageMeter(Meter):
-    """Adds up the losses of all tokens of a set, batch by batch.
+    """Sums the losses of all tokens of a set, batch by batch.
 
     Args:
-        exits: loops after which a head answers, in rising order, the last loop among them.
-        notes: is told of every token at every exit; None: nobody asks for other thresholds than paper B's.
+        exits: loops with a head, in rising order, including the last loop.
+        records: receives every token at every exit, for thresholds other than those of paper B.
     """
 
-    def __init__(self, exits: Sequence[int], notes: ExitNotes | None = None) -> None:
+    def __init__(self, exits: Sequence[int], records: ExitNotes | None = None) -> None:
         if not exits or list(exits) != sorted(set(exits)):
             raise ValueError(f"exits must rise, not {list(exits)}")
         self._exits = tuple(exits)
         self._thresholds = exit_thresholds(self._exits[:-1])
         self._tokens = 0
-        self._sums = dict.fromkeys(self._exits, 0.0)
-        self._early_sum = 0.0
-        self._left = dict.fromkeys(self._exits, 0)
-        self._with_confidence: bool | None = None
-        self._notes = notes
+        self._loss_sums = dict.fromkeys(self._exits, 0.0)
+        self._early_loss_sum = 0.0
+        self._exit_counts = dict.fromkeys(self._exits, 0)
+        self._has_confidence: bool | None = None
+        self._records = records
 
-    def add(self, outputs: Mapping[str, NDArray[Any]], batch: Mapping[str, NDArray[Any]]) -> None:
-        """Count ``targets`` [B, S] by logits [B, S, V], or by losses and perhaps confidence [B, S]."""
+    def add(self, outputs: Arrays, batch: Arrays) -> None:
+        """Count ``targets`` [B, S] by logits [B, S, V], or by losses and optional confidence and cosine [B, S]."""
         targets = batch["targets"]
         counted = targets != IGNORED
-        if "logits" in outputs:
-            self.add_tokens({self._exits[-1]: _losses(outputs["logits"], targets, counted)})
-        elif exit_logits(self._exits[-1]) in outputs:
-            logits = {loop: outputs[exit_logits(loop)] for loop in self._exits}
-            self.add_tokens(
-                {loop: _losses(found, targets, counted) for loop, found in logits.items()},
-                {loop: _confidence(found, counted) for loop, found in logits.items()},
-            )
-        else:
-            losses = {loop: outputs[f"loss_exit{loop}"][counted].astype(np.float64) for loop in self._exits}
-            sure = {
-                loop: outputs[f"confidence_exit{loop}"][counted].astype(np.float64)
-                for loop in self._exits
-                if f"confidence_exit{loop}" in outputs
-            }
-            cosine = {
-                loop: outputs[f"cosine_exit{loop}"][counted] for loop in self._exits if f"cosine_exit{loop}" in outputs
-            }
-            self.add_tokens(losses, sure or None, cosine)
+        names = (
+            {"logits": self._exits[-1]} if "logits" in outputs else {exit_logits(loop): loop for loop in self._exits}
+        )
+        losses: dict[int, Float64s] = {}
+        confidence: dict[int, Float64s] = {}
+        cosine: dict[int, Array] = {}
+        for name, loop in names.items():
+            if name in outputs:  # row by row: all counted logits at once would be another copy of them
+                rows = [*zip(outputs[name], targets, counted, strict=True)]
+                losses[loop] = np.concatenate([token_losses(logits[mask], row[mask]) for logits, row, mask in rows])
+                if name != "logits":
+                    confidence[loop] = np.concatenate([top_probability(logits[mask]) for logits, _, mask in rows])
+                continue
+            losses[loop] = outputs[f"loss_exit{loop}"][counted].astype(np.float64)
+            if f"confidence_exit{loop}" in outputs:
+                confidence[loop] = outputs[f"confidence_exit{loop}"][counted].astype(np.float64)
+            if f"cosine_exit{loop}" in outputs:
+                cosine[loop] = outputs[f"cosine_exit{loop}"][counted]
+        self.add_tokens(losses, confidence or None, cosine)
 
     def add_tokens(
         self, losses: TokenValues, confidence: TokenValues | None = None, cosine: TokenValues | None = None
     ) -> None:
-        """Count tokens: loop → loss in nats, top probability and cosine, of every predicted token, [n] each.
+        """Count predicted tokens: loop → loss in nats, top probability and cosine of every token, [n] each.
 
-        The last loop's confidence does not matter: whoever is left answers there. Cosines are for the notes alone.
+        The confidence of the last loop may be missing: remaining tokens always exit there. Cosines are only recorded.
 
         Raises:
-            ValueError: an exit without its losses or confidence, arrays of other lengths, or confidence for some
-                batches only.
+            ValueError: losses or confidence of an exit are missing, arrays differ in length, or only some batches have
+                confidence.
         """
         counts = {len(losses[loop]) for loop in self._exits if loop in losses}
         if not losses.keys() >= set(self._exits) or len(counts) != 1:
             raise ValueError(f"needs the losses of the same tokens at each of the exits {self._exits}")
-        if self._with_confidence not in (None, confidence is not None):
+        if self._has_confidence not in (None, confidence is not None):
             raise ValueError("either every batch comes with confidence, or none")
-        self._with_confidence = confidence is not None
+        self._has_confidence = confidence is not None
+        count = counts.pop()
+        self._tokens += count
         for loop in self._exits:
-            self._sums[loop] += float(np.asarray(losses[loop], dtype=np.float64).sum())
-        self._tokens += counts.pop()
+            self._loss_sums[loop] += float(np.asarray(losses[loop], dtype=np.float64).sum())
         if confidence is None:
             return
-        self._leave(losses, confidence)
-        if self._notes is not None:
-            for loop in self._exits:
-                sure = confidence[loop] if loop in confidence else np.ones(len(losses[loop]))
-                self._notes.add(loop, losses[loop], sure, cosine=(cosine or {}).get(loop))
-
-    def _leave(self, losses: TokenValues, confidence: TokenValues) -> None:
-        everyone = len(losses[self._exits[-1]])
         for loop in self._thresholds:
-            if loop not in confidence or len(confidence[loop]) != everyone:
+            if loop not in confidence or len(confidence[loop]) != count:
                 raise ValueError(f"needs the confidence of the same tokens at exit {loop}")
-        nobody = np.zeros(everyone)  # at an exit without a threshold
-        sure = np.stack([confidence[loop] if loop in self._thresholds else nobody for loop in self._exits])
-        first = first_exits(self._exits, sure, self._thresholds)
+        compared = np.stack([confidence[loop] if loop in self._thresholds else np.zeros(count) for loop in self._exits])
+        first = first_exits(self._exits, compared, self._thresholds)
         for place, loop in enumerate(self._exits):
-            leaving = first == place
-            self._early_sum += float(losses[loop][leaving].sum(dtype=np.float64))
-            self._left[loop] += int(leaving.sum())
+            exiting = first == place
+            self._early_loss_sum += float(losses[loop][exiting].sum(dtype=np.float64))
+            self._exit_counts[loop] += int(exiting.sum())
+            if self._records is not None:
+                recorded = confidence.get(loop, np.ones(count))
+                self._records.add(loop, losses[loop], recorded, cosine=(cosine or {}).get(loop))
 
     def score(self, words: int | None = None) -> LanguageScore:
         if not self._tokens:
             raise ValueError("cannot score an empty set")
-        exits = {str(loop): _exit_score(self._sums[loop] / self._tokens) for loop in self._exits}
-        total, full = self._sums[self._exits[-1]], exits[str(self._exits[-1])]
-        early = None
-        if self._with_confidence:
+        losses = {loop: total / self._tokens for loop, total in self._loss_sums.items()}
+        exits = {str(loop): ExitScore(loss=loss, perplexity=perplexity_of(loss)) for loop, loss in losses.items()}
+        last, early, early_loss = self._exits[-1], None, self._early_loss_sum / self._tokens
+        if self._has_confidence:
             early = EarlyExitScore(
-                **_exit_score(self._early_sum / self._tokens).model_dump(),
-                mean_loops=sum(loop * count for loop, count in self._left.items()) / self._tokens,
-                share={str(loop): count / self._tokens for loop, count in self._left.items()},
+                loss=early_loss,
+                perplexity=perplexity_of(early_loss),
+                mean_loops=sum(loop * count for loop, count in self._exit_counts.items()) / self._tokens,
+                share={str(loop): count / self._tokens for loop, count in self._exit_counts.items()},
                 thresholds={str(loop): threshold for loop, threshold in self._thresholds.items()},
             )
         return LanguageScore(
-            loss=full.loss,
-            perplexity=full.perplexity,
+            loss=exits[str(last)].loss,
+            perplexity=exits[str(last)].perplexity,
             n=self._tokens,
             words=words,
-            word_perplexity=perplexity_of(total / words) if words else None,
+            word_perplexity=perplexity_of(self._loss_sums[last] / words) if words else None,
             exits=exits,
             early_exit=early,
         )
 
 
-def perplexity_of(loss: float) -> float:
-    """exp(loss), or the largest that is still a number in JSON."""
-    return math.exp(min(loss, _LARGEST_LOSS))
-
-
-def _exit_score(loss: float) -> ExitScore:
-    return ExitScore(loss=loss, perplexity=perplexity_of(loss))
-
-
-def _confidence(logits: NDArray[Any], counted: NDArray[np.bool_]) -> Float64s:
-    return np.concatenate([top_probability(row[there]) for row, there in zip(logits, counted, strict=True)])
-
-
-def _losses(logits: NDArray[Any], targets: NDArray[Any], counted: NDArray[np.bool_]) -> Float64s:
-    """Row by row: all counted logits at once would be one more copy of them."""
-    rows = zip(logits, targets, counted, strict=True)
-    return np.concatenate([token_losses(row[there], wanted[there]) for row, wanted, there in rows])
-
-
-# Language modelling: data, metric, scoring and golden inputs of models that predict the next token.
-
-
 LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02, "int4": 0.06}
-"""Share by which the perplexity of an artifact may rise against FP32 on the same tokens."""
+"""Largest allowed relative rise of an artifact's perplexity against FP32 on the same tokens."""
 
 GOLDEN_ROWS, GOLDEN_TOKENS = 8, 64
 GOLDEN_TOP = 32
-"""Logits per golden token that the bundle keeps; all of them would be gigabytes."""
+"""Logits per golden token in golden.npz; all of them would be gigabytes."""
 
 EVALUATION_TOKENS = 8192
-"""Tokens that are scored at the same time where a model answers with losses."""
+"""Tokens per call of models that return losses."""
 
 
 class LanguageModeling(Task):
@@ -276,7 +248,6 @@ class LanguageModeling(Task):
         ScoreColumn("word_perplexity", "per word", 2),
     )
     unit: ClassVar[str] = "tokens"
-    phase: ClassVar[Literal["steady", "decode"]] = "decode"
     writes_text: ClassVar[bool] = True
     pipeline_tag: ClassVar[str] = "text-generation"
     use: ClassVar[str] = "generate"
@@ -297,12 +268,14 @@ class LanguageModeling(Task):
         return text_set_name(data, split)
 
     def read_set(self, data: TextConfig, reader: TextReader, split: str, origin: Origin) -> TextRows:
-        """Exported graphs take no positions, so that they cannot tell where in a packed row a document starts: for them
-        every document is a row of its own. They predict the same tokens from the same context as the packed rows do,
-        except where a document goes over the end of a packed row (which forgets the part in front of it) and where it
-        is longer than the model reads (which cuts it, and leaves the rest out of ``n``).
+        """Encode one set: packed as in training, or one row per document for exported graphs.
+
+        Exported graphs have no input for positions, so they cannot know where a document starts in a packed row. One
+        row per document predicts the same tokens from the same context, with two exceptions: a document that crosses
+        the end of a packed row (training forgets the part in front), and a document that is longer than the model
+        reads (its rest is not in ``n``).
         """
-        config = self._as_read(data, origin.as_trained)
+        config = self._row_config(data, as_trained=origin.as_trained)
         return prepare_text_set(config, reader.tokenizer, origin.cache, split, origin.trained_on)
 
     def read_file(
@@ -314,7 +287,7 @@ class LanguageModeling(Task):
         *,
         as_trained: bool = False,
     ) -> TextRows:
-        return encode_text_file(path, self._as_read(data, as_trained), reader.tokenizer, columns)
+        return encode_text_file(path, self._row_config(data, as_trained=as_trained), reader.tokenizer, columns)
 
     def set_texts(self, data: TextConfig, name: str) -> LabelledTexts:
         return LabelledTexts.unlabelled(set_paragraphs(data, name))
@@ -323,20 +296,20 @@ class LanguageModeling(Task):
         return LabelledTexts.unlabelled(text_file(path, data))
 
     def encode_rows(self, data: TextConfig, reader: TextReader, texts: LabelledTexts) -> TextRows:
-        return encode_paragraphs([str(text) for text in texts.texts], self._as_read(data, False), reader.tokenizer)
+        return encode_paragraphs([str(text) for text in texts.texts], self._row_config(data), reader.tokenizer)
 
-    def _as_read(self, data: TextConfig, as_trained: bool) -> TextConfig:
+    def _row_config(self, data: TextConfig, *, as_trained: bool = False) -> TextConfig:
         return data if as_trained else data.model_copy(update={"mode": "paragraphs"})
 
     def reader(self, tokenizer: Path, data: TextConfig, vocabulary: int) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer))
-        found = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
-        return TextReader(found, boundary_id(found), vocabulary)
+        loaded = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
+        return TextReader(loaded, boundary_id(loaded), vocabulary)
 
     def batch(
         self, rows: TextRows, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
     ) -> dict[str, Int64s]:
-        """input_ids, targets and, for packed rows, positions: int64 [B, S]."""
+        """Return input_ids, targets and, for packed rows, positions: int64 [B, S]."""
         return text_batch(rows, numbers, pad, pad_to=pad_to)
 
     def weight(self, batch: Arrays) -> int:
@@ -351,24 +324,24 @@ class LanguageModeling(Task):
         return max(1, EVALUATION_TOKENS // max(1, longest))
 
     def call_batches(
-        self, rows: TextRows, most: int, vocabulary: int, *, losses: bool = False, first: int | None = None
+        self, rows: TextRows, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
     ) -> list[Int64s]:
         tokens = EVALUATION_TOKENS if losses else LOGITS_BYTES // (4 * vocabulary)
-        return cut_batches(rows.lengths[:first], most, max(1, tokens))
+        return cut_batches(rows.lengths[:first], max_rows, max(1, tokens))
 
     def words(self, rows: TextRows, *, cut: bool = False) -> int | None:
         return None if cut and rows.truncated else rows.words
 
-    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None, data: Any = None) -> LanguageMeter:
-        return LanguageMeter(exits, notes)
+    def meter(self, exits: Sequence[int] = (), records: ExitNotes | None = None, data: Any = None) -> LanguageMeter:
+        return LanguageMeter(exits, records)
 
     def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
-        """Summed losses of every row's tokens, [B]: the logits of all rows would not fit."""
-        rows = zip(outputs["logits"], batch["targets"], strict=True)
-        return np.array([token_losses(row[wanted != IGNORED], wanted[wanted != IGNORED]).sum() for row, wanted in rows])
+        """Return the summed loss of every row, [B]: the logits of all rows would not fit memory."""
+        rows = zip(outputs["logits"], batch["targets"], batch["targets"] != IGNORED, strict=True)
+        return np.array([token_losses(logits[mask], targets[mask]).sum() for logits, targets, mask in rows])
 
     def row_figures(self, answers: Array, rows: TextRows, data: TextConfig) -> Float64s:
-        """Summed loss in nats and number of predicted tokens: [n, 2]."""
+        """Return summed loss in nats and number of predicted tokens: [n, 2]."""
         return np.stack([answers, rows.lengths], axis=1).astype(np.float64)
 
     def metric_of(self, figures: Float64s) -> float:
@@ -378,16 +351,11 @@ class LanguageModeling(Task):
     def exit_thresholds(self, exits: Sequence[int]) -> dict[int, float]:
         return exit_thresholds(exits)
 
-    def departures(self, found: Departures) -> dict[str, float | None]:
-        return {"loss": found.loss, "perplexity": perplexity_of(found.loss)}
-
-    def criterion(self, score: LanguageScore, training: LanguageTraining) -> float:
-        return score.loss
+    def departures(self, result: EarlyExitResult) -> dict[str, float | None]:
+        return {"loss": result.loss, "perplexity": perplexity_of(result.loss)}
 
     def record(self, score: LanguageScore) -> dict[str, float]:
-        """val_loss, val_perplexity, val_loss_exitN, and what early exit does."""
-        values = {"val_loss": score.loss, "val_perplexity": score.perplexity}
-        values |= {f"val_loss_exit{loop}": exit_.loss for loop, exit_ in score.exits.items()}
+        values = super().record(score) | {f"val_loss_exit{loop}": exit_.loss for loop, exit_ in score.exits.items()}
         if score.early_exit is not None:
             values["early_exit_loss"] = score.early_exit.loss
             values["early_exit_mean_loops"] = score.early_exit.mean_loops
@@ -398,7 +366,6 @@ class LanguageModeling(Task):
         return f"validation loss {score.loss:.4f}, perplexity per token: {exits}"
 
     def rows(self, artifact: str, split: str, score: LanguageScore, *, leaks: bool = False) -> list[EvaluationRow]:
-        """The last exit's row, then one for each earlier exit."""
         full = EvaluationRow(
             artifact=artifact,
             split=split,
@@ -409,23 +376,19 @@ class LanguageModeling(Task):
             leaks=leaks,
         )
         *earlier, _ = score.by_exit.items()
-        changed = (
-            {"exit": loop, "loss": exit_.loss, "perplexity": exit_.perplexity, "word_perplexity": None}
-            for loop, exit_ in earlier
-        )
-        return [full, *(full.model_copy(update=update) for update in changed)]
+        changes = ({"exit": loop, **exit_.model_dump(), "word_perplexity": None} for loop, exit_ in earlier)
+        return [full, *(full.model_copy(update=update) for update in changes)]
 
     def lost(
-        self, found: LanguageScore, reference: LanguageScore, precision: Precision, *, trimmed: bool
+        self, score: LanguageScore, reference: LanguageScore, precision: Precision, *, trimmed: bool
     ) -> str | None:
-        rise = found.perplexity / reference.perplexity - 1
-        bar = LOSS[precision]
-        if not rise <= bar:
-            return f"perplexity {found.perplexity:.2f} is {rise:.2%} above FP32's; at most {bar:.1%} are allowed"
-        return None
+        rise, limit = score.perplexity / reference.perplexity - 1, LOSS[precision]
+        if rise <= limit:  # false for NaN
+            return None
+        return f"perplexity {score.perplexity:.2f} is {rise:.2%} above FP32's; at most {limit:.1%} are allowed"
 
     def golden_inputs(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, Int64s]:
-        """Eight evenly spaced windows of the validation text, and the tokens after them; a tiny text is repeated."""
+        """Return 8 evenly spaced windows of the validation text and the tokens after them; tiny texts are repeated."""
         stream, length = prepared.validation.ids, min(GOLDEN_TOKENS, recipe.data.sequence_length)
         if len(stream) <= length:
             stream = np.resize(stream, length + 1)
@@ -434,7 +397,7 @@ class LanguageModeling(Task):
         return {"input_ids": windows[:, :-1], "targets": windows[:, 1:]}
 
     def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
-        """Of every exit the 32 largest logits of every token, the log-sum-exp of all, and how widely they spread."""
+        """Return the 32 largest logits of every token, log-sum-exp and standard deviation of all logits, per exit."""
         golden: dict[str, Array] = {}
         for loop, logits in references.items():
             count = min(GOLDEN_TOP, logits.shape[-1])
@@ -452,19 +415,20 @@ class LanguageModeling(Task):
     def golden_score(
         self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None, data: Any = None
     ) -> LanguageScore:
-        """See :meth:`Task.golden_score`. Logits [n, V] of flat positions."""
+        """Score logits [n, V] of flat positions; see :meth:`Task.golden_score`."""
         targets = answers["targets"].reshape(-1)
-        wanted = targets if rows is None else targets[rows]
-        counted = wanted != IGNORED
+        targets = targets if rows is None else targets[rows]
+        counted = targets != IGNORED
         meter = LanguageMeter((exit_,))
-        meter.add_tokens({exit_: token_losses(logits[counted], wanted[counted])})
+        meter.add_tokens({exit_: token_losses(logits[counted], targets[counted])})
         return meter.score()
 
     def golden_parity(
         self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
-        """golden.npz keeps the largest logits of every token and the log-sum-exp of all: a wrong logit shows in one of
-        the two, unless it is a small one that became even smaller.
+        """Compare the largest logits and the log-sum-exp of every token with golden.npz.
+
+        A wrong logit changes one of the two, unless a small logit became even smaller.
 
         Args:
             logits: [n, S, V], or [n, s, V] for the last s positions.
@@ -478,11 +442,12 @@ class LanguageModeling(Task):
         if indices.shape[:1] != logits.shape[:1] or indices.shape[1] < last or indices.max() >= count:
             raise GoldenError(f"golden.npz's tokens {indices.shape} do not fit the logits {logits.shape}")
         values, indices, log_sum = values[:, -last:], indices[:, -last:], log_sum[:, -last:]
-        found = np.take_along_axis(logits, indices, axis=-1)
+        top_logits = np.take_along_axis(logits, indices, axis=-1)
         likeliest = indices[..., 0].reshape(-1)
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is reported as such
+        with np.errstate(invalid="ignore", over="ignore"):  # logits that are not finite are reported below
             losses = token_losses(logits.reshape(-1, count), likeliest).reshape(log_sum.shape)
-            error = np.append(np.abs(found - values), np.abs(losses + found[..., 0] - log_sum)[..., None], axis=-1)
+            log_sum_error = np.abs(losses + top_logits[..., 0] - log_sum)
+            error = np.append(np.abs(top_logits - values), log_sum_error[..., None], axis=-1)
         if not np.isfinite(logits).all():
             error = np.full(1, np.nan)
         return as_parity(error, float(spread), logits.argmax(-1).reshape(-1) == likeliest, precision, provider)
@@ -491,13 +456,13 @@ class LanguageModeling(Task):
         return {"sequence_length": recipe.data.sequence_length, "boundary_token_id": prepared.pad}
 
     def tokenizer_config(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, object]:
-        name = prepared.tokenizer.id_to_token(prepared.pad)
+        boundary = prepared.tokenizer.id_to_token(prepared.pad)
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": recipe.data.sequence_length,
             "model_input_names": ["input_ids"],
-            "bos_token": name,
-            "eos_token": name,
+            "bos_token": boundary,
+            "eos_token": boundary,
         }
 
     def bundle_facts(self, recipe: LanguageRecipe, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Multi-label classification: any number of labels per text, each with a threshold of its own."""
+"""Multi-label classification: any number of labels per text, each with its own threshold."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,29 +13,29 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from edgeformer.artifacts.data_config import DataConfig, Probability
-from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
-from edgeformer.artifacts.scores import EvaluationRow, Score
+from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.rows import MOST_LABELS, LabelledTexts, Text, label_sets
-from edgeformer.data.sources import Columns
-from edgeformer.tasks.early_exit import Departures, ExitNotes, exit_logits
-from edgeformer.tasks.labels import LOSS, TextLabels, most_lost
-from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn
-from edgeformer.tasks.task import Float64s, Int64s, Origin, Prediction, TextReader, said
+from edgeformer.tasks.classification import MAX_SCORE_DROP, LabelTask, ratio
+from edgeformer.tasks.early_exit import ExitNotes
+from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn
+from edgeformer.tasks.task import Float64s, Int64s, Origin, Prediction, TextReader, text_fields
 
-# The part of a recipe that is multi-label classification's own.
+if TYPE_CHECKING:
+    from edgeformer.data.sources import Columns
 
-
-USUAL = 0.5
+DEFAULT_THRESHOLD = 0.5
 Threshold = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class MultiLabelData(DataConfig):
-    """As a classifier's, but a row has none, one or several of the labels: a list in JSON Lines and Parquet, one text
-    in tables, where an empty cell is a row without any."""
+    """Data of a classifier whose rows have none, one or several labels.
+
+    Labels are a list in JSON Lines and Parquet, and one text in tables, where an empty cell is a row without labels.
+    """
 
     label_separator: Annotated[str, Field(min_length=1)] = Field(
         description="what stands between the labels of a row in a table's cell; spaces around it do not count"
@@ -51,12 +51,12 @@ class MultiLabelData(DataConfig):
         return self.label_separator
 
     @property
-    def limits(self) -> dict[str, float]:
-        """Label → probability from which on it is given, also where none was found or stated."""
-        return {**self.thresholds} if self.thresholds is not None else dict.fromkeys(self.labels, USUAL)
+    def effective_thresholds(self) -> dict[str, float]:
+        """Label → threshold, with the default for data without thresholds."""
+        return {**self.thresholds} if self.thresholds is not None else dict.fromkeys(self.labels, DEFAULT_THRESHOLD)
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _settings_fit_label_sets(self) -> Self:
         if self.stream:
             raise ValueError("stream: is not possible with several labels per text; leave it out")
         if self.balance in ("label", "label-and-source"):
@@ -65,14 +65,14 @@ class MultiLabelData(DataConfig):
             raise ValueError(f"labels: at most {MOST_LABELS} where a text can have several, not {len(self.labels)}")
         if self.thresholds is not None and set(self.thresholds) != set(self.labels):
             raise ValueError(f"thresholds: needs one for each of the labels {', '.join(self.labels)}, or leave it out")
-        torn = next((label for label in self.labels if self.label_separator in label), None)
-        if torn is not None:
-            raise ValueError(f"label_separator: is in the label {torn!r}; choose another one")
+        ambiguous = next((label for label in self.labels if self.label_separator in label), None)
+        if ambiguous is not None:
+            raise ValueError(f"label_separator: is in the label {ambiguous!r}; choose another one")
         return self
 
 
 class MultiLabelTraining(TrainingConfig):
-    """What only multi-label classification has."""
+    """Training settings of multi-label classification."""
 
     token_dropout: Probability = Field(
         0.0, description="share of input tokens replaced by [UNK] in training (never special tokens)"
@@ -88,7 +88,7 @@ class MultiLabelTraining(TrainingConfig):
 
 
 class MultiLabelRecipe(Recipe):
-    """A recipe for an encoder that gives a text any number of labels."""
+    """Recipe for an encoder that assigns any number of labels to a text."""
 
     task: Literal["multi-label-classification"]
     data: MultiLabelData
@@ -100,18 +100,8 @@ class MultiLabelRecipe(Recipe):
         return len(self.data.labels)
 
 
-# Scores of a multi-label classifier from its logits, and the thresholds that are best for them.
-
-
-FEWEST = 5
-"""Rows with a label, and without it, that a threshold is found by; of fewer it would be chance."""
-
-Floats = NDArray[np.floating]
-Bools = NDArray[np.bool_]
-
-
 class MultiLabelScore(Score):
-    """Scores on one labelled set, with the thresholds that they were taken at. Micro: over all labels of all rows."""
+    """Scores on one labelled set at the stated thresholds. Micro: over all labels of all rows."""
 
     n: int
     accuracy: float = Field(description="share of rows whose labels are all right")
@@ -124,160 +114,104 @@ class MultiLabelScore(Score):
     loss: float = Field(description="mean binary cross-entropy over rows and labels, nats")
 
 
-def probabilities(logits: Floats) -> NDArray[np.float64]:
-    """Of every label by itself, float64 [n, C]; logits [n, C]."""
+def probabilities(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the independent probability of every label, float64 [n, C]; logits [n, C]."""
     wide = logits.astype(np.float64)
     result: NDArray[np.float64] = 0.5 * (1 + np.tanh(wide / 2))
     return result
 
 
-def best_thresholds(found: NDArray[np.float64], actual: Bools) -> list[float]:
-    """For each label the threshold of its highest F1; where several are as good, the one nearest to 0.5.
+def best_thresholds(confidence: NDArray[np.float64], actual: NDArray[np.bool_]) -> list[float]:
+    """Return the threshold with the highest F1 for each label; among equal ones the nearest to 0.5.
 
     Args:
-        found: probabilities [n, C].
-        actual: the right labels, bool [n, C]. Labels of fewer than 5 rows, or of all but 5, keep 0.5.
+        confidence: probabilities [n, C].
+        actual: right labels [n, C]. Labels of fewer than 5 rows, or of all but fewer than 5, keep 0.5: a threshold
+            from so few rows would be chance.
     """
-    return [_best(found[:, label], actual[:, label]) for label in range(found.shape[1])]
-
-
-def _best(found: NDArray[np.float64], actual: Bools) -> float:
-    if min(actual.sum(), (~actual).sum()) < FEWEST:
-        return USUAL
-    values, place = np.unique(found, return_inverse=True)
-    between = (values[1:] + values[:-1]) / 2
-    candidates = np.concatenate([between, [USUAL]])
-    candidates = candidates[(candidates > 0) & (candidates < 1)]
-    # Rows at or above a threshold, and how many of them have the label: from the highest value down.
-    rows = np.bincount(place, minlength=len(values))[::-1].cumsum()[::-1]
-    right = np.bincount(place, weights=actual, minlength=len(values))[::-1].cumsum()[::-1]
-    first = np.searchsorted(values, candidates, side="left")
-    given, hits = (np.append(counts, 0)[first] for counts in (rows, right))
-    f1 = 2 * hits / (given + actual.sum())
-    best = np.flatnonzero(f1 >= f1.max() - 1e-12)
-    return float(candidates[best[np.abs(candidates[best] - USUAL).argmin()]])
+    thresholds = []
+    for column, present in zip(confidence.T, actual.T, strict=True):
+        if min(present.sum(), (~present).sum()) < 5:
+            thresholds.append(DEFAULT_THRESHOLD)
+            continue
+        values, places = np.unique(column, return_inverse=True)
+        candidates = np.append((values[1:] + values[:-1]) / 2, DEFAULT_THRESHOLD)
+        candidates = candidates[(candidates > 0) & (candidates < 1)]
+        # Rows at or above each value, and right rows among them: cumulative sums from the highest value down.
+        rows = np.bincount(places, minlength=len(values))[::-1].cumsum()[::-1]
+        right = np.bincount(places, weights=present, minlength=len(values))[::-1].cumsum()[::-1]
+        first = np.searchsorted(values, candidates, side="left")
+        predicted, hits = (np.append(counts, 0)[first] for counts in (rows, right))
+        f1 = 2 * hits / (predicted + present.sum())
+        best = np.flatnonzero(f1 >= f1.max() - 1e-12)
+        thresholds.append(float(candidates[best[np.abs(candidates[best] - DEFAULT_THRESHOLD).argmin()]]))
+    return thresholds
 
 
 def score(
-    logits: Floats, actual: NDArray[np.integer], labels: Sequence[str], thresholds: Mapping[str, float] | None
+    logits: NDArray[np.floating],
+    labels: NDArray[np.integer],
+    names: Sequence[str],
+    thresholds: Mapping[str, float] | None,
 ) -> MultiLabelScore:
-    """Micro and macro figures, and the loss.
+    """Compute micro and macro figures and the loss.
 
     Args:
         logits: [n, C], n ≥ 1.
-        actual: 0 or 1 [n, C].
-        labels: C names.
-        thresholds: of every label; None: those that are best on these very rows.
+        labels: 0 or 1, [n, C].
+        names: names of the C labels.
+        thresholds: label → threshold; None: the best thresholds on these rows.
 
     Raises:
         ValueError: n is 0.
     """
-    if not len(actual):
+    if not len(labels):
         raise ValueError("cannot score an empty set")
-    found, wanted = probabilities(logits), actual.astype(bool)
-    limits = best_thresholds(found, wanted) if thresholds is None else [thresholds[label] for label in labels]
-    given = found >= np.array(limits)
-    hits, claimed, present = (given & wanted).sum(0), given.sum(0), wanted.sum(0)
-    of_labels = np.divide(2 * hits, claimed + present, out=np.zeros(len(labels)), where=claimed + present > 0)
+    confidence, actual = probabilities(logits), labels.astype(bool)
+    limits = best_thresholds(confidence, actual) if thresholds is None else [thresholds[name] for name in names]
+    predicted = confidence >= np.array(limits)
+    hits, positives, present = (predicted & actual).sum(0), predicted.sum(0), actual.sum(0)
+    label_f1 = np.divide(2 * hits, positives + present, out=np.zeros(len(names)), where=positives + present > 0)
     wide = logits.astype(np.float64)
-    losses = np.logaddexp(0, wide) - wide * wanted
+    losses = np.logaddexp(0, wide) - wide * actual
     return MultiLabelScore(
         n=len(actual),
-        accuracy=float((given == wanted).all(1).mean()),
-        precision=_ratio(hits.sum(), claimed.sum()),
-        recall=_ratio(hits.sum(), present.sum()),
-        f1=_ratio(2 * hits.sum(), claimed.sum() + present.sum()),
-        macro_f1=float(of_labels[present > 0].mean()) if present.any() else 0.0,
-        label_f1=dict(zip(labels, of_labels.tolist(), strict=True)),
-        thresholds=dict(zip(labels, map(float, limits), strict=True)),
+        accuracy=float((predicted == actual).all(1).mean()),
+        precision=ratio(hits.sum(), positives.sum()),
+        recall=ratio(hits.sum(), present.sum()),
+        f1=ratio(2 * hits.sum(), positives.sum() + present.sum()),
+        macro_f1=float(label_f1[present > 0].mean()) if present.any() else 0.0,
+        label_f1=dict(zip(names, label_f1.tolist(), strict=True)),
+        thresholds=dict(zip(names, map(float, limits), strict=True)),
         loss=float(losses.mean()),
     )
 
 
-def _ratio(part: float, whole: float) -> float:
-    return float(part / whole) if whole else 0.0
-
-
-class MultiLabelMeter(Meter):
-    """Keeps logits and labels of every row.
-
-    Args:
-        labels: C names.
-        thresholds: see :func:`score`.
-        exits: loops that answer, in rising order; fewer than two: there is one answer.
-    """
-
-    def __init__(
-        self, labels: Sequence[str], thresholds: Mapping[str, float] | None, exits: Sequence[int] = ()
-    ) -> None:
-        self._names = {exit_logits(loop): loop for loop in exits} if len(exits) > 1 else {"logits": 0}
-        self._logits: dict[str, list[NDArray[Any]]] = {name: [] for name in self._names}
-        self._actual: list[NDArray[np.int64]] = []
-        self._labels, self._thresholds = labels, thresholds
-
-    def add(self, outputs: Mapping[str, NDArray[Any]], batch: Mapping[str, NDArray[Any]]) -> None:
-        """Count one batch: ``logits`` [B, C] (with several exits ``logits_exitN``) against ``labels`` [B, C]."""
-        self._actual.append(batch["labels"])
-        for name in self._names:
-            self._logits[name].append(outputs[name])
-
-    def score(self, words: int | None = None) -> MultiLabelScore:
-        """The last exit's score of all rows so far. Raises ValueError where there is none."""
-        return self._score(list(self._names)[-1])
-
-    def earlier(self) -> dict[int, Score]:
-        return {loop: self._score(name) for name, loop in list(self._names.items())[:-1]}
-
-    def _score(self, name: str) -> MultiLabelScore:
-        if not self._actual:
-            raise ValueError("cannot score an empty set")
-        return score(np.concatenate(self._logits[name]), np.concatenate(self._actual), self._labels, self._thresholds)
-
-
-# What a multi-label classifier answers to one text.
-
-
 @dataclass(frozen=True)
 class LabelsPrediction(Prediction):
-    """The labels of one text, or of a pair: those whose probability reaches their threshold, likeliest first.
+    """The labels of one text or pair whose probability reaches their threshold, likeliest first.
 
     Attributes:
-        probabilities: of every label by itself; they do not sum to 1. JSON's ``probability`` is the highest of them.
+        probabilities: label → independent probability; they do not sum to 1. ``probability`` in JSON is the highest.
     """
 
     labels: tuple[str, ...]
     probabilities: dict[str, float]
 
     def as_dict(self) -> dict[str, object]:
-        names = ("probabilities", "truncated")
         return {
-            **said(self.text),
+            **text_fields(self.text),
             "label": ", ".join(self.labels),
             "labels": list(self.labels),
             "probability": max(self.probabilities.values()),
-            **{name: getattr(self, name) for name in names},
-            "loops": None,  # nobody leaves early: there is no top probability to leave by
+            "probabilities": self.probabilities,
+            "truncated": self.truncated,
+            "loops": None,  # early exit needs a top probability
         }
 
 
-def labels_predictions(
-    texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: MultiLabelData
-) -> list[LabelsPrediction]:
-    """One prediction per text; the arguments are those of :meth:`Task.predictions`."""
-    thresholds = data.limits
-    predictions = []
-    for text, found, truncated in zip(texts, probabilities(answers["logits"]).tolist(), cut.tolist(), strict=True):
-        by_label = dict(zip(data.labels, found, strict=True))
-        given = sorted((name for name in by_label if by_label[name] >= thresholds[name]), key=by_label.__getitem__)
-        predictions.append(LabelsPrediction(text, truncated, tuple(reversed(given)), by_label))
-    return predictions
-
-
-# Multi-label classification: as classification, but each label is a question of its own.
-
-
-class MultiLabel(TextLabels):
-    """Any number of labels per text."""
+class MultiLabel(LabelTask):
+    """Any number of labels per text. Labels of a set are int64 [n, C] of 0 and 1."""
 
     name: ClassVar[str] = "multi-label-classification"
     noun: ClassVar[str] = "multi-label classifier"
@@ -298,22 +232,20 @@ class MultiLabel(TextLabels):
         "F1, precision and recall over all labels of all rows (micro), at the thresholds that were best on the "
         "validation set. All right: rows whose labels are all right."
     )
-    few: ClassVar[str] = f"{LOSS['int8']:.1%} of F1 cannot be told from one row more or less there"
-
-    # Data: sets of labels are numbers there, and rows of 0 and 1 here.
+    few: ClassVar[str] = f"{MAX_SCORE_DROP['int8']:.1%} of F1 cannot be told from one row more or less there"
 
     def prepare(self, recipe: MultiLabelRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
-        found = super().prepare(recipe, cache, progress)
-        train, _ = found.train.loaded(np.empty(0, np.int64))
+        prepared = super().prepare(recipe, cache, progress)
+        train, _ = prepared.train.loaded(np.empty(0, np.int64))
         return replace(
-            found,
-            train=_spread(train, recipe.data),
-            validation=_spread(found.validation, recipe.data),
-            tests={name: _spread(rows, recipe.data) for name, rows in found.tests.items()},
+            prepared,
+            train=_with_label_columns(train, recipe.data),
+            validation=_with_label_columns(prepared.validation, recipe.data),
+            tests={name: _with_label_columns(rows, recipe.data) for name, rows in prepared.tests.items()},
         )
 
     def read_set(self, data: MultiLabelData, reader: TextReader, split: str, origin: Origin) -> Encoded:
-        return _spread(super().read_set(data, reader, split, origin), data)
+        return _with_label_columns(super().read_set(data, reader, split, origin), data)
 
     def read_file(
         self,
@@ -324,76 +256,51 @@ class MultiLabel(TextLabels):
         *,
         as_trained: bool = False,
     ) -> Encoded:
-        return _spread(super().read_file(data, reader, path, columns, as_trained=as_trained), data)
+        return _with_label_columns(super().read_file(data, reader, path, columns, as_trained=as_trained), data)
 
     def encode_rows(self, data: MultiLabelData, reader: TextReader, texts: LabelledTexts) -> Encoded:
-        return _spread(super().encode_rows(data, reader, texts), data)
+        return _with_label_columns(super().encode_rows(data, reader, texts), data)
 
     def example(self, recipe: MultiLabelRecipe, rows: int) -> dict[str, Int64s]:
         return {**super().example(recipe, rows), "labels": np.zeros((rows, recipe.classes), dtype=np.int64)}
 
-    # Scores
-
-    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None, data: Any = None) -> MultiLabelMeter:
-        return MultiLabelMeter(data.labels, data.thresholds, exits)
+    def meter(self, exits: Sequence[int] = (), records: ExitNotes | None = None, data: Any = None) -> Meter:
+        return RowsMeter(lambda logits, labels: score(logits, labels, data.labels, data.thresholds), exits)
 
     def row_figures(self, answers: Array, rows: Encoded, data: MultiLabelData) -> Float64s:
-        """Twice the true positives, and predicted plus actual labels, whose sums make micro F1: [n, 2]."""
-        predicted = probabilities(answers) >= np.array([data.limits[label] for label in data.labels])
-        actual = rows.labels.astype(bool)
+        """Return twice the true positives, and predicted plus actual labels, whose sums give micro F1: [n, 2]."""
+        thresholds = np.array([data.effective_thresholds[label] for label in data.labels])
+        predicted, actual = probabilities(answers) >= thresholds, rows.labels.astype(bool)
         return np.stack([2 * (predicted & actual).sum(1), predicted.sum(1) + actual.sum(1)], axis=1).astype(np.float64)
 
     def metric_of(self, figures: Float64s) -> float:
-        hits, labels = figures.sum(axis=0)
-        return float(hits / labels) if labels else 0.0
+        return ratio(*figures.sum(axis=0))
 
     def settled(self, recipe: MultiLabelRecipe, validation: MultiLabelScore) -> MultiLabelRecipe:
-        """With the thresholds that were the best ones on the validation set, where the recipe had none."""
+        """Return the recipe with the best thresholds on the validation set if it states none."""
         if recipe.data.thresholds is not None:
             return recipe
         data = recipe.data.model_copy(update={"thresholds": validation.thresholds})
         return recipe.model_copy(update={"data": data})
 
-    def departures(self, found: Departures) -> dict[str, float | None]:
-        return {"loss": found.loss, "f1": None}
-
-    def criterion(self, score: MultiLabelScore, training: MultiLabelTraining) -> float:
-        """Validation loss, or F1 with ``training.select_by: f1``."""
-        return score.loss if training.select_by == "loss" else -score.f1
-
     def record(self, score: MultiLabelScore) -> dict[str, float]:
-        return {"val_loss": score.loss, "val_f1": score.f1, "val_macro_f1": score.macro_f1}
-
-    def describe(self, score: MultiLabelScore) -> str:
-        return f"validation loss {score.loss:.4f}, F1 {score.f1:.4f}"
-
-    def rows(self, artifact: str, split: str, score: MultiLabelScore, *, leaks: bool = False) -> list[EvaluationRow]:
-        shown = score.model_dump(exclude={"thresholds", "label_f1"})
-        return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **shown)]
-
-    def lost(
-        self, found: MultiLabelScore, reference: MultiLabelScore, precision: Precision, *, trimmed: bool
-    ) -> str | None:
-        """F1; on ``n`` rows one more or less is no loss that could be told from chance, so much is allowed."""
-        drop = reference.f1 - found.f1
-        bar = most_lost(precision, reference.n, trimmed=trimmed)
-        if drop > bar:
-            most = f"at most {bar:.4f} may be lost"
-            return f"F1 {found.f1:.4f} is {drop:.4f} below FP32's on {found.n:,} rows; {most}"
-        return None
+        return {**super().record(score), "val_macro_f1": score.macro_f1}
 
     def golden_score(
         self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None, data: Any = None
     ) -> MultiLabelScore:
-        actual = answers["labels"] if rows is None else answers["labels"][rows]
-        return score(logits, actual, data.labels, data.thresholds)
-
-    # What it says
+        labels = answers["labels"] if rows is None else answers["labels"][rows]
+        return score(logits, labels, data.labels, data.thresholds)
 
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: MultiLabelData
     ) -> list[LabelsPrediction]:
-        return labels_predictions(texts, answers, cut, data)
+        thresholds, predictions = data.effective_thresholds, []
+        for text, row, truncated in zip(texts, probabilities(answers["logits"]).tolist(), cut.tolist(), strict=True):
+            by_label = dict(zip(data.labels, row, strict=True))
+            labels = sorted((name for name in by_label if by_label[name] >= thresholds[name]), key=by_label.__getitem__)
+            predictions.append(LabelsPrediction(text, truncated, tuple(reversed(labels)), by_label))
+        return predictions
 
     def client_config(self, prepared: Prepared[Encoded], recipe: MultiLabelRecipe) -> dict[str, object]:
         return {
@@ -403,17 +310,16 @@ class MultiLabel(TextLabels):
         }
 
     def answer_config(self, data: MultiLabelData) -> dict[str, object]:
-        """Label → probability from which on it is given."""
-        return {"thresholds": data.limits}
+        return {"thresholds": data.effective_thresholds}
 
     def card_lines(self, recipe: MultiLabelRecipe) -> list[str]:
-        thresholds = recipe.data.limits
-        told = (f"{markdown(label)} from {thresholds[label]:.3f} on" for label in thresholds)
-        return [*super().card_lines(recipe), f"**Given at a probability:** {', '.join(told)}"]
+        thresholds = recipe.data.effective_thresholds
+        limits = (f"{markdown(label)} from {threshold:.3f} on" for label, threshold in thresholds.items())
+        return [*super().card_lines(recipe), f"**Given at a probability:** {', '.join(limits)}"]
 
 
-def _spread(rows: Encoded, data: MultiLabelData) -> Encoded:
-    """With labels [n, C] instead of sets."""
+def _with_label_columns(rows: Encoded, data: MultiLabelData) -> Encoded:
+    """Replace label sets, stored as one number per row, by labels [n, C]."""
     return replace(rows, labels=label_sets(rows.labels, len(data.labels)))
 
 

@@ -1,4 +1,4 @@
-"""How close logits are to those of torch FP32, on real inputs. The tolerances are fixed here, not chosen per model."""
+"""Numerical parity: how close logits are to those of torch FP32 on real inputs, and the fixed tolerances."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgeformer.artifacts.manifest import Parity, Precision
 
 FP32_ABSOLUTE = 1e-4
 FP16_RELATIVE = 1e-2
-"""Of the standard deviation of the reference logits."""
+"""Relative to the standard deviation of the reference logits."""
 
 Kind = Literal["absolute", "relative", "rms", "score"]
 TOLERANCES: dict[Precision, tuple[Kind, float | None]] = {
@@ -20,16 +20,13 @@ TOLERANCES: dict[Precision, tuple[Kind, float | None]] = {
     "int8": ("score", None),
     "int4": ("score", None),
 }
-"""INT8 and INT4 are judged by what they do to the task score: an error of the logits says little about that."""
+"""INT8 and INT4 are judged by the drop of the task score, which errors of the logits hardly predict."""
 
 
 def measure_parity(
     logits: NDArray[np.float32], reference: NDArray[np.float32], precision: Precision, provider: str
 ) -> Parity:
-    """Compare logits [n, C], computed with ``provider``, with those of torch FP32. Errors are None where not finite.
-
-    ``n`` are rows of a classifier, tokens of a language model.
-    """
+    """Compare logits [n, C] computed with ``provider`` with those of torch FP32; n counts rows or tokens."""
     error = np.abs(logits - reference)  # in float32: the difference of close numbers is exact
     return as_parity(error, float(reference.std()), logits.argmax(-1) == reference.argmax(-1), precision, provider)
 
@@ -37,12 +34,12 @@ def measure_parity(
 def as_parity(
     error: NDArray[np.floating], spread: float, agrees: NDArray[np.bool_], precision: Precision, provider: str
 ) -> Parity:
-    """Errors of logits in a manifest's form.
+    """Return errors of logits in the form of a manifest.
 
     Args:
-        error: absolute; a value that is not finite makes all of them None.
+        error: absolute errors; if one is not finite, all errors of the result are None.
         spread: standard deviation of the reference logits.
-        agrees: of every row or token, whether the same class or word is the likeliest, [n].
+        agrees: whether the likeliest class or token is the same, [n].
     """
     finite = bool(np.isfinite(error).all())
     kind, tolerance = TOLERANCES[precision]
@@ -60,17 +57,17 @@ def as_parity(
 
 
 def out_of_tolerance(parity: Parity) -> str | None:
-    """What is wrong with the logits; None when they are within tolerance, or judged by task score."""
+    """Explain why an artifact fails parity; None if it is within tolerance or judged by task score."""
     if parity.max_abs_error is None:
-        what = f"output {parity.output!r} is" if parity.output is not None else "its logits are"
-        return f"{what} not finite on real inputs (overflow)"
+        outputs = f"output {parity.output!r} is" if parity.output is not None else "its logits are"
+        return f"{outputs} not finite on real inputs (overflow)"
     if parity.tolerance is None:
         return None
     figures = {"absolute": parity.max_abs_error, "relative": parity.relative_error, "rms": parity.rms_error}
-    error = figures[parity.tolerance_kind]
+    kind, error = parity.tolerance_kind, figures[parity.tolerance_kind]
     if error is None:
         return "the reference logits do not vary, so a relative error is undefined"
     if error > parity.tolerance:
-        where = f" of output {parity.output!r}" if parity.output is not None else ""
-        return f"parity: {parity.tolerance_kind} error {error:.2e}{where} is above the tolerance {parity.tolerance:.0e}"
+        output = f" of output {parity.output!r}" if parity.output is not None else ""
+        return f"parity: {kind} error {error:.2e}{output} is above the tolerance {parity.tolerance:.0e}"
     return None

@@ -1,26 +1,27 @@
 """Early exit with a guarantee: thresholds under which the score falls by at most ε, with confidence 1 − δ.
 
-Learn then Test (Angelopoulos, Bates, Candès, Jordan and Lei, "Learn then Test: Calibrating Predictive Algorithms to
-Achieve Risk Control", 2021, arXiv:2110.01052; for early exit: Schuster et al., "Confident Adaptive Language Modeling",
-2022, and Jazbec et al., "Fast yet Safe: Early-Exiting with Risk Control", 2024). Every candidate is a hypothesis "the
-score falls by more than ε", which held-out rows have to reject. Candidates stand in sequences that begin with what
-lets nobody leave; each sequence is tested in its order and ends at the first hypothesis that stands, so that a whole
-sequence needs no more than its share of δ (fixed-sequence testing, section 4.2 there). There is one sequence per first
-exit, as an early one may be useless where a later one is good, and they share δ evenly. All that was rejected is
-promised at once, so that the cheapest of it may be taken.
+Method: Learn then Test (Angelopoulos, Bates, Candès, Jordan and Lei, "Learn then Test: Calibrating Predictive
+Algorithms to Achieve Risk Control", 2021, arXiv:2110.01052). For early exit see Schuster et al., "Confident Adaptive
+Language Modeling", 2022, and Jazbec et al., "Fast yet Safe: Early-Exiting with Risk Control", 2024.
 
-The loss is a difference of two 0/1 losses of the same row, in {−1, 0, 1}. Hoeffding–Bentkus, which knows its range
-only, would need some 15,000 rows for ε = 1 %; an exact binomial bound of the rows that are lost forgets those that are
-won. So the test is the unconditional exact one of paired proportions (Hsueh, Liu and Chen, Biometrics 57, 2001): the
-chance of a net loss as small as the one seen, or smaller, if the score fell by ε. That depends on the share of rows
-whose two answers differ, so the largest chance within an exact confidence interval of that share counts, and the
-interval's own error is added (Berger and Boos, JASA 89, 1994).
+Every candidate threshold is a null hypothesis "the score falls by more than ε", which calibration rows have to reject.
+Candidates are tested in a fixed sequence that starts with the strictest threshold and stops at the first hypothesis
+that is not rejected, so a sequence needs no more than its share of δ (fixed-sequence testing, section 4.2). There is
+one sequence per first exit, because an early exit may be useless where a later one is good; the sequences share δ
+evenly. The guarantee covers all rejected candidates at once, so the cheapest of them may be used.
+
+The loss is the difference of two 0/1 losses of the same row, in {−1, 0, 1}. Hoeffding–Bentkus, which uses only the
+range, would need about 15,000 rows for ε = 1 %; an exact binomial bound on the newly wrong rows would ignore the newly
+right ones. The test is therefore the exact unconditional test of paired proportions (Hsueh, Liu and Chen, Biometrics
+57, 2001): the probability of a net loss as small as observed, or smaller, if the score fell by ε. It depends on the
+share of rows whose two answers differ, a nuisance parameter. The p-value is the largest probability within an exact
+confidence interval of that share, plus the error of the interval (Berger and Boos, JASA 89, 1994).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -36,32 +37,26 @@ THRESHOLDS = (
     *(round(0.99 - 0.005 * step, 4) for step in range(18)),
     *(round(0.9 - 0.02 * step, 4) for step in range(31)),
 )
-"""Top probabilities that are tried, in this order: they are fixed before a row is seen."""
+"""Candidate top probabilities in the order of the tests; fixed before any row is seen."""
 
-_OUTSIDE = 0.001
-"""Error of the interval of the share of rows whose answers differ; a part of every p-value."""
+_INTERVAL_ERROR = 0.001
+"""Error γ of the interval of the share of rows whose answers differ; part of every p-value (Berger and Boos)."""
 
-_PLACES = 17
-"""Shares that are tried in that interval, its ends among them; the chance changes smoothly in between."""
-
-_NEGLIGIBLE = 1e-13
-_MOST_ROWS = 10_000_000
-_RESAMPLES = 1000
+_MAX_ROWS = 10_000_000
 
 
 @dataclass(frozen=True)
 class Promise:
-    """The cheapest thresholds whose cost was shown to be at most ε.
+    """The cheapest thresholds whose score drop was shown to be at most ε.
 
     Attributes:
-        thresholds: loop → smallest top probability that lets a row leave; empty: nobody may leave.
-        lost: rows that are right with all loops and wrong with early exit.
-        won: rows that are wrong with all loops and right with early exit.
-        p_value: of the hypothesis that the score falls by more than ε.
-        level: that it had to reach.
-        shares: of the rows that leave at each exit.
-        stopped_by: lost and won of the first candidate that could not be shown, of the sequence that was taken; None:
-            all could.
+        thresholds: loop → smallest top probability at which a row exits; empty: no row exits early.
+        lost: newly wrong rows: right with all loops and wrong with early exit.
+        won: newly right rows: wrong with all loops and right with early exit.
+        p_value: p-value of the hypothesis that the score falls by more than ε.
+        level: largest p-value that rejects the hypothesis: δ divided by the number of sequences.
+        shares: share of the rows that exit at each exit.
+        stopped_by: ``lost`` and ``won`` of the first candidate of the sequence that was not rejected; None: all were.
     """
 
     thresholds: dict[int, float]
@@ -74,164 +69,173 @@ class Promise:
 
 
 def promise(
-    exits: Sequence[int], sure: NDArray[Any], right: NDArray[np.bool_], max_drop: float, risk: float
+    exits: Sequence[int], confidence: NDArray[Any], right: NDArray[np.bool_], max_drop: float, risk: float
 ) -> Promise | None:
-    """Choose thresholds.
+    """Choose the cheapest thresholds that control the score drop, by Learn then Test.
 
     Args:
         exits: loops that answer, in rising order.
-        sure: top probability of every answer, [exits, n].
-        right: whether it is the right one, [exits, n].
-        max_drop: ε, of the share of right answers, against that of the last exit.
-        risk: δ, of promising something that does not hold.
+        confidence: top probability of every answer, [exits, n].
+        right: whether the answer is right, [exits, n].
+        max_drop: ε, the allowed drop of the share of right answers against the last exit.
+        risk: δ, the probability that the guarantee is wrong.
 
     Returns:
-        None: nothing at all can be shown: there are too few rows (:func:`rows_needed`).
+        None if no hypothesis can be rejected: there are too few rows (:func:`rows_needed`).
     """
-    sequences = exits[:-1]
+    sequences = [exits[place:-1] for place in range(len(exits) - 1)]
     best: Promise | None = None
-    for first in sequences:
-        found = _sequence(exits, sure, right, first, (max_drop, risk / len(sequences)))
-        if found is not None and (best is None or _loops(exits, found) < _loops(exits, best)):
-            best = found
+    for early_exits in sequences:
+        candidate = _test_sequence(early_exits, exits, confidence, right, max_drop, risk / len(sequences))
+        if candidate is not None and (best is None or np.dot(candidate.shares, exits) < np.dot(best.shares, exits)):
+            best = candidate
     return best
 
 
-def _loops(exits: Sequence[int], found: Promise) -> float:
-    return float(np.dot(found.shares, exits))
-
-
-def _sequence(
-    exits: Sequence[int], sure: NDArray[Any], right: NDArray[np.bool_], first: int, bars: tuple[float, float]
+def _test_sequence(
+    early_exits: Sequence[int],
+    exits: Sequence[int],
+    confidence: NDArray[Any],
+    right: NDArray[np.bool_],
+    max_drop: float,
+    level: float,
 ) -> Promise | None:
-    """The last of the candidates before the first that fails. ``bars``: ε, and what a p-value has to reach."""
-    everyone, (max_drop, level) = np.arange(right.shape[1]), bars
+    """Test one threshold after the other at ``early_exits``; return the last one before the first that fails."""
+    all_rows, full = np.arange(right.shape[1]), right[-1]
     best: Promise | None = None
     for threshold in THRESHOLDS:
-        thresholds = {loop: threshold for loop in exits[:-1] if loop >= first}
-        leaving = first_exits(exits, sure, thresholds)
-        early, full = right[leaving, everyone], right[-1]
-        lost, won = int((full & ~early).sum()), int((early & ~full).sum())
-        p_value = drop_p_value(lost, won, len(full), max_drop)
+        thresholds = dict.fromkeys(early_exits, threshold)
+        first = first_exits(exits, confidence, thresholds)
+        early = right[first, all_rows]
+        newly_wrong, newly_right = int((full & ~early).sum()), int((early & ~full).sum())
+        p_value = drop_p_value(newly_wrong, newly_right, len(full), max_drop)
         if p_value > level:
-            return None if best is None else Promise(**{**vars(best), "stopped_by": (lost, won)})
-        shares = np.bincount(leaving, minlength=len(exits)) / len(leaving)
-        kept = thresholds if shares[:-1].any() else {}
-        best = Promise(kept, lost, won, p_value, level, tuple(shares.tolist()), None)
+            return None if best is None else replace(best, stopped_by=(newly_wrong, newly_right))
+        shares = np.bincount(first, minlength=len(exits)) / len(first)
+        used = thresholds if shares[:-1].any() else {}
+        best = Promise(used, newly_wrong, newly_right, p_value, level, tuple(shares.tolist()), None)
     return best
 
 
 @lru_cache(maxsize=4096)
-def drop_p_value(lost: int, won: int, rows: int, max_drop: float) -> float:
-    """p-value of the hypothesis that the share of right answers falls by ``max_drop`` or more.
+def drop_p_value(newly_wrong: int, newly_right: int, rows: int, max_drop: float) -> float:
+    """Return the p-value of the hypothesis that the share of right answers falls by ``max_drop`` or more.
+
+    Exact unconditional test (Hsueh, Liu and Chen) with a restricted nuisance parameter (Berger and Boos).
 
     Args:
-        lost: rows that the cheaper answer gets wrong and the full one right.
-        won: the reverse.
-        rows: all of them, independent of each other and of the model.
-        max_drop: in 0…1, without the ends.
+        newly_wrong: rows that only the full model answers right.
+        newly_right: rows that only the cheaper model answers right.
+        rows: all rows, independent of each other and of the model.
+        max_drop: above 0 and below 1.
     """
-    low, high = share_interval(lost + won, rows, _OUTSIDE / 2)
-    if high < max_drop:  # answers differ too rarely for such a fall
-        return _OUTSIDE
-    shares = np.linspace(max(low, max_drop), high, _PLACES)
-    return min(1.0, _OUTSIDE + max(_chance(lost - won, rows, float(share), max_drop) for share in shares))
+    low, high = share_interval(newly_wrong + newly_right, rows, _INTERVAL_ERROR / 2)
+    if high < max_drop:  # answers differ too rarely for such a drop
+        return _INTERVAL_ERROR
+    shares = np.linspace(max(low, max_drop), high, 17)  # the probability is smooth in between
+    net = newly_wrong - newly_right
+    return min(1.0, _INTERVAL_ERROR + max(_net_loss_probability(net, rows, float(s), max_drop) for s in shares))
+
+
+def _net_loss_probability(net: int, rows: int, share: float, drop: float) -> float:
+    """Return P(newly wrong − newly right ≤ net) if a ``share`` of rows differs and the score falls by ``drop`` ≤ share.
+
+    The number of differing rows D is binomial (rows, share); of them, the newly wrong ones are binomial
+    (D, (1 + drop / share) / 2).
+    """
+    spread = 12 * np.sqrt(rows * share * (1 - share)) + 40
+    differing = np.arange(max(0, int(rows * share - spread)), min(rows, int(rows * share + spread)) + 1)
+    weights = np.exp(_log_binomial(differing, rows, share))
+    differing, weights = differing[weights > 1e-13], weights[weights > 1e-13]
+    max_wrong = np.floor((net + differing) / 2).astype(np.int64)
+    wrong = np.arange(int(differing.max()) + 1)[:, None]
+    terms = np.exp(_log_binomial(wrong, differing[None, :], (1 + drop / share) / 2))
+    cumulative = np.where(wrong <= max_wrong[None, :], terms, 0.0).sum(axis=0)
+    # Omitted weights count with probability 1, which can only raise the p-value.
+    return float((weights * cumulative).sum() + max(0.0, 1 - weights.sum()))
 
 
 def rows_needed(max_drop: float, level: float) -> int:
-    """The fewest rows with which anything can be shown: if on none of them the answers differ."""
-    return _fewest(lambda rows: drop_p_value(0, 0, rows, max_drop) <= level, 1) or _MOST_ROWS
+    """Return the smallest number of rows with which any hypothesis can be rejected: no answer differs."""
+    return _smallest_count(lambda rows: drop_p_value(0, 0, rows, max_drop) <= level, 1) or _MAX_ROWS
 
 
-def rows_that_would_do(lost: int, won: int, rows: int, max_drop: float, level: float) -> int | None:
-    """Rows with which a candidate would pass, if the same shares were lost and won. None: it costs more than that."""
+def rows_that_would_do(newly_wrong: int, newly_right: int, rows: int, max_drop: float, level: float) -> int | None:
+    """Return the number of rows with which a candidate with the same shares would pass; None: its drop is too large."""
 
     def passes(count: int) -> bool:
         scale = count / rows
-        return drop_p_value(round(lost * scale), round(won * scale), count, max_drop) <= level
+        return drop_p_value(round(newly_wrong * scale), round(newly_right * scale), count, max_drop) <= level
 
-    return _fewest(passes, rows) if (lost - won) / rows < max_drop else None
+    return _smallest_count(passes, rows) if (newly_wrong - newly_right) / rows < max_drop else None
 
 
-def _fewest(passes: Any, least: int) -> int | None:
-    high = least
+def _smallest_count(passes: Callable[[int], bool], start: int) -> int | None:
+    """Return the smallest count from ``start`` that passes, within 0.5 %; None: larger than 1/50 of the maximum."""
+    high = start
     while not passes(high):
         high *= 2
-        if high > _MOST_ROWS // 50:
+        if high > _MAX_ROWS // 50:
             return None
-    low = high // 2 if high > least else least - 1
+    low = high // 2 if high > start else start - 1
     while high - low > max(1, high // 200):
         middle = (low + high) // 2
         low, high = (low, middle) if passes(middle) else (middle, high)
     return high
 
 
-def _chance(net: int, rows: int, share: float, drop: float) -> float:
-    """P(lost − won ≤ net), if a ``share`` of the rows differs and the score falls by ``drop`` ≤ ``share``."""
-    spread = 12 * np.sqrt(rows * share * (1 - share)) + 40
-    differ = np.arange(max(0, int(rows * share - spread)), min(rows, int(rows * share + spread)) + 1)
-    weights = np.exp(_log_binomial(differ, rows, share))
-    differ, weights = differ[weights > _NEGLIGIBLE], weights[weights > _NEGLIGIBLE]
-    most = np.floor((net + differ) / 2).astype(np.int64)  # of the rows that differ, so many are lost at most
-    least_lost = np.arange(int(differ.max()) + 1)[:, None]
-    terms = np.exp(_log_binomial(least_lost, differ[None, :], (1 + drop / share) / 2))
-    below = np.where(least_lost <= most[None, :], terms, 0.0).sum(axis=0)
-    # What was left out of the weights counts as if it were below: never to the promise's advantage.
-    return float((weights * below).sum() + max(0.0, 1 - weights.sum()))
-
-
 @lru_cache(maxsize=256)
 def share_interval(hits: int, rows: int, error: float) -> tuple[float, float]:
-    """Return the exact confidence interval of a share (Clopper and Pearson).
+    """Return the exact confidence interval of a share (Clopper and Pearson, Biometrika 26, 1934).
 
     Args:
         hits: rows that count, 0 to ``rows``.
-        rows: all of them, at least 1.
-        error: chance that the interval misses the share, on each side.
+        rows: all rows, at least 1.
+        error: probability that the interval misses the share, on each side.
     """
     # Not scipy.stats.binomtest: `profile` and `exits` run on devices, and the base installation has no scipy.
-    low = 0.0 if hits == 0 else _where(lambda share: _at_most(rows - hits, rows, 1 - share) <= error)
-    high = 1.0 if hits == rows else _where(lambda share: _at_most(hits, rows, share) > error)
+
+    def tail(count: int, share: float) -> float:
+        return float(np.exp(_log_binomial(np.arange(count + 1), rows, share)).sum())
+
+    def bisect(holds: Callable[[float], bool]) -> float:
+        """Return the share up to which a monotonic condition holds."""
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if holds(middle) else (low, middle)
+        return high
+
+    low = 0.0 if hits == 0 else bisect(lambda share: tail(rows - hits, 1 - share) <= error)
+    high = 1.0 if hits == rows else bisect(lambda share: tail(hits, share) > error)
     return low, high
 
 
-def bootstrap_interval(statistic: Callable[[NDArray[np.int64]], float], rows: int) -> tuple[float, float]:
-    """Return a 95 % interval of a statistic over rows, by resampling the rows.
-
-    Args:
-        statistic: of the rows with these numbers, int64 [rows]; some appear several times.
-        rows: how many there are.
-    """
-    drawn = np.random.default_rng(0).integers(0, rows, size=(_RESAMPLES, rows))
-    low, high = np.percentile([statistic(numbers) for numbers in drawn], [2.5, 97.5])
-    return float(low), float(high)
-
-
-def _where(holds: Any) -> float:
-    """The share up to which something holds that does not above it."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return high
-
-
-def _at_most(hits: int, rows: int, share: float) -> float:
-    return float(np.exp(_log_binomial(np.arange(hits + 1), rows, share)).sum())
-
-
 def _log_binomial(hits: NDArray[Any], rows: Any, share: float) -> NDArray[np.float64]:
-    """Logarithm of the chance of ``hits`` among ``rows``; −∞ where there are more hits than rows."""
+    """Return the log-probability of ``hits`` among ``rows``; −∞ for more hits than rows."""
     table, misses = _log_factorials(int(np.max(rows))), np.asarray(rows) - hits
     possible = misses >= 0
     misses = np.where(possible, misses, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         odds = np.where(hits > 0, hits * np.log(share), 0.0) + np.where(misses > 0, misses * np.log1p(-share), 0.0)
-    found = table[rows] - table[np.where(possible, hits, 0)] - table[misses] + odds
-    return np.where(possible, found, -np.inf)
+    log_probability = table[rows] - table[np.where(possible, hits, 0)] - table[misses] + odds
+    return np.where(possible, log_probability, -np.inf)
 
 
 @lru_cache(maxsize=4)
-def _log_factorials(most: int) -> NDArray[np.float64]:
-    size = 1 << max(10, most.bit_length())
+def _log_factorials(largest: int) -> NDArray[np.float64]:
+    """Return the table of log n! for 0 ≤ n ≤ largest."""
+    size = 1 << max(10, largest.bit_length())
     return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, size + 1)))])
+
+
+def bootstrap_interval(statistic: Callable[[NDArray[np.int64]], float], rows: int) -> tuple[float, float]:
+    """Return a 95 % percentile bootstrap interval of a statistic over rows (Efron and Tibshirani, 1993, section 13.3).
+
+    Args:
+        statistic: computes the statistic of the rows with these numbers, int64 [rows], some of them repeated.
+        rows: number of rows; they are resampled 1,000 times.
+    """
+    samples = np.random.default_rng(0).integers(0, rows, size=(1000, rows))
+    low, high = np.percentile([statistic(numbers) for numbers in samples], [2.5, 97.5])
+    return float(low), float(high)

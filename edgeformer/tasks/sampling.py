@@ -10,20 +10,22 @@ from numpy.typing import NDArray
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 
-_LIKELIEST = 1024
-"""Tokens of a larger vocabulary that are sorted first."""
+_SORTED_FIRST = 1024
+"""Number of likeliest tokens of a larger vocabulary that are sorted first."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. ``top_k`` acts first, then ``top_p`` on what it leaves; both after the temperature.
+    """How tokens are chosen: temperature, then ``top_k``, then ``top_p``.
 
-    ``temperature``  0: always the likeliest token; 1: the model's own probabilities
-    ``top_k``        only the k likeliest tokens; None: all
-    ``top_p``        only the smallest set of likeliest tokens whose probability reaches p; None: all
+    Attributes:
+        temperature: 0: always the likeliest token; 1: the model's own probabilities.
+        top_k: keep only the k likeliest tokens; None: all.
+        top_p: keep only the smallest set of likeliest tokens whose probability reaches p; None: all.
+        seed: seed of the random numbers.
 
     Raises:
-        InputError: a value out of its range.
+        InputError: a value is out of its range.
     """
 
     temperature: float = 1.0
@@ -43,29 +45,28 @@ class Sampling:
 
 
 class Sampler:
-    """Draws tokens one after the other; the same seed and the same logits give the same tokens."""
+    """Draws tokens in sequence; the same seed and the same logits give the same tokens."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
         self._generator = np.random.default_rng(sampling.seed)
 
     def pick(self, logits: NDArray[np.floating]) -> int:
-        """The next token, given logits [V]. Raises ArtifactError where they are no numbers."""
+        """Draw the next token from logits [V]. Raises ArtifactError as :meth:`candidates`."""
         tokens, probabilities = self.candidates(logits)
         if len(tokens) == 1:
             return int(tokens[0])
-        # Cumulated, each candidate owns a stretch of [0, total): one as long as its probability.
-        ends = np.cumsum(probabilities)
-        place = int(np.searchsorted(ends, self._generator.random() * ends[-1], side="right"))
-        return int(tokens[min(place, len(tokens) - 1)])
+        ends = np.cumsum(probabilities)  # inverse transform sampling
+        index = int(np.searchsorted(ends, self._generator.random() * ends[-1], side="right"))
+        return int(tokens[min(index, len(tokens) - 1)])
 
     def candidates(self, logits: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The tokens that may be chosen, and their probabilities (which sum to 1); logits [V].
+        """Return the tokens that may be chosen and their probabilities, which sum to 1; logits [V].
 
-        Among equally likely tokens at the edge of what is kept, those with the smaller numbers are.
+        Among equally likely tokens at the limit, those with the smaller numbers are kept.
 
         Raises:
-            ArtifactError: no finite logit, or one that is not a number.
+            ArtifactError: no logit is finite, or one is NaN.
         """
         wide = logits.astype(np.float64)
         largest = wide.max()
@@ -73,40 +74,37 @@ class Sampler:
             raise ArtifactError(f"the model's largest logit is {largest}, not a number to choose by; it is damaged")
         if self._sampling.temperature == 0:
             return np.array([wide.argmax()], dtype=np.int64), np.ones(1)
-        with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to −∞, as it should
+        with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to −∞, as intended
             scaled = (wide - largest) / self._sampling.temperature
-        tokens = _top_k(scaled, self._sampling.top_k)
+        k, p = self._sampling.top_k, self._sampling.top_p
+        if k is None or k >= len(scaled):
+            tokens = np.arange(len(scaled))
+        else:
+            limit = np.partition(scaled, -k)[-k]
+            above = np.flatnonzero(scaled > limit)
+            equal = np.flatnonzero(scaled == limit)[: k - len(above)]
+            tokens = np.sort(np.concatenate((above, equal)))
         probabilities = np.exp(scaled[tokens])
         tokens, probabilities = tokens[probabilities > 0], probabilities[probabilities > 0]
-        if self._sampling.top_p is not None and self._sampling.top_p < 1:
-            kept = _top_p(probabilities / probabilities.sum(), self._sampling.top_p)
+        if p is not None and p < 1:
+            kept = _top_p(probabilities / probabilities.sum(), p)
             tokens, probabilities = tokens[kept], probabilities[kept]
         return tokens, probabilities / probabilities.sum()
 
 
 def _top_p(shares: NDArray[np.float64], p: float) -> NDArray[np.int64]:
-    """Numbers of the fewest likeliest that sum to p or more, rising; at least one.
+    """Return the rising indices of the fewest likeliest tokens whose shares sum to p or more; at least one.
 
-    Sorting a whole vocabulary takes longer than many a model's token, and the first hundreds mostly reach p: only where
-    these do not is all of it sorted. What is kept is the same, to the last bit of the sums.
+    Sorting a large vocabulary takes longer than many a model's forward pass, so the likeliest 1,024 tokens are sorted
+    first and all tokens only if these do not reach p. The result is the same to the last bit of the sums.
     """
-    among = np.arange(len(shares))
-    if len(shares) > _LIKELIEST:
-        edge = np.partition(shares, -_LIKELIEST)[-_LIKELIEST]
-        among = np.flatnonzero(shares >= edge)  # with all that are as likely as the last one
-    order = among[np.argsort(-shares[among], kind="stable")]
+    subset = np.arange(len(shares))
+    if len(shares) > _SORTED_FIRST:
+        limit = np.partition(shares, -_SORTED_FIRST)[-_SORTED_FIRST]
+        subset = np.flatnonzero(shares >= limit)  # includes all ties with the last token
+    order = subset[np.argsort(-shares[subset], kind="stable")]
     sums = np.cumsum(shares[order])
-    if len(among) < len(shares) and sums[-1] < p:
+    if len(subset) < len(shares) and sums[-1] < p:
         order = np.argsort(-shares, kind="stable")
         sums = np.cumsum(shares[order])
     return np.sort(order[: int(np.searchsorted(sums, p, side="left")) + 1])
-
-
-def _top_k(scaled: NDArray[np.float64], k: int | None) -> NDArray[np.int64]:
-    """Numbers of the k largest, rising."""
-    if k is None or k >= len(scaled):
-        return np.arange(len(scaled))
-    edge = np.partition(scaled, -k)[-k]
-    above = np.flatnonzero(scaled > edge)
-    level = np.flatnonzero(scaled == edge)[: k - len(above)]
-    return np.sort(np.concatenate((above, level)))

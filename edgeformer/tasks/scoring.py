@@ -1,4 +1,4 @@
-"""Running a model over a whole set: logits of every row, or a score."""
+"""Running a model over a whole set: outputs of every row, or a score."""
 
 from __future__ import annotations
 
@@ -19,17 +19,23 @@ from edgeformer.tasks.metric import Arrays, Meter
 from edgeformer.tasks.task import Int64s, Origin, Run, Task, TextReader
 
 LOGITS_BYTES = 256 * 10**6
-"""Logits that one call may return: of 50,257 words, those of 1,273 tokens."""
+"""Size of the logits that one call may return: 1,273 tokens of a vocabulary of 50,257."""
+
+SCORED_TOKENS = 2048
+"""Validation tokens on which artifacts of a task that counts tokens are scored: enough to detect a change of 2 %."""
+
+Validation = Callable[[Run, int], Score]
+"""Maps the ``run`` method of a session and the loop that answers to a score on the validation split."""
 
 
 def answer_rows(run: Run, encoded: Encoded, pad: int, batch: int) -> dict[str, NDArray[Any]]:
-    """All outputs [n, …] of a model, in the order of the rows; every row goes through it once.
+    """Return all outputs [n, …] of a model in the order of the rows.
 
     Args:
-        run: a session's.
-        encoded: the rows.
-        pad: the token that fills them up.
-        batch: rows per call, which are of similar length, longest first.
+        run: ``run`` method of a session.
+        encoded: rows; each is run once, with rows of similar length, longest first.
+        pad: padding token.
+        batch: rows per call.
     """
     if not len(encoded):
         raise ValueError("no rows to run")
@@ -37,7 +43,7 @@ def answer_rows(run: Run, encoded: Encoded, pad: int, batch: int) -> dict[str, N
 
 
 def answer_batches(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s]) -> dict[str, NDArray[Any]]:
-    """As :func:`answer_rows`, in these batches; empty without any. ``batches``: row numbers of each, every row once."""
+    """Return outputs as :func:`answer_rows`, with the row numbers of each call in ``batches``."""
     answers: dict[str, NDArray[Any]] = {}
     for numbers in batches:
         for name, output in run(collate(encoded, numbers, pad)).items():
@@ -50,16 +56,16 @@ def answer_batches(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64
 def score_batches(
     run: Run, batches: Iterable[Arrays], meter: Meter, *, warm_up: bool, advance: Callable[[int], None]
 ) -> float:
-    """Add a model's answers on a whole set to ``meter``.
+    """Run a model on all batches and add its answers to ``meter``.
 
     Args:
-        run: a session's.
-        batches: the arrays of each call, as :meth:`Task.batch` makes them.
-        warm_up: run the first batch once more, untimed and uncounted: it pays for every allocation.
-        advance: is told of rows that are done.
+        run: ``run`` method of a session.
+        batches: arrays of each call, from :meth:`Task.batch`.
+        warm_up: run the first batch once more, untimed and not counted; the extra run pays for allocations.
+        advance: is called with the number of finished rows.
 
     Returns:
-        Seconds spent in the model, without tokenizing and padding (paper A, Table 6).
+        Seconds in the model, without tokenizing and padding (paper A, Table 6).
     """
     seconds = 0.0
     for inputs in batches:
@@ -74,79 +80,72 @@ def score_batches(
     return seconds
 
 
-def cut_batches(lengths: Int64s, most: int, tokens: int) -> list[Int64s]:
-    """Row numbers of batches, longest rows first: up to ``most`` rows and ``tokens`` padded tokens, at least a row."""
+def cut_batches(lengths: Int64s, max_rows: int, tokens: int) -> list[Int64s]:
+    """Return row numbers of batches, longest rows first, with at most ``max_rows`` rows and ``tokens`` padded tokens.
+
+    A batch has at least one row.
+    """
     (order,) = ordered_batches(lengths, max(1, len(lengths)))
     batches = []
     while len(order):
-        count = max(1, min(most, tokens // int(lengths[order[0]])))
+        count = max(1, min(max_rows, tokens // int(lengths[order[0]])))
         batches.append(order[:count])
         order = order[count:]
     return batches
 
 
-# The validation split as every artifact of a bundle is scored on it: at export, or on the machine that it is for.
-
-
-Validation = Callable[[Run, int], Score]
-"""A session's ``run`` and the loop that answers → its score on the validation split."""
-
-SCORED_TOKENS = 2048
-"""Tokens of the validation text that every artifact of a task that counts tokens is scored on: enough to see 2 %."""
-
-_BATCH = 32
-
-
 def open_validation(
     task: Task, data: Any, reader: TextReader, origin: Origin, progress: Progress, split: str = "validation"
 ) -> tuple[Validation | None, str | None]:
-    """The split that training validated on, and why it cannot be found (None: it can).
+    """Read the validation split and return a function that scores an artifact on it, or why it cannot be read.
 
     Args:
-        task: of the model.
-        data: its own data section.
-        reader: the model's own tokenizer, or the one of a trimmed vocabulary.
-        origin: what is known of the run's data.
-        progress: is told of rows.
-        split: another one, of a model that was not trained here.
+        task: task of the model.
+        data: data section of the model.
+        reader: tokenizer of the model, or of its trimmed vocabulary.
+        origin: origin of the run's data.
+        progress: receives rows.
+        split: another split, for imported models.
     """
     try:
         rows = task.read_set(data, reader, split, origin)
     except (DataError, InputError, MissingDependencyError) as error:
         return None, f"the validation split cannot be read ({error})"
-    used = len(rows)
+    count = len(rows)
     if task.unit == "tokens":
-        used = min(used, int(np.searchsorted(np.cumsum(rows.lengths), SCORED_TOKENS)) + 1)
-    batches = task.call_batches(rows, _BATCH, reader.vocabulary, first=used)
+        count = min(count, int(np.searchsorted(np.cumsum(rows.lengths), SCORED_TOKENS)) + 1)
+    batches = task.call_batches(rows, 32, reader.vocabulary, first=count)
 
-    def judge(run: Run, loop: int) -> Score:
+    def validate(run: Run, loop: int) -> Score:
         meter = task.meter((loop,), data=data)
-        with bar(progress, "Scoring on the validation split", used, "rows"):
+        with bar(progress, "Scoring on the validation split", count, "rows"):
             arrays = (task.batch(rows, numbers, reader.pad) for numbers in batches)
             score_batches(run, arrays, meter, warm_up=False, advance=progress.advance)
         return meter.score()
 
-    return judge, None
+    return validate, None
 
 
 def most_rows(artifact: ArtifactManifest) -> int | None:
-    """Rows that one call of an artifact takes; None: any number."""
+    """Return the largest batch of an artifact; None: any number of rows."""
     shapes = artifact.engine.shapes.values() if artifact.engine is not None else ()
-    return min((shape[-1][0] for shape in shapes if len(shape[-1]) > 1), default=None)  # others are no rows of text
+    return min((shape[-1][0] for shape in shapes if len(shape[-1]) > 1), default=None)  # inputs [B, …] only
 
 
-def in_pieces(run: Run, most: int | None) -> Run:
-    """The same ``run`` for any number of rows, of which one call takes ``most`` (None: any number).
+def in_pieces(run: Run, max_rows: int | None) -> Run:
+    """Return a ``run`` for any number of rows that calls ``run`` with at most ``max_rows`` rows (None: any number).
 
-    All outputs must have a row per row of the inputs.
+    All outputs must have one row per input row.
     """
-    if most is None:
+    if max_rows is None:
         return run
 
-    def pieces(inputs: Arrays) -> Arrays:
-        rows = max(len(array) for array in inputs.values())
-        starts = range(0, rows, most)
-        found = [run({name: array[start : start + most] for name, array in inputs.items()}) for start in starts]
-        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+    def run_in_pieces(inputs: Arrays) -> Arrays:
+        count = max(len(array) for array in inputs.values())
+        pieces = [
+            run({name: array[start : start + max_rows] for name, array in inputs.items()})
+            for start in range(0, count, max_rows)
+        ]
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
-    return pieces
+    return run_in_pieces

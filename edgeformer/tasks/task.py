@@ -1,4 +1,4 @@
-"""Prediction: what a model answers to one text, or to a pair of texts; Unanswered: why there is no answer to one."""
+"""Interface of a task: data preparation, scoring, golden inputs and the files that clients of its models read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from edgeformer.artifacts.data_config import FileTokenizer
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.golden import Golden, Tokens
+from edgeformer.artifacts.golden import Golden, GoldenError, Tokens
 from edgeformer.artifacts.manifest import DataFinding, Parity, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import EvaluationRow, Score
-from edgeformer.data.encoding import Prepared, Rows
+from edgeformer.data.batching import collate, ordered_batches
+from edgeformer.data.encoding import Encoded, Prepared, Rows, encode
 from edgeformer.data.rows import LabelledTexts, Text
-from edgeformer.tasks.early_exit import Departures, ExitNotes
+from edgeformer.data.tokenization import load_tokenizer, special_ids
+from edgeformer.tasks.early_exit import EarlyExitResult, ExitNotes, exit_logits
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn
 from edgeformer.tasks.parity import measure_parity
 
@@ -28,56 +31,60 @@ if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
     from edgeformer.data.trimming import Keeping, Trimmed
 
+Int64s = NDArray[np.int64]
+Float64s = NDArray[np.float64]
+
+Run = Callable[[Arrays], Arrays]
+"""Inputs by name → outputs by name: the ``run`` method of a session."""
+
+Axes = Mapping[str, tuple[str, ...]]
+"""Input → what sizes each axis: ``batch``, ``seq`` or an empty string (fixed). Empty for text: [batch, seq]."""
+
+GOLDEN_ROWS = 64
+EVALUATION_ROWS = 128
+
 
 @dataclass(frozen=True)
 class Prediction:
-    """What every task's answers have.
+    """Fields that the predictions of all tasks share.
 
     Attributes:
-        text: as it was given; of a pair both.
-        truncated: the model read its beginning only.
+        text: the text, or both texts of a pair.
+        truncated: whether the model read only the beginning of the text.
     """
 
     text: Text
     truncated: bool
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON output; the second text of a pair is ``pair``."""
-        return {**said(self.text), "truncated": self.truncated}
+        """Return the prediction for JSON output; the second text of a pair is ``pair``."""
+        return {**text_fields(self.text), "truncated": self.truncated}
 
 
 @dataclass(frozen=True)
 class Unanswered:
-    """A text, or a pair, that a model was not asked about, or has no answer to.
-
-    Attributes:
-        text: as it was given; of a pair both.
-        error: why, for a person.
-    """
+    """A text or pair without a prediction, and the reason."""
 
     text: Text
     error: str
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON output."""
-        return {**said(self.text), "error": self.error}
+        """Return the text and the error for JSON output."""
+        return {**text_fields(self.text), "error": self.error}
 
 
 Answer = Prediction | Unanswered
-"""What every text gets."""
+"""Result for one text."""
 
 
-def said(text: Text) -> dict[str, object]:
-    """The text, or both texts of a pair, as keys of JSON."""
+def text_fields(text: Text) -> dict[str, object]:
+    """Return a text, or both texts of a pair, as JSON keys."""
     return {"text": text} if isinstance(text, str) else {"text": text[0], "pair": text[1]}
-
-
-# How a trained model reads text, and what is known of the text that it was trained on.
 
 
 @dataclass(frozen=True)
 class TextReader:
-    """How a trained model reads text: its tokenizer, the token that fills up rows, and how many tokens it knows."""
+    """How a trained model reads text: tokenizer, padding token and vocabulary size."""
 
     tokenizer: Tokenizer
     pad: int
@@ -86,12 +93,12 @@ class TextReader:
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of a trained model's data.
+    """Where the data of a trained model comes from.
 
     Attributes:
-        cache: where encoded sets are kept; None: nowhere.
-        trained_on: set → fingerprint, as training recorded it; other data cut by the same protocol is refused.
-        as_trained: cut the text as training did. Exported graphs read every document by itself.
+        cache: folder for encoded sets; None: do not cache.
+        trained_on: set → fingerprint recorded by training. Sets with another fingerprint are refused.
+        as_trained: cut the text as training did. Exported graphs read every document as a row.
     """
 
     cache: Path | None = None
@@ -99,201 +106,27 @@ class Origin:
     as_trained: bool = False
 
 
-class OwnData(ABC):
-    """What a task does with files that a user has. ``data`` is of the task's own type."""
-
-    @abstractmethod
-    def local_data(self, data: Any, folder: Path) -> tuple[Any, list[str]]:
-        """``--data DIR``: the same data section on the files of a folder, and notes. Raises DataError."""
-
-    def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
-        """The texts of every set that is there for a model which was trained elsewhere. Raises DataError."""
-        return {}
-
-    def set_texts(self, data: Any, name: str) -> LabelledTexts:
-        """Read one set, not encoded: ``train``, ``validation`` or a test set by its own name.
-
-        Pairs of an embedding model are flat: rows 2i and 2i + 1 are pair i. A language model's labels are all 0.
-
-        Raises:
-            DataError: it cannot be read, or nothing is known of it.
-            InputError: a task without texts.
-        """
-        raise InputError("this model reads no text")
-
-    def file_texts(self, data: Any, path: Path) -> LabelledTexts:
-        """Read a labelled or plain file, not encoded; with the columns and labels of ``data``. Raises as set_texts."""
-        raise InputError("this model reads no text")
-
-    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts) -> Rows:
-        """Encode such texts as exported artifacts read them. Labels are indices into those of ``data``."""
-        raise InputError("this model reads no text")
-
-    def findings(self, data: Any) -> Sequence[DataFinding]:
-        """What the owner of the data should know of it, which is read for that. Raises DataError."""
-        return ()
-
-    @abstractmethod
-    def read_file(
-        self, data: Any, reader: TextReader, path: Path, columns: Columns | None = None, *, as_trained: bool = False
-    ) -> Rows:
-        """Encode a labelled or plain file as the model's own sets were.
-
-        Args:
-            columns: those that the user named; None: there is no way to name any.
-
-        Raises:
-            DataError: the file, its columns or its rows.
-        """
-
-
-# What a measuring process gives a model that reads text: real inputs at a stated shape.
-#
-# They are the bundle's golden rows, cut or repeated. Never zeros, never random tokens, which would falsify
-# confidence exits and lookups.
-
-
-Run = Callable[[Arrays], Arrays]
-"""Inputs by name → outputs by name: a session's ``run``."""
-
-Axes = Mapping[str, tuple[str, ...]]
-"""Input → what sizes each of its axes: ``batch``, ``seq``, or nothing (it is fixed). Empty: of text, [batch, seq]."""
-
-
-def fit_row(row: Tokens, seq: int) -> Tokens:
-    """One row cut or repeated: the first token (such as [CLS]) stays first, those after it repeat.
-
-    Args:
-        row: token ids, int64 [k].
-        seq: tokens of the result.
-    """
-    if row.size >= seq:
-        return row[:seq]
-    body = row[1:] if row.size > 1 else row
-    return np.concatenate([row[:1], np.resize(body, seq - 1)])
-
-
-def make_buffers(golden: Golden, batch: int, seq: int, count: int = 8) -> list[dict[str, Tokens]]:
-    """Different inputs of shape [batch, seq], nothing padded, the golden rows used in turn.
-
-    Several buffers in rotation keep a cache from answering instead of the artifact.
-
-    Args:
-        golden: of the bundle; the model takes an attention mask where it has one (classifiers).
-        batch: rows of an input.
-        seq: tokens of each row.
-        count: how many inputs.
-    """
-    buffers: list[dict[str, Tokens]] = []
-    rows = golden.texts()
-    for number in range(count):
-        picked = [rows[(number * batch + offset) % len(rows)] for offset in range(batch)]
-        ids = np.ascontiguousarray(np.stack([fit_row(row, seq) for row in picked]), dtype=np.int64)
-        mask = {"attention_mask": np.ones_like(ids)} if golden.padded else {}
-        buffers.append({"input_ids": ids, **mask})
-    return buffers
-
-
-class TextCalls:
-    """Golden inputs as calls of a session: as models do it that read text. Other tasks do it their own way."""
-
-    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
-
-    def axes(self, data: Any) -> Axes:
-        """How the inputs of a model with this data section are sized."""
-        return {}
-
-    def fit_shape(self, data: Any, batch: int, seq: int) -> tuple[int, int]:
-        """The batch size and length that a model can take instead of what is asked for: where its own are fixed."""
-        return batch, seq
-
-    def shape_notes(self, data: Any) -> list[str]:
-        """What a reader of a report must be told of the inputs; nothing of text."""
-        return []
-
-    def input_shapes(self, data: Any, batch: int, seq: int) -> dict[str, tuple[int, ...]]:
-        """Input → sizes in a call, where batch size and length do not tell them; nothing of text."""
-        return {}
-
-    def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
-        """Different inputs of one shape, of the golden inputs cut or repeated.
-
-        Args:
-            axes: from :meth:`axes`.
-            shape: batch size and length.
-            count: how many inputs.
-        """
-        return [dict(call) for call in make_buffers(golden, *shape, count)]
-
-    def golden_outputs(self, golden: Golden, run: Run, most: int | None) -> Any:
-        """What a model computes of the golden inputs, as :meth:`golden_parity` takes it: logits of all rows.
-
-        In as few calls as it takes: INT8 graphs scale their activations by the whole batch, so that another batch is
-        another (if similar) answer.
-
-        Args:
-            most: rows that one call takes; None: any number.
-
-        Raises:
-            GoldenError: an input is not there.
-            ArtifactError: it has no logits.
-        """
-        inputs = golden.inputs(self.golden_names[0])
-        pieces = []
-        for start in range(0, len(golden), most or len(golden)):
-            outputs = run({name: array[start : start + (most or len(golden))] for name, array in inputs.items()})
-            if "logits" not in outputs:
-                names = ", ".join(outputs) or "none"
-                raise ArtifactError(f"it has no output `logits`, but {names}; export the run again")
-            pieces.append(outputs["logits"])
-        return np.concatenate(pieces)
-
-
-def longest_call(task: Task, max_positions: int | None, max_length: int | None) -> int | None:
-    """Tokens of the longest call that a model ever gets: what it takes, and no more than its texts are cut to.
-
-    Args:
-        task: of the model. What writes text goes on behind the length that it was trained with.
-        max_positions: tokens that the model takes; None: any number.
-        max_length: tokens that its texts are cut to; None: not known.
-
-    Returns:
-        None: any number.
-    """
-    cut_to = max_length if task.reads_text and not task.writes_text else None
-    return min((length for length in (max_positions, cut_to) if length is not None), default=None)
-
-
-# What a task is to the rest of the house: its recipe, its data, its metric, how it is scored, its golden inputs.
-
-
-Int64s = NDArray[np.int64]
-Float64s = NDArray[np.float64]
-
-
-class Task(OwnData, TextCalls, ABC):
-    """One task. Where a method takes ``recipe`` or ``data`` it is of this task's own type.
+class Task(ABC):
+    """One task. ``recipe``, ``data`` and ``score`` arguments are of the task's own types.
 
     Attributes:
-        name: as recipes and manifests name it.
-        noun: what a model of this task is called: ``classifier``.
-        recipe_type: the recipe, still without a family's ``model``.
-        score_type: its scores.
-        metric: what it is judged by.
+        name: name in recipes and manifests.
+        noun: what a model of this task is called, such as ``classifier``.
+        recipe_type: type of its recipes, without the ``model`` section of a model family.
+        score_type: type of its scores.
+        metric: the figure that decides between two models.
         columns: the figures of its scores in tables.
-        unit: what a score's ``n`` counts: ``rows`` or ``tokens``.
-        phase: which call a latency budget is about: a whole input, or one decoded token.
-        trained: whether recipes can name it; else its models are somebody else's files.
+        unit: what ``n`` of a score counts: ``rows``, ``tokens`` or ``calls``.
+        trained: whether recipes can name the task; otherwise its models are ONNX files without a recipe.
         reads_text: whether its models come with a tokenizer.
-        writes_text: whether it generates: its step and decode artifacts keep what they computed for earlier tokens.
-        can_trim: whether its vocabulary can be trimmed.
-        predicts: what :meth:`predictions` are made of, ``labels`` or ``vectors``; None: it has none.
-        has_confidence: whether its answers have a top probability, by which rows and tokens can leave early.
-        pipeline_tag: how model hubs call it.
-        use: the command that uses such a model, for messages.
-        golden_names: names in :meth:`golden_inputs`: of what goes into the graphs, and of the right answers.
-        score_note: what a reader of its scores must know.
-        few: what the golden inputs alone cannot tell of a score, for a note.
+        writes_text: whether its models generate text; their step and decode artifacts keep a cache of earlier tokens.
+        predicts: what :meth:`predictions` returns, ``labels`` or ``vectors``; None: it raises.
+        has_confidence: whether its answers have a top probability, which early exit needs.
+        pipeline_tag: name of the task on model hubs.
+        use: the edgeformer command that runs such a model, for messages.
+        golden_names: arrays of :meth:`golden_inputs`: graph inputs, and right answers.
+        score_note: how to read its scores, for the model card.
+        few: what scores on the golden inputs alone cannot show, for a note.
     """
 
     name: ClassVar[str]
@@ -302,259 +135,449 @@ class Task(OwnData, TextCalls, ABC):
     score_type: ClassVar[type[Score]]
     metric: ClassVar[Metric]
     columns: ClassVar[tuple[ScoreColumn, ...]]
-    unit: ClassVar[str]
-    phase: ClassVar[Literal["steady", "decode"]]
+    unit: ClassVar[str] = "rows"
     trained: ClassVar[bool] = True
     reads_text: ClassVar[bool] = True
     writes_text: ClassVar[bool] = False
-    can_trim: ClassVar[bool] = False
     predicts: ClassVar[Literal["labels", "vectors"] | None] = None
     has_confidence: ClassVar[bool] = True
     pipeline_tag: ClassVar[str]
-    use: ClassVar[str]
+    use: ClassVar[str] = "predict"
     golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
     score_note: ClassVar[str]
     few: ClassVar[str]
 
-    # Data
+    @property
+    def phase(self) -> Literal["steady", "decode"]:
+        """Call that latency budgets limit: a whole input, or one decoded token."""
+        return "decode" if self.writes_text else "steady"
+
+    @property
+    def can_trim(self) -> bool:
+        """Whether unused tokens can be removed from the vocabulary: only where the model does not predict tokens."""
+        return self.reads_text and not self.writes_text
+
+    # ---- Data: read, split, encode, batch ----
 
     @abstractmethod
     def prepare(self, recipe: Any, cache: Path, progress: Progress) -> Prepared:
-        """Read, split and encode a recipe's data. Raises DataError, MissingDependencyError."""
+        """Read, split and encode the data of a recipe. Raises DataError, MissingDependencyError."""
 
     @abstractmethod
+    def local_data(self, data: Any, folder: Path) -> tuple[Any, list[str]]:
+        """Return the data section with the files of ``--data DIR`` instead of its own, and notes. Raises DataError."""
+
     def set_name(self, data: Any, split: str) -> str:
-        """The set's own name: ``test`` is the protocol's."""
+        """Return the name of the set that ``split`` selects: ``test`` is the test set of the protocol."""
+        return split
 
     @abstractmethod
     def read_set(self, data: Any, reader: TextReader, split: str, origin: Origin) -> Rows:
-        """Encode one set of a trained model's data.
-
-        Args:
-            split: ``test`` (the protocol's own), ``validation``, or a test set by name.
+        """Encode one set of a trained model's data: ``test`` (of the protocol), ``validation`` or a test set by name.
 
         Raises:
             InputError: no such set.
-            DataError: it cannot be read, or is not what training saw.
+            DataError: the set cannot be read, or differs from the one of training.
         """
 
     @abstractmethod
+    def read_file(
+        self, data: Any, reader: TextReader, path: Path, columns: Columns | None = None, *, as_trained: bool = False
+    ) -> Rows:
+        """Encode a labelled or plain file as the sets of the model were encoded.
+
+        Args:
+            columns: columns that the user named; None: detect them.
+
+        Raises:
+            DataError: the file, its columns or its rows are wrong.
+        """
+
+    def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
+        """Return the texts of every set that exists for an imported model. Raises DataError."""
+        return {}
+
+    @abstractmethod
+    def set_texts(self, data: Any, name: str) -> LabelledTexts:
+        """Read one set without encoding it: ``train``, ``validation`` or a test set by name.
+
+        Pairs of an embedding model are flat: rows 2i and 2i + 1 are pair i. Labels of a language model are 0.
+
+        Raises:
+            DataError: the set is unknown or cannot be read.
+            InputError: the task has no texts.
+        """
+
+    @abstractmethod
+    def file_texts(self, data: Any, path: Path) -> LabelledTexts:
+        """Read a file without encoding it, with the columns and labels of ``data``. Raises as :meth:`set_texts`."""
+
+    @abstractmethod
+    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts) -> Rows:
+        """Encode texts of :meth:`set_texts` or :meth:`file_texts` as exported artifacts read them."""
+
+    def findings(self, data: Any) -> Sequence[DataFinding]:
+        """Read the data and return warnings about it. Raises DataError."""
+        return ()
+
+    @abstractmethod
     def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
-        """A trained model's own tokenizer. Raises DataError."""
+        """Load the tokenizer file of a trained model. Raises DataError."""
 
     def trim(
         self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
     ) -> tuple[Trimmed, Vocabulary]:
-        """The tokenizer with only the tokens that the training text uses, and what that does to other text.
+        """Remove the tokens that the training text does not use, and measure the effect on other text.
 
         Args:
-            trained_on: set → fingerprint, as training recorded it.
+            trained_on: set → fingerprint recorded by training.
             keeping: which tokens stay.
 
         Raises:
-            InputError: the vocabulary of such a model cannot be trimmed.
-            DataError: the text is not there, or is not what training saw; a tokenizer that cannot be trimmed.
+            InputError: the vocabulary of this task's models cannot be trimmed.
+            DataError: the text is missing or differs from that of training, or the tokenizer cannot be trimmed.
         """
         raise InputError(
             "--vocab-trim: only vocabularies of classifiers and embedding models can be trimmed; a language model's is "
             "what it predicts, so without some tokens it is another model, whose perplexity compares with nothing"
         )
 
-    # Batches
-
     @abstractmethod
     def batch(
         self, rows: Any, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
     ) -> dict[str, Int64s]:
-        """The rows ``numbers`` as int64 arrays with one row each: inputs and right answers, padded to the longest.
+        """Return inputs and right answers of the rows ``numbers``, int64 [B, …], padded to the longest row.
 
         Args:
-            pad_to: pad to this many tokens, and count padding as text (a defect that is reproduced on request).
+            pad_to: pad to this many tokens and count padding as text (reproduces a defect of published code).
         """
 
     @abstractmethod
     def weight(self, batch: Arrays) -> int:
-        """How much of a batch counts in its loss: rows, or predicted tokens."""
+        """Return the number of rows or predicted tokens that count in the loss of a batch."""
 
     @abstractmethod
     def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
-        """A batch of ``rows`` rows at the recipe's full length, for planning memory: shapes count, values do not."""
+        """Return a batch of zeros with ``rows`` rows of the recipe's full length, for memory planning."""
 
     @abstractmethod
     def evaluation_rows(self, longest: int) -> int:
-        """Rows that training evaluates at a time, where the longest has ``longest`` tokens."""
+        """Return how many rows training evaluates in one call if the longest has ``longest`` tokens."""
 
     @abstractmethod
     def call_batches(
-        self, rows: Any, most: int, vocabulary: int, *, losses: bool = False, first: int | None = None
+        self, rows: Any, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
     ) -> list[Int64s]:
-        """Row numbers of batches for one call each, longest first: at most ``most`` rows, whose answers fit memory.
+        """Return row numbers of batches whose outputs fit memory, longest rows first.
 
         Args:
-            rows: of a set.
-            most: rows per call.
-            vocabulary: tokens that the model knows; of one that answers at several exits, times their number.
-            losses: the model answers with losses instead of logits.
-            first: only so many of the first rows; None: all.
+            max_rows: rows per batch at most.
+            vocabulary: vocabulary size, times the number of exits that answer.
+            losses: the model returns losses instead of logits.
+            first: use only this many rows from the start; None: all.
         """
 
     def words(self, rows: Any, *, cut: bool = False) -> int | None:
-        """Words that a set spells, where the score wants them; ``cut``: None where rows were cut."""
+        """Return the number of words of a set if scores need it; ``cut``: None if rows were truncated."""
         return None
 
-    # Scores
+    # ---- Scoring: meters, metric, comparison with a reference, predictions ----
 
     @abstractmethod
-    def meter(self, exits: Sequence[int] = (), notes: ExitNotes | None = None, data: Any = None) -> Meter:
-        """A fresh meter.
+    def meter(self, exits: Sequence[int] = (), records: ExitNotes | None = None, data: Any = None) -> Meter:
+        """Return a new meter.
 
         Args:
             exits: loops that answer, in rising order; empty: the model has one answer.
-            notes: is told of every answer at every one of ``exits``, for early exit.
-            data: the model's own data section.
+            records: receives every answer at every exit, for early exit.
+            data: data section of the model.
         """
 
     def settled(self, recipe: Any, validation: Any) -> Any:
-        """The recipe with what the task decides by ``validation``, the kept weights' score, where it is left out."""
+        """Return the recipe with the settings that the validation score of the kept weights decides."""
         return recipe
 
     def exit_thresholds(self, exits: Sequence[int]) -> Mapping[int, float] | None:
-        """The thresholds by which the task's paper lets answers leave, loop → top probability; None: it has none.
-
-        Args:
-            exits: loops before the last one.
-        """
+        """Return the early-exit thresholds of the task's paper for the exits before the last; None: it has none."""
         return None
 
-    def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
-        """Return what is kept of a call's answers to compare two models row by row, [B, …].
+    def departures(self, result: EarlyExitResult) -> dict[str, float | None]:
+        """Return the loss and the metric with early exit, as keys of evaluation.json."""
+        return {"loss": result.loss, self.metric.name: result.right}
 
-        Args:
-            outputs: ``logits`` among them.
-            batch: the inputs with the right answers, as :meth:`batch` makes them.
-        """
+    def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
+        """Return the part of a call's outputs that :meth:`row_figures` needs, [B, …]."""
         return outputs["logits"]
 
     @abstractmethod
     def row_figures(self, answers: Array, rows: Any, data: Any) -> Float64s:
-        """Return figures [n, k] of every row (embeddings: of every pair), of which :meth:`metric_of` makes the metric.
+        """Return figures [n, k] per row (embeddings: per pair) from which :meth:`metric_of` computes the metric.
 
         Args:
-            answers: of all ``rows`` in their order, as :meth:`row_answers` has them.
-            data: the model's own data section.
+            answers: :meth:`row_answers` of all ``rows``, in their order.
         """
 
     @abstractmethod
     def metric_of(self, figures: Float64s) -> float:
-        """Compute the task's metric from the figures of some rows, each of which may stand there several times."""
+        """Compute the metric from the figures of some rows; resampling may repeat rows."""
 
-    @abstractmethod
-    def departures(self, found: Departures) -> dict[str, float | None]:
-        """Early exit's figures as keys of evaluation.json: the loss, and the task's metric under its name."""
-
-    @abstractmethod
     def criterion(self, score: Any, training: Any) -> float:
-        """What picks the epoch whose weights are kept; smaller is better."""
+        """Return the value that selects the kept epoch; smaller is better."""
+        return float(score.loss)
 
-    @abstractmethod
+    def selected_by(self, training: TrainingConfig) -> str:
+        """Return the name of the validation figure that selects the kept epoch."""
+        return str(getattr(training, "select_by", "loss"))
+
     def record(self, score: Any) -> dict[str, float]:
-        """A validation score as figures for metrics.jsonl, each key beginning with ``val_`` or the name of its part."""
+        """Return a validation score as figures for metrics.jsonl."""
+        return {"val_loss": score.loss, f"val_{self.metric.name}": getattr(score, self.metric.name)}
 
     @abstractmethod
     def describe(self, score: Any) -> str:
-        """A validation score in a line for people."""
+        """Return a validation score as one line of text."""
 
     @abstractmethod
     def rows(self, artifact: str, split: str, score: Any, *, leaks: bool = False) -> list[EvaluationRow]:
-        """A score as rows of evaluation.json, without times: the full model's first, then one per earlier exit."""
+        """Return a score as rows of evaluation.json, without times: the full model first, then each earlier exit."""
 
     @abstractmethod
-    def lost(self, found: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
-        """What an artifact loses against FP32 on the same rows beyond its bar; None when it is within."""
-
-    # Predictions
+    def lost(self, score: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
+        """Explain why the score drop against FP32 on the same rows exceeds its limit; None: it does not."""
 
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: Any
     ) -> Sequence[Prediction]:
-        """What a model's answers say of texts.
+        """Return one prediction per text.
 
         Args:
-            texts: as they were given, or pairs of texts.
-            answers: ``logits`` [n, C], and ``loops`` [n] where rows could leave early.
-            cut: texts that were longer than the model reads, bool [n].
+            texts: texts or pairs of texts.
+            answers: ``logits`` [n, C], and ``loops`` [n] if rows could exit early.
+            cut: whether a text was longer than the model reads, [n].
 
         Raises:
-            InputError: a model of this task answers nothing of the kind.
+            InputError: models of this task make no predictions.
         """
         raise InputError(f"a {self.noun} has no labels; use edgeformer {self.use}")
 
-    # Golden inputs
+    # ---- Golden inputs: the inputs that export and devices check, and benchmarks run ----
 
     @abstractmethod
     def golden_inputs(self, prepared: Any, recipe: Any) -> dict[str, Int64s]:
-        """Real validation inputs with their right answers, int64 [n, …], for export and device to check by."""
+        """Select validation rows with their right answers, int64 [n, …]."""
 
     @abstractmethod
     def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
-        """What golden.npz keeps of torch FP32's logits. ``references``: exit → as the model gives them."""
+        """Return the arrays that golden.npz keeps of torch FP32 logits. ``references``: exit → logits."""
 
     @abstractmethod
     def golden_score(
         self, exit_: int, logits: Any, answers: Arrays, rows: Int64s | None = None, data: Any = None
     ) -> Score:
-        """Score logits [n, C] of an exit on the golden inputs, or on ``rows`` of them; ``data``: the model's own."""
+        """Score logits [n, C] of an exit on the golden inputs, or on the ``rows`` of them."""
 
     def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
-        """What :meth:`golden_score` scores against.
+        """Return the arrays that :meth:`golden_score` compares with.
 
         Args:
-            answers: those of the run's golden inputs; of a model that was made of another one, that one's.
-            references: exit → torch FP32's logits.
+            answers: right answers of the run's golden inputs, or of the model that this one was derived from.
+            references: exit → torch FP32 logits.
         """
         return answers
 
     def parity(self, logits: Array, reference: Array, precision: Precision, provider: str) -> Parity:
-        """Compare logits [n, C], computed with ``provider``, with torch FP32's; n counts rows or tokens."""
+        """Compare logits [n, C] computed with ``provider`` with those of torch FP32; n counts rows or tokens."""
         return measure_parity(logits, reference, precision, provider)
 
     @abstractmethod
     def golden_parity(
         self, golden: Arrays, logits: Any, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
-        """Compare an artifact's logits on the golden inputs with what golden.npz keeps.
+        """Compare the logits of an artifact on the golden inputs with the arrays of golden.npz.
 
         Args:
-            logits: as a session gives them, or :meth:`golden_outputs`; of a decode graph perhaps for the last positions
-                only.
-            exit_: the loop that answered; None: the only or last one.
+            logits: outputs of a session, or of :meth:`golden_outputs`. Decode graphs may return only the last
+                positions.
+            exit_: loop that answered; None: the only or last one.
 
         Raises:
-            GoldenError: golden.npz lacks what is needed, or is of other shapes.
+            GoldenError: golden.npz lacks an array, or its shape differs.
         """
 
-    # What clients need
+    def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> Any:
+        """Run a model on the golden inputs and return the logits of all rows.
+
+        It uses as few calls as possible: INT8 graphs scale activations by the whole batch, so results depend on it.
+
+        Args:
+            max_rows: rows of one call at most; None: any number.
+
+        Raises:
+            GoldenError: an input is missing.
+            ArtifactError: the model has no output ``logits``.
+        """
+        inputs = golden.inputs(self.golden_names[0])
+        step = max_rows or len(golden)
+        pieces = []
+        for start in range(0, len(golden), step):
+            outputs = run({name: array[start : start + step] for name, array in inputs.items()})
+            if "logits" not in outputs:
+                names = ", ".join(outputs) or "none"
+                raise ArtifactError(f"it has no output `logits`, but {names}; export the run again")
+            pieces.append(outputs["logits"])
+        return np.concatenate(pieces)
+
+    def axes(self, data: Any) -> Axes:
+        """Return what sizes the axes of each input; empty for text."""
+        return {}
+
+    def fit_shape(self, data: Any, batch: int, seq: int) -> tuple[int, int]:
+        """Replace the requested batch size and length where the model's own are fixed."""
+        return batch, seq
+
+    def shape_notes(self, data: Any) -> list[str]:
+        """Return notes on the input shapes for reports; none for text."""
+        return []
+
+    def input_shapes(self, data: Any, batch: int, seq: int) -> dict[str, tuple[int, ...]]:
+        """Return input → shape where batch size and length do not determine it; empty for text."""
+        return {}
+
+    def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
+        """Make ``count`` different inputs of one shape (batch size, length) from the golden inputs."""
+        return [dict(call) for call in make_buffers(golden, *shape, count)]
+
+    # ---- Files of clients ----
 
     @abstractmethod
     def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
-        """The task's keys of a run's config.json."""
+        """Return the keys of a run's config.json that belong to the task."""
 
     def answer_config(self, data: Any) -> dict[str, object]:
-        """A config.json's keys that say how answers are read; ``data``: the model's own section."""
+        """Return the keys of config.json that say how to read answers."""
         return {}
 
     @abstractmethod
     def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
-        """tokenizer_config.json, as Hugging Face clients read it."""
+        """Return tokenizer_config.json in the format of Hugging Face clients."""
 
     @abstractmethod
     def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What bundle.json says of such a model: labels, max_length, pad_id. ``config``: the run's config.json."""
+        """Return fields of bundle.json: labels, max_length, pad_id. ``config``: config.json of the run."""
 
     @abstractmethod
     def card_lines(self, recipe: Any) -> list[str]:
-        """Markdown list items of a model card that are the task's: labels, lengths."""
+        """Return Markdown list items for the model card, such as labels and lengths."""
 
-    def selected_by(self, training: TrainingConfig) -> str:
-        """What validation figure picked the kept weights, in a word."""
-        return "loss"
+
+class WholeTextTask(Task):
+    """Base of tasks whose models read a whole text and its attention mask and return one row: logits or a vector."""
+
+    def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
+        config = FileTokenizer(kind="file", path=str(tokenizer))
+        cleaning = getattr(data, "cleaning", "none")  # data of imported encoders has no cleaning step
+        loaded = load_tokenizer(config, cleaning=cleaning, vocab_size=vocabulary, training_texts=None)
+        return TextReader(loaded, special_ids(loaded).pad, vocabulary)
+
+    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts) -> Encoded:
+        return encode(texts, reader.tokenizer, data.max_length)
+
+    def batch(
+        self, rows: Encoded, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
+    ) -> dict[str, Int64s]:
+        """Return input_ids, attention_mask int64 [B, S] and labels int64 [B]."""
+        return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
+
+    def weight(self, batch: Arrays) -> int:
+        return len(batch["labels"])
+
+    def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
+        ids = np.zeros((rows, recipe.data.max_length), dtype=np.int64)
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": np.zeros(rows, dtype=np.int64)}
+
+    def evaluation_rows(self, longest: int) -> int:
+        return EVALUATION_ROWS
+
+    def call_batches(
+        self, rows: Encoded, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
+    ) -> list[Int64s]:
+        return ordered_batches(rows.lengths[:first], max_rows)
+
+    def metric_label(self) -> str:
+        """Return the heading of the metric in tables, such as ``F1``."""
+        return next(column.heading for column in self.columns if column.key == self.metric.name)
+
+    def describe(self, score: Any) -> str:
+        return f"validation loss {score.loss:.4f}, {self.metric_label()} {getattr(score, self.metric.name):.4f}"
+
+    def rows(self, artifact: str, split: str, score: Any, *, leaks: bool = False) -> list[EvaluationRow]:
+        figures: dict[str, Any] = {column.key: getattr(score, column.key) for column in self.columns}
+        return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **figures)]
+
+    def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
+        """Return the answers [n, C] of every exit; ``logits`` are those of the last."""
+        by_exit = {exit_logits(exit_): logits for exit_, logits in references.items()}
+        return {"logits": references[max(references)], **by_exit}
+
+    def golden_parity(
+        self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
+    ) -> Parity:
+        name = "logits" if exit_ is None else exit_logits(exit_)
+        if name not in golden:
+            raise GoldenError(f"golden.npz holds no {name!r}; it is of an older version: export the run again")
+        if golden[name].shape != logits.shape:
+            raise GoldenError(f"golden.npz has logits {golden[name].shape}, the artifact computes {logits.shape}")
+        return self.parity(logits, golden[name], precision, provider)
+
+    def client_config(self, prepared: Prepared[Encoded], recipe: Any) -> dict[str, object]:
+        return {"max_length": recipe.data.max_length, "pad_token_id": prepared.pad}
+
+    def tokenizer_config(self, prepared: Prepared[Encoded], recipe: Any) -> dict[str, object]:
+        token_of, special = prepared.tokenizer.id_to_token, special_ids(prepared.tokenizer)
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": recipe.data.max_length,
+            "model_input_names": ["input_ids", "attention_mask"],
+            "pad_token": token_of(special.pad),
+            "unk_token": token_of(special.unk),
+            "cls_token": token_of(special.cls),
+        }
+
+    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {"max_length": recipe.data.max_length, "pad_id": int(config["pad_token_id"])}
+
+
+def longest_call(task: Task, max_positions: int | None, max_length: int | None) -> int | None:
+    """Return the largest number of tokens in one call of a model; None: unlimited.
+
+    Args:
+        max_positions: tokens that the model accepts; None: any number.
+        max_length: length to which its texts are truncated; None: unknown. A model that generates text continues
+            beyond this length.
+    """
+    truncation = max_length if task.reads_text and not task.writes_text else None
+    return min((length for length in (max_positions, truncation) if length is not None), default=None)
+
+
+def fit_row(row: Tokens, seq: int) -> Tokens:
+    """Cut or repeat a row of token ids int64 [k] to [seq]; the first token ([CLS]) is not repeated."""
+    if row.size >= seq:
+        return row[:seq]
+    body = row[1:] if row.size > 1 else row
+    return np.concatenate([row[:1], np.resize(body, seq - 1)])
+
+
+def make_buffers(golden: Golden, batch: int, seq: int, count: int = 8) -> list[dict[str, Tokens]]:
+    """Make ``count`` different text inputs of shape [batch, seq] without padding, from the golden rows in turn.
+
+    Real text keeps confidence exits and embedding lookups realistic, which zeros or random tokens would falsify.
+    Different buffers in rotation keep a cache from answering instead of the artifact.
+    """
+    buffers: list[dict[str, Tokens]] = []
+    rows = golden.texts()
+    for number in range(count):
+        batch_rows = [fit_row(rows[(number * batch + offset) % len(rows)], seq) for offset in range(batch)]
+        ids = np.ascontiguousarray(np.stack(batch_rows), dtype=np.int64)
+        mask = {"attention_mask": np.ones_like(ids)} if golden.padded else {}
+        buffers.append({"input_ids": ids, **mask})
+    return buffers

@@ -1,7 +1,7 @@
-"""Answering: texts as people give them become rows of tokens, rows go through a model, and every text has its answer.
+"""Predictions for texts: texts are encoded as rows, rows go through a model, and every text gets a prediction or error.
 
-The three steps stand apart, so that each can have a thread of its own: reading the next texts while a session answers
-these, and writing what it answered before.
+The steps are separate methods, so that each can have its own thread: reading the next texts while a session computes
+the current ones, and writing the previous predictions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgeformer.tasks.task import Task
 
 BATCH_ROWS, BATCH_TOKENS = 32, 4096
-"""Of one call: on processors more rows are no faster, and need more memory."""
+"""Limits of one call. On CPUs larger batches are no faster and need more memory."""
 EMPTY = "the text is empty"
 NOTHING_LEFT = "nothing is left of the text when it is cleaned"
 NO_NUMBER = "the model's answer is no number (overflow)"
@@ -33,14 +33,14 @@ NO_NUMBER = "the model's answer is no number (overflow)"
 
 @dataclass(frozen=True)
 class Window:
-    """Some texts, read.
+    """Some texts and their encoded rows.
 
     Attributes:
-        texts: as they were given.
-        encoded: the rows of those that are not empty, m of n.
-        cut: which of these rows were longer than the model reads, bool [m].
-        places: of these rows among the texts, int64 [m].
-        errors: place → why a text has no row.
+        texts: n texts or pairs.
+        encoded: rows of the m texts that are not empty.
+        cut: whether each row was longer than the model reads, bool [m].
+        places: index of each row's text, int64 [m].
+        errors: index → why a text has no row.
     """
 
     texts: Sequence[Text]
@@ -49,29 +49,21 @@ class Window:
     places: Int64s
     errors: dict[int, str]
 
-    def batches(self, most: int = BATCH_ROWS) -> list[Int64s]:
-        """Row numbers of each call, ``most`` at most: rows of similar length, the longest first."""
-        return cut_batches(self.encoded.lengths, most, BATCH_TOKENS) if len(self.encoded) else []
+    def batches(self, max_rows: int = BATCH_ROWS) -> list[Int64s]:
+        """Return row numbers of each call: at most ``max_rows`` rows of similar length, longest first."""
+        return cut_batches(self.encoded.lengths, max_rows, BATCH_TOKENS) if len(self.encoded) else []
 
 
 def reads_pairs(task: Task, data: DataSection) -> bool | None:
-    """Whether a model reads two texts at a time: where its own data are pairs. None: both, or nothing is known of them.
-
-    Args:
-        task: the model's.
-        data: the model's.
-    """
+    """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
     if task.predicts == "vectors":
-        return False  # it is trained with pairs, and reads each of their texts by itself
-    found = {getattr(source, "text_pair", None) is not None for sources in data.parts.values() for source in sources}
-    return found.pop() if len(found) == 1 else None
+        return False  # its training data is pairs, but it reads each text separately
+    has_pair = {getattr(source, "text_pair", None) is not None for part in data.parts.values() for source in part}
+    return has_pair.pop() if len(has_pair) == 1 else None
 
 
 def pairs_problem(task: Task, data: DataSection, *, pairs: bool) -> str | None:
-    """Why a model does not answer such texts: ``pairs``, or else single ones. None: it does.
-
-    Arguments are those of :func:`reads_pairs`.
-    """
+    """Explain why a model cannot read pairs (``pairs``) or single texts; None: it can."""
     if reads_pairs(task, data) in (None, pairs):
         return None
     if not pairs:
@@ -82,85 +74,83 @@ def pairs_problem(task: Task, data: DataSection, *, pairs: bool) -> str | None:
 
 
 class Answering:
-    """How one model answers texts.
+    """Predictions of one model for texts.
 
     Args:
-        task: the model's.
-        reader: how it reads.
-        data: the model's, for labels and the longest text.
-        most_rows: of one call; None: as many as are worth while.
+        task: task of the model.
+        reader: tokenizer of the model.
+        data: data section of the model, for labels and the length limit.
+        most_rows: rows of one call at most; None: 32.
     """
 
     def __init__(self, task: Task, reader: TextReader, data: DataSection, most_rows: int | None = None) -> None:
         self._task, self._reader, self._data = task, reader, data
-        self._most_rows = min(BATCH_ROWS, most_rows or BATCH_ROWS)
+        self._max_rows = min(BATCH_ROWS, most_rows or BATCH_ROWS)
 
     def pairs_problem(self, *, pairs: bool) -> str | None:
-        """See :func:`pairs_problem`."""
+        """Explain why the model cannot read such texts, see :func:`pairs_problem`."""
         return pairs_problem(self._task, self._data, pairs=pairs)
 
     def read(self, texts: Sequence[Text]) -> Window:
-        """Texts as tokens. One with nothing to read in it has an error instead. For one thread at a time."""
-        errors = {place: problem for place, text in enumerate(texts) if (problem := _problem(text)) is not None}
+        """Encode texts; those without content get an error. Not thread-safe."""
+        errors = {place: problem for place, text in enumerate(texts) if (problem := _text_problem(text)) is not None}
         places = np.array([place for place in range(len(texts)) if place not in errors], dtype=np.int64)
         tokenizer = self._reader.tokenizer
-        given = [texts[place] for place in places.tolist()] if errors else texts
-        encoded, cut = encode_texts(tokenizer, given, self._data.tokens_at_once)
-        special = {pairs: tokenizer.num_special_tokens_to_add(pairs) for pairs in (False, True)}
-        least = np.array([special[not isinstance(text, str)] for text in given], dtype=np.int64)
-        bare = np.flatnonzero(encoded.lengths <= least)
-        if len(bare):
-            left = np.setdiff1d(np.arange(len(given)), bare)
-            errors.update(dict.fromkeys(places[bare].tolist(), NOTHING_LEFT))
-            encoded, cut, places = _only(encoded, left), cut[left], places[left]
+        readable = [texts[place] for place in places.tolist()] if errors else texts
+        encoded, cut = encode_texts(tokenizer, readable, self._data.tokens_at_once)
+        special_tokens = {pairs: tokenizer.num_special_tokens_to_add(pairs) for pairs in (False, True)}
+        shortest = np.array([special_tokens[not isinstance(text, str)] for text in readable], dtype=np.int64)
+        has_content = encoded.lengths > shortest
+        if not has_content.all():
+            errors.update(dict.fromkeys(places[~has_content].tolist(), NOTHING_LEFT))
+            rows = [encoded.row(number) for number in np.flatnonzero(has_content).tolist()]
+            encoded = Encoded(
+                np.concatenate([np.empty(0, dtype=np.int32), *rows]),
+                np.cumsum([0, *map(len, rows)], dtype=np.int64),
+                encoded.labels[has_content],
+                0,
+            )
+            cut, places = cut[has_content], places[has_content]
         return Window(texts, encoded, cut, places, errors)
 
     def inputs(self, window: Window, numbers: Int64s) -> dict[str, Int64s]:
-        """What the graph takes of some rows: input_ids, attention_mask int64 [B, S]."""
+        """Return graph inputs of some rows: input_ids, attention_mask int64 [B, S]."""
         return collate(window.encoded, numbers, self._reader.pad)
 
     def run(self, run: Run, window: Window, batches: Sequence[Int64s] | None = None) -> dict[str, NDArray[Any]]:
-        """All outputs [m, …] of a session's ``run``, in the order of the rows; empty without rows.
+        """Return all outputs [m, …] in the order of the rows; empty without rows.
 
         Args:
-            run: a session's.
-            window: the rows.
-            batches: row numbers of each call, every row once; None: as :meth:`Window.batches` has them.
+            run: ``run`` method of a session.
+            window: from :meth:`read`.
+            batches: row numbers of each call; None: :meth:`Window.batches`.
         """
-        chosen = window.batches(self._most_rows) if batches is None else batches
-        return answer_batches(run, window.encoded, self._reader.pad, chosen)
+        batches = window.batches(self._max_rows) if batches is None else batches
+        return answer_batches(run, window.encoded, self._reader.pad, batches)
 
     def answers(self, window: Window, outputs: Arrays) -> list[Answer]:
-        """What each text gets, in their order: an answer with a number in it that is none says nothing."""
+        """Return the prediction or error of each text; outputs that are not finite are errors."""
         logits = outputs["logits"].reshape(len(window.places), -1) if len(window.places) else np.empty((0, 1))
         finite = np.isfinite(logits).all(axis=1)
         if not window.errors and finite.all():
             return [*self._task.predictions(window.texts, outputs, window.cut, self._data)]
-        answers: list[Any] = [Unanswered(text, NO_NUMBER) for text in window.texts]
-        for place, error in window.errors.items():
-            answers[place] = Unanswered(window.texts[place], error)
+        answers: list[Answer] = [
+            Unanswered(text, window.errors.get(place, NO_NUMBER)) for place, text in enumerate(window.texts)
+        ]
         places = window.places[finite].tolist()
         if places:
-            given = [window.texts[place] for place in places]
-            whole = {name: array[finite] for name, array in outputs.items()}
-            found = self._task.predictions(given, whole, window.cut[finite], self._data)
-            for place, prediction in zip(places, found, strict=True):
+            texts = [window.texts[place] for place in places]
+            finite_outputs = {name: array[finite] for name, array in outputs.items()}
+            predictions = self._task.predictions(texts, finite_outputs, window.cut[finite], self._data)
+            for place, prediction in zip(places, predictions, strict=True):
                 answers[place] = prediction
         return answers
 
 
-def _problem(text: Text) -> str | None:
-    """Why a text has no answer, before it is read."""
+def _text_problem(text: Text) -> str | None:
+    """Return why a text or pair cannot be encoded."""
     if not isinstance(text, str):
-        return _problem(text[0]) or _problem(text[1])
+        return _text_problem(text[0]) or _text_problem(text[1])
     if isinstance(text, Unreadable):
         return text.problem
     return EMPTY if not text or text.isspace() else None
-
-
-def _only(encoded: Encoded, numbers: Int64s) -> Encoded:
-    """Some of the rows."""
-    rows = [encoded.row(number) for number in numbers.tolist()]
-    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    ids = np.concatenate([np.empty(0, dtype=np.int32), *rows])
-    return Encoded(ids, offsets, encoded.labels[numbers], 0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from edgeformer.tasks.classification import TASK, ClassificationMeter, ClassificationScore, score, softmax
+from edgeformer.tasks.classification import TASK, ClassificationScore, score, softmax
 from edgeformer.tasks.metric import token_losses
 
 
@@ -49,14 +49,14 @@ def test_probabilities_of_one_row_do_not_depend_on_the_others() -> None:
 
 @pytest.mark.parametrize("exits", [(), (8,)])
 def test_a_model_with_one_answer_calls_it_logits(exits: tuple[int, ...]) -> None:
-    meter = ClassificationMeter(exits)
+    meter = TASK.meter(exits)
     for right in (True, False):
         meter.add({"logits": np.eye(2)[[0, int(right)]]}, {"labels": np.array([0, 1])})
     assert (meter.score().n, meter.score().accuracy, meter.earlier()) == (4, 0.75, {})
 
 
 def test_a_model_with_two_exits_has_a_score_of_each() -> None:
-    meter = ClassificationMeter((1, 2))
+    meter = TASK.meter((1, 2))
     answers = {"logits_exit1": np.eye(2)[[0, 0]], "logits_exit2": np.eye(2)[[0, 1]]}
     meter.add(answers, {"labels": np.array([0, 1])})
     assert {loop: found.accuracy for loop, found in meter.earlier().items()} == {1: 0.5}  # type: ignore[attr-defined]

@@ -22,7 +22,6 @@ from edgeformer.tasks import TextReader, task_named
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.embedding import (
     EmbeddingScore,
-    PairsMeter,
     TextVector,
     cosines,
     nearest,
@@ -89,14 +88,14 @@ def test_pairs_are_put_together_however_their_rows_were_batched(tmp_path: Path) 
 
 
 def test_every_exit_has_a_score_of_its_own() -> None:
-    meter = PairsMeter((1, 2))
+    meter = TASK.meter((1, 2))
     random = np.random.default_rng(0)
     batch = {"rows": np.arange(8), "labels": np.repeat([1, 5, 3, 9], 2)}
     vectors = {exit_logits(loop): random.normal(size=(8, 4)) for loop in (1, 2)}
     meter.add(vectors, batch)
     assert meter.earlier()[1] != meter.score()
     with pytest.raises(ValueError, match="empty"):
-        PairsMeter().score()
+        TASK.meter().score()
 
 
 def test_closeness_to_fp32_knows_direction_and_neighbours() -> None:

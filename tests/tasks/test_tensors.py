@@ -21,9 +21,9 @@ TASK = task_named("tensors")
 def test_noise_in_shares_of_the_spread() -> None:
     noise = RNG.normal(size=REFERENCE.shape).astype(np.float32)
     error = measure_error("y", REFERENCE + 0.02 * noise, REFERENCE)
-    assert error.relative == pytest.approx(0.02 * np.sqrt(np.square(noise).mean()) / REFERENCE.std(), rel=1e-4)
-    assert error.worst == pytest.approx(0.02 * np.abs(noise).max() / REFERENCE.std(), rel=1e-4)
-    assert error.cosine == pytest.approx(1 - error.relative**2 / 2, abs=1e-4)
+    assert error.relative_rms == pytest.approx(0.02 * np.sqrt(np.square(noise).mean()) / REFERENCE.std(), rel=1e-4)
+    assert error.relative_largest == pytest.approx(0.02 * np.abs(noise).max() / REFERENCE.std(), rel=1e-4)
+    assert error.cosine == pytest.approx(1 - error.relative_rms**2 / 2, abs=1e-4)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -59,13 +59,13 @@ def test_whole_numbers_by_the_share_that_differs() -> None:
     reference = np.arange(10)
     found = reference.copy()
     found[:2] += 5
-    assert measure_error("y", found, reference).relative == 0.2
+    assert measure_error("y", found, reference).relative_rms == 0.2
 
 
 def test_what_is_not_finite() -> None:
     masked = REFERENCE.copy()
     masked[0, 0, 0] = -np.inf
-    assert measure_error("y", masked, masked).relative == 0
+    assert measure_error("y", masked, masked).relative_rms == 0
     broken = measure_error("y", masked, REFERENCE)
     parity = as_parity([broken], None, 4, "fp16", "here")
     assert "output 'y' is not finite" in str(out_of_tolerance(parity)) and score_of([broken], 4) is None
@@ -73,9 +73,9 @@ def test_what_is_not_finite() -> None:
 
 def test_a_constant_output() -> None:
     ones = np.ones((2, 3), np.float32)
-    assert measure_error("y", ones * 1.1, ones).relative == pytest.approx(0.1, rel=1e-5)
-    assert measure_error("y", ones, ones * 0).relative == np.inf
-    assert measure_error("y", ones * 0, ones * 0).relative == 0
+    assert measure_error("y", ones * 1.1, ones).relative_rms == pytest.approx(0.1, rel=1e-5)
+    assert measure_error("y", ones, ones * 0).relative_rms == np.inf
+    assert measure_error("y", ones * 0, ones * 0).relative_rms == 0
 
 
 def test_agreement_where_an_output_has_answers() -> None:

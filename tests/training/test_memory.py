@@ -26,7 +26,7 @@ from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.loss import chunked_loss, whole_loss
 from edgeformer.system import memory as system_memory
 from edgeformer.system.memory import group_free_bytes
-from edgeformer.tasks import labels as label_tasks
+from edgeformer.tasks import task as task_module
 from edgeformer.tasks import language_modeling
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
@@ -67,7 +67,7 @@ def little_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation batches so small that the peak is in training even for tiny models."""
     monkeypatch.setattr(memory, "_VALIDATION_EVENTS", {})
     monkeypatch.setattr(language_modeling, "EVALUATION_TOKENS", 1)
-    monkeypatch.setattr(label_tasks, "EVALUATION_ROWS", 1)
+    monkeypatch.setattr(task_module, "EVALUATION_ROWS", 1)
 
 
 class RealTraining(nn.Module):
