@@ -1,3 +1,5 @@
+"""Language-model scores: losses per exit, early exit by confidence, and every form of model outputs."""
+
 import math
 
 import numpy as np
@@ -13,29 +15,31 @@ from edgeformer.tasks.language_modeling import LanguageMeter, LanguageScore, exi
 from edgeformer.tasks.metric import token_losses, top_probability
 
 EXITS = (2, 4, 6, 8)
+TARGETS = np.array([[1, 2, IGNORED, IGNORED], [0, 1, 2, 0]])
+COUNTED = TARGETS.reshape(-1) != IGNORED
 
 
-def measurements(tokens, seed=0):
+def random_tokens(count, seed=0):
+    """Losses and confidence of ``count`` tokens at every exit."""
     generator = np.random.default_rng(seed)
-    losses = {loop: generator.gamma(2.0, 1.5, tokens).astype(np.float32) for loop in EXITS}
-    confidence = {loop: generator.uniform(0.6, 1.0, tokens).astype(np.float32) for loop in EXITS}
+    losses = {loop: generator.gamma(2.0, 1.5, count).astype(np.float32) for loop in EXITS}
+    confidence = {loop: generator.uniform(0.6, 1.0, count).astype(np.float32) for loop in EXITS}
     return losses, confidence
 
 
-def cut(values, where):
-    return {loop: array[where] for loop, array in values.items()}
-
-
-def in_batches(losses, confidence, sizes) -> LanguageMeter:
+def score_in_batches(losses, confidence, sizes, words=None) -> LanguageScore:
     meter = LanguageMeter(EXITS)
     ends = np.cumsum(sizes)
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
-        part = slice(start, end)
-        meter.add_tokens(cut(losses, part), None if confidence is None else cut(confidence, part))
-    return meter
+        batch_losses, batch_confidence = (
+            None if values is None else {loop: array[start:end] for loop, array in values.items()}
+            for values in (losses, confidence)
+        )
+        meter.add_tokens(batch_losses, batch_confidence)
+    return meter.score(words)
 
 
-def test_losses_and_confidence_against_other_implementations():
+def test_losses_and_confidence_equal_scikit_learn():
     generator = np.random.default_rng(3)
     logits = (generator.normal(size=(300, 40)) * 4).astype(np.float32)
     targets = generator.integers(0, 40, 300)
@@ -53,75 +57,66 @@ def test_large_logits_do_not_overflow():
     assert top_probability(logits) == pytest.approx([1.0, 1 / 3])
 
 
-@pytest.mark.parametrize("target", [-100, -1, 3])
-def test_what_is_not_predicted_has_no_loss(target):
+@pytest.mark.parametrize("target", [IGNORED, -1, 3])
+def test_targets_outside_the_vocabulary_are_refused(target):
     with pytest.raises(ValueError, match=r"targets must be in 0…2"):
         token_losses(np.zeros((2, 3)), np.array([0, target]))
     assert token_losses(np.zeros((0, 3)), np.zeros(0, dtype=np.int64)).shape == (0,)
 
 
 def test_thresholds_fall_to_their_floor():
-    found = exit_thresholds(range(1, 12))
-    assert found[1] == 0.92
-    assert found[3] == pytest.approx(0.92 * 0.98 * 0.98)
-    assert found[7] == pytest.approx(0.81497499)
-    assert found[8] == found[11] == 0.80  # 0.92 · 0.98⁷ is 0.7987
+    thresholds = exit_thresholds(range(1, 12))
+    assert thresholds[1] == 0.92
+    assert thresholds[3] == pytest.approx(0.92 * 0.98 * 0.98)
+    assert thresholds[7] == pytest.approx(0.81497499)
+    assert thresholds[8] == thresholds[11] == 0.80  # 0.92 · 0.98⁷ is 0.7987
     assert exit_thresholds([2], start=0.5, floor=0.1, decay=0.5) == {2: 0.25}
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any), st.integers(0, 99))
-def test_batches_do_not_matter(sizes, seed):
-    losses, confidence = measurements(sum(sizes), seed)
-    one = in_batches(losses, confidence, [sum(sizes)]).score(words=sum(sizes))
-    many = in_batches(losses, confidence, sizes).score(words=sum(sizes))
-    assert many.n == one.n == sum(sizes)
-    assert many.loss == pytest.approx(one.loss, rel=1e-12)
-    assert many.early_exit.loss == pytest.approx(one.early_exit.loss, rel=1e-12)
-    assert many.early_exit.share == one.early_exit.share
+def test_scores_do_not_depend_on_batches(sizes, seed):
+    count = sum(sizes)
+    losses, confidence = random_tokens(count, seed)
+    single, batched = (score_in_batches(losses, confidence, parts, count) for parts in ([count], sizes))
+    assert batched.n == single.n == count
+    assert batched.loss == pytest.approx(single.loss, rel=1e-12)
+    assert batched.early_exit.loss == pytest.approx(single.early_exit.loss, rel=1e-12)
+    assert batched.early_exit.share == single.early_exit.share
     for loop in EXITS:
         expected = losses[loop].astype(np.float64).mean()
-        assert many.exits[str(loop)].loss == pytest.approx(expected, rel=1e-12)
-        assert many.exits[str(loop)].perplexity == pytest.approx(math.exp(expected), rel=1e-9)
+        assert batched.exits[str(loop)].loss == pytest.approx(expected, rel=1e-12)
+        assert batched.exits[str(loop)].perplexity == pytest.approx(math.exp(expected), rel=1e-9)
 
 
-def test_it_is_no_mean_of_batch_means():
-    losses = {loop: np.concatenate([np.full(90, 1.0), np.full(10, 5.0)]) for loop in EXITS}
-    score = in_batches(losses, None, [90, 10]).score()
-    assert score.loss == pytest.approx(1.4)  # the mean of the two batches' means is 3
-
-
-def test_early_exit_against_token_by_token():
-    losses, confidence = measurements(500)
-    score = in_batches(losses, confidence, [300, 200]).score()
+def test_early_exit_equals_a_loop_over_tokens():
+    losses, confidence = random_tokens(500)
     thresholds = {2: 0.92 * 0.98, 4: 0.92 * 0.98**3, 6: 0.92 * 0.98**5}
-    total, left = 0.0, dict.fromkeys(EXITS, 0)
+    total, counts = 0.0, dict.fromkeys(EXITS, 0)
     for token in range(500):
-        sure = (loop for loop in (2, 4, 6) if confidence[loop][token] >= thresholds[loop])
-        loop = next(sure, 8)
-        left[loop] += 1
+        loop = next((loop for loop in (2, 4, 6) if confidence[loop][token] >= thresholds[loop]), 8)
+        counts[loop] += 1
         total += float(losses[loop][token])
-    assert min(left.values()) > 10
-    early = score.early_exit
+    assert min(counts.values()) > 10
+    early = score_in_batches(losses, confidence, [300, 200]).early_exit
     assert early.loss == pytest.approx(total / 500)
     assert early.perplexity == pytest.approx(math.exp(total / 500))
-    assert early.share == {str(loop): count / 500 for loop, count in left.items()}
-    assert early.mean_loops == pytest.approx(sum(loop * count for loop, count in left.items()) / 500)
+    assert early.share == {str(loop): count / 500 for loop, count in counts.items()}
+    assert early.mean_loops == pytest.approx(sum(loop * count for loop, count in counts.items()) / 500)
     assert early.thresholds == pytest.approx({str(loop): value for loop, value in thresholds.items()})
 
 
-@pytest.mark.parametrize(("value", "leaves"), [(0.0, "8"), (1.0, "2")])
-def test_all_or_nobody_leaves_early(value, leaves):
-    losses, _ = measurements(50)
-    sure = {loop: np.full(50, value) for loop in EXITS[:-1]}  # nobody asks how sure the last loop is
-    early = in_batches(losses, sure, [50]).score().early_exit
-    assert (early.share[leaves], early.mean_loops) == (1.0, float(leaves))
-    assert early.loss == pytest.approx(losses[int(leaves)].astype(np.float64).mean())
+@pytest.mark.parametrize(("value", "loop"), [(0.0, 8), (0.92 * 0.98, 2), (1.0, 2)])
+def test_confidence_that_reaches_the_threshold_exits(value, loop):
+    losses, _ = random_tokens(50)
+    confidence = {exit_: np.full(50, value) for exit_ in EXITS[:-1]}  # the last loop needs no confidence
+    early = score_in_batches(losses, confidence, [50]).early_exit
+    assert (early.share[str(loop)], early.mean_loops) == (1.0, loop)
+    assert early.loss == pytest.approx(losses[loop].astype(np.float64).mean())
 
 
-def test_words_make_another_perplexity():
-    losses = {8: np.array([1.0, 2.0, 3.0, 6.0])}
+def test_perplexity_per_word_uses_the_total_loss():
     meter = LanguageMeter([8])
-    meter.add_tokens(losses)
+    meter.add_tokens({8: np.array([1.0, 2.0, 3.0, 6.0])})
     score = meter.score(words=3)
     assert (score.n, score.words, score.loss) == (4, 3, 3.0)
     assert score.perplexity == pytest.approx(math.exp(3.0))
@@ -129,113 +124,98 @@ def test_words_make_another_perplexity():
     assert (meter.score().words, meter.score().word_perplexity, meter.score().early_exit) == (None, None, None)
 
 
-def test_a_hopeless_model_has_a_score_that_can_be_written():
+def test_huge_loss_is_valid_json():
     meter = LanguageMeter([1])
     meter.add_tokens({1: np.array([6e4])})
     score = meter.score(words=1)
     assert score.loss == 6e4
-    assert math.isfinite(score.perplexity)
-    assert score.perplexity > 1e300
+    assert math.isfinite(score.perplexity) and score.perplexity > 1e300
     assert LanguageScore.model_validate_json(score.model_dump_json()) == score
 
 
-class TestBatchesOfAModel:
-    """[B, S] targets, of which some are padding, against each form in which models answer."""
+def random_logits(seed):
+    return np.random.default_rng(seed).normal(size=(2, 4, 3)).astype(np.float32) * 6
 
-    targets = np.array([[1, 2, IGNORED, IGNORED], [0, 1, 2, 0]])
-    kept = targets.reshape(-1) != IGNORED
 
-    def logits(self, seed):
-        return np.random.default_rng(seed).normal(size=(2, 4, 3)).astype(np.float32) * 6
+def counted_losses(logits):
+    return token_losses(logits.reshape(-1, 3)[COUNTED], TARGETS.reshape(-1)[COUNTED])
 
-    def losses(self, logits):
-        flat = logits.reshape(-1, 3)[self.kept]
-        return token_losses(flat, self.targets.reshape(-1)[self.kept])
 
-    def sure(self, logits):
-        return top_probability(logits.reshape(-1, 3)[self.kept])
+def test_meter_reads_logits_of_the_last_loop():
+    meter = LanguageMeter([8])
+    meter.add({"logits": random_logits(0)}, {"targets": TARGETS})
+    score = meter.score()
+    assert (score.n, score.loss) == (6, pytest.approx(counted_losses(random_logits(0)).mean()))
+    assert score.early_exit is None
 
-    def test_logits_of_the_last_loop(self):
-        meter = LanguageMeter([8])
-        meter.add({"logits": self.logits(0)}, {"targets": self.targets})
-        score = meter.score()
-        assert (score.n, score.loss) == (6, pytest.approx(self.losses(self.logits(0)).mean()))
+
+def test_meter_reads_logits_of_every_exit():
+    logits = {loop: random_logits(loop) for loop in (1, 3)}
+    meter, expected = LanguageMeter([1, 3]), LanguageMeter([1, 3])
+    meter.add({f"logits_exit{loop}": array for loop, array in logits.items()}, {"targets": TARGETS})
+    expected.add_tokens(
+        {loop: counted_losses(array) for loop, array in logits.items()},
+        {loop: top_probability(array.reshape(-1, 3)[COUNTED]) for loop, array in logits.items()},
+    )
+    assert meter.score() == expected.score()
+    assert 0 < meter.score().early_exit.share["1"] < 1
+
+
+@pytest.mark.parametrize("with_confidence", [False, True])
+def test_meter_reads_losses_of_every_exit(with_confidence):
+    losses = {loop: np.random.default_rng(loop).gamma(2.0, size=(2, 4)).astype(np.float32) for loop in (1, 3)}
+    confidence = np.array([[0.99, 0.5, 1.0, 1.0], [0.5, 0.99, 0.99, 0.5]], dtype=np.float32)
+    outputs = {f"loss_exit{loop}": array for loop, array in losses.items()}
+    if with_confidence:
+        outputs["confidence_exit1"] = confidence
+    meter = LanguageMeter([1, 3])
+    meter.add(outputs, {"targets": TARGETS})
+    score, counted = meter.score(), {loop: array.reshape(-1)[COUNTED] for loop, array in losses.items()}
+    assert {loop: exit_.loss for loop, exit_ in score.by_exit.items()} == pytest.approx(
+        {loop: float(array.mean()) for loop, array in counted.items()}
+    )
+    if not with_confidence:
         assert score.early_exit is None
-
-    def test_logits_of_every_exit(self):
-        answers = {loop: self.logits(loop) for loop in (1, 3)}
-        meter, expected = LanguageMeter([1, 3]), LanguageMeter([1, 3])
-        meter.add({f"logits_exit{loop}": found for loop, found in answers.items()}, {"targets": self.targets})
-        expected.add_tokens(
-            {loop: self.losses(found) for loop, found in answers.items()},
-            {loop: self.sure(found) for loop, found in answers.items()},
-        )
-        assert meter.score() == expected.score()
-        assert meter.score().early_exit is not None and 0 < meter.score().early_exit.share["1"] < 1
-
-    @pytest.mark.parametrize("with_confidence", [False, True])
-    def test_losses_of_every_exit(self, with_confidence):
-        answers = {loop: np.random.default_rng(loop).gamma(2.0, size=(2, 4)).astype(np.float32) for loop in (1, 3)}
-        sure = np.array([[0.99, 0.5, 1.0, 1.0], [0.5, 0.99, 0.99, 0.5]], dtype=np.float32)
-        outputs = {f"loss_exit{loop}": found for loop, found in answers.items()}
-        if with_confidence:
-            outputs["confidence_exit1"] = sure
-        meter = LanguageMeter([1, 3])
-        meter.add(outputs, {"targets": self.targets})
-        score, flat = meter.score(), {loop: found.reshape(-1)[self.kept] for loop, found in answers.items()}
-        assert {loop: found.loss for loop, found in score.by_exit.items()} == pytest.approx(
-            {loop: float(found.mean()) for loop, found in flat.items()}
-        )
-        if not with_confidence:
-            assert score.early_exit is None
-            return
-        left = np.where(sure.reshape(-1)[self.kept] > 0.9, flat[1], flat[3])
-        assert score.early_exit.loss == pytest.approx(float(left.mean()))
-        assert score.early_exit.share == {"1": 0.5, "3": 0.5}
-
-    def test_rows_without_their_targets_are_refused(self):
-        for targets in (self.targets[:1], np.concatenate([self.targets, self.targets])):
-            with pytest.raises((ValueError, IndexError)):
-                LanguageMeter([8]).add({"logits": self.logits(0)}, {"targets": targets})
+        return
+    early_losses = np.where(confidence.reshape(-1)[COUNTED] > 0.9, counted[1], counted[3])
+    assert score.early_exit.loss == pytest.approx(float(early_losses.mean()))
+    assert score.early_exit.share == {"1": 0.5, "3": 0.5}
 
 
-def test_notes_hear_of_every_token_at_every_exit():
-    losses, confidence = measurements(100)
-    notes = ExitNotes(EXITS)
-    meter = LanguageMeter(EXITS, notes)
-    del confidence[8]  # nobody asks how sure the last loop is
+def test_rows_and_targets_must_match():
+    for targets in (TARGETS[:1], np.concatenate([TARGETS, TARGETS])):
+        with pytest.raises((ValueError, IndexError)):
+            LanguageMeter([8]).add({"logits": random_logits(0)}, {"targets": targets})
+
+
+def test_every_token_is_recorded_at_every_exit():
+    losses, confidence = random_tokens(100)
+    records = ExitNotes(EXITS)
+    meter = LanguageMeter(EXITS, records)
+    del confidence[8]  # the last loop needs no confidence
     meter.add_tokens(losses, confidence)
-    early, found = meter.score().early_exit, notes.leave(exit_thresholds(EXITS[:-1]))
-    assert (found.loss, found.mean_loops, found.share) == (pytest.approx(early.loss), early.mean_loops, early.share)
-    assert notes.leave({}).loss == pytest.approx(float(losses[8].mean()))
+    early, result = meter.score().early_exit, records.leave(exit_thresholds(EXITS[:-1]))
+    assert (result.loss, result.mean_loops, result.share) == (pytest.approx(early.loss), early.mean_loops, early.share)
+    assert records.leave({}).loss == pytest.approx(float(losses[8].mean()))
 
 
-def test_tokens_leave_by_cosine_where_it_is_known():
-    notes = ExitNotes((1, 2))
-    meter = LanguageMeter((1, 2), notes)
+def test_cosine_is_an_exit_rule():
+    records = ExitNotes((1, 2))
     outputs = {f"loss_exit{loop}": np.array([[float(loop), 10.0 * loop]]) for loop in (1, 2)}
     outputs |= {f"confidence_exit{loop}": np.array([[0.1, 0.99]]) for loop in (1, 2)}
-    assert notes.rules == ()
-    meter.add(
-        {**outputs, "cosine_exit1": np.array([[0.99, 0.1]]), "cosine_exit2": np.ones((1, 2))},
-        {"targets": np.ones((1, 2), dtype=int)},
-    )
-    assert notes.rules == ("confidence", "cosine")
-    assert notes.leave({1: 0.9}).loss == pytest.approx((2 + 10) / 2)
-    assert notes.leave({1: 0.9}, "cosine").loss == pytest.approx((1 + 20) / 2)
+    outputs |= {"cosine_exit1": np.array([[0.99, 0.1]]), "cosine_exit2": np.ones((1, 2))}
+    assert records.rules == ()
+    LanguageMeter((1, 2), records).add(outputs, {"targets": np.ones((1, 2), dtype=int)})
+    assert records.rules == ("confidence", "cosine")
+    assert records.leave({1: 0.9}).loss == pytest.approx((2 + 10) / 2)
+    assert records.leave({1: 0.9}, "cosine").loss == pytest.approx((1 + 20) / 2)
 
 
-def test_a_token_that_is_just_sure_enough_leaves():
-    meter = LanguageMeter([1, 2])
-    meter.add_tokens({1: np.zeros(1), 2: np.ones(1)}, {1: np.array([0.92])})
-    assert meter.score().early_exit.share == {"1": 1.0, "2": 0.0}
-
-
-def test_exits_come_in_the_order_of_their_loops():
+def test_exits_are_in_the_order_of_their_loops():
     meter = LanguageMeter([2, 10])
     meter.add_tokens({2: np.array([2.0]), 10: np.array([1.0])})
     score = meter.score()
-    assert [(loop, found.loss) for loop, found in score.by_exit.items()] == [(2, 2.0), (10, 1.0)]
+    assert [(loop, exit_.loss) for loop, exit_ in score.by_exit.items()] == [(2, 2.0), (10, 1.0)]
     shuffled = score.model_copy(update={"exits": dict(sorted(score.exits.items()))})
     assert list(shuffled.exits) == ["10", "2"] and list(shuffled.by_exit) == [2, 10]
 
@@ -247,16 +227,15 @@ def test_sums_are_double_precision():
     assert meter.score().loss == (2**24 + 3) / 4
 
 
-def test_wrong_use_is_refused():
-    losses, confidence = measurements(10)
+def test_incomplete_tokens_are_refused():
+    losses, confidence = random_tokens(10)
     with pytest.raises(ValueError, match="empty"):
         LanguageMeter(EXITS).score()
     with pytest.raises(ValueError, match="exits must rise"):
         LanguageMeter([4, 2])
-    with pytest.raises(ValueError, match="losses of the same tokens"):
-        LanguageMeter(EXITS).add_tokens({2: losses[2]})
-    with pytest.raises(ValueError, match="losses of the same tokens"):
-        LanguageMeter(EXITS).add_tokens({**losses, 4: losses[4][:5]})
+    for incomplete in ({2: losses[2]}, {**losses, 4: losses[4][:5]}):
+        with pytest.raises(ValueError, match="losses of the same tokens"):
+            LanguageMeter(EXITS).add_tokens(incomplete)
     with pytest.raises(ValueError, match="confidence of the same tokens at exit 4"):
         LanguageMeter(EXITS).add_tokens(losses, {**confidence, 4: confidence[4][:5]})
     meter = LanguageMeter(EXITS)

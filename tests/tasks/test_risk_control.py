@@ -1,4 +1,4 @@
-"""Thresholds with a guarantee: the test is exact, and what is promised holds as often as was promised."""
+"""Early exit with a guarantee: the test is exact, and guarantees hold as often as stated."""
 
 from __future__ import annotations
 
@@ -20,63 +20,59 @@ from edgeformer.tasks.risk_control import (
     share_interval,
 )
 
-ROWS = 24
-
-
-def chance(lost: int, won: int, rows: int, losing: float, winning: float) -> float:
-    """Of so many rows so many are lost and won: the multinomial distribution, written out."""
-    same = rows - lost - won
-    total = lgamma(rows + 1) - lgamma(lost + 1) - lgamma(won + 1) - lgamma(same + 1)
-    for count, share in ((lost, losing), (won, winning), (same, 1 - losing - winning)):
-        if count and share <= 0:
-            return 0.0
-        total += count * log(share) if count else 0.0
-    return float(np.exp(total))
-
-
-FALL, LEVEL = 0.25, 0.1
-PASSING = [
-    (lost, won)
-    for lost in range(ROWS + 1)
-    for won in range(ROWS + 1 - lost)
-    # A loss of 25 % is never ruled out by a loss of more than 12.5 %: that saves most of the work.
-    if lost - won <= 3 and drop_p_value(lost, won, ROWS, FALL) <= LEVEL
+ROWS, DROP, LEVEL = 24, 0.25, 0.1
+ACCEPTED = [
+    (newly_wrong, newly_right)
+    for newly_wrong in range(ROWS + 1)
+    for newly_right in range(ROWS + 1 - newly_wrong)
+    # A drop of 25 % is never rejected by an observed drop above 12.5 %: this saves most of the work.
+    if newly_wrong - newly_right <= 3 and drop_p_value(newly_wrong, newly_right, ROWS, DROP) <= LEVEL
 ]
 
 
-@pytest.mark.parametrize("winning", [0.0, 0.01, 0.05, 0.2, 0.3])
-def test_a_fall_that_is_too_large_passes_as_rarely_as_was_promised(winning: float) -> None:
-    """Exactly, over all outcomes of 24 rows: at the boundary, where the test is most easily deceived, and beyond."""
-    for fall in (FALL, 0.35):
-        assert sum(chance(lost, won, ROWS, fall + winning, winning) for lost, won in PASSING) <= LEVEL
-    assert drop_p_value(4, 0, ROWS, FALL) > LEVEL, "what PASSING leaves out does not pass"
+def outcome_probability(counts: tuple[int, int], rows: int, shares: tuple[float, float]) -> float:
+    """Multinomial probability of newly wrong and newly right ``counts`` if these are their ``shares``."""
+    total = lgamma(rows + 1)
+    for count, share in zip((*counts, rows - sum(counts)), (*shares, 1 - sum(shares)), strict=True):
+        if count and share <= 0:
+            return 0.0
+        total += (count * log(share) if count else 0.0) - lgamma(count + 1)
+    return float(np.exp(total))
 
 
-def test_the_test_is_not_blind() -> None:
-    """What costs nothing passes mostly, although answers differ; what is nearly too large does so rarely."""
-    assert sum(chance(lost, won, ROWS, 0.03, 0.03) for lost, won in PASSING) > 0.75
-    assert sum(chance(lost, won, ROWS, FALL + 0.01, 0.01) for lost, won in PASSING) > LEVEL / 10
+@pytest.mark.parametrize("right_share", [0.0, 0.01, 0.05, 0.2, 0.3])
+def test_too_large_a_drop_is_rarely_accepted(right_share: float) -> None:
+    """Exactly, over all outcomes of 24 rows, at the boundary and beyond."""
+    for drop in (DROP, 0.35):
+        shares = drop + right_share, right_share
+        assert sum(outcome_probability(counts, ROWS, shares) for counts in ACCEPTED) <= LEVEL
+    assert drop_p_value(4, 0, ROWS, DROP) > LEVEL, "outcomes outside ACCEPTED are not accepted"
 
 
-def test_p_values_are_those_of_the_distribution_written_out() -> None:
-    """At least the chance at any share of differing answers that the interval allows."""
-    lost, won, rows, fall = 3, 2, 60, 0.2
-    found = drop_p_value(lost, won, rows, fall)
-    reached = max(
+def test_the_test_has_power() -> None:
+    assert sum(outcome_probability(counts, ROWS, (0.03, 0.03)) for counts in ACCEPTED) > 0.75
+    assert sum(outcome_probability(counts, ROWS, (DROP + 0.01, 0.01)) for counts in ACCEPTED) > LEVEL / 10
+
+
+def test_p_value_is_close_to_the_multinomial_probability() -> None:
+    """At least the probability at any share of differing answers within the interval."""
+    newly_wrong, newly_right, rows, drop = 3, 2, 60, 0.2
+    p_value = drop_p_value(newly_wrong, newly_right, rows, drop)
+    largest = max(
         sum(
-            chance(more, less, rows, (share + fall) / 2, (share - fall) / 2)
-            for more in range(rows + 1)
-            for less in range(rows + 1 - more)
-            if more - less <= lost - won
+            outcome_probability((wrong, right), rows, ((share + drop) / 2, (share - drop) / 2))
+            for wrong in range(rows + 1)
+            for right in range(rows + 1 - wrong)
+            if wrong - right <= newly_wrong - newly_right
         )
         for share in (0.2, 0.22, 0.25)
     )
-    assert reached <= found <= 2 * reached + 0.002
-    assert drop_p_value(4, 1, rows, fall) > found > drop_p_value(2, 3, rows, fall)
+    assert largest <= p_value <= 2 * largest + 0.002
+    assert drop_p_value(4, 1, rows, drop) > p_value > drop_p_value(2, 3, rows, drop)
 
 
-def test_rows_that_are_needed() -> None:
-    """Of one share with no row lost: more than the binomial's ln δ / ln(1 − ε), which knows that none is won."""
+def test_number_of_rows_needed() -> None:
+    """More than ln δ / ln(1 − ε) of the binomial, which assumes that no row is newly right."""
     needed = rows_needed(0.05, 0.05)
     assert 59 < needed < 110
     assert drop_p_value(0, 0, needed, 0.05) <= 0.05 < drop_p_value(0, 0, needed - 2, 0.05)
@@ -84,79 +80,73 @@ def test_rows_that_are_needed() -> None:
     enough = rows_that_would_do(6, 4, 400, 0.01, 0.05)
     assert enough is not None and enough > 400
     assert drop_p_value(round(6 * enough / 400), round(4 * enough / 400), enough, 0.01) <= 0.05
-    assert rows_that_would_do(9, 4, 400, 0.01, 0.05) is None, "it costs more than 1 %"
+    assert rows_that_would_do(9, 4, 400, 0.01, 0.05) is None, "the drop is more than 1 %"
 
 
-def model(rows: int, seed: int, wrong_early: float) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Two exits: the first is wrong on top in a share of the rows, which grows as it is less sure. [2, n] each."""
-    drawn = np.random.default_rng(seed)
-    sure = drawn.uniform(0.5, 1, size=rows)
-    full = drawn.random(rows) < 0.85
-    other = drawn.random(rows) < wrong_early * 2 * (1 - sure)
-    return np.stack([sure, np.ones(rows)]).astype(np.float32), np.stack([full ^ other, full])
+def two_exit_model(rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Confidence and right answers [2, n]: the less confident the first exit is, the more often it differs."""
+    generator = np.random.default_rng(seed)
+    confidence = generator.uniform(0.5, 1, size=rows)
+    full = generator.random(rows) < 0.85
+    differs = generator.random(rows) < 0.8 * (1 - confidence)
+    return np.stack([confidence, np.ones(rows)]).astype(np.float32), np.stack([full ^ differs, full])
 
 
-def found_in(rows: int, seed: int, max_drop: float = 0.03) -> Promise | None:
-    sure, right = model(rows, seed, 0.4)
-    return promise((1, 2), sure, right, max_drop, 0.1)
+def guarantee(rows: int, seed: int, max_drop: float = 0.03) -> Promise | None:
+    return promise((1, 2), *two_exit_model(rows, seed), max_drop, 0.1)
 
 
-def test_promises_hold() -> None:
-    """Of 100 draws of held-out rows no more than δ, and what chance adds, choose thresholds that cost too much."""
-    sure, right = model(200_000, 7, 0.4)
-    lost = {
-        threshold: float(right[1].mean() - np.where(sure[0] >= threshold, right[0], right[1]).mean())
+def test_guarantees_hold() -> None:
+    """Of 100 calibration sets at most δ, plus chance, choose thresholds whose true drop is too large."""
+    confidence, right = two_exit_model(200_000, 7)
+    true_drop = {
+        threshold: float(right[1].mean() - np.where(confidence[0] >= threshold, right[0], right[1]).mean())
         for threshold in THRESHOLDS
     }
-    assert max(lost.values()) > 0.1, "leaving at once costs too much, or nothing could be broken"
-    found = [found_in(500, seed) for seed in range(100)]
-    thresholds = [one.thresholds[1] for one in found if one is not None and one.thresholds]
+    assert max(true_drop.values()) > 0.1, "the loosest threshold must violate the guarantee"
+    guarantees = [guarantee(500, seed) for seed in range(100)]
+    thresholds = [result.thresholds[1] for result in guarantees if result is not None and result.thresholds]
     assert len(thresholds) > 80 and min(thresholds) < 0.9
-    assert sum(lost[threshold] > 0.03 for threshold in thresholds) <= 17  # 99.5 % of all hundreds, at δ = 10 %
+    assert sum(true_drop[threshold] > 0.03 for threshold in thresholds) <= 17  # 99.5 % quantile at δ = 10 %
 
 
-def test_more_rows_let_more_leave() -> None:
-    few, many = found_in(200, 1), found_in(6000, 1)
-    assert few is not None and many is not None
-    assert many.shares[0] > few.shares[0]
-    assert found_in(60, 1) is None, "too few to show anything"
-    nothing = found_in(500, 1, max_drop=0.001)
-    assert nothing is None
+def test_more_rows_allow_more_exits() -> None:
+    small, large = guarantee(200, 1), guarantee(6000, 1)
+    assert small is not None and large is not None and large.shares[0] > small.shares[0]
+    assert guarantee(60, 1) is None, "too few rows"
+    assert guarantee(500, 1, max_drop=0.001) is None
 
 
-def test_an_exit_that_is_sure_and_wrong_is_passed_over() -> None:
-    """One threshold for all would stop at the first exit's mistakes; a sequence begins behind it."""
+def test_a_confident_wrong_exit_is_skipped() -> None:
+    """One threshold for all exits would fail at the first exit; a sequence starts at the second."""
     rows = 2000
-    drawn = np.random.default_rng(3)
-    full = drawn.random(rows) < 0.9
-    sure = np.stack([np.full(rows, 0.999), drawn.uniform(0.7, 1, rows), np.ones(rows)]).astype(np.float32)
-    right = np.stack([drawn.random(rows) < 0.5, full, full])
-    found = promise((2, 4, 6), sure, right, 0.02, 0.05)
-    assert found is not None and set(found.thresholds) == {4}
-    assert found.shares[0] == 0 and found.shares[1] > 0.9
-    assert found.level == 0.025 and found.lost == found.won == 0
+    generator = np.random.default_rng(3)
+    full = generator.random(rows) < 0.9
+    confidence = np.stack([np.full(rows, 0.999), generator.uniform(0.7, 1, rows), np.ones(rows)]).astype(np.float32)
+    right = np.stack([generator.random(rows) < 0.5, full, full])
+    result = promise((2, 4, 6), confidence, right, 0.02, 0.05)
+    assert result is not None and set(result.thresholds) == {4}
+    assert result.shares[0] == 0 and result.shares[1] > 0.9
+    assert result.level == 0.025 and result.lost == result.won == 0
 
 
-def test_nobody_leaves_is_told_apart_from_nothing_shown() -> None:
-    """Enough rows, and an exit that is as sure as the last one and wrong: the first candidate that costs is named."""
+def test_no_early_exit_reports_the_first_failed_candidate() -> None:
     rows = 1000
     full = np.ones(rows, dtype=bool)
-    sure = np.stack([np.full(rows, 0.95), np.ones(rows)]).astype(np.float32)
-    found = promise((1, 2), sure, np.stack([~full, full]), 0.02, 0.05)
-    assert found is not None and found.thresholds == {} and found.stopped_by == (rows, 0)
+    confidence = np.stack([np.full(rows, 0.95), np.ones(rows)]).astype(np.float32)
+    result = promise((1, 2), confidence, np.stack([~full, full]), 0.02, 0.05)
+    assert result is not None and result.thresholds == {} and result.stopped_by == (rows, 0)
 
 
 @pytest.mark.parametrize(("hits", "rows"), [(393, 422), (0, 5), (5, 5), (1, 1), (930, 1000), (17, 40)])
-def test_the_interval_of_a_share_is_the_exact_one(hits: int, rows: int) -> None:
+def test_share_interval_equals_scipy(hits: int, rows: int) -> None:
     expected = binomtest(hits, rows).proportion_ci(0.95, method="exact")
     assert share_interval(hits, rows, 0.025) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
-def test_the_interval_of_a_mean_is_that_of_its_standard_error() -> None:
+def test_bootstrap_interval_of_a_mean_is_that_of_its_standard_error() -> None:
     values = np.random.default_rng(7).normal(5.0, 2.0, 400)
-    low, high = bootstrap_interval(lambda rows: values[rows].mean(), len(values))
     half = 1.96 * values.std() / np.sqrt(len(values))
-    assert low == pytest.approx(values.mean() - half, abs=0.05) and high == pytest.approx(
-        values.mean() + half, abs=0.05
-    )
-    assert bootstrap_interval(lambda rows: values[rows].sum() / values[rows].sum(), len(values)) == (1.0, 1.0)
+    expected = values.mean() - half, values.mean() + half
+    assert bootstrap_interval(lambda rows: values[rows].mean(), len(values)) == pytest.approx(expected, abs=0.05)
+    assert bootstrap_interval(lambda rows: 1.0, len(values)) == (1.0, 1.0)
