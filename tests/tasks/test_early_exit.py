@@ -1,4 +1,4 @@
-"""Early exit offline equals letting every row leave by itself."""
+"""Early exit from recorded answers equals a loop over rows and exits."""
 
 from __future__ import annotations
 
@@ -11,105 +11,92 @@ from edgeformer.tasks.early_exit import SWEEP, ExitNotes, exit_logits
 from edgeformer.tasks.metric import top_probability
 
 EXITS, ROWS, CLASSES = (1, 2, 4), 40, 3
+GENERATOR = np.random.default_rng(0)
+LOGITS = {loop: (GENERATOR.normal(size=(ROWS, CLASSES)) * loop).astype(np.float32) for loop in EXITS}
+LABELS = np.random.default_rng(1).integers(0, CLASSES, ROWS)
 
 
 @pytest.fixture
-def logits() -> dict[int, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {loop: (rng.normal(size=(ROWS, CLASSES)) * loop).astype(np.float32) for loop in EXITS}
-
-
-@pytest.fixture
-def labels() -> np.ndarray:
-    return np.random.default_rng(1).integers(0, CLASSES, ROWS)
-
-
-def noted(logits: dict[int, np.ndarray], labels: np.ndarray) -> ExitNotes:
-    """Through the classifier's own meter, in batches."""
-    notes = ExitNotes(EXITS)
-    meter = task_named("classification").meter(EXITS, notes)
+def records() -> ExitNotes:
+    """Records of a classifier's meter, in batches."""
+    records = ExitNotes(EXITS)
+    meter = task_named("classification").meter(EXITS, records)
     for rows in np.array_split(np.arange(ROWS), 3):
-        meter.add({exit_logits(loop): found[rows] for loop, found in logits.items()}, {"labels": labels[rows]})
-    assert meter.score() == score(logits[EXITS[-1]], labels)
-    assert meter.earlier() == {loop: score(logits[loop], labels) for loop in EXITS[:-1]}
-    return notes
+        meter.add({exit_logits(loop): logits[rows] for loop, logits in LOGITS.items()}, {"labels": LABELS[rows]})
+    assert meter.score() == score(LOGITS[EXITS[-1]], LABELS)
+    assert meter.earlier() == {loop: score(LOGITS[loop], LABELS) for loop in EXITS[:-1]}
+    return records
+
+
+def two_exits(losses: np.ndarray, confidence: np.ndarray) -> ExitNotes:  # type: ignore[type-arg]
+    """Records with the same answers at both exits."""
+    records = ExitNotes((1, 2))
+    for loop in records.exits:
+        records.add(loop, losses, confidence)
+    return records
 
 
 @pytest.mark.parametrize("threshold", [*SWEEP, 0.0, 1.0])
-def test_every_row_leaves_where_it_is_sure(threshold: float, logits: dict[int, np.ndarray], labels: np.ndarray) -> None:
-    notes = noted(logits, labels)
+def test_rows_exit_where_confidence_reaches_the_threshold(threshold: float, records: ExitNotes) -> None:
     total, right, loops = 0.0, 0, []
     for row in range(ROWS):
         for loop in EXITS:
-            probabilities = softmax(logits[loop][row])
+            probabilities = softmax(LOGITS[loop][row])
             if loop == EXITS[-1] or probabilities.max() >= threshold:
                 break
-        total -= np.log(probabilities[labels[row]])
-        right += int(probabilities.argmax() == labels[row])
+        total -= np.log(probabilities[LABELS[row]])
+        right += int(probabilities.argmax() == LABELS[row])
         loops.append(loop)
-    found = notes.leave(dict.fromkeys(notes.exits[:-1], threshold))
-    assert found.mean_loops == pytest.approx(np.mean(loops))
-    assert found.loss == pytest.approx(total / ROWS, rel=1e-5)
-    assert found.right == pytest.approx(right / ROWS)
-    assert found.share == {str(loop): pytest.approx(loops.count(loop) / ROWS) for loop in EXITS}
+    result = records.leave(dict.fromkeys(EXITS[:-1], threshold))
+    assert result.mean_loops == pytest.approx(np.mean(loops))
+    assert result.loss == pytest.approx(total / ROWS, rel=1e-5)
+    assert result.right == pytest.approx(right / ROWS)
+    assert result.share == {str(loop): pytest.approx(loops.count(loop) / ROWS) for loop in EXITS}
 
 
-def test_exits_without_a_threshold_are_not_taken(logits: dict[int, np.ndarray], labels: np.ndarray) -> None:
-    found = noted(logits, labels).leave({2: 0.0})
-    assert found.share == {"1": 0.0, "2": 1.0, "4": 0.0} and found.mean_loops == 2
+def test_exits_without_a_threshold_are_skipped(records: ExitNotes) -> None:
+    result = records.leave({2: 0.0})
+    assert result.share == {"1": 0.0, "2": 1.0, "4": 0.0} and result.mean_loops == 2
 
 
-def test_rightness_may_be_unknown(logits: dict[int, np.ndarray]) -> None:
-    notes = ExitNotes((1, 2))
-    for loop in (1, 2):
-        notes.add(loop, np.array([1.0, 2.0]) / loop, np.array([0.9, 0.1]))
-    found = notes.leave({1: 0.5})
-    assert found.right is None and found.loss == pytest.approx((1.0 + 1.0) / 2) and found.mean_loops == 1.5
+def test_right_answers_are_optional() -> None:
+    result = two_exits(np.array([1.0, 2.0]), np.array([0.9, 0.1])).leave({1: 0.5})
+    assert result.right is None and result.loss == 1.5 and result.mean_loops == 1.5
 
 
-@pytest.mark.parametrize("threshold", [0.8, 0.9])  # as float32 one is more than itself, one is less
-def test_who_is_just_sure_enough_leaves(threshold: float) -> None:
-    notes = ExitNotes((1, 2))
-    for loop in (1, 2):
-        notes.add(loop, np.zeros(1), np.array([threshold]))
-    assert notes.leave({1: threshold}).mean_loops == 1.0
-    assert notes.leave({1: threshold + 1e-6}).mean_loops == 2.0
-    assert notes.leave({1: threshold + 1e-12}).mean_loops == 2.0
+@pytest.mark.parametrize("threshold", [0.8, 0.9])  # float32 rounds one up, the other down
+def test_confidence_equal_to_the_threshold_exits(threshold: float) -> None:
+    records = two_exits(np.zeros(1), np.array([threshold]))
+    assert records.leave({1: threshold}).mean_loops == 1.0
+    assert records.leave({1: threshold + 1e-12}).mean_loops == 2.0
 
 
-def test_who_is_not_quite_sure_stays_as_in_the_session_that_lets_texts_leave() -> None:
-    """In four bytes a probability of 1 - 1e-9 is 1."""
-    logits = np.array([[0.0, -20.7, -25.0], [0.0, -800.0, -900.0]], np.float32)
-    sure = top_probability(logits)
-    assert 1 - 1e-8 < sure[0] < 1 == sure[1] == np.float32(sure[0])
-    notes = ExitNotes((1, 2))
-    for loop in (1, 2):
-        notes.add(loop, np.zeros(2), sure)
-    assert notes.leave({1: 1.0}).share == {"1": float((sure >= 1.0).mean()), "2": 0.5}
-    assert (notes.confidences() == sure).all()
+def test_confidence_just_below_one_is_not_rounded() -> None:
+    """In float32 a probability of 1 − 1e-9 is 1; sessions compare it in float64."""
+    confidence = top_probability(np.array([[0.0, -20.7, -25.0], [0.0, -800.0, -900.0]], np.float32))
+    assert 1 - 1e-8 < confidence[0] < 1 == confidence[1] == np.float32(confidence[0])
+    records = two_exits(np.zeros(2), confidence)
+    assert records.leave({1: 1.0}).share == {"1": 0.5, "2": 0.5}
+    assert (records.confidences() == confidence).all()
 
 
-def test_losses_take_four_bytes_and_are_averaged_in_eight() -> None:
-    notes = ExitNotes((3,))
-    notes.add(3, np.array([0.1]), np.ones(1))
-    assert notes.leave({}).loss == float(np.float32(0.1))
-    notes = ExitNotes((3,))
-    notes.add(3, np.array([2.0**24, 1.0, 1.0, 1.0]), np.ones(4))
-    assert notes.leave({}).loss == (2**24 + 3) / 4
+def test_losses_are_float32_and_averaged_in_float64() -> None:
+    assert two_exits(np.array([0.1]), np.ones(1)).leave({}).loss == float(np.float32(0.1))
+    assert two_exits(np.array([2.0**24, 1.0, 1.0, 1.0]), np.ones(4)).leave({}).loss == (2**24 + 3) / 4
 
 
-def test_what_cannot_be_told_is_refused() -> None:
+def test_incomplete_records_are_refused() -> None:
     with pytest.raises(ValueError, match="exits must rise"):
         ExitNotes((2, 1))
-    notes = ExitNotes((1, 2))
+    records = ExitNotes((1, 2))
     with pytest.raises(ValueError, match="nothing was noted"):
-        notes.leave({1: 0.5})
-    notes.add(1, np.ones(2), np.ones(2))
+        records.leave({1: 0.5})
+    records.add(1, np.ones(2), np.ones(2))
     with pytest.raises(ValueError, match="not at every exit"):
-        notes.leave({1: 0.5})
+        records.leave({1: 0.5})
 
 
-def test_language_models_have_the_papers_schedule() -> None:
+def test_language_models_have_the_schedule_of_the_paper() -> None:
     assert task_named("classification").exit_thresholds((1, 2)) is None
-    found = task_named("language-modeling").exit_thresholds((1, 4, 8))
-    assert found == {1: 0.92, 4: pytest.approx(0.92 * 0.98**3), 8: 0.8}
+    thresholds = task_named("language-modeling").exit_thresholds((1, 4, 8))
+    assert thresholds == {1: 0.92, 4: pytest.approx(0.92 * 0.98**3), 8: 0.8}

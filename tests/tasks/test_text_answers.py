@@ -1,0 +1,49 @@
+"""Whether a model reads single texts or pairs: one rule for every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeformer.artifacts.data_config import DataSection, FileSource, Source, SyntheticSource
+from edgeformer.artifacts.errors import InputError
+from edgeformer.inference.predict import predict
+from edgeformer.run import Run, locate
+from edgeformer.tasks import task_named
+from edgeformer.tasks.text_answers import pairs_problem, reads_pairs
+
+OLD = Path(__file__).parents[1] / "old_format"
+SINGLE = FileSource(kind="file", path="x")
+PAIRS = FileSource(kind="file", path="x", text="a", text_pair="b")
+SYNTHETIC = SyntheticSource(kind="synthetic-reviews", rows=2)
+
+
+def data_of(*sources: Source) -> DataSection:
+    section: DataSection = Run.open(OLD / "classifier-v1").data
+    return section.model_copy(update={"parts": {"train": sources} if sources else {}})
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [((SINGLE,), False), ((SYNTHETIC, SINGLE), False), ((PAIRS, PAIRS), True), ((SINGLE, PAIRS), None), ((), None)],
+)
+def test_training_data_decides_whether_a_model_reads_pairs(sources: tuple[Source, ...], expected: bool | None) -> None:
+    task, data = task_named("classification"), data_of(*sources)
+    assert reads_pairs(task, data) is expected
+    for pairs in (False, True):
+        assert (pairs_problem(task, data, pairs=pairs) is None) is (expected in (None, pairs))
+    assert reads_pairs(task_named("embedding"), data) is False
+
+
+def test_predict_refuses_texts_that_the_model_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    location = locate(str(OLD / "classifier-v1"), OLD)
+    message = "--pair: classifier-v1: this classifier was trained on single texts; leave out the second"
+    with pytest.raises(InputError, match=message):
+        predict(location, [("a", "b")])
+    bundle = location.open_bundle()
+    monkeypatch.setattr(bundle, "manifest", bundle.manifest.model_copy(update={"data": data_of(PAIRS)}))
+    monkeypatch.setattr(type(location), "open_bundle", lambda self: bundle)
+    with pytest.raises(InputError, match="was trained on pairs of texts; give each text its second one"):
+        predict(location, ["a"])
+    assert predict(location, [("a", "b")])[1][0].text == ("a", "b")
