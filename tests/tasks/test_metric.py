@@ -1,4 +1,4 @@
-"""Figures for people, and losses of many rows at once."""
+"""Formatted figures, and the memory that losses of many rows need."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ACCURACY = Metric("accuracy", True, 4, 0.0, 1.0, "--min-accuracy")
 SCORE = ClassificationScore(n=12345, accuracy=0.5, precision=0.0, recall=0.0, f1=0.0, loss=1.0)
 
 
-def test_a_metric_is_read_off_a_score_that_has_it() -> None:
+def test_a_metric_reads_its_figure_from_a_score() -> None:
     assert ACCURACY.of(SCORE) == 0.5
     assert ACCURACY.of(None) is None
     assert Metric("perplexity", False, 2, 1.0, None, "--max-perplexity").of(SCORE) is None
 
 
-def test_figures_have_their_decimals_and_thousands() -> None:
+def test_figures_are_formatted_for_tables() -> None:
     assert ACCURACY.text(0.87654) == "0.8765"
     assert ACCURACY.text(None) == "–"
     assert Metric("perplexity", False, 2, 1.0, None, "").text(12345.678) == "12,345.68"
@@ -29,8 +29,8 @@ def test_figures_have_their_decimals_and_thousands() -> None:
     assert ScoreColumn("n", "rows", None).text(None) == ScoreColumn("loss", "loss", 3).text(None) == "–"
 
 
-def test_losses_of_many_rows_take_the_memory_of_few() -> None:
-    """In float64 the logits of all rows would take twice their own bytes, and their exponentials as much again."""
+def test_losses_use_less_memory_than_the_logits() -> None:
+    """In float64 the logits of all rows would take twice their bytes, and the exponentials as much again."""
     logits = np.random.default_rng(0).normal(size=(2000, 2000)).astype(np.float32)
     targets = np.arange(2000)
     tracemalloc.start()

@@ -1,3 +1,5 @@
+"""Sampling of the next token: temperature, top-k, top-p and seed."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.tasks.classification import softmax
 from edgeformer.tasks.sampling import Sampler, Sampling
 
-# Few different values, so that equal logits are common.
+# A small set of values, so that equal logits are common.
 all_logits = arrays(np.float32, st.integers(1, 30), elements=st.sampled_from([-4.0, -1.0, 0.0, 0.5, 1.0, 3.0]))
 
 
@@ -18,12 +20,12 @@ def candidates(logits, **settings):
 
 
 def ranked(probabilities):
-    """Token numbers, likeliest first, equal ones by number."""
+    """Token numbers, likeliest first, ties by number."""
     return sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))
 
 
 @given(all_logits, st.floats(0.1, 3.0))
-def test_without_limits_the_probabilities_are_the_models(logits, temperature):
+def test_without_limits_probabilities_are_those_of_the_model(logits, temperature):
     tokens, probabilities = candidates(logits, temperature=temperature)
     assert tokens == list(range(len(logits)))
     assert probabilities == pytest.approx(softmax(logits.astype(np.float64)[None] / temperature)[0])
@@ -34,25 +36,25 @@ def test_top_k_keeps_the_k_likeliest(logits, k):
     tokens, probabilities = candidates(logits, top_k=k)
     expected = sorted(ranked(logits.tolist())[:k])
     assert tokens == expected
-    whole = softmax(logits[None])[0][expected]
-    assert probabilities == pytest.approx(whole / whole.sum())
+    all_shares = softmax(logits[None])[0][expected]
+    assert probabilities == pytest.approx(all_shares / all_shares.sum())
 
 
 @given(all_logits, st.floats(0.01, 1.0), st.none() | st.integers(1, 40))
-def test_top_p_keeps_the_fewest_that_reach_p(logits, p, k):
+def test_top_p_keeps_the_smallest_set_that_reaches_p(logits, p, k):
     order = ranked(logits.tolist())[:k]
-    whole = softmax(logits[None])[0][order]
-    whole /= whole.sum()
+    all_shares = softmax(logits[None])[0][order]
+    all_shares /= all_shares.sum()
     tokens, probabilities = candidates(logits, top_p=p, top_k=k)
     kept = order[: len(tokens)]
     assert tokens == sorted(kept)
-    assert whole[: len(tokens)].sum() >= p - 1e-12
-    assert len(tokens) == 1 or whole[: len(tokens) - 1].sum() < p + 1e-12
+    assert all_shares[: len(tokens)].sum() >= p - 1e-12
+    assert len(tokens) == 1 or all_shares[: len(tokens) - 1].sum() < p + 1e-12
     assert probabilities.sum() == pytest.approx(1.0)
 
 
-def sorted_whole(logits, p):
-    """The rule by sorting every token, as written down; its sums are what decides, to the last bit."""
+def full_sort(logits, p):
+    """Reference implementation that sorts every token; its sums decide, to the last bit."""
     shares = np.exp(logits.astype(np.float64) - float(logits.max()))
     shares /= shares.sum()
     order = np.argsort(-shares, kind="stable")
@@ -62,18 +64,18 @@ def sorted_whole(logits, p):
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9, 0.99, 1 - 1e-12])
 @pytest.mark.parametrize("steepness", [0.01, 1.0, 3.0, 12.0])
-@pytest.mark.parametrize("rounded", [False, True], ids=["all differ", "many are as likely"])
-def test_top_p_of_a_large_vocabulary_is_that_of_the_whole_sort(p, steepness, rounded):
+@pytest.mark.parametrize("rounded", [False, True], ids=["distinct", "many ties"])
+def test_top_p_of_a_large_vocabulary_equals_a_full_sort(p, steepness, rounded):
     logits = steepness * np.random.default_rng(5).normal(size=5000)
     logits = (np.round(logits, 1) if rounded else logits).astype(np.float32)
     tokens, probabilities = Sampler(Sampling(top_p=p)).candidates(logits)
-    expected = sorted_whole(logits, p)
+    expected = full_sort(logits, p)
     assert np.array_equal(tokens, expected)
     kept = np.exp(logits.astype(np.float64) - float(logits.max()))[expected]
     assert np.array_equal(probabilities, kept / kept.sum())
 
 
-def test_what_the_likeliest_reach_is_not_sorted_whole(monkeypatch):
+def test_only_the_likeliest_tokens_are_sorted_if_they_reach_p(monkeypatch):
     sizes, sort = [], np.argsort
     monkeypatch.setattr(np, "argsort", lambda values, **options: sizes.append(len(values)) or sort(values, **options))
     steep = 6 * np.random.default_rng(0).normal(size=50_257)
@@ -85,13 +87,8 @@ def test_what_the_likeliest_reach_is_not_sorted_whole(monkeypatch):
 
 def test_top_p_by_hand():
     logits = np.log([0.2, 0.5, 0.3])
-    assert [candidates(logits, top_p=p)[0] for p in (0.01, 0.49, 0.51, 0.79, 0.81)] == [
-        [1],
-        [1],
-        [1, 2],
-        [1, 2],
-        [0, 1, 2],
-    ]
+    kept = [candidates(logits, top_p=p)[0] for p in (0.01, 0.49, 0.51, 0.79, 0.81)]
+    assert kept == [[1], [1], [1, 2], [1, 2], [0, 1, 2]]
 
 
 @given(all_logits, st.integers(0, 5))
@@ -107,7 +104,7 @@ def test_only_candidates_are_picked(logits, k, p, seed):
     assert {sampler.pick(logits) for _ in range(20)} <= set(allowed)
 
 
-def test_tokens_come_as_often_as_their_probability_says():
+def test_tokens_are_drawn_with_their_probability():
     probabilities = np.array([0.5, 0.0, 0.3, 0.2])
     with np.errstate(divide="ignore"):
         logits = np.log(probabilities)
@@ -119,7 +116,7 @@ def test_tokens_come_as_often_as_their_probability_says():
     assert (np.abs(counts / 20_000 - probabilities) <= spread).all()
 
 
-def test_the_seed_decides():
+def test_the_seed_determines_the_tokens():
     logits = np.zeros(1000)
 
     def drawn(seed):
@@ -161,6 +158,6 @@ def test_values_out_of_range_are_refused(settings, message):
 
 @pytest.mark.parametrize("logits", [[0.0, np.nan], [np.inf, 0.0], [-np.inf, -np.inf]])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_model_that_gives_no_numbers_is_named(logits, temperature):
+def test_logits_that_are_not_finite_are_refused(logits, temperature):
     with pytest.raises(ArtifactError, match="largest logit is"):
         Sampler(Sampling(temperature=temperature)).pick(np.array(logits))
