@@ -1,4 +1,4 @@
-"""Several labels per text: how they are read, scored and thresholded, and a model of them from data to predictions."""
+"""Multi-label classification: data, scores, thresholds, and a model from training to predictions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LABELS = ("food", "service", "price")
 TASK = task_named("multi-label-classification")
 
 
-def data(folder: Path, name: str, content: str, **changes: Any) -> MultiLabelData:
+def data_of(folder: Path, name: str, content: str, **changes: Any) -> MultiLabelData:
     (folder / name).write_text(content, encoding="utf-8")
     section = {
         "parts": {"train": [{"kind": "file", "path": str(folder / name)}]},
@@ -55,104 +55,121 @@ def data(folder: Path, name: str, content: str, **changes: Any) -> MultiLabelDat
         ),
     ],
 )
-def test_rows_have_none_one_or_several(tmp_path: Path, name: str, content: str) -> None:
-    rows = load_part(data(tmp_path, name, content), "train")
+def test_rows_have_any_number_of_labels(tmp_path: Path, name: str, content: str) -> None:
+    rows = load_part(data_of(tmp_path, name, content), "train")
     assert rows.texts == ["a", "b", "c", "d"]
     assert label_sets(rows.labels, 3).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 1, 1]]
     assert label_counts(rows.labels, 3, several=True) == [1, 2, 2]
 
 
-def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 3: label 'drinks' is not in the set; allowed: food, service, price"):
-        load_part(data(tmp_path, "a.csv", 'text;label\na;food\nb;"food, drinks"\n'), "train")
-    with pytest.raises(DataError, match="its items must be names or numbers"):
-        load_part(data(tmp_path, "a.jsonl", '{"text": "a", "label": [1.5]}\n'), "train")
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.csv",
+            'text;label\na;food\nb;"food, drinks"\n',
+            r"line 3: label 'drinks' is not in the set; allowed: food",
+        ),
+        ("a.jsonl", '{"text": "a", "label": [1.5]}\n', "its items must be names or numbers"),
+    ],
+)
+def test_unknown_labels_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_part(data_of(tmp_path, name, content), "train")
 
 
-def test_rows_that_nobody_labelled_can_be_left_out(tmp_path: Path) -> None:
-    config = data(tmp_path, "a.csv", "text;label\na;food\nb;\n")
-    (source,) = config.parts["train"]
-    some = config.model_copy(update={"parts": {"train": (source.model_copy(update={"skip_unlabelled": True}),)}})
-    assert load_part(config, "train").texts == ["a", "b"] and load_part(some, "train").texts == ["a"]
+def test_unlabelled_rows_can_be_skipped(tmp_path: Path) -> None:
+    source = {"kind": "file", "path": str(tmp_path / "a.csv"), "skip_unlabelled": True}
+    data = data_of(tmp_path, "a.csv", "text;label\na;food\nb;\n", parts={"train": [source]})
+    assert load_part(data, "train").texts == ["a"]
 
 
-def test_rare_combinations_are_tested_too(tmp_path: Path) -> None:
-    """Ten labels in 200 combinations, none of them twice."""
+def test_rare_combinations_are_in_every_set(tmp_path: Path) -> None:
+    """Ten labels in 200 combinations, each used once."""
     names = [f"l{number}" for number in range(10)]
     rows = [[name for bit, name in enumerate(names) if number >> bit & 1] for number in range(1, 201)]
     lines = "\n".join(f't{number};"{",".join(row)}"' for number, row in enumerate(rows))
-    config = data(tmp_path, "a.csv", f"text;label\n{lines}\n", labels=names)
-    sets = split(config, load_parts(config))
-    assert [len(found) for found in sets.values()] == [pytest.approx(160, abs=8), *[pytest.approx(20, abs=4)] * 2]
-    for found in (sets["validation"], sets["test"]):
-        assert sum(count > 0 for count in label_counts(found.labels, 10, several=True)) >= 7
+    data = data_of(tmp_path, "a.csv", f"text;label\n{lines}\n", labels=names)
+    sets = split(data, load_parts(data))
+    assert [len(rows) for rows in sets.values()] == [pytest.approx(160, abs=8), *[pytest.approx(20, abs=4)] * 2]
+    for name in ("validation", "test"):
+        assert sum(count > 0 for count in label_counts(sets[name].labels, 10, several=True)) >= 7
 
 
-def test_what_is_odd_is_told_of_sets_of_labels(tmp_path: Path) -> None:
-    config = data(tmp_path, "a.csv", 'text;label\na;food\nb;"food,service"\n')
-    counts = rows_per_label(config, {"train": load_part(config, "train")})
+def test_labels_without_rows_are_a_data_warning(tmp_path: Path) -> None:
+    data = data_of(tmp_path, "a.csv", 'text;label\na;food\nb;"food,service"\n')
+    counts = rows_per_label(data, {"train": load_part(data, "train")})
     assert counts == {"train": {"food": 2, "service": 1, "price": 0}}
-    assert [finding.kind for finding in label_findings(config, counts)] == ["labels without rows"]
+    assert [finding.kind for finding in label_findings(data, counts)] == ["labels without rows"]
 
 
-def test_sections_that_cannot_be(tmp_path: Path) -> None:
-    source = {"kind": "file", "path": "a.csv"}
-    parts = {name: [source] for name in ("train", "validation", "test")}
-    for changes, said in (
-        ({"stream": True, "split": "given", "parts": parts}, "stream: is not possible"),
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {
+                "stream": True,
+                "split": "given",
+                "parts": {name: [{"kind": "file", "path": "a.csv"}] for name in ("train", "validation", "test")},
+            },
+            "stream: is not possible",
+        ),
         ({"labels": ("a,b", "c")}, "label_separator: is in the label 'a,b'"),
-        ({"labels": tuple(f"l{n}" for n in range(63))}, "labels: at most 62"),
+        ({"labels": tuple(f"l{number}" for number in range(63))}, "labels: at most 62"),
         ({"thresholds": {"food": 0.5}}, "thresholds: needs one for each"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            data(tmp_path, "a.csv", "text;label\n", **changes)
-    known = data(tmp_path, "a.csv", "text;label\n")
-    assert isinstance(DataSection.recognise(known.model_dump(mode="json")), MultiLabelData)
+    ],
+)
+def test_impossible_data_sections_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        data_of(tmp_path, "a.csv", "text;label\n", **changes)
 
 
-def test_scores_are_scikit_learns() -> None:
+def test_data_sections_are_recognised(tmp_path: Path) -> None:
+    data = data_of(tmp_path, "a.csv", "text;label\n")
+    assert isinstance(DataSection.recognise(data.model_dump(mode="json")), MultiLabelData)
+
+
+def test_scores_equal_scikit_learn() -> None:
     generator = np.random.default_rng(5)
     logits = generator.normal(size=(200, 3)).astype(np.float32)
     actual = (logits + generator.normal(size=logits.shape) > [0.5, 0.0, 1.5]).astype(np.int64)
-    limits = {"food": 0.4, "service": 0.5, "price": 0.7}
-    found = score(logits, actual, LABELS, limits)
-    given = probabilities(logits) >= list(limits.values())
-    assert found.f1 == pytest.approx(metrics.f1_score(actual, given, average="micro"))
-    assert found.macro_f1 == pytest.approx(metrics.f1_score(actual, given, average="macro"))
-    assert found.precision == pytest.approx(metrics.precision_score(actual, given, average="micro"))
-    assert found.recall == pytest.approx(metrics.recall_score(actual, given, average="micro"))
-    assert found.accuracy == pytest.approx(metrics.accuracy_score(actual, given))
-    each = [metrics.log_loss(actual[:, label], probabilities(logits)[:, label]) for label in range(3)]
-    assert found.loss == pytest.approx(float(np.mean(each)))
-    assert list(found.label_f1.values()) == pytest.approx(metrics.f1_score(actual, given, average=None))
+    thresholds = {"food": 0.4, "service": 0.5, "price": 0.7}
+    result = score(logits, actual, LABELS, thresholds)
+    predicted = probabilities(logits) >= list(thresholds.values())
+    assert result.f1 == pytest.approx(metrics.f1_score(actual, predicted, average="micro"))
+    assert result.macro_f1 == pytest.approx(metrics.f1_score(actual, predicted, average="macro"))
+    assert result.precision == pytest.approx(metrics.precision_score(actual, predicted, average="micro"))
+    assert result.recall == pytest.approx(metrics.recall_score(actual, predicted, average="micro"))
+    assert result.accuracy == pytest.approx(metrics.accuracy_score(actual, predicted))
+    losses = [metrics.log_loss(actual[:, label], probabilities(logits)[:, label]) for label in range(3)]
+    assert result.loss == pytest.approx(float(np.mean(losses)))
+    assert list(result.label_f1.values()) == pytest.approx(metrics.f1_score(actual, predicted, average=None))
 
 
-def test_thresholds_are_the_best_there_are() -> None:
-    generator = np.random.default_rng(6)
-    for _ in range(20):
-        found = np.round(generator.random((60, 1)), 2)  # ties among them
-        actual = found + generator.normal(scale=0.4, size=found.shape) > 0.6
-        (threshold,) = best_thresholds(found, actual)
+@pytest.mark.parametrize("seed", range(20))
+def test_best_thresholds_equal_a_grid_search(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    confidence = np.round(generator.random((60, 1)), 2)  # rounded, so that some are equal
+    actual = confidence + generator.normal(scale=0.4, size=confidence.shape) > 0.6
+    (threshold,) = best_thresholds(confidence, actual)
 
-        def f1(limit: float, found: Any = found, actual: Any = actual) -> float:
-            given = found >= limit
-            return float(2 * (given & actual).sum() / (given.sum() + actual.sum()))
+    def f1(limit: float) -> float:
+        predicted = confidence >= limit
+        return float(2 * (predicted & actual).sum() / (predicted.sum() + actual.sum()))
 
-        assert f1(threshold) == pytest.approx(max(f1(limit) for limit in np.linspace(0.001, 0.999, 400)))
-        assert f1(0.5) < f1(threshold) or threshold == 0.5
-    few = np.zeros((60, 1), bool)
-    few[:4] = True
-    assert best_thresholds(generator.random((60, 1)), few) == [0.5]
+    assert f1(threshold) == pytest.approx(max(f1(limit) for limit in np.linspace(0.001, 0.999, 400)))
+    assert f1(0.5) < f1(threshold) or threshold == 0.5
+    assert best_thresholds(confidence, np.arange(60)[:, None] < 4) == [0.5], "too rare for a threshold"
 
 
 def reviews(folder: Path) -> Path:
-    """300 rows of what can be learned in seconds."""
-    drawn, path = random.Random(1), folder / "reviews.csv"
-    said = {"food": ("pizza", "soup", "salad"), "service": ("waiter", "staff"), "price": ("cheap", "bargain")}
+    """Write 300 rows that a small model learns in seconds."""
+    generator, path = random.Random(1), folder / "reviews.csv"
+    vocabulary = {"food": ("pizza", "soup", "salad"), "service": ("waiter", "staff"), "price": ("cheap", "bargain")}
     lines = ["text;topics"]
     for number in range(300):
-        topics = [topic for topic in LABELS if drawn.random() < 0.4]
-        words = [drawn.choice(said[topic]) for topic in topics] or ["monday"]
+        topics = [topic for topic in LABELS if generator.random() < 0.4]
+        words = [generator.choice(vocabulary[topic]) for topic in topics] or ["monday"]
         lines.append(f"{' and '.join(words)} {number};{', '.join(topics)}")
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
@@ -160,7 +177,7 @@ def reviews(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run's folder."""
+    """Return the folder of a trained run."""
     folder = tmp_path_factory.mktemp("topics")
     recipe = {
         "name": "topics",
@@ -188,54 +205,57 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return edgeformer.train(path, artifacts=folder / "artifacts").folder
 
 
-def test_from_a_file_to_labels(trained: Path) -> None:
+def test_training_keeps_the_best_thresholds(trained: Path) -> None:
     run = Run.open(trained)
-    assert run.recipe.data.thresholds is None  # training that recipe with other data finds others
+    assert run.recipe.data.thresholds is None  # other data has other thresholds
     thresholds = run.data.thresholds  # type: ignore[attr-defined]
     assert set(thresholds) == set(LABELS) and run.manifest.validation.thresholds == thresholds  # type: ignore[union-attr]
-    assert run.recipe.fingerprint() == run.manifest.recipe_sha256  # thresholds decide nothing of the weights
+    assert run.recipe.fingerprint() == run.manifest.recipe_sha256  # thresholds do not change the weights
     assert run.manifest.test is not None and run.manifest.test.f1 > 0.9  # type: ignore[attr-defined]
     config = json.loads((trained / "model" / "config.json").read_text(encoding="utf-8"))
     assert config["problem_type"] == "multi_label_classification" and config["thresholds"] == thresholds
 
 
-def said_in_parquet(texts: list[str], run: Path, folder: Path) -> list[list[str]]:
-    """Labels of texts, from a file into a file: the first row has none, which says nothing of their type."""
+def predict_to_parquet(texts: list[str], run: Path, folder: Path) -> list[list[str]]:
+    """Predict a file of texts and return the labels in the Parquet file."""
     (folder / "in.txt").write_text("\n".join(texts), encoding="utf-8")
-    done = command("predict", run.name, "--file", "in.txt", "--output", "out.parquet", "--artifacts", str(run.parent),
+    result = command("predict", run.name, "--file", "in.txt", "--output", "out.parquet", "--artifacts", str(run.parent),
                    cwd=folder)  # fmt: skip
-    assert done.code == 0, done.err
+    assert result.code == 0, result.err
     return [*parquet.read_table(folder / "out.parquet").column("labels").to_pylist()]
 
 
-def test_its_bundle_says_the_same(trained: Path, tmp_path: Path) -> None:
+def test_bundles_predict_at_the_thresholds_of_the_run(trained: Path, tmp_path: Path) -> None:
     bundle = edgeformer.open(trained).export(int8=True)  # type: ignore[union-attr]
     assert {artifact.status for artifact in bundle.artifacts} == {"built"}
     both, none = bundle.predict(["pizza and staff 3", "monday 3"])
     thresholds = Run.open(trained).data.thresholds  # type: ignore[attr-defined]
-    # Every artifact is judged at those that the bundle answers at, not at the best ones for itself.
+    # Artifacts are scored at the thresholds of the bundle, not at their own best thresholds.
     assert [artifact.validation.thresholds for artifact in bundle.artifacts] == [thresholds] * len(bundle.artifacts)
-    for found in (both, none):
-        given = {name for name in LABELS if found.probabilities[name] >= thresholds[name]}
-        assert set(found.as_dict()["labels"]) == given
+    for prediction in (both, none):
+        expected = {name for name in LABELS if prediction.probabilities[name] >= thresholds[name]}
+        assert set(prediction.as_dict()["labels"]) == expected
     assert "food" in both.labels and none.labels == ()
-    assert said_in_parquet(["monday 3", "pizza and staff 3"], trained, tmp_path) == [[], both.as_dict()["labels"]]
-    own = tmp_path / "own.jsonl"
-    own.write_text('{"text": "soup 1", "topics": ["food"]}\n{"text": "cheap waiter", "topics": []}\n', encoding="utf-8")
+    # The first row has no labels, so the type of the column comes from a later row.
+    labels = predict_to_parquet(["monday 3", "pizza and staff 3"], trained, tmp_path)
+    assert labels == [[], both.as_dict()["labels"]]
+    path = tmp_path / "labelled.jsonl"
+    path.write_text(
+        '{"text": "soup 1", "topics": ["food"]}\n{"text": "cheap waiter", "topics": []}\n', encoding="utf-8"
+    )
     location = locate(str(trained), trained.parent)
-    rows = evaluate(location, EvaluateOptions(artifact="all", data=own)).rows
+    rows = evaluate(location, EvaluateOptions(artifact="all", data=path)).rows
     assert {row.n for row in rows} == {2} and len({row.f1 for row in rows}) == 1
     assert rows[0].accuracy == 0.5 and rows[0].recall == 1.0 and rows[0].macro_f1 is not None
 
 
-def test_a_recipe_that_fixes_its_thresholds_keeps_them(trained: Path) -> None:
+def test_thresholds_of_a_recipe_are_kept(trained: Path) -> None:
     recipe = read_recipe_of(trained)
-    fixed = dict.fromkeys(LABELS, 0.9)
-    data = recipe.data.model_copy(update={"thresholds": fixed})
+    data = recipe.data.model_copy(update={"thresholds": dict.fromkeys(LABELS, 0.9)})
     recipe = recipe.model_copy(update={"data": data})
     assert TASK.settled(recipe, score(np.zeros((1, 3)), np.ones((1, 3)), LABELS, None)) == recipe
 
 
-def test_teachers_are_for_one_label(trained: Path) -> None:
+def test_teachers_are_refused(trained: Path) -> None:
     with pytest.raises(RecipeError, match=r"unknown key 'training\.teacher'"):
         load_recipe(str(trained / "recipe.yaml"), ["training.teacher=x"])
