@@ -121,8 +121,8 @@ class TextVector(Prediction):
 
 def cosines(first: Sequence[TextVector], second: Sequence[TextVector]) -> NDArray[np.float64]:
     """Return the cosine of every vector of ``first`` with every vector of ``second``, [len(first), len(second)]."""
-    left, right = (unit_rows(np.stack([text.vector for text in texts])) for texts in (first, second))
-    result: NDArray[np.float64] = left @ right.T
+    first_units, second_units = (unit_rows(np.stack([text.vector for text in texts])) for texts in (first, second))
+    result: NDArray[np.float64] = first_units @ second_units.T
     return result
 
 

@@ -80,12 +80,12 @@ class Answering:
         task: task of the model.
         reader: tokenizer of the model.
         data: data section of the model, for labels and the length limit.
-        most_rows: rows of one call at most; None: 32.
+        max_rows: rows of one call at most; None: 32.
     """
 
-    def __init__(self, task: Task, reader: TextReader, data: DataSection, most_rows: int | None = None) -> None:
+    def __init__(self, task: Task, reader: TextReader, data: DataSection, max_rows: int | None = None) -> None:
         self._task, self._reader, self._data = task, reader, data
-        self._max_rows = min(BATCH_ROWS, most_rows or BATCH_ROWS)
+        self._max_rows = min(BATCH_ROWS, max_rows or BATCH_ROWS)
 
     def pairs_problem(self, *, pairs: bool) -> str | None:
         """Explain why the model cannot read such texts, see :func:`pairs_problem`."""

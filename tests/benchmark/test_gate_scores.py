@@ -303,7 +303,7 @@ def test_figures_of_rows_add_up_to_the_tasks_own_score(name: str) -> None:
 
     class Data:
         labels = ("a", "b", "c")
-        limits = thresholds = {"a": 0.5, "b": 0.4, "c": 0.6}  # noqa: RUF012
+        effective_thresholds = thresholds = {"a": 0.5, "b": 0.4, "c": 0.6}  # noqa: RUF012
 
     figures = task.row_figures(logits, Encoded(np.empty(0, np.int32), np.arange(61), truth, 0), Data())
     for part in (slice(None), slice(10, 40)):

@@ -94,9 +94,3 @@ def test_incomplete_records_are_refused() -> None:
     records.add(1, np.ones(2), np.ones(2))
     with pytest.raises(ValueError, match="not at every exit"):
         records.leave({1: 0.5})
-
-
-def test_language_models_have_the_schedule_of_the_paper() -> None:
-    assert task_named("classification").exit_thresholds((1, 2)) is None
-    thresholds = task_named("language-modeling").exit_thresholds((1, 4, 8))
-    assert thresholds == {1: 0.92, 4: pytest.approx(0.92 * 0.98**3), 8: 0.8}

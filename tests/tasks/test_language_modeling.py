@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn import metrics
 
 from edgeformer.data.batching import IGNORED
-from edgeformer.tasks.classification import softmax
+from edgeformer.tasks import task_named
 from edgeformer.tasks.early_exit import ExitNotes
 from edgeformer.tasks.language_modeling import LanguageMeter, LanguageScore, exit_thresholds
 from edgeformer.tasks.metric import token_losses, top_probability
@@ -39,31 +38,6 @@ def score_in_batches(losses, confidence, sizes, words=None) -> LanguageScore:
     return meter.score(words)
 
 
-def test_losses_and_confidence_equal_scikit_learn():
-    generator = np.random.default_rng(3)
-    logits = (generator.normal(size=(300, 40)) * 4).astype(np.float32)
-    targets = generator.integers(0, 40, 300)
-    losses = token_losses(logits, targets)
-    assert (losses.dtype, losses.shape) == (np.float64, (300,))
-    probabilities = softmax(logits)
-    assert losses.mean() == pytest.approx(metrics.log_loss(targets, probabilities, labels=range(40)), rel=1e-9)
-    assert losses == pytest.approx(-np.log(probabilities[np.arange(300), targets]), rel=1e-9)
-    assert top_probability(logits) == pytest.approx(probabilities.max(axis=-1), rel=1e-12)
-
-
-def test_large_logits_do_not_overflow():
-    logits = np.array([[3e4, -3e4, 0.0], [0.0, 0.0, 0.0]], dtype=np.float32)
-    assert token_losses(logits, np.array([1, 2])) == pytest.approx([6e4, math.log(3)])
-    assert top_probability(logits) == pytest.approx([1.0, 1 / 3])
-
-
-@pytest.mark.parametrize("target", [IGNORED, -1, 3])
-def test_targets_outside_the_vocabulary_are_refused(target):
-    with pytest.raises(ValueError, match=r"targets must be in 0…2"):
-        token_losses(np.zeros((2, 3)), np.array([0, target]))
-    assert token_losses(np.zeros((0, 3)), np.zeros(0, dtype=np.int64)).shape == (0,)
-
-
 def test_thresholds_fall_to_their_floor():
     thresholds = exit_thresholds(range(1, 12))
     assert thresholds[1] == 0.92
@@ -71,6 +45,8 @@ def test_thresholds_fall_to_their_floor():
     assert thresholds[7] == pytest.approx(0.81497499)
     assert thresholds[8] == thresholds[11] == 0.80  # 0.92 · 0.98⁷ is 0.7987
     assert exit_thresholds([2], start=0.5, floor=0.1, decay=0.5) == {2: 0.25}
+    assert task_named("language-modeling").exit_thresholds((1, 8)) == {1: 0.92, 8: 0.8}
+    assert task_named("classification").exit_thresholds((1, 8)) is None
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any), st.integers(0, 99))

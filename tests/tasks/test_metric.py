@@ -43,3 +43,16 @@ def test_losses_use_less_memory_than_the_logits() -> None:
     wide = np.exp(logits.astype(np.float64))
     assert losses == pytest.approx(-np.log(wide[targets, targets] / wide.sum(axis=-1)))
     assert confidence == pytest.approx(wide.max(axis=-1) / wide.sum(axis=-1))
+
+
+def test_large_logits_do_not_overflow() -> None:
+    logits = np.array([[3e4, -3e4, 0.0], [0.0, 0.0, 0.0]], dtype=np.float32)
+    assert token_losses(logits, np.array([1, 2])) == pytest.approx([6e4, np.log(3)])
+    assert top_probability(logits) == pytest.approx([1.0, 1 / 3])
+
+
+@pytest.mark.parametrize("target", [-100, -1, 3])
+def test_targets_outside_the_vocabulary_are_refused(target: int) -> None:
+    with pytest.raises(ValueError, match=r"targets must be in 0…2"):
+        token_losses(np.zeros((2, 3)), np.array([0, target]))
+    assert token_losses(np.zeros((0, 3)), np.zeros(0, dtype=np.int64)).shape == (0,)
