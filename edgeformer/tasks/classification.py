@@ -173,7 +173,7 @@ MAX_SCORE_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.
 """Largest allowed drop of the metric against FP32 on the same rows."""
 
 MAX_TRIMMED_SCORE_DROP = 0.005
-"""Largest allowed drop for an artifact with a trimmed vocabulary, whatever its precision."""
+"""Largest allowed drop for an artifact with a trimmed vocabulary, at any precision."""
 
 
 class LabelTask(WholeTextTask):
@@ -305,7 +305,7 @@ class Classification(LabelTask):
     score_note: ClassVar[str] = (
         "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."
     )
-    few: ClassVar[str] = f"{MAX_SCORE_DROP['int8']:.1%} of accuracy cannot be told from one row more or less there"
+    few: ClassVar[str] = f"{MAX_SCORE_DROP['int8']:.1%} of accuracy is less than one of these rows"
 
     def meter(self, exits: Sequence[int] = (), records: ExitNotes | None = None, data: Any = None) -> Meter:
         return RowsMeter(score, exits, records)

@@ -142,7 +142,7 @@ MAX_PAIRS_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.
 """Largest allowed drop of the rank correlation against FP32 on the same pairs."""
 
 MAX_TRIMMED_DROP = {"fp32": 0.03, "pairs": 0.015}
-"""Largest allowed drop with a trimmed vocabulary, by what the score compares with, whatever the precision."""
+"""Largest allowed drop with a trimmed vocabulary, by the reference of the score, at any precision."""
 
 
 class Embedding(WholeTextTask):
@@ -166,7 +166,7 @@ class Embedding(WholeTextTask):
         "Similarity: Spearman's rank correlation of the cosines of pairs with their scores; on golden inputs the mean "
         "cosine with the vectors of the whole model in FP32. Loss is 1 − similarity."
     )
-    few: ClassVar[str] = "they say how close vectors are to FP32's, not how good they are"
+    few: ClassVar[str] = "they show how close vectors are to those of FP32, not how good they are"
 
     def prepare(self, recipe: EmbeddingRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
         raise InputError(

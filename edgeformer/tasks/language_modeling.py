@@ -256,7 +256,7 @@ class LanguageModeling(Task):
         "Loss is in nats per token. Perplexity per token depends on the tokenizer, per word it does not. *By "
         "confidence*: every token leaves at the first exit that is sure enough; loops are a mean, and no time."
     )
-    few: ClassVar[str] = "they are few"
+    few: ClassVar[str] = "their number is small"
 
     def prepare(self, recipe: LanguageRecipe, cache: Path, progress: Progress) -> Prepared[TextRows]:
         return prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)

@@ -65,7 +65,7 @@ OUTPUT_TOLERANCES: dict[Precision, tuple[Kind, float]] = {
 is constant). FP32 limits the largest error, since processors only differ in the order of sums. The other precisions
 limit the root mean square error: one far-off number in a million does no harm.
 
-An error of 0.01 is invisible in whatever uses the output; 0.2 leaves the cosine of both outputs at 0.98. For
+An error of 0.01 has no visible effect on later computations; 0.2 leaves the cosine of both outputs at 0.98. For
 comparison, the states of MiniLM, a sentence encoder widely used in dynamic INT8, have an error of 0.15 (cosine of its
 embeddings: 0.991) on sentences of SST-2. Integer and boolean outputs have no such scale: their error is the share of
 numbers that differ."""
@@ -219,7 +219,7 @@ class Tensors(Task):
     use: ClassVar[str] = "profile"
     golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = (), ()
     score_note: ClassVar[str] = "Of every output, how close it is to the FP32 graph's on the golden inputs; the worst."
-    few: ClassVar[str] = "they are few"
+    few: ClassVar[str] = "their number is small"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise InputError(
@@ -232,7 +232,7 @@ class Tensors(Task):
     golden_inputs = golden_answers = client_config = tokenizer_config = bundle_facts = card_lines = _refuse
 
     def lost(self, score: TensorScore, reference: TensorScore, precision: Precision, *, trimmed: bool) -> str | None:
-        return None  # parity limits the error of the outputs themselves
+        return None  # parity limits the error of the outputs
 
     def axes(self, data: TensorData) -> Axes:
         return {name: tuple(axis.takes or "" for axis in axes) for name, axes in data.inputs.items()}
