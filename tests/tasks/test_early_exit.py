@@ -28,7 +28,7 @@ def records() -> ExitNotes:
     return records
 
 
-def two_exits(losses: np.ndarray, confidence: np.ndarray) -> ExitNotes:  # type: ignore[type-arg]
+def two_exits(losses: np.ndarray, confidence: np.ndarray) -> ExitNotes:
     """Records with the same answers at both exits."""
     records = ExitNotes((1, 2))
     for loop in records.exits:

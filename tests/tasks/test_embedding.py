@@ -159,8 +159,8 @@ def test_trimmed_models_are_compared_with_the_vectors_of_the_whole_model() -> No
     whole, trimmed = np.random.default_rng(2).normal(size=(2, 5, 4))
     answers = TASK.right_answers({}, {1: trimmed, 2: whole})
     assert TASK.right_answers(answers, {1: trimmed, 2: trimmed}) is answers
-    assert TASK.golden_score(2, whole, answers).similarity == pytest.approx(1)  # type: ignore[attr-defined]
-    assert TASK.golden_score(2, trimmed, answers).similarity < 0.9  # type: ignore[attr-defined]
+    assert TASK.golden_score(2, whole, answers).similarity == pytest.approx(1)
+    assert TASK.golden_score(2, trimmed, answers).similarity < 0.9
 
 
 def test_sets_replace_each_other_but_never_the_training_text(tmp_path: Path) -> None:

@@ -208,28 +208,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_training_keeps_the_best_thresholds(trained: Path) -> None:
     run = Run.open(trained)
     assert run.recipe.data.thresholds is None  # other data has other thresholds
-    thresholds = run.data.thresholds  # type: ignore[attr-defined]
-    assert set(thresholds) == set(LABELS) and run.manifest.validation.thresholds == thresholds  # type: ignore[union-attr]
+    thresholds = run.data.thresholds
+    assert set(thresholds) == set(LABELS) and run.manifest.validation.thresholds == thresholds
     assert run.recipe.fingerprint() == run.manifest.recipe_sha256  # thresholds do not change the weights
-    assert run.manifest.test is not None and run.manifest.test.f1 > 0.9  # type: ignore[attr-defined]
+    assert run.manifest.test is not None and run.manifest.test.f1 > 0.9
     config = json.loads((trained / "model" / "config.json").read_text(encoding="utf-8"))
     assert config["problem_type"] == "multi_label_classification" and config["thresholds"] == thresholds
 
 
-def predict_to_parquet(texts: list[str], run: Path, folder: Path) -> list[list[str]]:
-    """Predict a file of texts and return the labels in the Parquet file."""
-    (folder / "in.txt").write_text("\n".join(texts), encoding="utf-8")
-    result = command("predict", run.name, "--file", "in.txt", "--output", "out.parquet", "--artifacts", str(run.parent),
-                   cwd=folder)  # fmt: skip
-    assert result.code == 0, result.err
-    return [*parquet.read_table(folder / "out.parquet").column("labels").to_pylist()]
-
-
 def test_bundles_predict_at_the_thresholds_of_the_run(trained: Path, tmp_path: Path) -> None:
-    bundle = edgeformer.open(trained).export(int8=True)  # type: ignore[union-attr]
+    bundle = edgeformer.open(trained).export(int8=True)
     assert {artifact.status for artifact in bundle.artifacts} == {"built"}
     both, none = bundle.predict(["pizza and staff 3", "monday 3"])
-    thresholds = Run.open(trained).data.thresholds  # type: ignore[attr-defined]
+    thresholds = Run.open(trained).data.thresholds
     # Artifacts are scored at the thresholds of the bundle, not at their own best thresholds.
     assert [artifact.validation.thresholds for artifact in bundle.artifacts] == [thresholds] * len(bundle.artifacts)
     for prediction in (both, none):
@@ -237,7 +228,11 @@ def test_bundles_predict_at_the_thresholds_of_the_run(trained: Path, tmp_path: P
         assert set(prediction.as_dict()["labels"]) == expected
     assert "food" in both.labels and none.labels == ()
     # The first row has no labels, so the type of the column comes from a later row.
-    labels = predict_to_parquet(["monday 3", "pizza and staff 3"], trained, tmp_path)
+    (tmp_path / "in.txt").write_text("monday 3\npizza and staff 3", encoding="utf-8")
+    files = ("--file", "in.txt", "--output", "out.parquet")
+    result = command("predict", trained.name, *files, "--artifacts", str(trained.parent), cwd=tmp_path)
+    assert result.code == 0, result.err
+    labels = parquet.read_table(tmp_path / "out.parquet").column("labels").to_pylist()
     assert labels == [[], both.as_dict()["labels"]]
     path = tmp_path / "labelled.jsonl"
     path.write_text(

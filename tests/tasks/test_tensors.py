@@ -135,4 +135,4 @@ def test_damaged_golden_calls_are_refused(arrays: Any, message: str) -> None:
 
 def test_training_is_refused() -> None:
     with pytest.raises(InputError, match="came without recipe"):
-        TASK.prepare(None, Path(), None)  # type: ignore[arg-type]
+        TASK.prepare(None, Path(), None)
