@@ -191,7 +191,7 @@ class LabelTask(WholeTextTask):
         return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
     def local_data(self, data: Any, folder: Path) -> tuple[Any, list[str]]:
-        from edgeformer.data.folders import local_parts
+        from edgeformer.data.sources import local_parts
 
         return local_parts(data, folder)
 

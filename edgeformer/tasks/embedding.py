@@ -216,7 +216,7 @@ class Embedding(WholeTextTask):
 
     def set_texts(self, data: PairsConfig, name: str) -> LabelledTexts:
         """Read one set: ``train`` is texts without scores, every other set is flat pairs."""
-        from edgeformer.data.pairs import pair_part, read_texts
+        from edgeformer.data.prepare import pair_part, read_texts
 
         return read_texts(data.parts[pair_part(data, "train")]) if name == "train" else self._pairs(data, name)
 
@@ -229,7 +229,7 @@ class Embedding(WholeTextTask):
         self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
     ) -> tuple[Trimmed, Vocabulary]:
         """Trim to the part ``train``; measure the effect on the other parts, or on every tenth text of ``train``."""
-        from edgeformer.data.pairs import pair_part, read_texts
+        from edgeformer.data.prepare import pair_part, read_texts
         from edgeformer.data.trimming import trim_to_texts
 
         train = read_texts(data.parts[pair_part(data, "train")])

@@ -26,8 +26,8 @@ from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.loss import chunked_loss, whole_loss
 from edgeformer.system import memory as system_memory
 from edgeformer.system.memory import group_free_bytes
-from edgeformer.tasks import task as task_module
 from edgeformer.tasks import language_modeling
+from edgeformer.tasks import task as task_module
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from edgeformer.training import memory
