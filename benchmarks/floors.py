@@ -39,7 +39,7 @@ from benchmarks.judging import MET, Bar, Limit, Watch, judged, told, unless
 from benchmarks.openvino_speed import opened
 from benchmarks.ways import Way, environment
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.benchmark.messages import CheckedArtifact, Item
+from edgeformer.benchmark.measurement import CheckedArtifact, Item
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.listing import ListSpec, run_listing
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total

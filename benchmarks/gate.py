@@ -32,10 +32,10 @@ from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.gate import GateCheck
 from edgeformer.benchmark import conditions, gate
-from edgeformer.benchmark.gate_checks import ArtifactPair, GateOptions
-from edgeformer.benchmark.messages import CheckedArtifact, MeasureSpec, phases_of
-from edgeformer.benchmark.paired_run import Pair, PairRules, compare_pair
-from edgeformer.benchmark.paired_worker import PaceSpec
+from edgeformer.benchmark.gate import GateOptions
+from edgeformer.benchmark.gate_scores import ArtifactPair
+from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, phases_of
+from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairRules, compare_pair
 from edgeformer.bundle import Bundle
 from edgeformer.run import locate
 from edgeformer.runtimes import default_provider, library_versions
@@ -77,14 +77,13 @@ def pair_of(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> Pair:
     """The same file twice."""
     entry = bundle.artifact(settings["artifact"])
     checked, shape, threads = CheckedArtifact.of(bundle, entry), (1, settings["seq"]), settings["threads"]
-    measure = MeasureSpec(
-        checked=checked, provider=default_provider("cpu"), threads=threads, shapes=(shape,), rules=gate.RULES
-    )
-    item = (phases_of(entry, bundle.task)[0], *shape)
     first, second = (
-        PaceSpec(threads=threads, measure=measure, item=item, repeat=repeat)
+        MeasureSpec(
+            kind="pair", checked=checked, provider=default_provider("cpu"), threads=threads,
+            phases=phases_of(entry, bundle.task)[:1], shapes=(shape,), rules=WARMUP_RULES, repeat=repeat,
+        )
         for repeat in (case.baseline, case.candidate)
-    )
+    )  # fmt: skip
     return first, second
 
 

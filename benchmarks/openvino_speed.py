@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.benchmark.messages import CheckedArtifact
+from edgeformer.benchmark.measurement import CheckedArtifact
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import OpenOptions, library_versions, providers_asked
 from edgeformer.runtimes.session import Session

@@ -18,7 +18,7 @@ from benchmarks.estimates.models import Model
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.benchmark.messages import CheckedArtifact, Item, Shape
+from edgeformer.benchmark.measurement import CheckedArtifact, Item, Shape
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.listing import SWEEPS, ItemNodes, Listing, ListSpec, Repeats, in_turn, run_listing, together
 from edgeformer.estimate.probe import HostRates, run_probe

@@ -1,4 +1,4 @@
-"""The circumstances of a measurement: threads, clocks, heat, power, and what else the machine was doing."""
+"""Conditions of a measurement: threads, clocks, temperature, power, and other work on the machine."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from edgeformer.system.host import power_source
 _CPU = Path("/sys/devices/system/cpu")
 # Foreign work on more than this share of one core shows in the percentiles…
 FOREIGN_CORES = 0.2
-# …and on more than this share of the machine in the median: then the figures cannot be had again.
+# …and on more than this share of the machine in the median: then the figures cannot be reproduced.
 FOREIGN_SHARE = 0.1
-# A thread that computes, beside the busiest one, in cores: ONNX Runtime's workers look out for work in a loop, which
-# counts, and on a full machine every thread gets a part of a core only.
+# A thread that computes, in cores: ONNX Runtime's workers spin while they wait for work, which counts, and on a full
+# machine every thread gets a part of a core only. The share is that of the busiest thread.
 _BUSY_SHARE, _BUSY_CORES = 0.3, 0.05
-_OWN_TOLERANCE = 0.3
+_CORES_TOLERANCE = 0.3
 _CLOCK_FALL = 0.1
-# With these drivers "powersave" is the ordinary setting, which still goes up to the highest clock.
+# With these drivers "powersave" is the ordinary setting, which still reaches the highest clock.
 _SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp")
 
 
 @dataclass(frozen=True)
 class CpuReading:
-    """Processor seconds so far: of the whole machine, of this process, and stolen by the hypervisor.
+    """Processor seconds so far: of the whole machine, of this process, and taken by the hypervisor.
 
-    ``thread_s``: of each of this process's threads; ``mhz``: the fastest core's clock; absent where the system does not
-    say.
+    Attributes:
+        throttled: thermal throttling events since boot; None: not counted.
+        thread_s: of each thread of this process; empty if the system does not report it.
+        mhz: clock of the fastest core; None if the system does not report it.
     """
 
     at_s: float
@@ -51,31 +53,37 @@ class CpuReading:
 
 
 def read_cpu() -> CpuReading:
-    """One reading; take one before and one after."""
+    """Take a reading; one before and one after a measurement."""
     times = psutil.cpu_times()
-    own = psutil.Process().cpu_times()
+    process_times = psutil.Process().cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # Linux counts a guest's time in user time as well.
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     stolen = getattr(times, "steal", 0.0)
+    throttle_counts: list[int] = []
+    for file in _CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):  # Linux on Intel
+        with contextlib.suppress(OSError, ValueError):
+            throttle_counts.append(int(file.read_text(encoding="ascii")))
     return CpuReading(
         at_s=time.perf_counter(),
         busy_s=total - idle - stolen,
-        own_s=own.user + own.system,
+        own_s=process_times.user + process_times.system,
         stolen_s=stolen,
-        throttled=_throttle_count(),
+        throttled=sum(throttle_counts) if throttle_counts else None,
         thread_s=_thread_seconds(),
-        # Of all cores: those that idle say nothing about the ones that compute.
+        # The maximum, because idle cores may be slower than those that compute.
         mhz=max((core.current for core in _safely(partial(psutil.cpu_freq, percpu=True)) or []), default=None),
     )
 
 
 @dataclass(frozen=True)
 class CpuUse:
-    """What happened between two readings, in cores.
+    """Use of the processor between two readings, in cores.
 
-    ``busy_threads``: threads of this process that computed, beside the one that calls the artifact. ``strangers``: of
-    them, those that cannot be the artifact's, because they were there before it was opened.
+    Attributes:
+        busy_threads: threads of this process that computed, without the one that calls the artifact.
+        strangers: of them, those that are not the artifact's, because they are older than it.
+        clock_fall: relative fall of the clock.
     """
 
     own_cores: float
@@ -87,117 +95,128 @@ class CpuUse:
     clock_fall: float = 0.0
 
     def warnings(self, threads: int | None = None, pools: int = 1) -> list[str]:
-        """What should make a reader doubt the figures. ``threads`` and ``pools``: see :meth:`crowd`."""
+        """Return reasons to doubt the figures. ``threads`` and ``pools``: see :meth:`crowd`."""
         during = "while this was measured"
-        said = (
-            (self.foreign_cores > FOREIGN_CORES, f"other processes used {self.foreign_cores:.1f} cores {during}"),
-            (self.stolen_cores > FOREIGN_CORES, f"the hypervisor took {self.stolen_cores:.1f} cores away {during}"),
-            (self.throttled, f"the processor throttled because of heat {during}"),
-            (self.clock_fall > _CLOCK_FALL, f"the processor's clock fell by {self.clock_fall:.0%} {during}"),
-        )
-        return [*(text for holds, text in said if holds), *filter(None, [self.crowd(threads, pools)])]
+        texts: list[str | None] = [
+            f"other processes used {self.foreign_cores:.1f} cores {during}"
+            if self.foreign_cores > FOREIGN_CORES
+            else None,
+            f"the hypervisor took {self.stolen_cores:.1f} cores away {during}"
+            if self.stolen_cores > FOREIGN_CORES
+            else None,
+            f"the processor throttled because of heat {during}" if self.throttled else None,
+            f"the processor's clock fell by {self.clock_fall:.0%} {during}" if self.clock_fall > _CLOCK_FALL else None,
+            self.crowd(threads, pools),
+        ]
+        return [text for text in texts if text is not None]
 
     def crowd(self, threads: int | None, pools: int = 1) -> str | None:
-        """Says so when more than the artifact's ``threads`` computed in this process. Not asked where these are None.
+        """Return a warning if more than the artifact's ``threads`` computed in this process; None: not checked.
 
-        Cores alone do not tell: on two cores, two threads and a third that spins use two cores together.
+        Cores alone do not show it: on two cores, two threads and a third that spins use two cores together.
 
         Args:
-            threads: of one operator, the calling one among them.
-            pools: graphs that run in turns, each with threads of its own beside the calling one.
+            threads: of one operator, including the calling one.
+            pools: graphs that run in turns, each with its threads in addition to the calling one.
         """
         if threads is None:
             return None
-        others = len(self.busy_threads) > (threads - 1) * pools or self.strangers
-        if not others and self.own_cores <= threads + _OWN_TOLERANCE:
+        has_extra_threads = len(self.busy_threads) > (threads - 1) * pools or self.strangers
+        if not has_extra_threads and self.own_cores <= threads + _CORES_TOLERANCE:
             return None
-        named = ", ".join(
-            f"{_thread_name(number)} {cores:.1f} cores"
-            for number, cores in sorted(self.busy_threads.items(), key=lambda item: -item[1])
-            if number in (self.strangers or self.busy_threads)
-        )
+        texts = []
+        for number, cores in sorted(self.busy_threads.items(), key=lambda entry: -entry[1]):
+            if number not in (self.strangers or self.busy_threads):
+                continue
+            name = ""
+            with contextlib.suppress(OSError):  # Linux only
+                path = Path("/proc/self/task") / str(number) / "comm"
+                name = f" ({path.read_text(encoding='utf-8', errors='replace').strip()})"
+            texts.append(f"thread {number}{name} {cores:.1f} cores")
+        names = ", ".join(texts)
         if self.strangers:
-            return f"threads of this process that are not the artifact's computed while this was measured: {named}"
-        given = f"{threads} thread{'s' if threads > 1 else ''}"
-        beside = f"; beside the calling one: {named}" if named else ""
-        return f"this process used {self.own_cores:.1f} cores, where the artifact was given {given}{beside}"
+            return f"threads of this process that are not the artifact's computed while this was measured: {names}"
+        assigned = f"{threads} thread{'s' if threads > 1 else ''}"
+        extra = f"; beside the calling one: {names}" if names else ""
+        return f"this process used {self.own_cores:.1f} cores, where the artifact was given {assigned}{extra}"
 
     def disturbed(self, cores: int, threads: int | None, pools: int = 1) -> bool:
-        """Whether the same figures could not be had again: on ``cores`` cores too much else was going on."""
+        """Whether too much other work ran on ``cores`` cores to reproduce the figures."""
         busy = self.foreign_cores + self.stolen_cores > max(FOREIGN_CORES, FOREIGN_SHARE * cores)
         return busy or self.throttled or self.crowd(threads, pools) is not None
 
 
-def _thread_name(number: int) -> str:
-    """``thread 4711 (python)``; Linux alone tells the name."""
-    try:
-        name = (Path("/proc/self/task") / str(number) / "comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return f"thread {number}"
-    return f"thread {number} ({name})"
-
-
 def other_threads() -> frozenset[int]:
-    """Threads of this process beside the calling one, as they are now; empty where the system does not say."""
+    """Return the present threads of this process without the calling one; empty if the system does not report them."""
     return frozenset(_thread_seconds()) - {threading.get_native_id()}
 
 
 def _thread_seconds() -> dict[int, float]:
-    """Processor seconds per thread of this process; empty where they have no numbers of the system (macOS)."""
-    found = {one.id: one.user_time + one.system_time for one in _safely(psutil.Process().threads) or ()}
-    return found if threading.get_native_id() in found else {}
+    """Return processor seconds per thread of this process; empty if threads have no system ids (macOS)."""
+    seconds = {thread.id: thread.user_time + thread.system_time for thread in _safely(psutil.Process().threads) or ()}
+    return seconds if threading.get_native_id() in seconds else {}
 
 
 def used_between(before: CpuReading, after: CpuReading, earlier: frozenset[int] = frozenset()) -> CpuUse:
-    """Cores used between two readings, told apart by whose they were.
+    """Return the use of the processor between two readings, taken by the thread that calls the artifact.
 
     Args:
-        before: taken by the thread that calls the artifact, as is ``after``.
-        after: the later reading.
+        before: the first reading.
+        after: the second one.
         earlier: :func:`other_threads` before the artifact was opened.
     """
     elapsed_s = max(after.at_s - before.at_s, 1e-9)
-    own = (after.own_s - before.own_s) / elapsed_s
-    busy = (after.busy_s - before.busy_s) / elapsed_s
-    throttled = None not in (before.throttled, after.throttled) and before.throttled != after.throttled
+    own_cores = (after.own_s - before.own_s) / elapsed_s
     threads = {
         number: (seconds - before.thread_s.get(number, 0.0)) / elapsed_s for number, seconds in after.thread_s.items()
     }
-    enough = max(_BUSY_CORES, _BUSY_SHARE * max(threads.values(), default=0.0))
+    busy_cores = max(_BUSY_CORES, _BUSY_SHARE * max(threads.values(), default=0.0))
     threads.pop(threading.get_native_id(), None)
-    others = {number: cores for number, cores in threads.items() if cores > enough}
-    fall = 1 - after.mhz / before.mhz if before.mhz and after.mhz else 0.0
+    busy_threads = {number: cores for number, cores in threads.items() if cores > busy_cores}
     return CpuUse(
-        own_cores=own,
-        foreign_cores=max(0.0, busy - own),
+        own_cores=own_cores,
+        foreign_cores=max(0.0, (after.busy_s - before.busy_s) / elapsed_s - own_cores),
         stolen_cores=max(0.0, (after.stolen_s - before.stolen_s) / elapsed_s),
-        throttled=throttled,
-        busy_threads=others,
-        strangers=earlier & others.keys(),
-        clock_fall=max(0.0, fall),
+        throttled=None not in (before.throttled, after.throttled) and before.throttled != after.throttled,
+        busy_threads=busy_threads,
+        strangers=earlier & busy_threads.keys(),
+        clock_fall=max(0.0, 1 - after.mhz / before.mhz) if before.mhz and after.mhz else 0.0,
     )
 
 
 def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
-    """The circumstances as they are now; what this system does not tell is absent.
+    """Return the present conditions, without those that this system does not report.
 
     Args:
         threads: of one operator.
-        gpu_uuid: the card that computes, where NVML knows one.
+        gpu_uuid: the card that computes, if NVML knows one.
     """
-    frequency, heat = _safely(psutil.cpu_freq), _safely(getattr(psutil, "sensors_temperatures", None)) or {}
+
+    def cpufreq(name: str) -> str | None:
+        try:
+            return (_CPU / "cpu0/cpufreq" / name).read_text(encoding="ascii").strip()
+        except OSError:
+            return None
+
+    frequency = _safely(psutil.cpu_freq)
+    temperatures = _safely(getattr(psutil, "sensors_temperatures", None)) or {}
     conditions: dict[str, Any] = {
         "threads": threads,
         "affinity": _safely(getattr(psutil.Process(), "cpu_affinity", None)),
-        "governor": _cpufreq("scaling_governor"),
-        "governor_scales": _cpufreq("scaling_driver") in _SCALING_DRIVERS or None,
+        "governor": cpufreq("scaling_governor"),
+        "governor_scales": cpufreq("scaling_driver") in _SCALING_DRIVERS or None,
         "cpu_mhz": round(frequency.current) if frequency else None,
         "load_average_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "power": power_source(),
-        "temperature_c": max((entry.current for entry in chain(*heat.values()) if entry.current), default=None),
+        "temperature_c": max((entry.current for entry in chain(*temperatures.values()) if entry.current), default=None),
     }
     state = nvidia.state(gpu_uuid) if gpu_uuid is not None else None
     if state is not None:
+        foreign_processes = []
+        for pid in state.process_ids:
+            if pid != os.getpid():
+                name = _safely(lambda pid=pid: psutil.Process(pid).name())  # None: gone, or of another user
+                foreign_processes.append(f"{name} ({pid})" if name is not None else f"process {pid}")
         conditions |= {
             "gpu_sm_mhz": state.sm_clock_mhz,
             "gpu_memory_mhz": state.memory_clock_mhz,
@@ -205,59 +224,34 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
             "gpu_power_limit_w": state.power_limit_w,
             "gpu_throttle_reasons": state.throttle_reasons,
             "gpu_slowed_by": list(state.slowed_by) or None,
-            "gpu_foreign_processes": [_process(pid) for pid in state.process_ids if pid != os.getpid()] or None,
+            "gpu_foreign_processes": foreign_processes or None,
         }
     return {key: value for key, value in conditions.items() if value is not None}
 
 
-def doubts(described: Mapping[str, Any], provider: str) -> list[str]:
-    """What should make a reader doubt the figures.
+def doubts(conditions: Mapping[str, Any], provider: str) -> list[str]:
+    """Return reasons to doubt the figures.
 
     Args:
-        described: as :func:`describe` gives it.
-        provider: what computes; a card's troubles are none of a processor's.
+        conditions: of :func:`describe`.
+        provider: that computes; the state of a card does not concern a processor.
     """
-    noted: list[str] = []
-    if str(described.get("power", "")).startswith("battery"):
-        noted.append(f"measured on {described['power']}: many laptops are slower than on mains")
-    if described.get("governor") == "powersave" and not described.get("governor_scales"):
-        noted.append("the processor's frequency governor is powersave, which keeps its lowest clock")
+    warnings: list[str] = []
+    if str(conditions.get("power", "")).startswith("battery"):
+        warnings.append(f"measured on {conditions['power']}: many laptops are slower than on mains")
+    if conditions.get("governor") == "powersave" and not conditions.get("governor_scales"):
+        warnings.append("the processor's frequency governor is powersave, which keeps its lowest clock")
     if on_gpu(provider):
-        for what in described.get("gpu_slowed_by", ()):
-            noted.append(f"the card's clocks were lowered: {what}")
-        others = described.get("gpu_foreign_processes", ())
-        if others:
-            noted.append(f"other processes had the card open: {', '.join(others)}")
-    return noted
-
-
-def _process(pid: int) -> str:
-    """``Xorg (1234)``; the number alone where the process is gone or belongs to somebody else."""
-    try:
-        return f"{psutil.Process(pid).name()} ({pid})"
-    except (psutil.Error, OSError):
-        return f"process {pid}"
+        warnings += [f"the card's clocks were lowered: {reason}" for reason in conditions.get("gpu_slowed_by", ())]
+        processes = conditions.get("gpu_foreign_processes", ())
+        if processes:
+            warnings.append(f"other processes had the card open: {', '.join(processes)}")
+    return warnings
 
 
 def _safely(function: Any) -> Any:
-    """psutil raises several kinds of errors where a platform lacks a sensor."""
+    """Return the result, or None: psutil raises several kinds of errors if a platform lacks a sensor."""
     try:
         return function() if function is not None else None
     except (OSError, RuntimeError, AttributeError, psutil.Error):
         return None
-
-
-def _cpufreq(name: str, root: Path = _CPU) -> str | None:
-    try:
-        return (root / "cpu0/cpufreq" / name).read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-
-
-def _throttle_count() -> int | None:
-    """Thermal throttling events of all cores since boot (Linux on Intel), None where nobody counts."""
-    counts: list[int] = []
-    for file in _CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
-        with contextlib.suppress(OSError, ValueError):
-            counts.append(int(file.read_text(encoding="ascii")))
-    return sum(counts) if counts else None

@@ -1,4 +1,4 @@
-"""Energy per call: a counter read around a loop of its own, minus what the settled idle machine draws meanwhile."""
+"""Energy per call: a counter read around a loop of calls, minus the power of the idle machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class EnergyCounter:
     """A counter of energy.
 
     Attributes:
-        name: and what it counts the energy of.
-        read: its readings as they are now. Raises OSError when the counter went away.
-        used_mj: millijoules between two of these.
+        name: with the part of the machine that it covers.
+        read: its present readings. Raises OSError if the counter is gone.
+        used_mj: millijoules between two readings.
     """
 
     name: str
@@ -30,10 +30,10 @@ class EnergyCounter:
 
 
 def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | str:
-    """The counter of what a provider computes on, or why there is none.
+    """Return the counter of the hardware that a provider computes on, or the reason why there is none.
 
     Args:
-        provider: as a session names it.
+        provider: of a session.
         gpu_uuid: the card that NVML knows; None: it knows none.
     """
     if on_gpu(provider):
@@ -54,7 +54,7 @@ def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | str:
 
 
 def _read_card(uuid: str) -> list[int]:
-    """Millijoules (Volta and later)."""
+    """Return millijoules (Volta and later)."""
     state = nvidia.state(uuid)
     if state is None or state.energy_mj is None:
         raise OSError("the card has no energy counter")
@@ -68,54 +68,48 @@ def measure_energy(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Energy:
-    """Millijoules per call above idle.
+    """Measure millijoules per call above idle.
+
+    The idle power must settle first: a GPU keeps its clocks up for seconds after its last kernel, and cools down for
+    longer.
 
     Args:
         call: runs the artifact once, blocking; its argument counts calls from 0.
-        counter: what is read, or why nothing is.
+        counter: to read, or the reason why there is none.
         rules: how long to idle and to call.
         clock: seconds.
-        sleep: idles for so many seconds; injected, as the clock is, so that tests need not wait.
+        sleep: idles for some seconds; injected like the clock, so that tests need not wait.
     """
     if isinstance(counter, str):
         return Energy(status="unavailable", reason=counter)
     if rules.energy_s == 0:
         return Energy(status="unavailable", reason="these rules measure no energy")
     try:
-        idle_mw = _settled_idle_mw(counter, rules, clock, sleep)
-        if isinstance(idle_mw, str):
-            return Energy(status="unavailable", reason=f"{counter.name}: {idle_mw}")
-        before, began, calls = counter.read(), clock(), 0
-        while calls == 0 or clock() - began < rules.energy_s:
+        idle_powers_mw: list[float] = []
+        idle_start_s = clock()
+        for _ in range(rules.idle_windows):
+            before, start_s = counter.read(), clock()
+            sleep(rules.idle_s)
+            idle_powers_mw.append(counter.used_mj(before, counter.read()) / max(clock() - start_s, 1e-9))
+            recent_mw = idle_powers_mw[-rules.windows :]
+            if len(recent_mw) == rules.windows and max(recent_mw) <= min(recent_mw) * (1 + rules.window_tolerance):
+                break
+        else:
+            recent_mw = idle_powers_mw[-rules.windows :]
+            reason = (
+                f"{counter.name}: the idle power did not settle within {clock() - idle_start_s:.0f} s "
+                f"({min(recent_mw) / 1000:.1f} to {max(recent_mw) / 1000:.1f} W in the last {rules.windows} windows of "
+                f"{rules.idle_s:g} s)"
+            )
+            return Energy(status="unavailable", reason=reason)
+        before, start_s, calls = counter.read(), clock(), 0
+        while calls == 0 or clock() - start_s < rules.energy_s:
             call(calls)
             calls += 1
-        used_mj, elapsed_s = counter.used_mj(before, counter.read()), clock() - began
+        used_mj, elapsed_s = counter.used_mj(before, counter.read()), clock() - start_s
     except OSError as error:
         return Energy(status="unavailable", reason=f"{counter.name} could not be read: {error}")
-    above_idle_mj = (used_mj - idle_mw * elapsed_s) / calls
+    above_idle_mj = (used_mj - sum(recent_mw) / len(recent_mw) * elapsed_s) / calls
     if above_idle_mj <= 0:
         return Energy(status="unavailable", reason=f"{counter.name}: the calls do not stand out from the idle machine")
     return Energy(status="measured", value=above_idle_mj, reason=f"{counter.name}, {calls} calls, idle subtracted")
-
-
-def _settled_idle_mw(
-    counter: EnergyCounter, rules: MeasureRules, clock: Callable[[], float], sleep: Callable[[float], None]
-) -> float | str:
-    """Return what the idle machine draws in milliwatts, or why that is not known.
-
-    A GPU keeps its clocks up for seconds after its last kernel, and cools down for longer.
-    """
-    powers_mw: list[float] = []
-    began = clock()
-    for _ in range(rules.idle_windows):
-        before, window_began = counter.read(), clock()
-        sleep(rules.idle_s)
-        powers_mw.append(counter.used_mj(before, counter.read()) / max(clock() - window_began, 1e-9))
-        recent = powers_mw[-rules.windows :]
-        if len(recent) == rules.windows and max(recent) <= min(recent) * (1 + rules.window_tolerance):
-            return sum(recent) / len(recent)
-    low, high = (value(powers_mw[-rules.windows :]) / 1000 for value in (min, max))
-    return (
-        f"the idle power did not settle within {clock() - began:.0f} s ({low:.1f} to {high:.1f} W in the last "
-        f"{rules.windows} windows of {rules.idle_s:g} s)"
-    )

@@ -1,4 +1,4 @@
-"""What is found by running both: latency and memory of one artifact at one shape, as checks of the gate."""
+"""The gate: compare a candidate bundle with its baseline, by their manifests and measured in turns on this host."""
 
 from __future__ import annotations
 
@@ -15,22 +15,273 @@ from edgeformer.artifacts.gate import Gate, GateCheck, GateStatus
 from edgeformer.artifacts.golden import GOLDEN_FILE
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, Silent, bar
-from edgeformer.artifacts.report import Report, checksum_notes, read_report
-from edgeformer.benchmark.gate_checks import ArtifactPair, GateOptions, file_checks, memory_check
-from edgeformer.benchmark.gate_scores import common_rows, score_check
+from edgeformer.artifacts.report import checksum_notes, read_report
+from edgeformer.artifacts.units import format_bytes
+from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, score_check
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.messages import CheckedArtifact, Item, MeasureSpec, phases_of
-from edgeformer.benchmark.paired_run import Pair, Pairing, PairRules, SideError, compare_pair
-from edgeformer.benchmark.paired_worker import PaceSpec
+from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, phases_of
+from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, Pairing, PairRules, SideError, SidePeak, compare_pair
 from edgeformer.benchmark.request import ProfileOptions, Request, find_target, resolve
-from edgeformer.benchmark.sequential import MOST_ROUNDS, fewest_rounds
+from edgeformer.benchmark.sequential import ERROR, MOST_ROUNDS, fewest_rounds
 from edgeformer.bundle import Bundle, bundle_around
 from edgeformer.run import Location
 from edgeformer.runtimes import cannot_run
 from edgeformer.system.host import describe_host, now
 
-RULES = replace(MeasureRules(), warmup_max_s=1.5)
-"""As for any row; but a process that does not settle goes on, for the other one meets the same machine."""
+_LEAST_GROWTH_BYTES = 2 * 2**20
+_DRIFT_FACTOR, _DRIFT_SHARE = 2.0, 0.1
+"""Twice the baseline's drift is worse; below a tenth of the tolerance it is rounding and does not count."""
+_STATUSES: tuple[GateStatus, ...] = ("fail", "undecided", "pass")
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """What a candidate may be worse by than its baseline. A limit of None: the check is not made.
+
+    Attributes:
+        max_slowdown: of the typical call, as a share of the baseline's.
+        max_memory_growth: of the peak, as a share.
+        max_size_growth: of the file, as a share.
+        max_score_loss: in the metric's own unit where it is a share (0.01 of accuracy is a point), else as a share.
+        eval_data: labelled file that both are scored on; None: the baseline's own held-out rows.
+        longest_s: of measuring one artifact at one shape.
+        error: the chance that any interval of the run misses.
+        rules: of the warm-up; None: the usual rules with a short limit.
+    """
+
+    max_slowdown: float = 0.05
+    max_memory_growth: float | None = 0.10
+    max_size_growth: float | None = 0.05
+    max_score_loss: float | None = 0.01
+    eval_data: Path | None = None
+    longest_s: float = 180.0
+    error: float = ERROR
+    rules: MeasureRules | None = None
+
+
+def named_baseline(path: Path) -> tuple[Bundle, list[str]]:
+    """Return the bundle that a report was measured on, which must be unchanged, and notes on the two.
+
+    Raises:
+        ArtifactError: the report is damaged or edited, or its bundle is missing or was replaced.
+    """
+    report = read_report(path)
+    parent = path.resolve().parent.parent  # the folder of the reports lies in that of the run, or of the bundle
+    problem = f"its bundle {report.bundle} is not here; name the bundle's folder instead"
+    for folder in (parent / Path(report.bundle).name, Path(report.bundle), parent):
+        if bundle_around(folder / GOLDEN_FILE) != folder.resolve():
+            continue
+        bundle = Bundle.open(folder)
+        checksums = {artifact.id: artifact.sha256 for artifact in bundle.artifacts}
+        measured = report.subject.artifacts if report.subject is not None else {}
+        changed = next((id_ for id_, artifact in measured.items() if checksums.get(id_) != artifact.sha256), None)
+        if changed is None:
+            return bundle, checksum_notes(path, report, bundle.manifest)
+        problem = (
+            f"{changed!r} in {folder} is not the one that was measured; keep the baseline's bundle somewhere else, and "
+            "name its folder"
+        )
+    raise ArtifactError(f"{path}: {problem}")
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Two bundles and what is compared of them.
+
+    Attributes:
+        request: shapes, threads and runtime, resolved for ``pairs``.
+        shapes: (batch, seq) to time.
+        pairs: the artifacts that both have and that are compared.
+        is_selection: the user named single artifacts.
+    """
+
+    baseline: Bundle
+    candidate: Bundle
+    request: Request
+    shapes: tuple[tuple[int, int], ...]
+    pairs: tuple[ArtifactPair, ...]
+    options: GateOptions
+    gpu_uuid: str | None
+    progress: Progress
+    is_selection: bool
+
+
+def gate_bundles(
+    location: Location,
+    baseline: Bundle,
+    device: DeviceProfile,
+    options: ProfileOptions,
+    gate_options: GateOptions,
+    progress: Progress | None = None,
+    notes: Sequence[str] = (),
+) -> Gate:
+    """Compare a bundle with its baseline, on this host.
+
+    Args:
+        location: the bundle, and the artifact that the user named, if any.
+        baseline: the bundle to compare it with.
+        device: its budget sets the shape if ``options`` do not.
+        options: shapes, threads and artifacts.
+        gate_options: what the candidate may be worse by.
+        progress: shows what is measured.
+        notes: on the baseline, for the gate.
+
+    Raises:
+        ArtifactError: a bundle, or a file of it that is needed, is missing, truncated or changed.
+        InputError: the two are of different tasks, neither has a named artifact, or the file of ``eval_data`` cannot
+            be used.
+    """
+    candidate = location.open_bundle()
+    if candidate.manifest.task != baseline.manifest.task:
+        raise InputError(f"--against: {baseline.manifest.run!r} is of another task than {candidate.manifest.run!r}")
+    if gate_options.eval_data is not None and not candidate.task.reads_text:
+        raise InputError(
+            f"--eval-data: {candidate.name} is a {candidate.task.noun}, which has no score on labelled rows"
+        )
+    start_s = time.perf_counter()
+    selected = options.artifacts or ((location.artifact,) if location.artifact is not None else ())
+    checks, pairs, presence_notes = _compare_presence(baseline, candidate, selected)
+    notes = [*notes, *presence_notes]
+    if pairs:
+        options = replace(options, artifacts=tuple(both.candidate.id for both in pairs))
+        request, target = resolve(options, device, candidate.manifest), find_target(device)
+        shapes = product(options.batches or (request.limits.batch,), options.seqs or (request.limits.seq,))
+        comparison = _Comparison(
+            baseline,
+            candidate,
+            request,
+            tuple(dict.fromkeys(candidate.task.fit_shape(candidate.data, *shape) for shape in shapes)),
+            tuple(pairs),
+            gate_options,
+            target.gpu.uuid if target.gpu is not None else None,
+            progress or Silent(),
+            is_selection=bool(selected),
+        )
+        checks += _compare_pairs(comparison)
+        notes += _notes(comparison)
+    if not checks:
+        notes.append("nothing was compared: no artifact is built in both bundles; the notes above say why")
+    statuses = {check.status for check in checks}
+    return Gate(
+        status=next((status for status in _STATUSES if status in statuses), "undecided"),
+        candidate=str(candidate.folder),
+        baseline=str(baseline.folder),
+        host=describe_host(),
+        created=now(),
+        seconds=time.perf_counter() - start_s,
+        error=gate_options.error,
+        checks=tuple(checks),
+        notes=tuple(notes),
+    )
+
+
+def _compare_presence(
+    baseline: Bundle, candidate: Bundle, selected: Sequence[str]
+) -> tuple[list[GateCheck], list[ArtifactPair], list[str]]:
+    """Compare which artifacts were built; ``selected``: ids that the user named, empty for all of both bundles.
+
+    Returns:
+        A check for each artifact that cannot be compared, the artifacts that can, and notes.
+
+    Raises:
+        InputError: a selected artifact is in neither bundle, or there is none at all.
+    """
+    before = {artifact.id: artifact for artifact in baseline.artifacts}
+    after = {artifact.id: artifact for artifact in candidate.artifacts}
+    ids = tuple(dict.fromkeys((*before, *after)))
+    if not ids:
+        raise InputError(f"--against: neither {baseline.folder} nor {candidate.folder} has an artifact")
+
+    def absence(side: str, artifact: ArtifactManifest | None) -> str:
+        if artifact is None:
+            return f"the {side} does not have it"
+        return f"{artifact.status} in the {side}: {artifact.reason or 'its manifest gives no reason'}"
+
+    checks: list[GateCheck] = []
+    pairs: list[ArtifactPair] = []
+    notes: list[str] = []
+    for name in dict.fromkeys(selected or ids):
+        if name not in ids:
+            raise InputError(f"--artifact {name}: neither bundle has it; they have {', '.join(ids)}")
+        old, new = before.get(name), after.get(name)
+        old_absence, new_absence = absence("baseline", old), absence("candidate", new)
+        is_old, is_new = (artifact is not None and artifact.status == "built" for artifact in (old, new))
+        if is_old and is_new:
+            assert old is not None and new is not None
+            pairs.append(ArtifactPair(old, new))
+        elif not is_new and (is_old or selected):
+            checks.append(GateCheck(name="presence", artifact=name, status="fail", reason=new_absence))
+        elif is_new and selected:
+            reason = f"{old_absence}; there is nothing to compare with"
+            checks.append(GateCheck(name="presence", artifact=name, status="undecided", reason=reason))
+        elif is_new:
+            notes.append(f"{name}: new; {old_absence}, so there is nothing to compare with")
+        else:
+            notes.append(f"{name}: not compared; {old_absence}; {new_absence}")
+    return checks, pairs, notes
+
+
+def _compare_pairs(comparison: _Comparison) -> list[GateCheck]:
+    """Return all checks of the artifacts that both have. A damaged file is an error before anything is measured."""
+    request, options = comparison.request, comparison.options
+    old, new = comparison.baseline, comparison.candidate
+    checked = [
+        (CheckedArtifact.of(old, both.baseline), CheckedArtifact.of(new, both.candidate)) for both in comparison.pairs
+    ]
+    checks = [check for both in comparison.pairs for check in file_checks(both, options)]
+
+    def add(check: GateCheck, provider: str | None, **shape: object) -> None:
+        # A check names the provider only if the user asked for a runtime.
+        named = provider if request.runtime is not None else None
+        checks.append(check.model_copy(update={"provider": named, **shape}))
+
+    if options.max_score_loss is not None and new.task.reads_text:
+        rows = common_rows(old, new, options.eval_data)
+        for both in comparison.pairs:
+            for provider in request.providers(both.candidate):
+                check = score_check((old, new), both, provider, rows, options.max_score_loss, comparison.progress)
+                add(check, provider)
+    for both in comparison.pairs:
+        if not request.providers(both.candidate):
+            reason = f"{request.runtime} does not open it"
+            checks.append(GateCheck(name="latency", artifact=both.candidate.id, status="undecided", reason=reason))
+    runs = []
+    for both, sides in zip(comparison.pairs, checked, strict=True):
+        for provider in request.providers(both.candidate):
+            refusal = cannot_run(both.candidate, provider)
+            if refusal is None:
+                phases = phases_of(both.candidate, new.task)
+                items = [(phase, *shape) for shape in comparison.shapes for phase in phases]
+                runs += [(both, sides, provider, item) for item in items]
+                continue
+            status: GateStatus = "undecided"
+            reason = f"this machine can run neither: {refusal}"
+            if not comparison.is_selection:
+                reason += "; to compare the others only, name them: --artifact ID"
+            if cannot_run(both.baseline, provider) is None:
+                status, reason = "fail", f"this machine can run the baseline, but not the candidate: {refusal}"
+            add(GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=reason), provider)
+    for both, sides, provider, (phase, batch, seq) in runs:
+        first, second = (
+            MeasureSpec(
+                kind="pair",
+                checked=side,
+                provider=provider,
+                threads=request.threads[0],
+                phases=(phase,),
+                shapes=((batch, seq),),
+                rules=options.rules or WARMUP_RULES,
+                gpu_uuid=comparison.gpu_uuid,
+            )
+            for side in sides
+        )
+        with bar(comparison.progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
+            # The chance of an error is shared by all runs.
+            error = options.error / len(runs)
+            timed = timed_checks(both, (first, second), options, error, lambda _: comparison.progress.advance(1))
+        for check in timed:
+            add(check, provider, phase=phase, batch=batch, seq=seq)
+    return checks
 
 
 def timed_checks(
@@ -47,338 +298,130 @@ def timed_checks(
         pair: how baseline and candidate are opened.
         options: what the candidate may be worse by, and how long to measure.
         error: the chance that an interval of this pair misses.
-        advance: is told after every round.
+        advance: called after every round.
 
     Returns:
-        Latency and memory; of what cannot be measured latency alone. They name no shape.
+        Latency and memory, or latency alone if a side cannot be measured. They name no shape.
     """
     rules = PairRules(longest_s=options.longest_s, most=options.max_slowdown, error=error)
     try:
-        found = compare_pair(pair, rules, advance)
+        result = compare_pair(pair, rules, advance)
     except SideError as problem:
-        # A candidate that does not run is worse than any; without a baseline there is nothing to compare with.
-        status: GateStatus = "fail" if problem.candidate else "undecided"
+        # A candidate that does not run fails; without a baseline there is nothing to compare with.
+        status: GateStatus = "fail" if problem.side == 1 else "undecided"
         return [GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=str(problem))]
-    checks = [_latency(found, both, rules)]
-    if options.max_memory_growth is not None:
-        checks.append(memory_check(both, options.max_memory_growth, found.peaks))
-    return checks
-
-
-def _latency(found: Pairing, both: ArtifactPair, rules: PairRules) -> GateCheck:
-    known, rounds = found.known, len(found.log_ratios)
-    decision = known.decision(rules.most)
+    slowdown, rounds, fewest = result.slowdown, len(result.log_ratios), fewest_rounds(error)
+    decision = slowdown.decision(rules.most)
     reason = f"{rounds} rounds of two fresh processes"
-    if found.needs_s is not None:
+    if result.needs_s is not None:
         reason = (
-            f"{fewest_rounds(rules.error)} rounds are the fewest that say anything, and would take about "
-            f"{found.needs_s / 60:.0f} minutes, as the first {rounds} did; compare at a shorter text or a smaller batch"
+            f"{fewest} rounds are the fewest that say anything, and would take about {result.needs_s / 60:.0f} "
+            f"minutes, as the first {rounds} did; compare at a shorter text or a smaller batch"
         )
     elif decision == "undecided":
-        room = "all that are ever made" if rounds >= MOST_ROUNDS else f"what {rules.longest_s:.0f} s have room for"
-        room = "the fewest that say anything" if rounds <= fewest_rounds(rules.error) else room
-        reason += f", which are {room}: the machine is too noisy, or the change too close to what is allowed"
-    if found.unsettled:
-        reason += f"; {found.unsettled} of {2 * rounds} processes did not settle"
-    if found.stumbles:
-        reason += f"; measured once more after {', and '.join(found.stumbles)}"
-    facts = {"name": "latency", "artifact": both.candidate.id, "status": decision, "unit": "ms", "limit": rules.most}
-    facts |= {"found": known.change(rules.most), "change": known.middle, "rounds": rounds, "reason": reason}
-    facts |= {"baseline": _typical(found.baseline_ms), "candidate": _typical(found.candidate_ms)}
-    return GateCheck.model_validate({**facts, **known.ends, "log_ratios": found.log_ratios}, strict=False)
-
-
-def _typical(values: Sequence[float]) -> float | None:
-    return median_high(values) if values else None
-
-
-# The gate: compare a candidate bundle with its baseline, by their manifests and measured in turns in one run.
-
-
-_STATUSES: tuple[GateStatus, ...] = ("fail", "undecided", "pass")
-
-
-@dataclass(frozen=True)
-class _Gating:
-    """One comparison of two bundles.
-
-    Attributes:
-        request: shapes, threads and runtime, resolved for the artifacts that both have.
-        items: shapes to time.
-        pairs: the artifacts that both have and that are compared.
-        is_selection: single artifacts were asked for, not all.
-    """
-
-    baseline: Bundle
-    candidate: Bundle
-    request: Request
-    items: tuple[tuple[int, int], ...]
-    pairs: tuple[ArtifactPair, ...]
-    options: GateOptions
-    gpu_uuid: str | None
-    progress: Progress
-    is_selection: bool
-
-
-def named_baseline(path: Path) -> tuple[Bundle, list[str]]:
-    """Return the bundle that a report was measured on, which must be unchanged, and notes on the two.
-
-    Args:
-        path: of the report.
-
-    Raises:
-        ArtifactError: the report is damaged or edited, its bundle is not there, or another one lies in its place.
-    """
-    report = read_report(path)
-    beside = path.resolve().parent.parent  # reports lie in a folder of the run, or of the bundle
-    problem = f"its bundle {report.bundle} is not here; name the bundle's folder instead"
-    for place in (beside / Path(report.bundle).name, Path(report.bundle), beside):
-        if bundle_around(place / GOLDEN_FILE) != place.resolve():
-            continue
-        bundle = Bundle.open(place)
-        changed = _changed(report, bundle)
-        if changed is None:
-            return bundle, checksum_notes(path, report, bundle.manifest)
-        problem = (
-            f"{changed!r} in {place} is not the one that was measured; keep the baseline's bundle somewhere else, and "
-            "name its folder"
-        )
-    raise ArtifactError(f"{path}: {problem}")
-
-
-def _changed(report: Report, bundle: Bundle) -> str | None:
-    """An artifact of the report that the bundle has not, or another one of that name."""
-    told = report.subject.artifacts if report.subject is not None else {}
-    own = {artifact.id: artifact.sha256 for artifact in bundle.artifacts}
-    return next((name for name, artifact in told.items() if own.get(name) != artifact.sha256), None)
-
-
-def gate_bundles(
-    location: Location,
-    baseline: Bundle,
-    device: DeviceProfile,
-    asked: tuple[ProfileOptions, GateOptions],
-    progress: Progress | None = None,
-    notes: Sequence[str] = (),
-) -> Gate:
-    """Compare a bundle with its baseline, on this host.
-
-    Args:
-        location: the bundle, and the one artifact of it that was named, if one was.
-        baseline: the bundle to compare it with.
-        device: whose budget names the shape, where ``asked`` names none.
-        asked: shapes, threads and artifacts; and what the candidate may be worse by.
-        progress: where to say what is going on.
-        notes: on the baseline, for the gate.
-
-    Raises:
-        ArtifactError: a bundle, or a file of it that is needed, is missing, truncated or changed.
-        InputError: the two are of different tasks, neither has a named artifact, or the file of ``eval_data`` cannot
-            be used.
-    """
-    candidate, (options, gate) = location.open_bundle(), asked
-    if candidate.manifest.task != baseline.manifest.task:
-        raise InputError(f"--against: {baseline.manifest.run!r} is of another task than {candidate.manifest.run!r}")
-    if gate.eval_data is not None and not candidate.task.reads_text:
-        raise InputError(
-            f"--eval-data: {candidate.name} is a {candidate.task.noun}, which has no score on labelled rows"
-        )
-    began = time.perf_counter()
-    named = options.artifacts or ((location.artifact,) if location.artifact is not None else ())
-    checks, pairs, presence_notes = _presence(baseline, candidate, named)
-    notes = [*notes, *presence_notes]
-    if pairs:
-        options = replace(options, artifacts=tuple(both.candidate.id for both in pairs))
-        request, target = resolve(options, device, candidate.manifest), find_target(device)
-        at = request.limits
-        shapes = product(options.batches or (at.batch,), options.seqs or (at.seq,))
-        items = tuple(dict.fromkeys(candidate.task.fit_shape(candidate.data, *shape) for shape in shapes))
-        gpu = target.gpu.uuid if target.gpu is not None else None
-        gating = _Gating(
-            baseline, candidate, request, items, tuple(pairs), gate, gpu, progress or Silent(), is_selection=bool(named)
-        )
-        checks += _checks(gating)
-        notes += _notes(gating)
-    if not checks:
-        notes.append("nothing was compared: no artifact is built in both bundles; the notes above say why")
-    statuses = {check.status for check in checks}
-    return Gate(
-        status=next((status for status in _STATUSES if status in statuses), "undecided"),
-        candidate=str(candidate.folder),
-        baseline=str(baseline.folder),
-        host=describe_host(),
-        created=now(),
-        seconds=time.perf_counter() - began,
-        error=gate.error,
-        checks=tuple(checks),
-        notes=tuple(notes),
-    )
-
-
-def _presence(
-    baseline: Bundle, candidate: Bundle, named: Sequence[str]
-) -> tuple[list[GateCheck], list[ArtifactPair], list[str]]:
-    """Compare which artifacts were built.
-
-    Args:
-        baseline: the bundle that is to be replaced.
-        candidate: the other.
-        named: artifacts that were asked for; empty: all that either has.
-
-    Returns:
-        A check for each artifact that cannot be compared, the artifacts that can, and notes.
-
-    Raises:
-        InputError: a named artifact is in neither bundle, or there is none at all.
-    """
-    before = {artifact.id: artifact for artifact in baseline.artifacts}
-    after = {artifact.id: artifact for artifact in candidate.artifacts}
-    have = ", ".join(dict.fromkeys((*before, *after)))
-    if not have:
-        raise InputError(f"--against: neither {baseline.folder} nor {candidate.folder} has an artifact")
-    checks: list[GateCheck] = []
-    pairs: list[ArtifactPair] = []
-    notes: list[str] = []
-    for name in dict.fromkeys(named or (*before, *after)):
-        if name not in before and name not in after:
-            raise InputError(f"--artifact {name}: neither bundle has it; they have {have}")
-        old, new = before.get(name), after.get(name)
-        is_old, is_new = (artifact is not None and artifact.status == "built" for artifact in (old, new))
-        if is_old and is_new:
-            assert old is not None and new is not None
-            pairs.append(ArtifactPair(old, new))
-        elif not is_new and (is_old or named):
-            checks.append(GateCheck(name="presence", artifact=name, status="fail", reason=_absence("candidate", new)))
-        elif is_new and named:
-            reason = f"{_absence('baseline', old)}; there is nothing to compare with"
-            checks.append(GateCheck(name="presence", artifact=name, status="undecided", reason=reason))
-        elif is_new:
-            notes.append(f"{name}: new; {_absence('baseline', old)}, so there is nothing to compare with")
-        else:
-            absences = "; ".join((_absence("baseline", old), _absence("candidate", new)))
-            notes.append(f"{name}: not compared; {absences}")
-    return checks, pairs, notes
-
-
-def _absence(side: str, artifact: ArtifactManifest | None) -> str:
-    if artifact is None:
-        return f"the {side} does not have it"
-    return f"{artifact.status} in the {side}: {artifact.reason or 'its manifest gives no reason'}"
-
-
-def _checks(gating: _Gating) -> list[GateCheck]:
-    """Make all checks of the artifacts that both have. A damaged file ends it before anything is measured."""
-    opened = [
-        (
-            both,
-            [CheckedArtifact.of(gating.baseline, both.baseline), CheckedArtifact.of(gating.candidate, both.candidate)],
-        )
-        for both in gating.pairs
-    ]
-    checks = [check for both in gating.pairs for check in file_checks(both, gating.options)]
-    checks += _score_checks(gating)
-    task = gating.candidate.task
-    ways = [(both, checked, way) for both, checked in opened for way in gating.request.providers(both.candidate)]
-    timed = [
-        (both, checked, way, item)
-        for both, checked, way in ways
-        for shape in gating.items
-        for item in [(phase, *shape) for phase in phases_of(both.candidate, task)]
-        if cannot_run(both.candidate, way) is None
-    ]
-    for both in gating.pairs:
-        if not gating.request.providers(both.candidate):
-            reason = f"{gating.request.runtime} does not open it"
-            checks.append(GateCheck(name="latency", artifact=both.candidate.id, status="undecided", reason=reason))
-    for both, _, way in ways:
-        if (refusal := cannot_run(both.candidate, way)) is not None:
-            check = _refused(gating, both, way, refusal)
-            checks.append(check.model_copy(update={"provider": _named_way(gating, way)}))
-    for both, checked, way, item in timed:
-        for check in _timed(gating, both, _specs(gating, checked, way, item), gating.options.error / len(timed)):
-            checks.append(check.model_copy(update={"provider": _named_way(gating, way)}))
+        bound = "all that are ever made" if rounds >= MOST_ROUNDS else f"what {rules.longest_s:.0f} s have room for"
+        bound = "the fewest that say anything" if rounds <= fewest else bound
+        reason += f", which are {bound}: the machine is too noisy, or the change too close to what is allowed"
+    if result.unsettled:
+        reason += f"; {result.unsettled} of {2 * rounds} processes did not settle"
+    if result.failures:
+        reason += f"; measured once more after {', and '.join(result.failures)}"
+    values = {
+        "name": "latency",
+        "artifact": both.candidate.id,
+        "status": decision,
+        "unit": "ms",
+        "limit": rules.most,
+        "found": slowdown.change(rules.most),
+        "change": slowdown.middle,
+        "rounds": rounds,
+        "reason": reason,
+        "baseline": median_high(result.baseline_ms) if result.baseline_ms else None,
+        "candidate": median_high(result.candidate_ms) if result.candidate_ms else None,
+        "log_ratios": result.log_ratios,
+        **slowdown.ends,
+    }
+    checks = [GateCheck.model_validate(values, strict=False)]
+    if options.max_memory_growth is not None:
+        checks.append(memory_check(both, options.max_memory_growth, result.peaks))
     return checks
 
 
-def _score_checks(gating: _Gating) -> Iterator[GateCheck]:
-    most = gating.options.max_score_loss
-    if most is None or not gating.candidate.task.reads_text:
-        return
-    rows = common_rows(gating.baseline, gating.candidate, gating.options.eval_data)
-    for both in gating.pairs:
-        for provider in gating.request.providers(both.candidate):
-            check = score_check((gating.baseline, gating.candidate), both, provider, rows, most, gating.progress)
-            yield check.model_copy(update={"provider": _named_way(gating, provider)})
-
-
-def _named_way(gating: _Gating, provider: str | None) -> str | None:
-    """What a check says that it was computed with: nothing, where nobody asked for a runtime."""
-    return provider if gating.request.runtime is not None else None
-
-
-def _refused(gating: _Gating, both: ArtifactPair, provider: str | None, refusal: str) -> GateCheck:
-    """The latency of a candidate that this machine cannot run.
+def memory_check(both: ArtifactPair, most: float, peaks: tuple[SidePeak, SidePeak]) -> GateCheck:
+    """Compare the median peaks of baseline and candidate, if they were measured by the same method.
 
     Args:
-        gating: the comparison.
         both: the artifact.
-        provider: that was to compute it; None: what fits.
-        refusal: why it cannot.
+        most: the largest growth that is allowed, as a share.
+        peaks: of baseline and candidate.
     """
-    status: GateStatus = "undecided"
-    reason = f"this machine can run neither: {refusal}"
-    if not gating.is_selection:
-        reason += "; to compare the others only, name them: --artifact ID"
-    if cannot_run(both.baseline, provider) is None:
-        status, reason = "fail", f"this machine can run the baseline, but not the candidate: {refusal}"
-    return GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=reason)
+    before, after = (peak.median if peaks[0].method == peaks[1].method else None for peak in peaks)
+    check = _growth_check("memory", both, most, before, after)
+    reasons = [check.reason, " and ".join(dict.fromkeys(f"{peak.method}, with {peak.provider}" for peak in peaks))]
+    if check.status == "fail" and before is not None and after is not None and after - before < _LEAST_GROWTH_BYTES:
+        reasons[0] = f"less than {format_bytes(_LEAST_GROWTH_BYTES)} more, which is within the variation of a process"
+        check = check.model_copy(update={"status": "pass"})
+    return check.model_copy(update={"reason": "; ".join(filter(None, reasons))})
 
 
-def _specs(gating: _Gating, checked: Sequence[CheckedArtifact], provider: str | None, item: Item) -> Pair:
-    """How baseline and candidate are opened; ``provider``: that computes both."""
-    threads, rules = gating.request.threads[0], gating.options.rules or RULES
-    first, second = (
-        PaceSpec(
-            threads=threads,
-            gpu_uuid=gating.gpu_uuid,
-            item=item,
-            measure=MeasureSpec(
-                checked=one,
-                provider=provider,
-                threads=threads,
-                shapes=(item[1:],),
-                rules=rules,
-                gpu_uuid=gating.gpu_uuid,
-            ),
+def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]:
+    """Compare size and drift of one artifact, as the two manifests record them."""
+    if options.max_size_growth is not None:
+        sizes = both.baseline.size_bytes, both.candidate.size_bytes
+        yield _growth_check("size", both, options.max_size_growth, *sizes)
+    # Drift: how far the artifact is from torch in FP32, by loop if it has loops, else by its answers.
+    before, after = _drift_error(both.baseline), _drift_error(both.candidate)
+    values = {"name": "drift", "artifact": both.candidate.id, "limit": _DRIFT_FACTOR - 1}
+    values |= {"baseline": before, "candidate": after, "status": "undecided"}
+    if before is None or after is None:
+        sides = [side for side, error in (("baseline", before), ("candidate", after)) if error is None]
+        reason = (
+            f"the bundle of the {' and the '.join(sides)} does not record how far it is from torch: export it again"
         )
-        for one in checked
-    )
-    return first, second
+        yield GateCheck.model_validate({**values, "reason": reason})
+        return
+    drift = both.candidate.drift
+    tolerance = drift.tolerance if drift is not None else None
+    status: GateStatus = "fail"
+    if tolerance is not None and after > tolerance:
+        reason = f"beyond its tolerance of {tolerance:g}"
+    elif after > _DRIFT_FACTOR * before and (tolerance is None or after > _DRIFT_SHARE * tolerance):
+        reason = "more than twice the baseline's"
+    else:
+        status, reason = "pass", "RMS error of the worst loop" if drift is not None else "largest error of an answer"
+    change = (after - before) / before if before else None
+    yield GateCheck.model_validate({**values, "change": change, "status": status, "reason": reason})
 
 
-def _timed(gating: _Gating, both: ArtifactPair, pair: Pair, error: float) -> Iterator[GateCheck]:
-    """Latency and memory of one artifact at one shape; ``error``: its part of the run's."""
-    phase, batch, seq = pair[0].item
-    at = {"phase": phase, "batch": batch, "seq": seq}
-    with bar(gating.progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
-        found = timed_checks(both, pair, gating.options, error, lambda _: gating.progress.advance(1))
-    for check in found:
-        yield check.model_copy(update=at)
+def _growth_check(name: str, both: ArtifactPair, limit: float, before: float | None, after: float | None) -> GateCheck:
+    """Check bytes that may grow by a share of ``limit``; None: not known."""
+    values = {"name": name, "artifact": both.candidate.id, "unit": "bytes", "limit": limit}
+    values |= {"baseline": before, "candidate": after}
+    if not before or after is None:
+        return GateCheck.model_validate({**values, "status": "undecided", "reason": "not known of both"})
+    change = (after - before) / before
+    return GateCheck.model_validate({**values, "change": change, "status": "fail" if change > limit else "pass"})
 
 
-def _notes(gating: _Gating) -> Iterator[str]:
+def _drift_error(artifact: ArtifactManifest) -> float | None:
+    if artifact.drift is not None:
+        return max((loop.rms_error for loop in artifact.drift.loops if loop.rms_error is not None), default=None)
+    return artifact.parity.max_abs_error if artifact.parity is not None else None
+
+
+def _notes(comparison: _Comparison) -> Iterator[str]:
+    threads, options, task = comparison.request.threads, comparison.options, comparison.candidate.task
     yield "both were measured in turns on this host; a ratio of another processor may differ"
-    if len(gating.request.threads) > 1:
-        yield f"measured with {gating.request.threads[0]} threads only, the first of those asked for"
-    if all(both.baseline.sha256 == both.candidate.sha256 for both in gating.pairs):
+    if len(threads) > 1:
+        yield f"measured with {threads[0]} threads only, the first of those asked for"
+    if all(both.baseline.sha256 == both.candidate.sha256 for both in comparison.pairs):
         yield "baseline and candidate are the same files"
-    limits = {
-        "memory": ("--max-memory-growth", gating.options.max_memory_growth),
-        "size": ("--max-size-growth", gating.options.max_size_growth),
-        "score": ("--max-score-loss", gating.options.max_score_loss),
-    }
-    for name, (option, most) in limits.items():
-        if most is None:
-            yield f"not checked: {name} ({option} off)"
-    if not gating.candidate.task.reads_text:
-        yield f"not checked: score; a {gating.candidate.task.noun} has no labelled rows, and is judged by its drift"
+    for name, flag, limit in (
+        ("memory", "--max-memory-growth", options.max_memory_growth),
+        ("size", "--max-size-growth", options.max_size_growth),
+        ("score", "--max-score-loss", options.max_score_loss),
+    ):
+        if limit is None:
+            yield f"not checked: {name} ({flag} off)"
+    if not task.reads_text:
+        yield f"not checked: score; a {task.noun} has no labelled rows, and is judged by its drift"

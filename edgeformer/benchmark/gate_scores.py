@@ -15,7 +15,6 @@ from edgeformer.artifacts.gate import GateCheck
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.workspace import TOKENIZER_FILE
-from edgeformer.benchmark.gate_checks import ArtifactPair
 from edgeformer.bundle import Bundle
 from edgeformer.data.rows import LabelledTexts, alike
 from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts
@@ -26,10 +25,19 @@ from edgeformer.tasks.task import Float64s, Task
 
 REMEDY = "name a labelled file that neither was trained on: --eval-data FILE"
 
-_MOST_ROWS, _MOST_WORDS = 5000, 15_000
-"""Rows (a language model: words of its text) that are scored; more would take minutes and decide nothing else."""
+_MAX_ROWS, _MAX_WORDS = 5000, 15_000
+"""Rows (language models: words of the text) that are scored; more would take minutes and decide nothing else."""
 _BATCH = 32
 _Z = 1.96  # a two-sided 95 % interval
+_SIDES = ("baseline", "candidate")
+
+
+@dataclass(frozen=True)
+class ArtifactPair:
+    """An artifact in the two bundles."""
+
+    baseline: ArtifactManifest
+    candidate: ArtifactManifest
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class CommonRows:
 
     Attributes:
         texts: with labels as indices into the baseline's labels.
-        source: what they are, for a reason: "the file held_out.csv"; of no rows: why there are none.
+        source: of the rows, for a reason: "the file held_out.csv"; without rows: why there are none.
     """
 
     texts: LabelledTexts
@@ -48,10 +56,12 @@ class CommonRows:
 def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> CommonRows | str:
     """Find rows that baseline and candidate can both be scored on, or return the reason why there are none.
 
-    Without a file these are the baseline's test rows, where the candidate's run had the same test set, else its test
+    Without a file these are the baseline's test rows, if the candidate's run had the same test set, else its test
     and validation rows; in both cases without those that the candidate was trained on.
 
     Args:
+        baseline: the bundle to compare with.
+        candidate: the bundle to check.
         eval_data: a file to score on instead; it is read with the baseline's columns and labels.
 
     Raises:
@@ -59,9 +69,9 @@ def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> 
     """
     task = baseline.task
     if eval_data is not None:
-        return _limited(CommonRows(task.file_texts(baseline.data, eval_data), f"the file {eval_data.name}"), task)
+        return _limit_rows(CommonRows(task.file_texts(baseline.data, eval_data), f"the file {eval_data.name}"), task)
     try:
-        return _limited(_held_out_rows(baseline, candidate), task)
+        return _limit_rows(_held_out_rows(baseline, candidate), task)
     except (InputError, MissingDependencyError) as error:
         return str(error)
 
@@ -70,7 +80,7 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
     """Read the baseline's held-out rows that the candidate was not trained on.
 
     Raises:
-        DataError: data changed or cannot be read, or what the candidate was trained on cannot be known.
+        DataError: data changed or cannot be read, or what the candidate was trained on is not known.
     """
     task, recorded = baseline.task, baseline.trained_on
     test = task.set_name(baseline.data, "test")
@@ -89,17 +99,17 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
     size = 2 if task.predicts == "vectors" else 1  # texts of a row
     untrained = _rows_not_trained_on(texts, baseline, candidate)
     if not len(untrained):
-        # No reason for the scores that export recorded either: the validation rows may be among these.
+        # Recorded scores do not help either: the validation rows may be among these.
         return CommonRows(texts.take(untrained), f"the candidate was trained on all {len(texts) // size:,} of {source}")
-    seen = (len(texts) - len(untrained)) // size
-    without = f", without the {seen:,} that the candidate was trained on" if seen else ""
+    trained = (len(texts) - len(untrained)) // size
+    without = f", without the {trained:,} that the candidate was trained on" if trained else ""
     return CommonRows(texts.take(untrained), source + without)
 
 
 def _rows_not_trained_on(texts: LabelledTexts, baseline: Bundle, candidate: Bundle) -> NDArray[np.int64]:
-    """Numbers of the rows that the candidate was not trained on; a scored pair is left out where either text was.
+    """Return the numbers of the rows that the candidate was not trained on; of a pair neither text.
 
-    Raises DataError where that cannot be known.
+    Raises DataError if that is not known.
     """
     trained_on = candidate.trained_on.get("train")
     if trained_on is None:
@@ -110,10 +120,10 @@ def _rows_not_trained_on(texts: LabelledTexts, baseline: Bundle, candidate: Bund
     if getattr(candidate.data, "stream", False):
         raise DataError("the candidate's training set is streamed, so the baseline's rows are not looked up in it")
     training_texts = {alike(text) for text in _unchanged_set(candidate, "candidate", "train").texts}
-    seen = np.array([alike(text) in training_texts for text in texts.texts], dtype=bool)
+    is_trained = np.array([alike(text) in training_texts for text in texts.texts], dtype=bool)
     if baseline.task.predicts == "vectors":
-        seen = np.repeat(seen[::2] | seen[1::2], 2)
-    return np.flatnonzero(~seen)
+        is_trained = np.repeat(is_trained[::2] | is_trained[1::2], 2)
+    return np.flatnonzero(~is_trained)
 
 
 def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
@@ -123,20 +133,21 @@ def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
     return texts
 
 
-def _limited(rows: CommonRows, task: Task) -> CommonRows:
-    """At most so many rows as decide something, evenly spaced; of running text the first ones."""
-    texts, pairs = rows.texts, task.predicts == "vectors"
+def _limit_rows(rows: CommonRows, task: Task) -> CommonRows:
+    """Keep at most ``_MAX_ROWS`` rows, evenly spaced; of running text the first ``_MAX_WORDS`` words."""
+    texts, is_paired = rows.texts, task.predicts == "vectors"
     if task.unit == "tokens":
         words = np.cumsum([len(str(text).split()) + 1 for text in texts.texts])
-        taken = np.arange(min(len(texts), int(np.searchsorted(words, _MOST_WORDS)) + 1))
+        numbers = np.arange(min(len(texts), int(np.searchsorted(words, _MAX_WORDS)) + 1))
     else:
-        count = len(texts) // 2 if pairs else len(texts)
-        taken = np.unique(np.linspace(0, count - 1, min(count, _MOST_ROWS)).astype(np.int64))
-        if pairs:
-            taken = np.stack([2 * taken, 2 * taken + 1], axis=1).reshape(-1)
-    if len(taken) == len(texts):
+        count = len(texts) // 2 if is_paired else len(texts)
+        numbers = np.unique(np.linspace(0, count - 1, min(count, _MAX_ROWS)).astype(np.int64))
+        if is_paired:
+            numbers = np.stack([2 * numbers, 2 * numbers + 1], axis=1).reshape(-1)
+    if len(numbers) == len(texts):
         return rows
-    return CommonRows(texts.take(taken.astype(np.int64)), f"{len(taken):,} of the {len(texts):,} rows of {rows.source}")
+    source = f"{len(numbers):,} of the {len(texts):,} rows of {rows.source}"
+    return CommonRows(texts.take(numbers.astype(np.int64)), source)
 
 
 def score_check(
@@ -149,78 +160,80 @@ def score_check(
 ) -> GateCheck:
     """Compare the scores of an artifact on the same rows.
 
-    A loss of at most ``most`` passes, and a larger one fails where its 95 % interval holds no gain; else it may be
-    chance, which is undecided. The reason states the interval, and says so where ``most`` lies inside it. Where one row
-    is more than ``most``, only an interval that lies wholly beyond it decides.
+    A loss of at most ``most`` passes. A larger one fails if its 95 % interval holds no gain, else it is undecided. The
+    reason states the interval, and whether ``most`` lies inside it. If one row is more than ``most``, only an interval
+    that lies wholly beyond it decides.
 
     Args:
         sides: baseline and candidate.
         both: the artifact in the two.
-        provider: what computes it; None: what fits.
-        rows: from :func:`common_rows`; a reason why there are none: then the scores that export recorded are compared
-            if they are of the same validation rows.
-        most: the largest loss that is allowed, in the metric's unit where it is a share, else as a share of it.
-        progress: is told of rows.
+        provider: that computes it; None: the default.
+        rows: from :func:`common_rows`; given the reason why there are none, the scores that export recorded are
+            compared if they are of the same validation rows.
+        most: the largest loss that is allowed, in the metric's unit if it is a share, else as a share of it.
+        progress: advanced by rows.
     """
-    task = sides[1].task
-    metric = task.metric
-    facts: dict[str, object] = {"name": "score", "artifact": both.candidate.id, "unit": metric.name, "limit": most}
+    baseline, candidate = sides
+    task = candidate.task
+    facts: dict[str, object] = {"name": "score", "artifact": both.candidate.id, "unit": task.metric.name, "limit": most}
 
     def undecided(reason: str) -> GateCheck:
         return GateCheck.model_validate({**facts, "status": "undecided", "reason": reason})
 
-    scored = [_scored_artifact(sides[0], both.baseline), _scored_artifact(sides[1], both.candidate)]
+    scored = [_scored_artifact(baseline, both.baseline), _scored_artifact(candidate, both.candidate)]
     if isinstance(rows, str):
-        return _recorded(sides, scored, provider, facts, most, rows) or undecided(
+        return _compare_recorded(sides, scored, provider, facts, most, rows) or undecided(
             f"no rows to score both on: {rows}; {REMEDY}"
         )
     if not len(rows.texts):
         return undecided(f"no rows to score both on: {rows.source}; {REMEDY}")
-    for side, artifact in zip(("baseline", "candidate"), scored, strict=True):
+    for side, artifact in zip(_SIDES, scored, strict=True):
         if artifact is None:
             return undecided(f"the {side} has no full graph of this precision, by which decoding could be scored")
         if (refusal := cannot_run(artifact, provider)) is not None:
             return undecided(f"the {side} cannot be scored on this machine: {refusal}")
-    if lacking := _labels_lacking(sides, rows.texts):
+    if missing := _missing_labels(baseline, candidate, rows.texts):
         return undecided(
-            f"the candidate has no label {', '.join(map(repr, lacking))}, which rows of {rows.source} have; name a "
+            f"the candidate has no label {', '.join(map(repr, missing))}, which rows of {rows.source} have; name a "
             "file with labels of both: --eval-data FILE"
         )
-    results: list[tuple[Array, Float64s]] = []
-    for side, bundle, artifact in zip(("baseline", "candidate"), sides, scored, strict=True):
+    lengths: list[Array] = []
+    figures: list[Float64s] = []
+    for side, bundle, artifact in zip(_SIDES, sides, scored, strict=True):
         assert artifact is not None
         try:
-            figures = _figures(bundle, artifact, provider, _relabelled(rows.texts, sides[0], bundle), progress, side)
+            texts = _with_labels_of(bundle, rows.texts, baseline)
+            side_lengths, side_figures = _row_figures(bundle, artifact, provider, texts, progress, side)
         except EdgeformerError as error:
             status = "fail" if side == "candidate" else "undecided"
             reason = f"the {side} cannot be scored: {error}"
             return GateCheck.model_validate({**facts, "status": status, "reason": reason})
-        results.append(figures)
-    (lengths, first), (other_lengths, second) = results
+        lengths.append(side_lengths)
+        figures.append(side_figures)
     source = rows.source
-    if task.unit == "tokens" and not np.array_equal(lengths, other_lengths):
-        # Other tokens: perplexity per token does not compare, per word it does, where neither model cut the text.
-        whole = np.ones(len(lengths), dtype=bool)
-        for bundle, counts in zip(sides, (lengths, other_lengths), strict=True):
-            whole &= counts < bundle.manifest.max_length
-        if not whole.any():
+    if task.unit == "tokens" and not np.array_equal(lengths[0], lengths[1]):
+        # With different tokens, perplexity compares per word only, and only if neither model truncated the text.
+        is_complete = np.ones(len(lengths[0]), dtype=bool)
+        for bundle, counts in zip(sides, lengths, strict=True):
+            is_complete &= counts < bundle.manifest.max_length
+        if not is_complete.any():
             return undecided(f"the two make other tokens of {source}, and cut all of it; {REMEDY} with shorter texts")
         words = np.array([len(str(text).split()) + 1 for text in rows.texts.texts], dtype=np.float64)
-        first, second = (np.stack([losses[:, 0], words], axis=1)[whole] for losses in (first, second))
+        figures = [np.stack([losses[:, 0], words], axis=1)[is_complete] for losses in figures]
         source = f"{source}, per word, because the two make other tokens of them"
-    return _compared(task, facts, (first, second), most, source)
+    return _compare_figures(task, facts, figures[0], figures[1], most, source)
 
 
 def _scored_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactManifest | None:
-    """The artifact itself; of one that decodes token by token the full graph with the same weights, if there is one."""
+    """Return the artifact; for a decode graph the full graph with the same weights, or None."""
     if artifact.role != "decode":
         return artifact
-    same = (artifact.precision, artifact.trimmed)
+    variant = (artifact.precision, artifact.trimmed)
     graphs = [graph for graph in bundle.built("full") if graph.is_graph]
-    return next((graph for graph in graphs if (graph.precision, graph.trimmed) == same), None)
+    return next((graph for graph in graphs if (graph.precision, graph.trimmed) == variant), None)
 
 
-def _labels_of(bundle: Bundle) -> tuple[str, ...]:
+def _label_names(bundle: Bundle) -> tuple[str, ...]:
     return tuple(getattr(bundle.data, "labels", ()))
 
 
@@ -228,29 +241,29 @@ def _has_label_sets(bundle: Bundle) -> bool:
     return getattr(bundle.data, "separator", None) is not None
 
 
-def _labels_lacking(sides: tuple[Bundle, Bundle], texts: LabelledTexts) -> list[str]:
-    """Labels of the rows that the candidate does not have."""
-    names, own = _labels_of(sides[0]), set(_labels_of(sides[1]))
-    if _has_label_sets(sides[0]):
+def _missing_labels(baseline: Bundle, candidate: Bundle, texts: LabelledTexts) -> list[str]:
+    """Return the labels of the rows that the candidate does not have."""
+    names, candidate_names = _label_names(baseline), set(_label_names(candidate))
+    if _has_label_sets(baseline):
         used = [number for number in range(len(names)) if (texts.labels >> number & 1).any()]
     else:
         used = [int(number) for number in np.unique(texts.labels)] if names else []
-    return [names[number] for number in used if names[number] not in own]
+    return [names[number] for number in used if names[number] not in candidate_names]
 
 
-def _relabelled(texts: LabelledTexts, baseline: Bundle, bundle: Bundle) -> LabelledTexts:
-    """The rows with labels as indices into those of ``bundle``: labels are matched by name."""
-    names, own = _labels_of(baseline), _labels_of(bundle)
-    if names == own:
+def _with_labels_of(bundle: Bundle, texts: LabelledTexts, baseline: Bundle) -> LabelledTexts:
+    """Return the rows with labels as indices into those of ``bundle``: labels are matched by name."""
+    baseline_names, names = _label_names(baseline), _label_names(bundle)
+    if baseline_names == names:
         return texts
-    place = {number: own.index(name) for number, name in enumerate(names) if name in own}
+    index_of = {number: names.index(name) for number, name in enumerate(baseline_names) if name in names}
     if _has_label_sets(baseline):
-        bits = [(texts.labels >> number & 1) << index for number, index in place.items()]
+        bits = [(texts.labels >> number & 1) << index for number, index in index_of.items()]
         return LabelledTexts(texts.texts, np.sum(bits, axis=0, dtype=np.int64))
-    return LabelledTexts(texts.texts, np.array([place[int(number)] for number in texts.labels], dtype=np.int64))
+    return LabelledTexts(texts.texts, np.array([index_of[int(number)] for number in texts.labels], dtype=np.int64))
 
 
-def _figures(
+def _row_figures(
     bundle: Bundle,
     artifact: ArtifactManifest,
     provider: str | None,
@@ -258,7 +271,7 @@ def _figures(
     progress: Progress,
     side: str,
 ) -> tuple[Array, Float64s]:
-    """Tokens [n] and figures [n, k] of every row. Raises EdgeformerError."""
+    """Return tokens [n] and figures [n, k] of every row. Raises EdgeformerError."""
     task, reader = bundle.task, bundle.reader(artifact)
     rows = task.encode_rows(bundle.data, reader, texts)
     batches = task.call_batches(rows, min(_BATCH, most_rows(artifact) or _BATCH), reader.vocabulary)
@@ -269,10 +282,10 @@ def _figures(
     ):
         for numbers in batches:
             batch = task.batch(rows, numbers, reader.pad)
-            kept = task.row_answers(session.run(batch), batch)
+            batch_answers = task.row_answers(session.run(batch), batch)
             if answers is None:
-                answers = np.empty((len(rows), *kept.shape[1:]), dtype=kept.dtype)
-            answers[numbers] = kept
+                answers = np.empty((len(rows), *batch_answers.shape[1:]), dtype=batch_answers.dtype)
+            answers[numbers] = batch_answers
             progress.advance(len(numbers))
     assert answers is not None
     if not np.isfinite(answers).all():
@@ -280,19 +293,30 @@ def _figures(
     return rows.lengths, task.row_figures(answers, rows, bundle.data)
 
 
-def _compared(
-    task: Task, facts: dict[str, object], figures: tuple[Float64s, Float64s], most: float, source: str
+def _compare_figures(
+    task: Task, facts: dict[str, object], baseline: Float64s, candidate: Float64s, most: float, source: str
 ) -> GateCheck:
-    metric, (first, second) = task.metric, figures
-    before, after, count = task.metric_of(first), task.metric_of(second), len(first)
-    low, high = _interval(task, first, second)
+    """Compare figures [n, k] of the same rows.
+
+    The 95 % interval of right and wrong answers is that of Bonett and Price (2012) for paired proportions, which is not
+    empty if all answers agree; that of other figures consists of percentiles of resampled rows.
+    """
+    metric = task.metric
+    before, after, count = task.metric_of(baseline), task.metric_of(candidate), len(baseline)
+    reason = f"on {count:,} {'pairs' if task.predicts == 'vectors' else 'rows'}: {source}"
+    if baseline.shape[1] == 1:
+        worse, better = int((baseline > candidate).sum()), int((candidate > baseline).sum())
+        reason += f"; {worse:,} right before and wrong now, {better:,} the other way"
+        lost, won = (worse + 1) / (count + 2), (better + 1) / (count + 2)
+        half = _Z * sqrt((lost + won - (won - lost) ** 2) / (count + 2))
+        low, high = max(-1.0, won - lost - half), min(1.0, won - lost + half)
+    else:
+        low, high = bootstrap_interval(
+            lambda rows: task.metric_of(candidate[rows]) - task.metric_of(baseline[rows]), count
+        )
+    reason += f"; 95 % interval of the difference {low:+.4f} to {high:+.4f}"
     loss = _loss(metric, before, after - before)
     least, largest = sorted(_loss(metric, before, change) for change in (low, high))
-    reason = f"on {count:,} {'pairs' if task.predicts == 'vectors' else 'rows'}: {source}"
-    if first.shape[1] == 1:
-        worse, better = int((first > second).sum()), int((second > first).sum())
-        reason += f"; {worse:,} right before and wrong now, {better:,} the other way"
-    reason += f"; 95 % interval of the difference {low:+.4f} to {high:+.4f}"
     status = "pass" if loss <= most else "fail"
     if count < (2 if metric.highest is None or not most else 1 / most) and least <= most:
         status = "undecided"
@@ -306,7 +330,7 @@ def _compared(
 
 
 def _loss(metric: Metric, before: float, change: float) -> float:
-    """A change for the worse is above 0: in the metric's unit where it is a share, else as a share of ``before``."""
+    """Return a change for the worse as a positive number: in the metric's unit if it is a share, else as a share."""
     loss = -change if metric.higher_is_better else change
     return loss if metric.highest is not None else loss / max(abs(before), 1e-12)
 
@@ -316,47 +340,32 @@ def _check(facts: dict[str, object], status: str, before: float, after: float, r
     return GateCheck.model_validate({**facts, **values})
 
 
-def _interval(task: Task, first: Float64s, second: Float64s) -> tuple[float, float]:
-    """95 % interval of the metric's difference on the same rows.
-
-    Of right and wrong answers that of Bonett and Price (2012) for paired proportions, which is not empty where all
-    answers agree; else percentiles of resampled rows.
-    """
-    count = len(first)
-    if first.shape[1] == 1:
-        lost = (float((first > second).sum()) + 1) / (count + 2)
-        won = (float((second > first).sum()) + 1) / (count + 2)
-        half = _Z * sqrt((lost + won - (won - lost) ** 2) / (count + 2))
-        return max(-1.0, won - lost - half), min(1.0, won - lost + half)
-    return bootstrap_interval(lambda rows: task.metric_of(second[rows]) - task.metric_of(first[rows]), count)
-
-
-def _recorded(
+def _compare_recorded(
     sides: tuple[Bundle, Bundle],
     scored: Sequence[ArtifactManifest | None],
     provider: str | None,
     facts: dict[str, object],
     most: float,
-    why: str,
+    why_no_rows: str,
 ) -> GateCheck | None:
-    """The scores that export recorded, where they are of the same validation rows; None: they are not.
+    """Compare the scores that export recorded; None if they are not of the same validation rows.
 
     None also for a provider that computes in fewer bits than export scored.
     """
     if provider is not None and provider_facts(provider).rounds_to is not None:
         return None
-    manifests, metric = [bundle.manifest for bundle in sides], sides[1].task.metric
-    scores = [artifact.validation if artifact is not None else None for artifact in scored]
-    before, after = map(metric.of, scores)
-    prints = {manifest.data_fingerprints.get("validation") for manifest in manifests}
-    same = len(prints) == 1 and None not in prints and _labels_of(sides[0]) == _labels_of(sides[1])
-    if sides[1].task.unit == "tokens":
-        same = same and len({manifest.files.get(TOKENIZER_FILE) for manifest in manifests}) == 1
-    if before is None or after is None or not same or scores[0].n != scores[1].n:  # type: ignore[union-attr]
+    manifests, task = [bundle.manifest for bundle in sides], sides[1].task
+    first, second = (artifact.validation if artifact is not None else None for artifact in scored)
+    before, after = task.metric.of(first), task.metric.of(second)
+    fingerprints = {manifest.data_fingerprints.get("validation") for manifest in manifests}
+    is_same = len(fingerprints) == 1 and None not in fingerprints and _label_names(sides[0]) == _label_names(sides[1])
+    if task.unit == "tokens":
+        is_same = is_same and len({manifest.files.get(TOKENIZER_FILE) for manifest in manifests}) == 1
+    if before is None or after is None or not is_same or first is None or second is None or first.n != second.n:
         return None
     reason = (
-        f"as export recorded it on the same {scores[1].n:,} validation {sides[1].task.unit}, without an interval, "  # type: ignore[union-attr]
-        f"because the rows are not at hand: {why}"
+        f"as export recorded it on the same {second.n:,} validation {task.unit}, without an interval, because the rows "
+        f"are not at hand: {why_no_rows}"
     )
-    loss = _loss(metric, before, after - before)
+    loss = _loss(task.metric, before, after - before)
     return _check(facts, "fail" if loss > most else "pass", before, after, reason)

@@ -1,7 +1,7 @@
-"""What an artifact adds to a process: its peak resident memory minus that with nothing opened, and GPU memory, which
-has several names, of which each platform tells others.
+"""Memory that an artifact adds to a process: peak resident memory above a baseline, and GPU memory.
 
-``ru_maxrss`` is not used: on Linux a child process inherits its parent's peak through fork.
+GPU memory has several figures, of which each platform provides some. ``ru_maxrss`` is not used: on Linux a child
+process inherits its parent's peak through fork.
 """
 
 from __future__ import annotations
@@ -23,16 +23,12 @@ from edgeformer.system.memory import give_back
 _POLL_S = 0.010
 
 PROCESS, CARD, SYSTEM = "process (NVML)", "card (NVML)", "system"
-_METHODS = {
+_METHODS = {  # the most exact one first
     PROCESS: "GPU memory of the process (NVML), CUDA's context included, at the end",
     CARD: "memory of the whole card (NVML), at the end minus before; other programs' changes count too",
     SYSTEM: "memory of the whole system, at the end minus before: GPU and processor share it, and NVML has no figure; "
     "other programs' changes count too",
 }
-_NOBODY_SAYS = (
-    "neither NVML nor the system tells the memory on the GPU (without NVML nothing does, and inside a container the "
-    "driver may know this process by another number)"
-)
 
 
 class PeakMeter(ABC):
@@ -41,19 +37,19 @@ class PeakMeter(ABC):
     method: str
 
     def reset(self) -> bool:
-        """Start over. False: this system cannot, the peak stays that of the whole process."""
+        """Start over. False: this system cannot, and the peak remains that of the whole process."""
         return False
 
     @abstractmethod
     def peak_bytes(self) -> int:
-        """The highest resident memory seen."""
+        """Return the highest resident memory."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to stop
         """Stop watching."""
 
 
 class KernelPeak(PeakMeter):
-    """Linux: the kernel keeps the peak (VmHWM) and lets a process reset its own, but in some containers."""
+    """Linux: the kernel keeps the peak (VmHWM); a process may reset its own, except in some containers."""
 
     method = "peak resident memory kept by the kernel (VmHWM)"
 
@@ -68,7 +64,7 @@ class KernelPeak(PeakMeter):
         return True
 
     def peak_bytes(self) -> int:
-        """VmHWM. Raises OSError where the kernel does not say."""
+        """Return VmHWM. Raises OSError if the kernel does not report it."""
         for line in (self._proc / "status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -76,7 +72,7 @@ class KernelPeak(PeakMeter):
 
 
 class WindowsPeak(PeakMeter):
-    """Windows keeps the peak working set of a process since it began; it cannot be reset."""
+    """Windows keeps the peak working set of a process since its start; it cannot be reset."""
 
     method = "peak working set kept by Windows"
 
@@ -85,7 +81,7 @@ class WindowsPeak(PeakMeter):
 
 
 class PolledPeak(PeakMeter):
-    """Elsewhere: resident memory asked for every 10 ms by a thread; shorter peaks are missed."""
+    """Other systems: a thread reads resident memory every 10 ms; shorter peaks are missed."""
 
     method = "highest resident memory seen, asked every 10 ms"
 
@@ -113,7 +109,7 @@ class PolledPeak(PeakMeter):
 
 
 def peak_meter() -> PeakMeter:
-    """The best meter that this system has."""
+    """Return the best meter of this system."""
     if sys.platform == "win32":
         return WindowsPeak()
     kernel = KernelPeak()
@@ -125,17 +121,17 @@ def peak_meter() -> PeakMeter:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process now."""
+    """Return the resident memory of this process now."""
     return int(psutil.Process().memory_info().rss)
 
 
-def added(meter: PeakMeter, baseline_bytes: int, since_reset: bool) -> Memory:
-    """The peak above the baseline.
+def memory_above(meter: PeakMeter, baseline_bytes: int, since_reset: bool) -> Memory:
+    """Return the peak above the baseline.
 
     Args:
-        meter: what watched.
+        meter: measured the peak.
         baseline_bytes: resident memory with the runtime imported and nothing opened.
-        since_reset: False where earlier shapes of the same process are part of the peak.
+        since_reset: False if the peak includes earlier shapes of the same process.
     """
     method = meter.method + ("" if since_reset else ", over all shapes so far: this system cannot reset it")
     peak = max(0, meter.peak_bytes() - baseline_bytes)
@@ -143,59 +139,57 @@ def added(meter: PeakMeter, baseline_bytes: int, since_reset: bool) -> Memory:
 
 
 def release_unused() -> None:
-    """Give freed memory back to the system, so that one shape's memory is not counted with the next one's."""
+    """Return freed memory to the system, so that one shape's memory is not counted with the next one's."""
     gc.collect()
     give_back()
 
 
 def gpu_memory_in_use(uuid: str | None) -> dict[str, int]:
-    """What all programs use on the card, by the name of what tells it; ``uuid``: of the card, where NVML knows one."""
+    """Return what all programs use on the card, by the name of the figure; ``uuid`` of the card, if NVML knows one."""
     if nvidia.shares_system_memory():
         memory = psutil.virtual_memory()
         return {SYSTEM: int(memory.total - memory.available)}
-    used = nvidia.card_used_bytes(uuid) if uuid is not None else None
-    return {CARD: used} if used is not None else {}
+    used_bytes = nvidia.card_used_bytes(uuid) if uuid is not None else None
+    return {CARD: used_bytes} if used_bytes is not None else {}
 
 
 def gpu_memory_by_name(uuid: str | None, before: Mapping[str, int]) -> dict[str, int]:
-    """What has been added since ``before``, by the name of what tells it; the most exact one first.
-
-    Args:
-        uuid: of the card, where NVML knows one.
-        before: :func:`gpu_memory_in_use` before the first artifact was opened.
-    """
-    added = {name: max(0, used - before[name]) for name, used in gpu_memory_in_use(uuid).items() if name in before}
-    found = {PROCESS: nvidia.process_memory_bytes(os.getpid()), **added}
-    return {name: value for name, value in found.items() if value}
+    """Return the memory added since ``before`` (of :func:`gpu_memory_in_use`), by name; the most exact one first."""
+    growth = {name: max(0, used - before[name]) for name, used in gpu_memory_in_use(uuid).items() if name in before}
+    by_name = {PROCESS: nvidia.process_memory_bytes(os.getpid()), **growth}
+    return {name: value for name, value in by_name.items() if value}
 
 
 def gpu_memory_of_process(uuid: str | None) -> Memory:
-    """What this process alone holds on the card, where another one is measured at the same time, whose memory would be
-    part of every other figure; `unavailable` where NVML tells no single process's.
+    """Return what this process alone holds on the card while another process is measured as well.
+
+    `unavailable` if NVML does not report memory per process.
+    """
+    by_name = gpu_memory_by_name(uuid, {})
+    if by_name:
+        return gpu_memory(uuid, {}, by_name)
+    reason = "another process is measured at the same time, and NVML does not tell the two apart here"
+    return Memory(status="unavailable", reason=reason)
+
+
+def gpu_memory(uuid: str | None, before: Mapping[str, int], by_name: Mapping[str, int]) -> Memory:
+    """Return the best figure as a measurement; `unavailable` if there is none.
 
     Args:
-        uuid: of the card, where NVML knows one.
+        uuid: of the card, if NVML knows one.
+        before: of :func:`gpu_memory_in_use`, before anything was opened.
+        by_name: of :func:`gpu_memory_by_name`.
     """
-    found = gpu_memory_by_name(uuid, {})
-    if found:
-        return gpu_memory(uuid, {}, found)
-    why = "another process is measured at the same time, and NVML does not tell the two apart here"
-    return Memory(status="unavailable", reason=why)
-
-
-def gpu_memory(uuid: str | None, before: Mapping[str, int], found: Mapping[str, int]) -> Memory:
-    """The best figure as a measurement; `unavailable` where nothing tells one.
-
-    Args:
-        uuid: of the card, where NVML knows one.
-        before: :func:`gpu_memory_in_use` before anything was opened.
-        found: as :func:`gpu_memory_by_name` gives it.
-    """
-    hidden = uuid is not None and PROCESS not in found and nvidia.uses_wddm(uuid)
+    is_hidden = uuid is not None and PROCESS not in by_name and nvidia.uses_wddm(uuid)
     note = "Windows' WDDM driver model hides the memory of single processes"
     for name, method in _METHODS.items():
-        if name in found:
-            said = f"{method} ({note})" if hidden else method
-            return Memory(status="measured", peak=found[name], baseline=before.get(name, 0), method=said)
-    why = f"{note}, and NVML has no figure for the card" if hidden else _NOBODY_SAYS
-    return Memory(status="unavailable", reason=why)
+        if name in by_name:
+            method = f"{method} ({note})" if is_hidden else method
+            return Memory(status="measured", peak=by_name[name], baseline=before.get(name, 0), method=method)
+    reason = (
+        "neither NVML nor the system tells the memory on the GPU (without NVML nothing does, and inside a container "
+        "the driver may know this process by another number)"
+    )
+    if is_hidden:
+        reason = f"{note}, and NVML has no figure for the card"
+    return Memory(status="unavailable", reason=reason)

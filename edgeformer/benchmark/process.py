@@ -1,11 +1,13 @@
-"""The parent's side of a process of its own: start it, tell it its job as one JSON document, hear it line by line.
+"""Worker processes: one job in, messages out, each a JSON document on a line of its own.
 
-What is measured or listed may kill its process, hang, or take the runtime with it; here that is one sentence.
+Whatever is measured or listed may crash, hang, or take the runtime with it. In a worker process that becomes the
+``reason`` of its last message. A worker runs one job, so that nothing else shares its memory and its threads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import subprocess
@@ -13,145 +15,213 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import contextmanager
+from importlib import import_module
 from typing import IO, Any, ClassVar, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.system.capability import exit_text
 
-Take = Callable[[Any], None]
-"""Is given every message but the last."""
+Send = Callable[[BaseModel], None]
+"""Sends one message to the parent at once, so that a worker that dies afterwards has not lost it."""
 
-_KILLED = -9  # SIGKILL
+# Kind of a job → module whose ``work(document: bytes, send: Send)`` runs it. It raises EdgeformerError if it cannot.
+_WORK_MODULES = {
+    "measure": "edgeformer.benchmark.measurement_worker",
+    "list": "edgeformer.estimate.listing",
+    "pair": "edgeformer.benchmark.paired_run",
+    "probe": "edgeformer.estimate.probe",
+}
+_SIGKILL = -9
 _EXIT_S = 10.0
-_LAST_WORDS_BYTES = 4096
+_STDERR_TAIL_BYTES = 4096
 
 
 class End(Frozen):
-    """Every child's last message, and what the parent says in its place.
-
-    ``reason``: why it could not do its job. ``died``: by itself, so that another one may go on.
-    """
+    """Last message of a job; the parent makes one up for a worker that sent none."""
 
     kind: Literal["end"] = "end"
-    reason: str | None = None
-    died: bool = False
+    reason: str | None = Field(None, description="why the job could not be done")
+    died: bool = Field(False, description="the worker exited without an End: another worker may continue")
 
 
 class Job(Frozen):
-    """What a child is told; the ``kind`` of each names the job (see :mod:`.child`)."""
+    """What a worker does. Subclasses add a ``kind``, which selects the module that does it."""
 
     name: ClassVar[str]
-    """Of the process, for messages: ``measuring``."""
+    """For messages: the ``measuring`` process."""
     answers: ClassVar[str]
-    """What it says, for messages: ``measurements``."""
+    """What its messages are, for messages: ``measurements``."""
 
     threads: int = Field(description="of one operator; OpenMP's are pinned")
-    gpu_uuid: str | None = Field(None, description="the one card that it sees; None: all there are")
+    gpu_uuid: str | None = Field(None, description="the only card that the worker sees; None: all cards")
 
 
 def child_command() -> list[str]:
-    """How the process is started: anew, never forked, so that it shares nothing with this one."""
-    return [sys.executable, "-m", "edgeformer.benchmark.worker"]
-
-
-def run_job(job: Job, messages: TypeAdapter[Any], silence_s: float, take: Take) -> End:
-    """Run a child to its end, which comes at once when ``take`` raises.
-
-    Args:
-        job: what for.
-        messages: parses a line of its answer.
-        silence_s: a child that says nothing for longer is ended.
-        take: is given every message but the last, as it is heard.
-    """
-    with tempfile.TemporaryFile() as errors, _started(job, errors) as process:
-        try:
-            heard = _hear(job, messages, silence_s, process, take)
-            if not isinstance(heard, str):  # it ends by itself, but may not take for ever
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_EXIT_S)
-            code = process.poll()
-        finally:
-            process.kill()
-            process.wait()
-        if isinstance(heard, End):
-            return heard
-        words = last_words(errors)
-    if heard is None and code is not None:
-        hint = ", which is what a system does that runs out of memory" if code == _KILLED else ""
-        return End(reason=f"the {job.name} process ended early: {exit_text(code)}{hint}{words}", died=True)
-    return End(reason=(heard or f"the {job.name} process closed its output without a result") + words)
+    """Return the command of a worker: a new interpreter, never a fork, so that it shares nothing with this process."""
+    return [sys.executable, "-c", "from edgeformer.benchmark.process import run_worker; run_worker()"]
 
 
 def child_environment(job: Job) -> dict[str, str]:
-    """The child's environment: OpenMP threads pinned (unpinned ones may share a core), one known GPU.
+    """Return a worker's environment: OpenMP threads pinned (unpinned ones may share a core), one GPU visible.
 
-    The user's own OpenMP settings are kept.
+    OpenMP settings of the user win.
     """
     pinned = {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(job.threads)}
-    # An unknown UUID is empty or of another form (Jetson); CUDA would see no card at all.
+    # On a Jetson the UUID is empty or has another form; CUDA would then see no card.
     uuid = job.gpu_uuid or ""
     visible = {"CUDA_VISIBLE_DEVICES": uuid} if uuid.startswith(("GPU-", "MIG-")) else {}
     return {**pinned, **os.environ, "PYTHONIOENCODING": "utf-8", **visible}
 
 
-def _started(job: Job, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        child_command(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        env=child_environment(job),
-    )
-    assert process.stdin is not None
-    # A child that dies before it reads breaks the pipe; its exit code will say more than that.
-    with contextlib.suppress(OSError):
-        process.stdin.write(job.model_dump_json().encode())
-    with contextlib.suppress(OSError):
-        process.stdin.close()
-    return process
+class WorkerClient:
+    """Parent side of a running worker. Use :func:`start_worker`."""
+
+    def __init__(
+        self,
+        job: Job,
+        process: subprocess.Popen[bytes],
+        stderr: IO[bytes],
+        messages: TypeAdapter[Any],
+        silence_s: float,
+    ) -> None:
+        self._job, self._process, self._stderr = job, process, stderr
+        self._messages, self._silence_s = messages, silence_s
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        # A thread reads, because Windows cannot wait for a pipe with a time limit.
+        threading.Thread(target=self._read_lines, daemon=True).start()
+
+    def _read_lines(self) -> None:
+        assert self._process.stdout is not None
+        with contextlib.suppress(ValueError):  # the pipe was closed meanwhile
+            for line in self._process.stdout:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def send(self, line: str) -> None:
+        """Write a line to the worker's stdin."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # the worker died: receive() gives its exit code
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
+
+    def receive(self) -> Any:
+        """Return the next message.
+
+        Returns:
+            An End if the worker exits without one, is silent for too long, or writes anything but a message; it is then
+            killed.
+        """
+        line, died = b"", False
+        try:
+            line = self._lines.get(timeout=self._silence_s) or b""
+            if line:
+                return self._messages.validate_json(line, strict=False)
+            try:
+                code = self._process.wait(_EXIT_S)
+                hint = ", as the system does when memory runs out" if code == _SIGKILL else ""
+                problem, died = f"ended early: {exit_text(code)}{hint}", True
+            except subprocess.TimeoutExpired:
+                problem = "closed its output without a result"
+        except queue.Empty:
+            problem = f"was silent for {self._silence_s:.0f} s and was ended"
+        except ValidationError:
+            problem = f"wrote something else than {self._job.answers}: {line[:80]!r}"
+        self._process.kill()
+        self._process.wait()
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - _STDERR_TAIL_BYTES))
+        lines = self._stderr.read().decode("utf-8", errors="replace").strip().splitlines()
+        tail = f"; last line on stderr: {lines[-1].strip()[:300]}" if lines else ""
+        return End(reason=f"the {self._job.name} process {problem}{tail}", died=died)
+
+    def finish(self) -> None:
+        """Wait for a worker that has sent its End."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_S)
+
+    def close_stdin(self) -> None:
+        """Send nothing more."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
 
 
-def lines_of(process: subprocess.Popen[bytes], silence_s: float) -> Iterator[bytes]:
-    """The child's lines; raises queue.Empty where it is silent for so long.
+@contextmanager
+def start_worker(job: Job, messages: TypeAdapter[Any], silence_s: float) -> Iterator[WorkerClient]:
+    """Start a worker and send it its job; it is killed at the end of the block.
 
-    A thread reads: Windows cannot wait for a pipe with a time limit.
+    Args:
+        job: what to do.
+        messages: parses a line of the worker.
+        silence_s: a worker that sends nothing for longer is killed.
     """
-    lines: queue.Queue[bytes | None] = queue.Queue()
-    stdout = process.stdout
-    assert stdout is not None
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            child_command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=child_environment(job),
+        )
+        try:
+            client = WorkerClient(job, process, stderr, messages, silence_s)
+            client.send(job.model_dump_json())
+            yield client
+        finally:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
-    def read() -> None:
-        for line in stdout:
-            lines.put(line)
-        lines.put(None)
 
-    threading.Thread(target=read, daemon=True).start()
-    yield from iter(partial(lines.get, timeout=silence_s), None)
+def run_job(job: Job, messages: TypeAdapter[Any], silence_s: float, take: Callable[[Any], None]) -> End:
+    """Run a job in a worker until its End. An exception of ``take`` ends the worker at once.
 
-
-def _hear(
-    job: Job, messages: TypeAdapter[Any], silence_s: float, process: subprocess.Popen[bytes], take: Take
-) -> End | str | None:
-    """Take messages until the last one; or why the child had to be given up; None: it closed its output."""
-    try:
-        for line in lines_of(process, silence_s):
-            message = messages.validate_json(line, strict=False)
-            if isinstance(message, End):
-                return message
+    Args:
+        job: what to do.
+        messages: parses a line of the worker.
+        silence_s: a worker that sends nothing for longer is killed.
+        take: called with every message but the End, as it arrives.
+    """
+    with start_worker(job, messages, silence_s) as client:
+        client.close_stdin()
+        while not isinstance(message := client.receive(), End):
             take(message)
-    except queue.Empty:
-        return f"the {job.name} process was silent for {silence_s:.0f} s and was ended"
-    except ValidationError:
-        return f"the {job.name} process wrote something else than {job.answers}: {line[:80]!r}"
-    return None
+        client.finish()
+        return message
 
 
-def last_words(errors: IO[bytes]) -> str:
-    """The last line that the child wrote to stderr."""
-    errors.seek(0, os.SEEK_END)
-    errors.seek(max(0, errors.tell() - _LAST_WORDS_BYTES))
-    lines = errors.read().decode("utf-8", errors="replace").strip().splitlines()
-    return f"; its last words: {lines[-1].strip()[:300]}" if lines else ""
+def run_worker() -> None:
+    """Worker side: read a job from stdin, run it, send its messages and an End.
+
+    An unexpected error ends in a traceback on stderr and exit code 1.
+    """
+    send = claim_stdout()
+    document = sys.stdin.buffer.readline()  # further lines are requests of a job that goes on
+    work: Callable[[bytes, Send], None] = import_module(_WORK_MODULES[json.loads(document)["kind"]]).work
+    reason = None
+    try:
+        work(document, send)
+    except EdgeformerError as error:
+        reason = str(error)
+    send(End(reason=reason))
+
+
+def claim_stdout() -> Send:
+    """Reserve stdout for messages: what libraries print there, in Python or in C, goes to stderr from now on."""
+    sys.stdout.flush()
+    channel = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+    def send(message: BaseModel) -> None:
+        channel.write(message.model_dump_json().encode() + b"\n")
+        channel.flush()
+
+    return send

@@ -1,4 +1,4 @@
-"""A card whose ONNX Runtime computes on the processor: what was measured on it all the same, how to get the rest."""
+"""Profile: measure a bundle's artifacts on this host, estimate them for an absent device, and judge its budget."""
 
 from __future__ import annotations
 
@@ -8,13 +8,27 @@ from dataclasses import dataclass, field, replace
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, Silent, bar
-from edgeformer.artifacts.report import Report, Row, Search, SizeParts, Verdict, seal_report
-from edgeformer.benchmark.launch import MeasuringInterrupted, measure_in_child
-from edgeformer.benchmark.messages import CheckedArtifact, MeasureSpec, phases_of, unavailable_row
+from edgeformer.artifacts.report import Comparison, Report, Row, Search, SizeParts, Verdict, seal_report
+from edgeformer.benchmark.measurement import (
+    CheckedArtifact,
+    MeasureSpec,
+    MeasuringInterrupted,
+    measure_in_child,
+    phases_of,
+    unavailable_row,
+)
+from edgeformer.benchmark.paired_run import WARMUP_RULES, PairRules, SideError, compare_pair
 from edgeformer.benchmark.recorded_report import subject_of
 from edgeformer.benchmark.request import ProfileOptions, Request, Target, find_target, resolve, shape_notes
-from edgeformer.benchmark.search import check_options, search, verdict_of_pick
-from edgeformer.benchmark.tie_break import Grounds, settle
+from edgeformer.benchmark.search import (
+    NOISE,
+    Choice,
+    check_options,
+    close_pair,
+    search,
+    verdict_of_pick,
+    with_tie_break,
+)
 from edgeformer.benchmark.verdict import Evidence, check_budget, spared_of_latency, unjudged, unlimited_notes
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence
@@ -34,43 +48,15 @@ from edgeformer.runtimes import (
 from edgeformer.runtimes.runtime import Kind
 from edgeformer.system.host import describe_host, now
 
-
-def rest_of_card(bundle: Bundle, device: DeviceProfile, target: Target, rows: Sequence[Row]) -> Iterator[str]:
-    """Notes for the report; none where the device is not here, is no card, or computed all that was measured.
-
-    Args:
-        bundle: that was profiled.
-        device: that it was profiled for.
-        target: whether that is here.
-        rows: of host and device.
-    """
-    measured = [row for row in rows if row.where == "host" and row.latency_ms.status == "measured"]
-    there = list(dict.fromkeys(row.artifact for row in measured if on_gpu(row.provider)))
-    rest = list(dict.fromkeys(row.artifact for row in measured if row.artifact not in there))
-    if not target.present or device.kind != "cuda" or not rest:
-        return
-    told = f"measured on the card itself: {', '.join(there)}" if there else "nothing was measured on the card itself"
-    yield f"{told}; {', '.join(rest)} ran on the processor: {how_to_use_card()}"
-    if there:
-        return
-    for builder in all_builders():
-        planned = builder.plan(device) if builder.needs_device else None
-        if isinstance(planned, BuildTarget) and not any(one.format == planned.format for one in bundle.built()):
-            name = "BUNDLE" if bundle.manifest.wrapped is not None else bundle.name
-            command = f"edgeformer export {name} --fp16 {builder.flag} --target {device.name}"
-            yield f"engines run on the card without that ONNX Runtime, and can be built here: {command}"
-            return
-
-
-# From a bundle to a report: measure each artifact on this host in a child process, check the device's budget.
-
-
 __all__ = ["ProfileInterrupted", "ProfileOptions", "profile_bundle"]
+
+_TIE_BREAK_S, _TIE_BREAK_ROWS = 60.0, 20
+"""No round of a tie break begins later, nor later than this many times what a row takes: a quick look remains one."""
 
 
 @dataclass(frozen=True)
 class _Profiling:
-    """A bundle, the device that it is profiled for, and where to say what is going on."""
+    """A bundle, the device that it is profiled for, and what is measured and noted so far."""
 
     bundle: Bundle
     device: DeviceProfile
@@ -82,13 +68,13 @@ class _Profiling:
     measured: list[Row] = field(default_factory=list)
     is_interrupted: bool = False
 
+    @property
+    def gpu_uuid(self) -> str | None:
+        return self.target.gpu.uuid if self.target.gpu is not None else None
+
 
 class ProfileInterrupted(KeyboardInterrupt):
-    """Ctrl-C while a bundle was profiled.
-
-    Args:
-        report: the rows that were measured before it, of which nothing was judged.
-    """
+    """Ctrl-C while a bundle was profiled; ``report`` has the rows measured before it, of which nothing was judged."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()
@@ -98,16 +84,16 @@ class ProfileInterrupted(KeyboardInterrupt):
 def profile_bundle(
     location: Location, device: DeviceProfile, options: ProfileOptions, progress: Progress | None = None
 ) -> Report:
-    """Measure the bundle's artifacts here and judge them for a device.
+    """Measure the bundle's artifacts on this host and judge them for a device.
 
-    All files are checked before anything is measured. What fails later (an artifact that crashes its process,
-    a shape that it refuses) becomes a row that says so; the other rows survive.
+    All files are checked before anything is measured. A failure after that (an artifact that crashes its process, a
+    shape that it refuses) becomes a row with the reason; the other rows are kept.
 
     Args:
-        location: the bundle, and the one artifact of it that was named, if one was.
-        device: that they are judged for.
-        options: what to measure and to hold against it.
-        progress: where to say what is going on.
+        location: the bundle, and the artifact that the user named, if any.
+        device: to judge the artifacts for.
+        options: what to measure and to judge.
+        progress: shows what is measured.
 
     Raises:
         ArtifactError: the bundle, or a file of it that is needed, is missing, truncated or changed.
@@ -116,205 +102,257 @@ def profile_bundle(
     """
     bundle = location.open_bundle()
     request = resolve(options, device, bundle.manifest, location.artifact)
-    here = _Profiling(bundle, device, find_target(device), options, request, progress or Silent())
+    profiling = _Profiling(bundle, device, find_target(device), options, request, progress or Silent())
     try:
-        return _profile(here)
+        checked_artifacts = [CheckedArtifact.of(bundle, artifact) for artifact in request.artifacts]
+        rows: list[Row] = []
+        evidence: list[Evidence] = []
+        for checked in checked_artifacts:
+            artifact_rows, artifact_evidence = _profile_artifact(profiling, checked)
+            rows += artifact_rows
+            evidence.append(artifact_evidence)
+        profiling.notes.extend(_card_notes(profiling, rows))
+        return _report(profiling, rows, evidence)
     except KeyboardInterrupt:
-        rows = [_with_inputs(row, bundle) for row in here.measured]
-        artifacts = len({row.artifact for row in rows})
-        here.notes.append(
-            f"interrupted: {len(rows)} rows of {artifacts} of {len(request.artifacts)} artifacts were measured; "
-            "nothing was judged"
+        measured = profiling.measured
+        profiling.notes.append(
+            f"interrupted: {len(measured)} rows of {len({row.artifact for row in measured})} of "
+            f"{len(request.artifacts)} artifacts were measured; nothing was judged"
         )
-        interrupted = replace(here, options=replace(options, search=None), is_interrupted=True)
-        raise ProfileInterrupted(_report(interrupted, rows, [])) from None
+        interrupted = replace(profiling, options=replace(options, search=None), is_interrupted=True)
+        raise ProfileInterrupted(_report(interrupted, measured, [])) from None
 
 
-def _profile(here: _Profiling) -> Report:
-    bundle, device, request = here.bundle, here.device, here.request
-    files = [(artifact, CheckedArtifact.of(bundle, artifact)) for artifact in request.artifacts]
+def _profile_artifact(profiling: _Profiling, checked: CheckedArtifact) -> tuple[list[Row], Evidence]:
+    """Return the rows of one artifact, of the host and of an absent device, and its evidence for the verdict."""
+    artifact, device, request = checked.artifact, profiling.device, profiling.request
+    rows = _measure(profiling, checked)
+    device_rows: list[Row] = []
+    reason = profiling.target.reason
+    if profiling.target.present:
+        device_rows = rows_there(rows, device.kind)
+        reason = f"{request.limits.batch}×{request.limits.seq} was not measured"
+        measured = [row for row in rows if row.latency_ms.status == "measured"]
+        if not device_rows and measured:
+            reason = f"{profiling.target.reason}, but the rows were measured with {measured[0].provider}: "
+            reason += f"{default_provider(device.kind)} is needed"
+        elif not device_rows:
+            reason = next((row.latency_ms.reason for row in rows if row.latency_ms.reason), "not measured")
+    if not device_rows:
+        if profiling.target.present:
+            profiling.notes.append(f"{artifact.id}: {reason}; rows `device` are estimated instead")
+        phases = phases_of(artifact, profiling.bundle.task)
+        items = [(phase, *shape) for shape in request.shapes for phase in phases]
+        with bar(profiling.progress, f"estimating {artifact.id} on {device.name}", None):
+            device_rows = estimate(profiling.bundle, artifact, device, items)
+        rows += device_rows
+    # Without caches, every token of a text costs a pass over all of it.
+    whole_texts = artifact.role in ("full", "exit")
+    return rows, Evidence(artifact.id, checked.size_bytes, device_rows, reason, whole_texts)
+
+
+def _measure(profiling: _Profiling, checked: CheckedArtifact) -> list[Row]:
+    """Return the host's rows of one artifact, for every runtime and every number of threads."""
+    request, artifact = profiling.request, checked.artifact
     rows: list[Row] = []
-    known: list[Evidence] = []
-    for artifact, checked in files:
-        measured = _measure(here, checked)
-        of_device, why_none = _on_device(here, measured)
-        rows += measured
-        if not of_device:
-            if here.target.present:
-                here.notes.append(f"{artifact.id}: {why_none}; rows `device` are estimated instead")
-            phases = phases_of(artifact, bundle.task)
-            items = [(phase, *shape) for shape in request.shapes for phase in phases]
-            with bar(here.progress, f"estimating {artifact.id} on {device.name}", None):
-                of_device = estimate(bundle, artifact, device, items)
-            rows += of_device
-        # Without caches, every token of a text costs a pass over all of it.
-        whole_texts = artifact.role in ("full", "exit")
-        known.append(Evidence(artifact.id, checked.size_bytes, of_device, why_none, whole_texts))
-    here.notes.extend(rest_of_card(bundle, device, here.target, rows))
-    return _report(here, [_with_inputs(row, bundle) for row in rows], known)
-
-
-def _left_out(here: _Profiling) -> dict[str, str]:
-    """Artifacts that say nothing about a model on this device, because no such device runs them: id → why."""
-    reasons = {one.id: never_runs(one, here.device) for one in here.request.artifacts}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
-
-
-def _with_inputs(row: Row, bundle: Bundle) -> Row:
-    return row.model_copy(update={"inputs": bundle.task.input_shapes(bundle.data, row.batch, row.seq)})
-
-
-def _measure(here: _Profiling, checked: CheckedArtifact) -> list[Row]:
-    """The host's rows of one artifact, for every runtime and every number of threads."""
-    providers = here.request.providers(checked.artifact)
+    providers = request.providers(artifact)
     if not providers:
-        here.notes.append(f"{checked.artifact.id}: left out: {here.request.runtime} does not open it")
-    return [row for provider in providers for row in _measure_with(here, checked, provider)]
-
-
-def _measure_with(here: _Profiling, checked: CheckedArtifact, provider: str | None) -> list[Row]:
-    request, gpu, artifact = here.request, here.target.gpu, checked.artifact
-    refusal = cannot_run(artifact, provider)
-    if refusal is not None:
-        here.progress.message(f"{artifact.id}: not measured: {refusal}")
-        named = opener_of(artifact, provider).provider(artifact, provider)
-        return [
-            unavailable_row(artifact, checked.size_bytes, ("steady", *shape), named, "host", refusal)
-            for shape in request.shapes
-        ]
-    rows: list[Row] = []
-    for threads in request.threads:
-        spec = MeasureSpec(
-            checked=checked,
-            provider=provider,
-            threads=threads,
-            phases=phases_of(artifact, here.bundle.task),
-            shapes=request.shapes,
-            rules=request.rules,
-            gpu_uuid=gpu.uuid if gpu is not None else None,
-        )
-        try:
-            measured = measure_in_child(spec, here.progress)
-        except MeasuringInterrupted as error:
-            here.measured.extend(error.rows)
-            raise
-        here.measured.extend(measured)
-        rows += measured
-        if any(on_gpu(row.provider) for row in measured):
-            break  # the threads of the CPU make no difference there
+        profiling.notes.append(f"{artifact.id}: left out: {request.runtime} does not open it")
+    for provider in providers:
+        refusal = cannot_run(artifact, provider)
+        if refusal is not None:
+            profiling.progress.message(f"{artifact.id}: not measured: {refusal}")
+            name = opener_of(artifact, provider).provider(artifact, provider)
+            rows += [
+                unavailable_row(artifact, checked.size_bytes, ("steady", *shape), name, "host", refusal)
+                for shape in request.shapes
+            ]
+            continue
+        for threads in request.threads:
+            spec = MeasureSpec(
+                checked=checked,
+                provider=provider,
+                threads=threads,
+                phases=phases_of(artifact, profiling.bundle.task),
+                shapes=request.shapes,
+                rules=request.rules,
+                gpu_uuid=profiling.gpu_uuid,
+            )
+            try:
+                measured = measure_in_child(spec, profiling.progress)
+            except MeasuringInterrupted as error:
+                profiling.measured.extend(error.rows)
+                raise
+            profiling.measured.extend(measured)
+            rows += measured
+            if any(on_gpu(row.provider) for row in measured):
+                break  # CPU threads make no difference there
     return rows
 
 
-def _on_device(here: _Profiling, rows: list[Row]) -> tuple[list[Row], str]:
-    """The host's rows that were measured on the device itself, and why there are none."""
-    if not here.target.present:
-        return [], here.target.reason
-    found = rows_there(rows, here.device.kind)
-    if found:
-        limits = here.request.limits
-        return found, f"{limits.batch}×{limits.seq} was not measured"
-    measured_with = [row.provider for row in rows if row.latency_ms.status == "measured"]
-    if not measured_with:
-        return [], next((row.latency_ms.reason for row in rows if row.latency_ms.reason), "not measured")
-    wanted = default_provider(here.device.kind)
-    return [], f"{here.target.reason}, but the rows were measured with {measured_with[0]}: {wanted} is needed"
-
-
 def rows_there(rows: Sequence[Row], kind: Kind) -> list[Row]:
-    """The rows that stand for a present device: what was measured on its kind of processor, by any provider.
+    """Return the host's rows that stand for a present device: what its kind of processor measured, by any provider.
 
-    Of its usual provider also what failed: that is a fact about the device, and no estimate replaces it.
-
-    Args:
-        rows: of the host.
-        kind: of the device.
+    With the device's usual provider also rows that failed: that is a fact about the device, and no estimate replaces
+    it.
     """
     usual = default_provider(kind)
-    there = [row for row in rows if provider_facts(row.provider).kind == kind]
-    return [row for row in there if row.latency_ms.status == "measured" or row.provider == usual]
+    of_kind = [row for row in rows if provider_facts(row.provider).kind == kind]
+    return [row for row in of_kind if row.latency_ms.status == "measured" or row.provider == usual]
 
 
-def _report(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Report:
-    target, manifest = here.target, here.bundle.manifest
-    limits, options = here.request.limits, here.options
-    left_out = _left_out(here)
-    known = [evidence for evidence in known if evidence.artifact not in left_out]
-    verdict = unjudged("interrupted") if here.is_interrupted else check_budget(known, limits)
-    found = _searched(here, rows, known)
-    if found is not None:
-        verdict = verdict_of_pick(found, known, limits)
+def _card_notes(profiling: _Profiling, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield how to measure on a present card what ONNX Runtime computed on the processor."""
+    bundle, device = profiling.bundle, profiling.device
+    measured = [row for row in rows if row.where == "host" and row.latency_ms.status == "measured"]
+    on_card = list(dict.fromkeys(row.artifact for row in measured if on_gpu(row.provider)))
+    on_cpu = list(dict.fromkeys(row.artifact for row in measured if row.artifact not in on_card))
+    if not profiling.target.present or device.kind != "cuda" or not on_cpu:
+        return
+    result = "nothing was measured on the card itself"
+    if on_card:
+        result = f"measured on the card itself: {', '.join(on_card)}"
+    yield f"{result}; {', '.join(on_cpu)} ran on the processor: {how_to_use_card()}"
+    if on_card:
+        return
+    for builder in all_builders():
+        plan = builder.plan(device) if builder.needs_device else None
+        if isinstance(plan, BuildTarget) and not any(artifact.format == plan.format for artifact in bundle.built()):
+            name = "BUNDLE" if bundle.manifest.wrapped is not None else bundle.name
+            command = f"edgeformer export {name} --fp16 {builder.flag} --target {device.name}"
+            yield f"engines run on the card without that ONNX Runtime, and can be built here: {command}"
+            return
+
+
+def _report(profiling: _Profiling, rows: Sequence[Row], evidence: list[Evidence]) -> Report:
+    bundle, device, target, request = profiling.bundle, profiling.device, profiling.target, profiling.request
+    manifest, limits, options = bundle.manifest, request.limits, profiling.options
+    # No such device runs these artifacts, so they say nothing about a model on it.
+    refusals = {artifact.id: never_runs(artifact, device) for artifact in request.artifacts}
+    left_out = {name: reason for name, reason in refusals.items() if reason is not None}
+    evidence = [artifact for artifact in evidence if artifact.artifact not in left_out]
+    rows = [
+        row.model_copy(update={"inputs": bundle.task.input_shapes(bundle.data, row.batch, row.seq)}) for row in rows
+    ]
+    verdict = unjudged("interrupted") if profiling.is_interrupted else check_budget(evidence, limits)
+    result: Search | None = None
+    if options.search is not None:
+        records = bundle.records
+        profiling.notes.extend(filter(None, (record.why_refused(manifest) for record in records.records)))
+        result = search(manifest, rows, evidence, limits, options.search, records.completing(manifest, device.match))
+        choice = check_options(options.search, manifest)
+        result = break_tie(result, choice, bundle, request, profiling.gpu_uuid, profiling.progress)
+        verdict = verdict_of_pick(result, evidence, limits)
     estimated = {row.precision for row in rows if row.latency_ms.status == "estimated"}
     report = Report(
-        device=here.device.name,
-        device_title=here.device.title,
+        device=device.name,
+        device_title=device.title,
         host={
             **describe_host(),
             "gpu": target.gpu.name if target.gpu is not None else None,
-            "threads": max(here.request.threads),
+            "threads": max(request.threads),
             "versions": library_versions(),
         },
         on_target=target.present,
         run=manifest.run,
-        bundle=str(here.bundle.folder),
+        bundle=str(bundle.folder),
         created=now(),
         synthetic=manifest.synthetic,
         leaks=manifest.leaks,
         parameters=manifest.parameters,
         rows=tuple(rows),
         verdict=verdict,
-        notes=tuple(_notes(here, known, verdict)),
-        # For which kind of device rows were estimated, and how wrong the estimator was where it could be checked.
-        estimated_for=here.device.kind if estimated else None,
+        notes=tuple(_notes(profiling, evidence, verdict, left_out)),
+        estimated_for=device.kind if estimated else None,
         estimate_error=options.estimate_error if estimated else None,
-        estimate_evidence=estimate_evidence(here.device, options.estimate_error, estimated),
-        sizes=tuple(_size_parts(artifact) for artifact in here.request.artifacts if artifact.size_bytes),
-        search=found,
+        estimate_evidence=estimate_evidence(device, options.estimate_error, estimated),
+        sizes=tuple(_size_parts(artifact) for artifact in request.artifacts if artifact.size_bytes),
+        search=result,
         left_out=left_out,
-        question=here.request.question,
-        profile=here.device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
-        subject=subject_of(manifest, here.request.artifacts),
+        question=request.question,
+        profile=device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
+        subject=subject_of(manifest, request.artifacts),
     )
     return seal_report(report)
 
 
-def _searched(here: _Profiling, rows: list[Row], known: list[Evidence]) -> Search | None:
-    """What was searched for, with what targets found of artifacts that export could not run."""
-    if here.options.search is None:
-        return None
-    manifest, records = here.bundle.manifest, here.bundle.records
-    here.notes.extend(filter(None, (record.why_refused(manifest) for record in records.records)))
-    of_targets = records.completing(manifest, here.device.match)
-    found = search(manifest, rows, known, here.request.limits, here.options.search, of_targets)
-    gpu = here.target.gpu.uuid if here.target.gpu is not None else None
-    choice = check_options(here.options.search, manifest)
-    return settle(found, choice, Grounds(here.bundle, here.request, gpu, here.progress))
+def break_tie(
+    result: Search, choice: Choice, bundle: Bundle, request: Request, gpu_uuid: str | None, progress: Progress
+) -> Search:
+    """Decide the pick of a search by measuring its two fastest candidates in turns, if they are close.
+
+    A candidate's time is the median of two processes; the next candidate's was measured minutes later. Candidates that
+    the gate would call no different must not be picked by such times.
+    """
+    positions = close_pair(result)
+    if positions is None:
+        return result
+
+    def spec(artifact_id: str, provider: str, threads: int | None) -> MeasureSpec:
+        artifact, at = bundle.artifact(artifact_id), request.limits.ranked
+        return MeasureSpec(
+            kind="pair",
+            checked=CheckedArtifact.of(bundle, artifact),
+            provider=provider,
+            threads=threads or request.threads[0],
+            phases=("steady" if artifact.role in ("full", "exit") else request.limits.phase,),
+            shapes=((at.batch, at.seq),),
+            rules=replace(request.rules, warmup_max_s=min(request.rules.warmup_max_s, WARMUP_RULES.warmup_max_s)),
+            gpu_uuid=gpu_uuid,
+        )
+
+    first, second = (result.candidates[position] for position in positions)
+    rules = PairRules(longest_s=min(_TIE_BREAK_S, _TIE_BREAK_ROWS * request.rules.min_s), most=2 * NOISE)
+    try:
+        with bar(progress, f"comparing {first.artifact} with {second.artifact}", None, "round"):
+            pairing = compare_pair(
+                (
+                    spec(first.artifact, first.provider, first.threads),
+                    spec(second.artifact, second.provider, second.threads),
+                ),
+                rules,
+                lambda _: progress.advance(1),
+            )
+    except SideError as error:
+        progress.message(f"not compared in turns: {error}")
+        return result
+    comparison = Comparison(
+        first=positions[0],
+        second=positions[1],
+        found=pairing.slowdown.change(rules.most),
+        change=pairing.slowdown.middle,
+        rounds=len(pairing.log_ratios),
+        **pairing.slowdown.ends,
+    )
+    return with_tie_break(result, choice, comparison)
 
 
-def _notes(here: _Profiling, known: list[Evidence], verdict: Verdict) -> Iterator[str]:
-    of_judging = shape_notes(here.request.limits) if here.is_interrupted else []
-    yield from (note for note in (*here.request.notes, *here.notes) if note not in of_judging)
-    if not here.target.present:
-        of_device = "no row was estimated for it" if here.is_interrupted else "rows `device` are estimated for it"
-        yield f"{here.target.reason}: rows `host` were measured here, {of_device}"
-    left_out = _left_out(here)
+def _notes(
+    profiling: _Profiling, evidence: list[Evidence], verdict: Verdict, left_out: dict[str, str]
+) -> Iterator[str]:
+    request, is_interrupted = profiling.request, profiling.is_interrupted
+    unused = shape_notes(request.limits) if is_interrupted else []
+    yield from (note for note in (*request.notes, *profiling.notes) if note not in unused)
+    if not profiling.target.present:
+        estimates = "no row was estimated for it" if is_interrupted else "rows `device` are estimated for it"
+        yield f"{profiling.target.reason}: rows `host` were measured here, {estimates}"
     for reason in dict.fromkeys(left_out.values()):
-        names = ", ".join(name for name, why in left_out.items() if why == reason)
-        yield f"left out of the verdict, because no {here.device.title} can ever run it: {names}: {reason}"
-    if here.is_interrupted:
-        pass  # the note of the interruption says that nothing was judged
-    elif left_out and not known:
-        yield "nothing was judged: no artifact can ever run on this device"
-    else:
-        yield from unlimited_notes(verdict)
-    spared = spared_of_latency(known, here.request.limits)
+        names = ", ".join(name for name, refusal in left_out.items() if refusal == reason)
+        yield f"left out of the verdict, because no {profiling.device.title} can ever run it: {names}: {reason}"
+    if not is_interrupted:  # the note of the interruption says that nothing was judged
+        if left_out and not evidence:
+            yield "nothing was judged: no artifact can ever run on this device"
+        else:
+            yield from unlimited_notes(verdict)
+    spared = spared_of_latency(evidence, request.limits)
     if spared:
         yield f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}"
-    if here.bundle.manifest.synthetic:
+    if profiling.bundle.manifest.synthetic:
         yield "the model was trained on generated text"
 
 
 def _size_parts(artifact: ArtifactManifest) -> SizeParts:
-    """What the artifact's bytes are for; all of them are `other` where export did not count (engines)."""
+    """Return what the artifact's bytes are for; all are `other` if export did not count (engines)."""
     parts, size_bytes = artifact.parts_bytes, artifact.size_bytes or 0
-    known = {name: parts.get(name, 0) for name in ("embeddings", "block", "heads")}
-    return SizeParts(artifact=artifact.id, **known, other=max(0, size_bytes - sum(known.values())))
+    counted = {name: parts.get(name, 0) for name in ("embeddings", "block", "heads")}
+    return SizeParts(artifact=artifact.id, **counted, other=max(0, size_bytes - sum(counted.values())))

@@ -1,8 +1,9 @@
-"""Reports that were measured elsewhere (in a browser, on a device with the bundle), against a device's budget."""
+"""Recorded reports: judge rows that a browser or another machine measured against a device's budget."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import (
     PERCENTILE_NEEDS,
-    Latency,
     Report,
     Row,
     Subject,
@@ -29,25 +29,24 @@ from edgeformer.tasks.task import longest_call
 
 
 def subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Subject:
-    """What a report says of what was measured, so that it can be judged without the bundle.
-
-    Args:
-        manifest: of the bundle.
-        artifacts: those of it that the report is about.
-    """
-    known = {one.id: SubjectArtifact(role=one.role, sha256=one.sha256) for one in artifacts}
-    lengths = {"max_positions": manifest.max_positions, "max_length": manifest.max_length}
-    return Subject(task=manifest.task, **lengths, artifacts=known, manifest_sha256=manifest.manifest_sha256)
+    """Return what a report records of the measured ``artifacts``, so that it can be judged without the bundle."""
+    return Subject(
+        task=manifest.task,
+        max_positions=manifest.max_positions,
+        max_length=manifest.max_length,
+        artifacts={entry.id: SubjectArtifact(role=entry.role, sha256=entry.sha256) for entry in artifacts},
+        manifest_sha256=manifest.manifest_sha256,
+    )
 
 
 def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bundle: Bundle | None = None) -> Report:
-    """Hold a report's measurements against a device's budget. That they are of that device is the caller's word.
+    """Judge a report's measurements for a device. The caller vouches that they are of that device.
 
     Args:
         path: of the report; its rows must be of the machine that it names, as a browser's are.
-        device: whose budget it is.
+        device: has the budget.
         options: limits that win over the budget, and the artifacts to judge.
-        bundle: that was measured: then the report must be of its files. None: the report tells what it needs to.
+        bundle: that was measured: then the report must be of its files. None: the report itself records enough.
 
     Returns:
         The report with the device, its verdict, and notes on both.
@@ -55,28 +54,44 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     Raises:
         ArtifactError: the report is missing, damaged or edited, claims what its samples cannot carry, or is of other
             files.
-        InputError: it holds nothing that was measured on the device, or lacks what only the bundle can tell.
+        InputError: it holds nothing that was measured on the device, or lacks what only the bundle has.
     """
     report = read_report(path)
-    _require_honest(path, report)
+    _check_figures(path, report)
     subject = _subject(path, report, bundle)
     rows = tuple(row for row in report.rows if row.where == "host")
-    _require_measured(path, report, rows)
-    chosen = _chosen(path, rows, options.artifacts)
+    if not report.on_target:
+        host = report.host.get("cpu", "another machine")
+        raise InputError(
+            f"{path}: its rows were measured on {host}; for {report.device_title} it has estimates; a report "
+            "is judged that was measured on the device itself"
+        )
+    if not any(row.latency_ms.status == "measured" for row in rows):
+        raise InputError(f"{path}: holds no measured row")
+    names = list(dict.fromkeys(row.artifact for row in rows))
+    for name in options.artifacts:
+        if name not in names:
+            raise InputError(f"--artifact {name}: {path} has {', '.join(names)}")
     task = task_named(subject.task)
     if bundle is None and not task.reads_text:
         raise InputError(f"{path}: of a {task.noun}, whose shapes only the bundle has; name it: --bundle RUN")
-    data = bundle.data if bundle is not None else None
     limits = limits_of(
-        options, device, task, longest_call(task, subject.max_positions, subject.max_length), data, elsewhere=True
+        options,
+        device,
+        task,
+        longest_call(task, subject.max_positions, subject.max_length),
+        bundle.data if bundle is not None else None,
+        is_other_host=True,
     )
-    known = [_evidence(name, rows, subject, device, limits) for name in chosen]
-    verdict = check_budget(known, limits)
+    evidence = [
+        _evidence(name, rows, subject, device, limits) for name in dict.fromkeys(options.artifacts or tuple(names))
+    ]
+    verdict = check_budget(evidence, limits)
     notes = [f"{path.name} judged for {device.title}: that it was measured there is the word of whoever judges it"]
     notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)
     notes += shape_notes(limits)
     notes += unlimited_notes(verdict)
-    if spared := spared_of_latency(known, limits):
+    if spared := spared_of_latency(evidence, limits):
         notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}")
     judged = {
         "device": device.name,
@@ -91,87 +106,64 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     return seal_report(report.model_copy(update=judged))
 
 
-def _require_honest(path: Path, report: Report) -> None:
-    """Raises ArtifactError for figures that no measurement has."""
+def _check_figures(path: Path, report: Report) -> None:
+    """Raise ArtifactError for figures that no measurement has."""
+    percentiles = {f"p{percentile}": needed for percentile, needed in PERCENTILE_NEEDS.items()}
     for number, row in enumerate(report.rows):
-        for problem in _impossible(row.latency_ms):
-            raise ArtifactError(f"{path}: rows.{number}.latency_ms: {problem}; no page and no profile writes that")
+        latency = row.latency_ms
+        values = [
+            (name, value) for name in ("min", "p50", *percentiles) if (value := getattr(latency, name)) is not None
+        ]
+        problems = [f"{name} is below zero" for name, value in values if value < 0]
+        problems += [f"{lower} is above {higher}" for (lower, a), (higher, b) in pairwise(values) if a > b]
+        if latency.status == "measured":
+            if latency.p50 is None or latency.n < 1:
+                problems.append("measured, but without a time or a call")
+            problems += [
+                f"{name} of {latency.n} calls, where {needed} are needed"
+                for name, needed in percentiles.items()
+                if latency.n < needed and getattr(latency, name) is not None
+            ]
+        if problems:
+            raise ArtifactError(f"{path}: rows.{number}.latency_ms: {problems[0]}; no page and no profile writes that")
         if row.size_bytes < 0 or row.batch < 1 or row.seq < 1:
             raise ArtifactError(f"{path}: rows.{number}: a size below zero, or a shape of nothing")
 
 
-def _impossible(latency: Latency) -> Iterator[str]:
-    named = ("min", "p50", *(f"p{percentile}" for percentile in PERCENTILE_NEEDS))
-    known = [(name, value) for name in named if (value := getattr(latency, name)) is not None]
-    for name, value in known:
-        if value < 0:
-            yield f"{name} is below zero"
-    for (lower, less), (higher, more) in pairwise(known):
-        if less > more:
-            yield f"{lower} is above {higher}"
-    if latency.status == "measured":
-        if latency.p50 is None or latency.n < 1:
-            yield "measured, but without a time or a call"
-        for percentile, needed in PERCENTILE_NEEDS.items():
-            if latency.n < needed and getattr(latency, f"p{percentile}") is not None:
-                yield f"p{percentile} of {latency.n} calls, where {needed} are needed"
-
-
 def _subject(path: Path, report: Report, bundle: Bundle | None) -> Subject:
-    """What was measured, as the report says it, after it was compared with the bundle; else as the bundle does."""
+    """Return what was measured: as the report records it, or as the bundle does if it has the report's artifacts."""
     if bundle is None:
         if report.subject is None:
             raise InputError(f"{path}: by an earlier version, which names no task; name the bundle: --bundle RUN")
         return report.subject
-    own = subject_of(bundle.manifest, bundle.artifacts)
+    subject = subject_of(bundle.manifest, bundle.artifacts)
+    recorded = report.subject.artifacts if report.subject is not None else {}
     for name in dict.fromkeys(row.artifact for row in report.rows):
-        told = report.subject.artifacts.get(name) if report.subject is not None else None
-        mine = own.artifacts.get(name)
-        if mine is None:
+        if name not in subject.artifacts:
             raise ArtifactError(
                 f"{path}: is about {name!r}, which {bundle.folder} does not have; is it of another run?"
             )
-        if told is not None and told.sha256 != mine.sha256:
+        if name in recorded and recorded[name].sha256 != subject.artifacts[name].sha256:
             raise ArtifactError(
                 f"{path}: is about another {name!r} than the one in {bundle.folder}: their checksums differ; measure "
                 "this one, or name the run that was measured"
             )
-    return own
+    return subject
 
 
-def _require_measured(path: Path, report: Report, rows: tuple[Row, ...]) -> None:
-    """Raises InputError for a report whose rows are not of the device that it is about."""
-    if not report.on_target:
-        host = report.host.get("cpu", "another machine")
-        raise InputError(
-            f"{path}: its rows were measured on {host}; for {report.device_title} it has estimates; a report "
-            "is judged that was measured on the device itself"
-        )
-    if not any(row.latency_ms.status == "measured" for row in rows):
-        raise InputError(f"{path}: holds no measured row")
-
-
-def _chosen(path: Path, rows: tuple[Row, ...], asked: tuple[str, ...]) -> list[str]:
-    there = list(dict.fromkeys(row.artifact for row in rows))
-    for name in asked:
-        if name not in there:
-            raise InputError(f"--artifact {name}: {path} has {', '.join(there)}")
-    return list(dict.fromkeys(asked)) or there
-
-
-def _evidence(name: str, rows: tuple[Row, ...], subject: Subject, device: DeviceProfile, limits: Limits) -> Evidence:
-    own = [row for row in rows if row.artifact == name and row.phase != "cold"]
-    # WebGPU computes on whatever chip there is; of the others it is known which kind of device a row is of.
-    of_kind = [row for row in own if provider_facts(row.provider).kind in (None, device.kind)]
-    told = subject.artifacts.get(name)
-    whole_texts = told is not None and told.role in ("full", "exit")
-    size_bytes = max((row.size_bytes for row in rows if row.artifact == name), default=0)
-    known = Evidence(name, size_bytes, of_kind, "", whole_texts)
-    if of_kind and judged_rows(known, limits):
-        return known
+def _evidence(name: str, rows: Sequence[Row], subject: Subject, device: DeviceProfile, limits: Limits) -> Evidence:
+    artifact_rows = [row for row in rows if row.artifact == name]
+    warm = [row for row in artifact_rows if row.phase != "cold"]
+    # WebGPU computes on any chip; the other providers determine the kind of device.
+    of_kind = [row for row in warm if provider_facts(row.provider).kind in (None, device.kind)]
+    artifact = subject.artifacts.get(name)
+    whole_texts = artifact is not None and artifact.role in ("full", "exit")
+    evidence = Evidence(name, max(row.size_bytes for row in artifact_rows), of_kind, "", whole_texts)
+    if of_kind and judged_rows(evidence, limits):
+        return evidence
     shapes = ", ".join(dict.fromkeys(f"{row.batch}×{row.seq}" for row in of_kind))
-    why = f"{limits.batch}×{limits.seq} was not measured, but {shapes}"
+    reason = f"{limits.batch}×{limits.seq} was not measured, but {shapes}"
     if not of_kind:
-        labels = dict.fromkeys(provider_facts(row.provider).label for row in own)
-        why = f"measured with {', '.join(labels)} only, which says nothing of a device of the kind {device.kind}"
-    return Evidence(name, size_bytes, of_kind, why, whole_texts)
+        labels = ", ".join(dict.fromkeys(provider_facts(row.provider).label for row in warm))
+        reason = f"measured with {labels} only, which says nothing of a device of the kind {device.kind}"
+    return replace(evidence, why_no_rows=reason)

@@ -1,14 +1,14 @@
-"""What a device's budget and the command line allow, and at which shapes that is judged."""
+"""Request: what a caller asks of one bundle on one device, resolved to shapes, limits, artifacts and a target."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -17,7 +17,7 @@ from edgeformer.artifacts.errors import InputError, NotBuiltError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.messages import Shape
+from edgeformer.benchmark.measurement import Shape
 from edgeformer.benchmark.search import SearchOptions, check_options
 from edgeformer.benchmark.verdict import Limits
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, providers_asked
@@ -29,99 +29,15 @@ from edgeformer.tasks.task import longest_call
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
 
-
-T = TypeVar("T")
-
-
-def limits_of(
-    options: ProfileOptions,
-    device: DeviceProfile,
-    task: Task,
-    longest: int | None,
-    data: DataSection | None,
-    *,
-    elsewhere: bool = False,
-) -> Limits:
-    """What a device leaves to a model of a task: its budget, and what the options say instead.
-
-    Args:
-        options: whose limits win.
-        device: whose budget it is.
-        task: of the model.
-        longest: tokens of its longest call; None: any number.
-        data: of the model's bundle; None: it is not at hand.
-        elsewhere: what is judged was measured on another machine, whose memory is not this one's.
-    """
-    budget = device.budgets.for_task(task.name)
-    seq = min(budget.seq, longest or budget.seq)
-    capped = f"the budget names {budget.batch}×{budget.seq}, but the model takes at most {seq} tokens of a text"
-    batch, seq = (budget.batch, seq) if data is None else task.fit_shape(data, budget.batch, seq)
-    usable = device.usable_memory_bytes or device.memory_bytes
-    of_host = not elsewhere and device.kind == "cpu" and device.match is None
-    here = psutil.virtual_memory().total if of_host else None
-    known = Limits(
-        size_bytes=_first(options.max_size_bytes, budget.size_bytes),
-        latency_ms=budget.latency_p50_ms,
-        memory_bytes=budget.memory_bytes or (usable.value if usable else here),
-        energy_mj=budget.energy_mj,
-        batch=batch,
-        seq=seq,
-        # A budget of what writes text is per decoded token, not per forward pass over the whole text.
-        phase=task.phase,
-        shape_note=capped if longest is not None and seq < budget.seq else None,
-        profile=device.name,
-    )
-    return _with_asked(known, options, task, data)
-
-
-def _with_asked(known: Limits, options: ProfileOptions, task: Task, data: DataSection | None) -> Limits:
-    """``known`` with the limits of the command line, which are judged at the shapes that it names, if it names any."""
-    given: dict[str, Any] = {
-        "latency_ms": options.max_latency_ms,
-        "memory_bytes": options.max_memory_bytes,
-        "energy_mj": options.max_energy_mj,
-    }
-    given = {name: limit for name, limit in given.items() if limit is not None}
-    named = product(options.batches or (known.batch,), options.seqs or (known.seq,))
-    shapes = {shape if data is None else task.fit_shape(data, *shape) for shape in named}
-    if not given or shapes == {(known.batch, known.seq)}:
-        return replace(known, **given)
-    nothing: dict[str, Any] = dict.fromkeys(("size_bytes", "latency_ms", "memory_bytes", "energy_mj", "shape_note"))
-    asked = (
-        replace(known, **{**nothing, **given, "batch": batch, "seq": seq})
-        for batch, seq in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
-    )
-    gone: dict[str, Any] = dict.fromkeys(given)
-    return replace(known, **gone, asked=tuple(asked))
-
-
-def shape_notes(limits: Limits) -> list[str]:
-    """What a reader must know of the shapes at which limits are judged."""
-    notes = [f"budget's shape: {limits.shape_note}"] if limits.shape_note else []
-    if limits.asked:
-        shapes = ", ".join(f"{at.batch}×{at.seq}" for at in limits.asked)
-        own = f"; the budget's own are judged at {limits.batch}×{limits.seq}" if limits.judges_calls else ""
-        notes.append(f"the command's limits are judged at {shapes}, which it asked for{own}")
-    return notes
-
-
-def _first(asked: T | None, budget: T | None) -> T | None:
-    return asked if asked is not None else budget
-
-
-# What a caller asks for, and what that means for one bundle and one device: shapes, limits, artifacts, and whether
-# the device is this very machine.
-
-
 # Error correction takes a sixteenth of some cards' memory (T4, L4); cards of one name differ by a third and more.
 _LEAST_MEMORY, _MOST_MEMORY = 0.85, 1.1
 _LONGEST_QUESTION = 60
-"""Characters of a file's name; the rest of the 255 that systems allow is for the device and the kind of file."""
+"""Characters in a file name; the rest of the 255 that systems allow is for the device and the kind of file."""
 
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What a caller may ask for. Limits that are given win over the device profile's budgets.
+    """What a caller may ask for. Its limits win over the device profile's budgets.
 
     Attributes:
         batches: batch sizes to measure, each with every one of ``seqs``; None: 1 and 16.
@@ -133,12 +49,12 @@ class ProfileOptions:
         strict: the rules for figures to publish; ``rules`` wins over it.
         threads: of one operator; each count is measured; empty: the physical cores that this process may use.
         artifacts: ids to profile; empty: all that were built.
-        provider: what shall compute, as its backend names it; None: what fits the device's kind and works here.
-        runtime: what ``--runtime`` names, instead of ``provider``; None: of a search, all that are installed.
+        provider: that computes, by its runtime's name; None: what fits the device's kind and works here.
+        runtime: the value of ``--runtime``, instead of ``provider``; None: of a search, all that are installed.
         rules: when to stop measuring; None: the usual rules.
         allow_leak: also measure a language model that looks ahead; the report says so.
         search: also name the artifact to deploy.
-        estimate_error: how wrong estimates were where they could be checked, to be stated beside them.
+        estimate_error: validated error of estimates, for the report.
     """
 
     batches: tuple[int, ...] | None = None
@@ -160,9 +76,14 @@ class ProfileOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """The options, resolved against one bundle and one device. ``shapes`` go from small to large, ``threads`` too.
+    """The options, resolved against one bundle and one device.
 
-    ``runtime``: what is asked for by name, see :func:`edgeformer.runtimes.providers_asked`; None: ``provider``.
+    Attributes:
+        shapes: from small to large.
+        threads: from few to many.
+        provider: that computes, if ``runtime`` is None.
+        runtime: requested by name, see :func:`edgeformer.runtimes.providers_asked`.
+        question: see :func:`question_of`.
     """
 
     shapes: tuple[Shape, ...]
@@ -176,105 +97,25 @@ class Request:
     question: str = ""
 
     def providers(self, artifact: ArtifactManifest) -> tuple[str | None, ...]:
-        """What an artifact is measured with, one after the other; empty: the runtime asked for does not open it."""
+        """Return the providers to measure an artifact with; empty: the requested runtime does not open it."""
         return (self.provider,) if self.runtime is None else providers_asked(artifact, self.runtime)
 
 
 def resolve(
     options: ProfileOptions, device: DeviceProfile, manifest: BundleManifest, artifact: str | None = None
 ) -> Request:
-    """What ``options`` mean here.
-
-    Args:
-        options: what a caller asks for.
-        device: that the bundle is judged for.
-        manifest: of the bundle.
-        artifact: the one that the RUN argument itself names.
+    """Resolve ``options`` for a bundle and a device; ``artifact``: the one that the RUN argument names.
 
     Raises:
-        InputError: an unknown artifact, a count below 1, a sequence that the model cannot take, or a model that leaks
-            future tokens.
-        NotBuiltError: none of the artifacts that were asked for was built.
+        InputError: an unknown artifact, a count below 1, a sequence that the model cannot take, a runtime that opens
+            no artifact, or a model that leaks future tokens.
+        NotBuiltError: none of the requested artifacts was built.
     """
     if manifest.leaks and not options.allow_leak:
         raise InputError(
             f"{manifest.run!r} leaks future tokens: it sees what it is asked to predict, so its scores are void; "
             "profile it all the same, marked as leaking, with --allow-leak"
         )
-    _require_counts(options, manifest)
-    if options.search is not None:
-        check_options(options.search, manifest)
-    task = task_named(manifest.task)
-    budget = device.budgets.for_task(task.name)
-    limits = limits_of(
-        options, device, task, longest_call(task, manifest.max_positions, manifest.max_length), manifest.data
-    )
-    batches = (1, 16) if options.batches is None else options.batches
-    asked = {*product(batches, options.seqs or (limits.seq,)), *limits.shapes}
-    shapes = {task.fit_shape(manifest.data, *shape) for shape in asked}
-    artifacts, left_out = _artifacts(options, manifest, artifact)
-    runtime = options.runtime or (ALL_RUNTIMES if options.search is not None and options.provider is None else None)
-    _require_opened(artifacts, runtime, manifest)
-    notes = [*shape_notes(limits), *task.shape_notes(manifest.data)]
-    if manifest.leaks:
-        notes.append("leaks future tokens: the model sees what it is asked to predict, so its scores are void")
-    if budget == Budget():
-        notes.append(f"device profile {device.name!r} has no budget for {manifest.task}")
-    rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
-    if rules not in (MeasureRules(), MeasureRules.strict()):
-        notes.append(f"measured by other rules than the usual ones: {rules}")
-    return Request(
-        shapes=tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))),
-        limits=limits,
-        rules=rules,
-        threads=tuple(sorted({*options.threads})) or (default_threads(),),
-        provider=options.provider or (default_provider("cpu") if device.kind == "cpu" else None),
-        artifacts=artifacts,
-        notes=(*notes, *left_out),
-        runtime=runtime,
-        question=question_of(options, artifact),
-    )
-
-
-def _require_opened(artifacts: Sequence[ArtifactManifest], runtime: str | None, manifest: BundleManifest) -> None:
-    """Raises InputError for a runtime that opens none of the artifacts, or that nobody knows."""
-    if runtime is not None and not any(providers_asked(artifact, runtime) for artifact in artifacts):
-        ids = ", ".join(artifact.id for artifact in artifacts)
-        raise InputError(f"--runtime {runtime}: opens none of {manifest.run!r}'s artifacts ({ids})")
-
-
-def question_of(options: ProfileOptions, artifact: str | None) -> str:
-    """What is asked beside the device's own budget of the whole bundle, as a part of a file's name; usually nothing.
-
-    How often and at which other shapes something is measured is no other question: the newer answer is the better one.
-
-    Args:
-        options: what a caller asks for.
-        artifact: the one that the RUN argument itself names.
-    """
-    words: list[str] = []
-    if options.search is not None:
-        words += ["search", *(f"{name}-{bound:g}" for name, bound in options.search.bounds.items())]
-        words += [f"least-{options.search.minimize}"] if options.search.minimize != "latency" else []
-    limits: dict[str, tuple[float | None, Callable[[float], str]]] = {
-        "latency": (options.max_latency_ms, lambda limit: f"{limit:g}ms"),
-        "memory": (options.max_memory_bytes, format_bytes),
-        "energy": (options.max_energy_mj, lambda limit: f"{limit:g}mJ"),
-    }
-    given = [f"{name}-{shown(limit)}" for name, (limit, shown) in limits.items() if limit is not None]
-    if given:
-        shapes = {"batch": options.batches or (), "seq": options.seqs}
-        given += ["-".join([name, *map(str, sizes)]) for name, sizes in shapes.items() if sizes]
-    if options.max_size_bytes is not None:
-        given.append(f"size-{format_bytes(options.max_size_bytes)}")
-    words += [*given, *(options.artifacts or ((artifact,) if artifact is not None else ()))]
-    name = re.sub(r"[^\w.-]+", "_", "-".join(words).replace(" ", ""))
-    if len(name) <= _LONGEST_QUESTION:
-        return name
-    return f"{name[:_LONGEST_QUESTION]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def _require_counts(options: ProfileOptions, manifest: BundleManifest) -> None:
     for name, values in (("batch", options.batches or ()), ("seq", options.seqs), ("threads", options.threads)):
         if any(value < 1 for value in values):
             raise InputError(f"{name} must be 1 or more, not {min(values)}")
@@ -285,32 +126,169 @@ def _require_counts(options: ProfileOptions, manifest: BundleManifest) -> None:
         raise InputError(
             f"seq {longest} is too long: {manifest.run!r} takes at most {manifest.max_positions} tokens; ask for less"
         )
+    if options.search is not None:
+        check_options(options.search, manifest)
+    task = task_named(manifest.task)
+    limits = limits_of(
+        options, device, task, longest_call(task, manifest.max_positions, manifest.max_length), manifest.data
+    )
+    batches = (1, 16) if options.batches is None else options.batches
+    shapes = {
+        task.fit_shape(manifest.data, *shape)
+        for shape in {*product(batches, options.seqs or (limits.seq,)), *limits.shapes}
+    }
 
-
-def _artifacts(
-    options: ProfileOptions, manifest: BundleManifest, artifact: str | None
-) -> tuple[tuple[ArtifactManifest, ...], list[str]]:
-    """The artifacts to measure, and a note for each one that exists in name only."""
-    by_id = {known.id: known for known in manifest.artifacts}
-    asked = options.artifacts or ((artifact,) if artifact is not None else ())
-    for name in asked:
+    by_id = {entry.id: entry for entry in manifest.artifacts}
+    requested_ids = options.artifacts or ((artifact,) if artifact is not None else ())
+    for name in requested_ids:
         if name not in by_id:
             raise InputError(f"no artifact {name!r} in {manifest.run!r}; it has: {', '.join(by_id) or 'none'}")
-    wanted = [by_id[name] for name in dict.fromkeys(asked)] or list(manifest.artifacts)
-    built = tuple(known for known in wanted if known.status == "built")
-    notes = [
-        f"{known.id}: {known.status}: {known.reason or 'no reason given'}" for known in wanted if known not in built
+    requested = [by_id[name] for name in dict.fromkeys(requested_ids)] or list(manifest.artifacts)
+    artifacts = tuple(entry for entry in requested if entry.status == "built")
+    unbuilt = [
+        f"{entry.id}: {entry.status}: {entry.reason or 'no reason given'}"
+        for entry in requested
+        if entry.status != "built"
     ]
-    if not wanted:
+    if not requested:
         raise InputError(f"nothing to profile in {manifest.run!r}: its bundle has no artifacts")
-    if not built:
-        raise NotBuiltError(f"nothing to profile in {manifest.run!r}: {'; '.join(notes)}")
-    return built, notes
+    if not artifacts:
+        raise NotBuiltError(f"nothing to profile in {manifest.run!r}: {'; '.join(unbuilt)}")
+    runtime = options.runtime or (ALL_RUNTIMES if options.search is not None and options.provider is None else None)
+    if runtime is not None and not any(providers_asked(entry, runtime) for entry in artifacts):
+        ids = ", ".join(entry.id for entry in artifacts)
+        raise InputError(f"--runtime {runtime}: opens none of {manifest.run!r}'s artifacts ({ids})")
+
+    notes = [*shape_notes(limits), *task.shape_notes(manifest.data)]
+    if manifest.leaks:
+        notes.append("leaks future tokens: the model sees what it is asked to predict, so its scores are void")
+    if device.budgets.for_task(task.name) == Budget():
+        notes.append(f"device profile {device.name!r} has no budget for {manifest.task}")
+    rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
+    if rules not in (MeasureRules(), MeasureRules.strict()):
+        notes.append(f"measured by other rules than the usual ones: {rules}")
+    return Request(
+        shapes=_from_small_to_large(shapes),
+        limits=limits,
+        rules=rules,
+        threads=tuple(sorted({*options.threads})) or (default_threads(),),
+        provider=options.provider or (default_provider("cpu") if device.kind == "cpu" else None),
+        artifacts=artifacts,
+        notes=(*notes, *unbuilt),
+        runtime=runtime,
+        question=question_of(options, artifact),
+    )
+
+
+def _from_small_to_large(shapes: set[Shape]) -> tuple[Shape, ...]:
+    return tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)))
+
+
+def limits_of(
+    options: ProfileOptions,
+    device: DeviceProfile,
+    task: Task,
+    longest: int | None,
+    data: DataSection | None,
+    *,
+    is_other_host: bool = False,
+) -> Limits:
+    """Return the limits of a model: the device's budget, overridden by the options.
+
+    Limits of the options are judged at the shapes that the options name, if they name any.
+
+    Args:
+        options: win over the budget.
+        device: has the budget.
+        task: of the model.
+        longest: tokens of its longest call; None: any number.
+        data: of the model's bundle; None: not available.
+        is_other_host: the rows were measured on another machine, whose memory is not this one's.
+    """
+    budget = device.budgets.for_task(task.name)
+    seq = min(budget.seq, longest or budget.seq)
+    batch, seq = (budget.batch, seq) if data is None else task.fit_shape(data, budget.batch, seq)
+    memory_bytes = budget.memory_bytes
+    if memory_bytes is None:
+        usable = device.usable_memory_bytes or device.memory_bytes
+        is_host = not is_other_host and device.kind == "cpu" and device.match is None
+        memory_bytes = usable.value if usable else psutil.virtual_memory().total if is_host else None
+    note = f"the budget names {budget.batch}×{budget.seq}, but the model takes at most {seq} tokens of a text"
+    limits = Limits(
+        size_bytes=budget.size_bytes if options.max_size_bytes is None else options.max_size_bytes,
+        latency_ms=budget.latency_p50_ms,
+        memory_bytes=memory_bytes,
+        energy_mj=budget.energy_mj,
+        batch=batch,
+        seq=seq,
+        # A budget of a model that writes text is per decoded token, not per pass over the whole text.
+        phase=task.phase,
+        shape_note=note if longest is not None and seq < budget.seq else None,
+        profile=device.name,
+    )
+    overrides: dict[str, Any] = {
+        "latency_ms": options.max_latency_ms,
+        "memory_bytes": options.max_memory_bytes,
+        "energy_mj": options.max_energy_mj,
+    }
+    overrides = {name: limit for name, limit in overrides.items() if limit is not None}
+    named_shapes = product(options.batches or (batch,), options.seqs or (seq,))
+    shapes = {shape if data is None else task.fit_shape(data, *shape) for shape in named_shapes}
+    if not overrides or shapes == {(batch, seq)}:
+        return replace(limits, **overrides)
+    nothing: dict[str, Any] = dict.fromkeys(("size_bytes", "latency_ms", "memory_bytes", "energy_mj", "shape_note"))
+    at_shapes = (
+        replace(limits, **{**nothing, **overrides, "batch": batch, "seq": seq})
+        for batch, seq in _from_small_to_large(shapes)
+    )
+    moved: dict[str, Any] = dict.fromkeys(overrides)
+    return replace(limits, **moved, asked=tuple(at_shapes))
+
+
+def shape_notes(limits: Limits) -> list[str]:
+    """Return notes on the shapes at which limits are judged."""
+    notes = [f"budget's shape: {limits.shape_note}"] if limits.shape_note else []
+    if limits.asked:
+        shapes = ", ".join(f"{at.batch}×{at.seq}" for at in limits.asked)
+        budget = f"; the budget's own are judged at {limits.batch}×{limits.seq}" if limits.judges_calls else ""
+        notes.append(f"the command's limits are judged at {shapes}, which it asked for{budget}")
+    return notes
+
+
+def question_of(options: ProfileOptions, artifact: str | None) -> str:
+    """Return a part of the report's file name for what is asked beside the device's own budget; usually empty.
+
+    How often and at which other shapes something is measured does not count: the newer report replaces the older one.
+
+    Args:
+        options: of the caller.
+        artifact: the one that the RUN argument names.
+    """
+    words: list[str] = []
+    if options.search is not None:
+        words += ["search", *(f"{name}-{bound:g}" for name, bound in options.search.bounds.items())]
+        words += [f"least-{options.search.minimize}"] if options.search.minimize != "latency" else []
+    limits: dict[str, tuple[float | None, Callable[[float], str]]] = {
+        "latency": (options.max_latency_ms, lambda limit: f"{limit:g}ms"),
+        "memory": (options.max_memory_bytes, format_bytes),
+        "energy": (options.max_energy_mj, lambda limit: f"{limit:g}mJ"),
+    }
+    limit_words = [f"{name}-{text(limit)}" for name, (limit, text) in limits.items() if limit is not None]
+    if limit_words:
+        sizes = {"batch": options.batches or (), "seq": options.seqs}
+        limit_words += ["-".join([name, *map(str, values)]) for name, values in sizes.items() if values]
+    if options.max_size_bytes is not None:
+        limit_words.append(f"size-{format_bytes(options.max_size_bytes)}")
+    words += [*limit_words, *(options.artifacts or ((artifact,) if artifact is not None else ()))]
+    name = re.sub(r"[^\w.-]+", "_", "-".join(words).replace(" ", ""))
+    if len(name) <= _LONGEST_QUESTION:
+        return name
+    return f"{name[:_LONGEST_QUESTION]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
 class Target:
-    """Whether the device is present, why (not), and the GPU that computes here if there is one."""
+    """Whether the device is present, why (not), and the GPU that computes on this host, if there is one."""
 
     present: bool
     reason: str
@@ -318,62 +296,55 @@ class Target:
 
 
 def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
-    """Look for ``device`` on this host: by its name, by its memory too, and a Jetson by its part number.
+    """Look for ``device`` on this host: by its name and memory, a Jetson by its part number.
 
-    A CPU profile without ``match`` means "this host, whatever it is". For a GPU profile that is not present,
-    ``gpu`` is the first other card, on which the host's rows are then measured.
+    A CPU profile without ``match`` is this host, whatever it is. For a GPU profile that is not present, ``gpu`` is the
+    first other card, on which the host's rows are then measured.
 
     Args:
-        device: what is looked for.
-        root: where the system's files lie.
+        device: to look for.
+        root: of the system's files.
     """
     if device.kind == "cpu":
         name = cpu_name(root)
-        if device.match is None or _named(device, name):
+        if device.match is None or _is_named(device, name):
             return Target(True, f"this host: {name}")
         return Target(False, f"this host's processor is {name}, not {device.match}")
     cards = nvidia.gpus()
+    named_card = next((card for card in cards if _is_named(device, card.name)), None)
     if device.boards:
-        return _find_board(device, cards, board_names(root))
-    for card in cards:
-        if _named(device, card.name) and _as_large(device, card):
-            return Target(True, f"present: {card.name}", card)
-    present = ", ".join(_described(device, card) for card in cards) or "no NVIDIA card"
+        # All modules of a Jetson generation give their GPU one name ("Orin"); the part number tells them apart.
+        board = board_names(root)
+        if any(part.lower() in name.lower() for part in device.boards for name in board):
+            return Target(True, f"present: {board[0]}", named_card)  # an older JetPack has no NVML, and no card
+        present = ", ".join(card.name for card in cards) or "no NVIDIA card"
+        if named_card is not None and not board:
+            present = (
+                f"{named_card.name}, but which module it is on cannot be seen: /proc/device-tree is hidden, as in "
+            )
+            present += "most containers"
+        elif named_card is not None:
+            parts = ", ".join(device.boards)
+            present = f"{named_card.name} on {board[0]}, which is none of the part numbers {parts}"
+    else:
+        names = []
+        for card in cards:
+            name = card.name
+            if _is_named(device, name):
+                # Cards of one name have different memory (RTX 3050, A100); unknown memory counts as the same.
+                expected, actual = device.memory_bytes, card.memory_bytes
+                if expected is None or actual is None or _LEAST_MEMORY <= actual / expected.value <= _MOST_MEMORY:
+                    return Target(True, f"present: {name}", card)
+                name += f" with {format_bytes(actual)}"
+            names.append(name)
+        present = ", ".join(names) or "no NVIDIA card"
     return Target(False, f"{device.title} is not present on this host ({present})", next(iter(cards), None))
 
 
-def _find_board(device: DeviceProfile, cards: list[nvidia.Gpu], board: tuple[str, ...]) -> Target:
-    """All modules of a Jetson generation give their GPU one name ("Orin"); the part number tells them apart."""
-    if any(part.lower() in name.lower() for part in device.boards for name in board):
-        # An older JetPack has no NVML: the GPU is there all the same.
-        gpu = next((card for card in cards if _named(device, card.name)), None)
-        return Target(True, f"present: {board[0]}", gpu)
-    like = next((card.name for card in cards if _named(device, card.name)), None)
-    if like is not None and not board:
-        found = f"{like}, but which module it is on cannot be seen: /proc/device-tree is hidden, as in most containers"
-    elif like is not None:
-        found = f"{like} on {board[0]}, which is none of the part numbers {', '.join(device.boards)}"
-    else:
-        found = ", ".join(card.name for card in cards) or "no NVIDIA card"
-    return Target(False, f"{device.title} is not present on this host ({found})", next(iter(cards), None))
-
-
-def _named(device: DeviceProfile, name: str) -> bool:
-    """Whole words only ("NVIDIA L4" is not in "NVIDIA L40S"), and none of the siblings' words."""
+def _is_named(device: DeviceProfile, name: str) -> bool:
+    """Whether ``name`` has the device's whole words ("NVIDIA L4" is not in "NVIDIA L40S") and none of its siblings'."""
 
     def has(words: str) -> bool:
         return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", name, re.IGNORECASE) is not None
 
     return has(device.match or device.title) and not any(map(has, device.match_not))
-
-
-def _as_large(device: DeviceProfile, card: nvidia.Gpu) -> bool:
-    """Cards of one name come with different memory (RTX 3050, A100); not known counts as the same."""
-    if device.memory_bytes is None or card.memory_bytes is None:
-        return True
-    return _LEAST_MEMORY <= card.memory_bytes / device.memory_bytes.value <= _MOST_MEMORY
-
-
-def _described(device: DeviceProfile, card: nvidia.Gpu) -> str:
-    """With its memory where that is what makes it another card."""
-    return f"{card.name} with {format_bytes(card.memory_bytes)}" if _named(device, card.name) else card.name

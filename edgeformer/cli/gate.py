@@ -117,8 +117,7 @@ def command(
     from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.artifacts.units import parse_share
     from edgeformer.artifacts.workspace import require_writable
-    from edgeformer.benchmark.gate import gate_bundles, named_baseline
-    from edgeformer.benchmark.gate_checks import GateOptions
+    from edgeformer.benchmark.gate import GateOptions, gate_bundles, named_baseline
     from edgeformer.benchmark.request import ProfileOptions
     from edgeformer.cli.progress import show_progress
     from edgeformer.report.gate import append_summary, print_gate, write_junit
@@ -157,7 +156,7 @@ def command(
         allow_leak=allow_leak,
     )
     gate_options = GateOptions(**limits, eval_data=eval_data)  # type: ignore[arg-type]
-    gate = gate_bundles(location, baseline, profile, (options, gate_options), show_progress(), notes)
+    gate = gate_bundles(location, baseline, profile, options, gate_options, show_progress(), notes)
     if as_json:
         print_json(gate)
     else:

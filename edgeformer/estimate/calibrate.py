@@ -16,7 +16,7 @@ from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateErro
 from edgeformer.artifacts.documents import save_profile
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.progress import Progress, Silent, bar
-from edgeformer.benchmark.messages import CheckedArtifact, Item, Shape
+from edgeformer.benchmark.measurement import CheckedArtifact, Item, Shape
 from edgeformer.benchmark.request import find_target
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.fit import CallSample, NodeSample, fit_operators, fit_response, meet_calls, memory_ratio

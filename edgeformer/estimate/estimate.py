@@ -15,7 +15,7 @@ from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateErro
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import Energy, EstimateEvidence, Latency, Row
-from edgeformer.benchmark.messages import CheckedArtifact, Item, Phase, row_of, unavailable_row
+from edgeformer.benchmark.measurement import CheckedArtifact, Item, Phase, row_of, unavailable_row
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import PERCENT
 from edgeformer.estimate.listing import ItemNodes, Listing, ListSpec, run_listing

@@ -20,9 +20,8 @@ from pydantic import Field, TypeAdapter
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.golden import Tokens
-from edgeformer.benchmark.messages import Item, Refusal
-from edgeformer.benchmark.process import End, run_job
-from edgeformer.benchmark.worker import Send
+from edgeformer.benchmark.measurement import Item, Refusal
+from edgeformer.benchmark.process import End, Send, run_job
 from edgeformer.estimate.timing import Beside, ListSpec, Round, Tick, Timer
 from edgeformer.runtimes import ArtifactFiles
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, ProfiledGraph

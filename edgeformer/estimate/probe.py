@@ -17,8 +17,7 @@ from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.device import Speed
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.benchmark.conditions import read_cpu
-from edgeformer.benchmark.process import End, Job, run_job
-from edgeformer.benchmark.worker import Send
+from edgeformer.benchmark.process import End, Job, Send, run_job
 from edgeformer.estimate.speed_probe import Reference, add_chain, between, matmul_chain
 from edgeformer.estimate.timing import beside, time_calls
 from edgeformer.runtimes import default_provider

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from edgeformer.artifacts.device import Response, Speed
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.benchmark.messages import Item
+from edgeformer.benchmark.measurement import Item
 from edgeformer.estimate.listing import ItemNodes, Listing, Round
 from edgeformer.estimate.operators import NodeWork, count_nodes, stored_weight_bytes
 from edgeformer.estimate.speed_probe import UNMOVED, slowness, typical

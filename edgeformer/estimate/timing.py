@@ -15,10 +15,9 @@ from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.device import Speed
 from edgeformer.benchmark.conditions import CpuReading, read_cpu, used_between
 from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.benchmark.measurement import CheckedArtifact, Item, MeasureSpec
 from edgeformer.benchmark.measurement_worker import Buffers, opened
-from edgeformer.benchmark.messages import CheckedArtifact, Item, MeasureSpec
-from edgeformer.benchmark.process import Job
-from edgeformer.benchmark.worker import Send
+from edgeformer.benchmark.process import Job, Send
 from edgeformer.estimate.speed_probe import Reference, between
 from edgeformer.runtimes import default_provider
 from edgeformer.system.host import usable_cores

@@ -14,9 +14,8 @@ from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateErro
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.progress import Progress, Silent
 from edgeformer.artifacts.report import Row
-from edgeformer.benchmark.launch import measure_in_child
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.messages import MeasureSpec, Shape
+from edgeformer.benchmark.measurement import MeasureSpec, Shape, measure_in_child
 from edgeformer.benchmark.request import find_target
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import calibrate, full_graphs, write_profile

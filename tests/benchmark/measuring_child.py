@@ -6,15 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_bundle import artifact_of
 
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Row
 from edgeformer.benchmark import process
-from edgeformer.benchmark.launch import measure_in_child
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.messages import CheckedArtifact, MeasureSpec
+from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, measure_in_child
 from edgeformer.bundle import Bundle
+from tests.runtimes.tiny_bundle import artifact_of
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
 

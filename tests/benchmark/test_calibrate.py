@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 from edgeformer.artifacts.device import DeviceProfile, FittedCase
 from edgeformer.artifacts.documents import load_profile
@@ -20,6 +19,7 @@ from edgeformer.estimate.estimate import estimate
 from edgeformer.estimate.probe import HostRates, ProductTime
 from edgeformer.estimate.validate import CHECK_SHAPES, check_estimates, with_error
 from edgeformer.system.host import cpu_name
+from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 RULES = MeasureRules(warmup_min_s=0.05, warmup_max_s=0.5, min_s=0.1, max_s=1.0, idle_s=0.01, energy_s=0.01)
 PROBED = HostRates(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_bundle import POSITIONS, artifact_of, classifier_graph, write_bundle, write_manifest
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, FittedCase, Response, Speed
 from edgeformer.artifacts.documents import load_profile
@@ -14,7 +13,7 @@ from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.messages import Item, MeasureSpec
+from edgeformer.benchmark.measurement import Item, MeasureSpec
 from edgeformer.benchmark.request import Target
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import validate as stage
@@ -22,6 +21,7 @@ from edgeformer.estimate.rates import known_error
 from edgeformer.estimate.validate import CalibrationOptions, check_estimates, improve, with_error
 from edgeformer.system.host import cpu_name
 from edgeformer.system.nvidia import Gpu
+from tests.runtimes.tiny_bundle import POSITIONS, artifact_of, classifier_graph, write_bundle, write_manifest
 
 RULES = MeasureRules(min_s=0.5)
 

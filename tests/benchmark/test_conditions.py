@@ -112,12 +112,13 @@ def test_battery_and_a_governor_that_keeps_the_clock_low_are_doubts() -> None:
     assert doubts({"power": "mains", "governor": "powersave", "governor_scales": True}, CPU) == []
 
 
-def test_the_governor_is_read_where_the_system_has_one(tmp_path: Path) -> None:
+def test_the_governor_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cpu0" / "cpufreq"
     folder.mkdir(parents=True)
     (folder / "scaling_governor").write_text("powersave\n", encoding="ascii")
-    assert conditions._cpufreq("scaling_governor", tmp_path) == "powersave"
-    assert conditions._cpufreq("scaling_driver", tmp_path) is None
+    monkeypatch.setattr(conditions, "_CPU", tmp_path)
+    described = conditions.describe(1, None)
+    assert described["governor"] == "powersave" and "governor_scales" not in described
 
 
 def test_what_slows_the_card_and_who_else_uses_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

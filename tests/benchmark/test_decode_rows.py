@@ -11,9 +11,8 @@ import pytest
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Row
 from edgeformer.benchmark import process
-from edgeformer.benchmark.launch import measure_in_child
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.messages import CheckedArtifact, MeasureSpec, phases_of
+from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, measure_in_child, phases_of
 from edgeformer.bundle import Bundle
 from tests.export.language_run import LOOPS, POSITIONS, exported_language_run
 
@@ -85,11 +84,11 @@ def test_a_text_that_is_too_long_is_refused_in_both_phases_and_the_others_surviv
 DIES_WHILE_DECODING = """
 import os, sys
 from edgeformer.runtimes.decoder import Decoder
-from edgeformer.benchmark import child
+from edgeformer.benchmark import process
 def peek(decoder, ids, loop):
     os._exit(9)
 Decoder.peek = peek
-sys.exit(child.main())
+process.run_worker()
 """
 
 

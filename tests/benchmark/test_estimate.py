@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
 from edgeformer.artifacts.documents import load_profile, shipped_names
@@ -16,13 +15,14 @@ from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine
 from edgeformer.artifacts.report import Row
 from edgeformer.benchmark import process
-from edgeformer.benchmark.messages import CheckedArtifact, Item
+from edgeformer.benchmark.measurement import CheckedArtifact, Item
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import listing, probe
 from edgeformer.estimate.estimate import Case, estimate, estimate_listed, onnx_origin
 from edgeformer.estimate.listing import ListSpec, feed_for, run_listing
 from edgeformer.estimate.probe import run_probe
 from edgeformer.system.host import cpu_name
+from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 CHECKED = FittedCase(run="r", artifact="a", precision="fp32", batch=1, seq=8, measured_ms=1.0, estimated_ms=1.0)
 ITEMS: tuple[Item, ...] = (("steady", 1, 8), ("steady", 4, 16))

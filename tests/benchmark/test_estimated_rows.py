@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_bundle import artifact_of, classifier_graph, write_bundle
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Sharing
 from edgeformer.artifacts.report import Row
-from edgeformer.benchmark.messages import Item
+from edgeformer.benchmark.measurement import Item
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import estimate as stage
 from edgeformer.estimate.estimate import Case, estimate, estimate_listed, onnx_origin
@@ -23,6 +22,7 @@ from edgeformer.estimate.rates import rates_of
 from edgeformer.estimate.roofline import estimate_memory, fitted_us, range_us
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 from edgeformer.system.host import cpu_name
+from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle
 
 ITEM: Item = ("steady", 4, 16)
 TOKEN: Item = ("decode", 1, 64)

@@ -7,17 +7,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import pytest
-from measuring_child import RULES, make_spec
-from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError
@@ -27,19 +25,22 @@ from edgeformer.artifacts.manifest import ArtifactManifest, Drift, LoopDrift
 from edgeformer.artifacts.report import Memory
 from edgeformer.artifacts.units import parse_share
 from edgeformer.benchmark import gate as gate_module
-from edgeformer.benchmark import paired_run, paired_worker
-from edgeformer.benchmark.gate import gate_bundles, named_baseline
-from edgeformer.benchmark.gate_checks import ArtifactPair, GateOptions, SidePeak, file_checks, memory_check
-from edgeformer.benchmark.memory import peak_meter
-from edgeformer.benchmark.paired_run import Pair, Pairing, PairRules, Player, compare_pair
-from edgeformer.benchmark.paired_worker import Block, PaceSpec, Ready
+from edgeformer.benchmark import paired_run
+from edgeformer.benchmark.gate import GateOptions, file_checks, gate_bundles, memory_check, named_baseline
+from edgeformer.benchmark.gate_scores import ArtifactPair
+from edgeformer.benchmark.measurement import MeasureSpec
+from edgeformer.benchmark.memory import gpu_memory_of_process
+from edgeformer.benchmark.paired_run import MESSAGES, Block, Pair, Pairing, PairRules, Ready, SidePeak, compare_pair
+from edgeformer.benchmark.process import WorkerClient, start_worker
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.benchmark.sequential import Interval
 from edgeformer.bundle import Bundle, seal
 from edgeformer.report.gate import append_summary, junit_xml, markdown_summary
 from edgeformer.run import Location
 from edgeformer.system import nvidia
+from tests.benchmark.measuring_child import RULES, make_spec
 from tests.cli.in_process import in_process
+from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
 HOST = load_profile("host")
 ONE = ProfileOptions(threads=(1,), batches=(1,), seqs=(8,), artifacts=("model",), rules=RULES)
@@ -58,7 +59,7 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def gated(candidate: Path, baseline: Path, gate: GateOptions = GATE, options: ProfileOptions = ONE) -> Gate:
-    return gate_bundles(Location(None, candidate), Bundle.open(baseline), HOST, (options, gate))
+    return gate_bundles(Location(None, candidate), Bundle.open(baseline), HOST, options, gate)
 
 
 OPTIONS = ["--device", "host", "--threads", "1", "--batch", "1", "--seq", "8"]
@@ -208,18 +209,18 @@ def test_what_does_not_run_is_told_with_its_side(baseline: Path, tmp_path: Path,
     assert "not enough memory" in latency.reason and "(its second failure)" in latency.reason
 
 
-def stumbling(monkeypatch: pytest.MonkeyPatch, *killed: int) -> None:
-    """Kills the child processes of these numbers, in the order in which they are started."""
-    real, started = paired_run.player, count()
+def kill_workers(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
+    """Kill the worker processes of these numbers, in the order in which they are started."""
+    started = count()
 
     @contextmanager
-    def player(spec: PaceSpec) -> Iterator[Player]:
-        with real(spec) as process:
-            if next(started) in killed:
-                process._process.kill()
-            yield process
+    def start(spec: MeasureSpec, *arguments: Any) -> Iterator[WorkerClient]:
+        with start_worker(spec, *arguments) as client:
+            if next(started) in numbers:
+                client._process.kill()
+            yield client
 
-    monkeypatch.setattr(paired_run, "player", player)
+    monkeypatch.setattr(paired_run, "start_worker", start)
 
 
 def test_a_process_that_dies_once_is_measured_again_and_one_that_dies_twice_fails(
@@ -227,11 +228,11 @@ def test_a_process_that_dies_once_is_measured_again_and_one_that_dies_twice_fail
 ) -> None:
     """The candidate's process is the second of a round, and of the same round once more the fourth."""
     short = replace(GATE, longest_s=0.0001)
-    stumbling(monkeypatch, 1)
+    kill_workers(monkeypatch, 1)
     latency = checks(gated(baseline, baseline, short))["latency"]
     assert (latency.status, latency.rounds) == ("undecided", 1)
-    assert "measured once more after the candidate failed: its process ended early" in latency.reason
-    stumbling(monkeypatch, 1, 3)
+    assert "measured once more after the candidate failed: the measuring process ended early" in latency.reason
+    kill_workers(monkeypatch, 1, 3)
     latency = checks(gated(baseline, baseline, short))["latency"]
     assert latency.status == "fail" and latency.reason.endswith("(its second failure)")
 
@@ -298,7 +299,7 @@ def timed_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, longest_s: flo
         found.log_ratios.append(0.2 * (-1) ** number)
 
     monkeypatch.setattr(paired_run, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(paired_run, "_round", one)
+    monkeypatch.setattr(paired_run, "_measure_round", one)
     return compare_pair(cast(Pair, None), PairRules(longest_s=longest_s))
 
 
@@ -314,35 +315,34 @@ def test_slow_rounds_go_on_to_the_first_that_say_anything_or_are_not_begun(
     assert (len(found.log_ratios), found.needs_s) == (rounds, needs_s)
 
 
-@pytest.mark.parametrize(("call_ms", "blocks"), [(1.0, 5 * [(2, 50)]), (99.0, 5 * [(2, 3)]), (400.0, 3 * [(1, 3)])])
-def test_slow_calls_are_fewer(
-    baseline: Path, monkeypatch: pytest.MonkeyPatch, call_ms: float, blocks: list[tuple[int, int]]
-) -> None:
-    asked: list[tuple[int, int]] = []
+@pytest.mark.parametrize(("call_ms", "blocks"), [(1.0, 5 * ["2 50"]), (99.0, 5 * ["2 3"]), (400.0, 3 * ["1 3"])])
+def test_slow_calls_have_smaller_blocks(monkeypatch: pytest.MonkeyPatch, call_ms: float, blocks: list[str]) -> None:
+    requests: list[str] = []
 
-    @contextmanager
-    def player(spec: PaceSpec) -> Iterator[SimpleNamespace]:
-        """Notes what it is asked for: the child's calls are the same, whatever they take."""
-        memory = Memory(status="unavailable", reason="not asked")
-        ready = Ready(provider="p", call_ms=call_ms, memory=memory, settled=True)
+    class FakeClient:
+        """Answers as a worker whose calls take ``call_ms``."""
 
-        def block(calls: int, untimed: int) -> Block:
-            asked.append((untimed, calls))
-            return Block(times_ms=(call_ms,))
+        def send(self, line: str) -> None:
+            requests.append(line)
 
-        yield SimpleNamespace(ready=lambda: ready, block=block)
+        def receive(self) -> Ready | Block:
+            memory = Memory(status="unavailable", reason="not measured")
+            ready = Ready(provider="p", call_ms=call_ms, memory=memory, settled=True)
+            return ready if requests[-1] == "warm up" else Block(times_ms=(call_ms,))
 
-    monkeypatch.setattr(paired_run, "player", player)
-    spec = cast(PaceSpec, SimpleNamespace(repeat=1))
-    paired_run._round((spec, spec), PairRules(), 0, Pairing())
-    assert asked == 2 * blocks
+    monkeypatch.setattr(paired_run, "start_worker", lambda *_: nullcontext(FakeClient()))
+    spec = cast(MeasureSpec, SimpleNamespace(repeat=1, rules=RULES))
+    paired_run._measure_round((spec, spec), PairRules(), 0, Pairing())
+    assert requests == ["warm up"] * 2 + 2 * blocks
 
 
-def test_a_child_times_what_it_is_asked_for(baseline: Path) -> None:
-    spec = PaceSpec(threads=1, item=("steady", 1, 8), measure=make_spec(baseline))
-    with paired_run.player(spec) as process:
-        process.ready()
-        assert [len(process.block(calls, untimed).times_ms) for calls, untimed in ((3, 1), (5, 2))] == [3, 5]
+def test_a_worker_times_the_requested_calls(baseline: Path) -> None:
+    with start_worker(make_spec(baseline, kind="pair", shapes=((1, 8),)), MESSAGES, 60.0) as client:
+        client.send("warm up")
+        assert isinstance(client.receive(), Ready)
+        for untimed, timed in ((1, 3), (2, 5)):
+            client.send(f"{untimed} {timed}")
+            assert len(client.receive().times_ms) == timed
 
 
 def test_memory_says_what_told_it_and_with_which_provider(failed: Gate) -> None:
@@ -354,12 +354,12 @@ def test_on_a_card_memory_is_what_the_process_holds_there(monkeypatch: pytest.Mo
     """The other process is open at the same time: the memory of the whole card would be that of both."""
     monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: 700)
     monkeypatch.setattr(nvidia, "card_used_bytes", lambda uuid: 9000)
-    with closing(peak_meter()) as meter:
-        found = paired_worker._memory("CUDAExecutionProvider", "GPU-1", meter, 0)
-        assert (found.status, found.peak) == ("measured", 700) and "of the process (NVML)" in str(found.method)
-        monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: None)
-        hidden = paired_worker._memory("CUDAExecutionProvider", "GPU-1", meter, 0)
-        assert (hidden.status, hidden.peak) == ("unavailable", None) and "tell the two apart" in str(hidden.reason)
+    process_memory = gpu_memory_of_process("GPU-1")
+    assert (process_memory.status, process_memory.peak) == ("measured", 700)
+    assert "of the process (NVML)" in str(process_memory.method)
+    monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: None)
+    hidden = gpu_memory_of_process("GPU-1")
+    assert (hidden.status, hidden.peak) == ("unavailable", None) and "tell the two apart" in str(hidden.reason)
 
 
 def test_memory_of_two_kinds_is_not_compared(baseline: Path) -> None:

@@ -12,16 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from measuring_child import RULES
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.gate import UNDECIDED, Gate, GateCheck
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.benchmark import gate as gate_module
-from edgeformer.benchmark.gate import gate_bundles
-from edgeformer.benchmark.gate_checks import ArtifactPair, GateOptions
-from edgeformer.benchmark.gate_scores import CommonRows, _compared, common_rows, score_check
+from edgeformer.benchmark.gate import GateOptions, gate_bundles
+from edgeformer.benchmark.gate_scores import ArtifactPair, CommonRows, _compared, common_rows, score_check
 from edgeformer.benchmark.profile import ProfileOptions
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.encoding import Encoded
@@ -30,6 +28,7 @@ from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.run import Location, locate
 from edgeformer.tasks import task_named
+from tests.benchmark.measuring_child import RULES
 from tests.cli.in_process import in_process
 
 HOST = load_profile("host")
@@ -363,7 +362,7 @@ OPTIONS = ProfileOptions(threads=(1,), batches=(1,), seqs=(8,), artifacts=(FP32,
 
 def gated(candidate: Bundle, baseline: Bundle, eval_data: Path | None = None) -> Gate:
     gate = GateOptions(rules=RULES, eval_data=eval_data)
-    return gate_bundles(Location(None, candidate.folder), baseline, HOST, (OPTIONS, gate))
+    return gate_bundles(Location(None, candidate.folder), baseline, HOST, OPTIONS, gate)
 
 
 @pytest.mark.usefixtures("timed_well")
@@ -384,7 +383,7 @@ def test_a_gate_with_an_unknown_score_does_not_pass(
 def test_every_provider_of_a_runtime_is_scored(baseline: Bundle) -> None:
     pytest.importorskip("openvino", reason="the second runtime that opens an ONNX file")
     options = replace(OPTIONS, runtime="all")
-    gate = gate_bundles(Location(None, baseline.folder), baseline, HOST, (options, GateOptions(rules=RULES)))
+    gate = gate_bundles(Location(None, baseline.folder), baseline, HOST, options, GateOptions(rules=RULES))
     providers = [check.provider for check in gate.checks if check.name == "score"]
     assert {"CPUExecutionProvider", "openvino-cpu"} <= {*providers} and len(providers) == len({*providers})
     assert {*providers} == {check.provider for check in gate.checks if check.name == "latency"}

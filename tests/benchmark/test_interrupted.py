@@ -8,18 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_bundle import write_bundle
 
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Report, Row
-from edgeformer.benchmark import launch
-from edgeformer.benchmark.launch import MeasuringInterrupted, measure_in_child
+from edgeformer.benchmark import measurement
 from edgeformer.benchmark.measure import summarise
-from edgeformer.benchmark.messages import FinishedRow, MeasureSpec, unavailable_row
+from edgeformer.benchmark.measurement import (
+    FinishedRow,
+    MeasureSpec,
+    MeasuringInterrupted,
+    measure_in_child,
+    unavailable_row,
+)
 from edgeformer.benchmark.process import End
 from edgeformer.cli import main, progress
 from edgeformer.report.words import in_words
 from tests.benchmark.measuring_child import make_spec
+from tests.runtimes.tiny_bundle import write_bundle
 
 NOTES = (
     "interrupted: 2 rows of 1 of 1 artifacts were measured; nothing was judged",
@@ -93,7 +98,7 @@ def test_rows_of_an_interrupted_confirmation_are_not_stable(tmp_path: Path, monk
         take(FinishedRow(row=row_of(2)))
         return End()
 
-    monkeypatch.setattr(launch, "run_job", run_job)
+    monkeypatch.setattr(measurement, "run_job", run_job)
     with pytest.raises(MeasuringInterrupted) as stop:
         measure_in_child(spec, Silent())
     first, second = stop.value.rows

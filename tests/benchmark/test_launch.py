@@ -9,15 +9,23 @@ from typing import Literal
 
 import psutil
 import pytest
-from tiny_bundle import write_bundle
 
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row
-from edgeformer.benchmark import launch, process
-from edgeformer.benchmark.launch import confirmed, item_of, measure_in_child, stable_items
+from edgeformer.benchmark import measurement, process
 from edgeformer.benchmark.measure import MeasureRules, summarise
-from edgeformer.benchmark.messages import FinishedRow, Refusal, Start, unavailable_row
+from edgeformer.benchmark.measurement import (
+    FinishedRow,
+    Refusal,
+    Start,
+    confirmed,
+    item_of,
+    measure_in_child,
+    stable_items,
+    unavailable_row,
+)
 from tests.benchmark.measuring_child import Recorder, another, make_spec, reasons, run_as
+from tests.runtimes.tiny_bundle import write_bundle
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +90,7 @@ def test_a_child_that_is_killed_leaves_a_reason(monkeypatch: pytest.MonkeyPatch,
 def test_the_last_words_of_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
     program = "import sys; sys.stderr.write('first\\nlibgpu: out of luck\\n'); raise SystemExit(7)"
     found = reasons(run_as(monkeypatch, bundle, program))
-    assert found[0] == "the measuring process ended early: exit code 7; its last words: libgpu: out of luck"
+    assert found[0] == "the measuring process ended early: exit code 7; last line on stderr: libgpu: out of luck"
 
 
 def test_rows_that_were_finished_before_the_crash_survive(
@@ -112,7 +120,7 @@ def test_garbage_on_stdout_is_not_taken_for_a_measurement(monkeypatch: pytest.Mo
 
 
 def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
-    monkeypatch.setattr(launch, "_ALLOWANCE_S", -0.5)
+    monkeypatch.setattr(measurement, "ALLOWANCE_S", -0.5)
     found = reasons(run_as(monkeypatch, bundle, "import time; time.sleep(300)"))
     assert "silent for 0 s and was ended" in found[0] or "silent for 1 s and was ended" in found[0]
 

@@ -7,15 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_bundle import write_bundle
 
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Row
 from edgeformer.benchmark import process
-from edgeformer.benchmark.launch import measure_in_child
-from edgeformer.benchmark.messages import CheckedArtifact, MeasureSpec, phases_of
+from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, measure_in_child, phases_of
 from edgeformer.bundle import Bundle
 from tests.benchmark.measuring_child import RULES, make_spec
+from tests.runtimes.tiny_bundle import write_bundle
 from tests.web.old_bundles import LANGUAGE
 
 # A clock for which every import, and every JSON file that is read, takes a quarter of an hour. Opening a session of a
@@ -28,9 +27,9 @@ def hear(event, arguments):
     global late_s
     if event == "import" or event == "open" and str(arguments[0]).endswith(".json"):
         late_s += 1000.0
-from edgeformer.benchmark import child
+from edgeformer.benchmark import process
 sys.addaudithook(hear)
-sys.exit(child.main())
+process.run_worker()
 """
 
 

@@ -20,10 +20,10 @@ from edgeformer.benchmark.memory import (
     KernelPeak,
     PolledPeak,
     WindowsPeak,
-    added,
     gpu_memory,
     gpu_memory_by_name,
     gpu_memory_in_use,
+    memory_above,
     peak_meter,
     release_unused,
     resident_bytes,
@@ -114,7 +114,7 @@ def test_freed_memory_goes_back_where_the_c_library_can(
 
 def test_a_peak_below_the_baseline_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WindowsPeak, "peak_bytes", lambda self: 100)
-    assert added(WindowsPeak(), baseline_bytes=200, since_reset=True) == Memory(
+    assert memory_above(WindowsPeak(), baseline_bytes=200, since_reset=True) == Memory(
         status="measured", peak=0, baseline=200, method=WindowsPeak.method
     )
 
@@ -124,10 +124,10 @@ def test_a_peak_that_could_not_be_reset_says_what_it_holds() -> None:
         def peak_bytes(self) -> int:
             return 500
 
-    memory = added(Fixed(), baseline_bytes=200, since_reset=False)
+    memory = memory_above(Fixed(), baseline_bytes=200, since_reset=False)
     assert (memory.status, memory.peak, memory.baseline) == ("measured", 300, 200)
     assert "cannot reset" in str(memory.method)
-    assert "cannot reset" not in str(added(Fixed(), baseline_bytes=200, since_reset=True).method)
+    assert "cannot reset" not in str(memory_above(Fixed(), baseline_bytes=200, since_reset=True).method)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ class Answer(Frozen):
 MESSAGES: TypeAdapter[Answer | End] = TypeAdapter(Annotated[Answer | End, Field(discriminator="kind")])
 PRELUDE = """
 import json, os, signal, sys, time
-from edgeformer.benchmark.worker import claim_stdout
+from edgeformer.benchmark.process import claim_stdout
 from edgeformer.benchmark.process import End
 from pydantic import BaseModel
 class Question(BaseModel):
@@ -66,7 +66,7 @@ def test_a_child_that_cannot_do_its_job_says_why(monkeypatch: pytest.MonkeyPatch
     [
         (
             "sys.stderr.write('one\\ntwo\\n'); sys.exit(3)",
-            "the asking process ended early: exit code 3; its last",
+            "the asking process ended early: exit code 3; last line",
             True,
         ),
         ("send(Answer(number=1)); os._exit(0)", "the asking process ended early: exit code 0", True),
@@ -77,13 +77,13 @@ def test_a_child_that_cannot_do_its_job_says_why(monkeypatch: pytest.MonkeyPatch
 def test_other_endings_are_told_apart(monkeypatch: pytest.MonkeyPatch, program: str, says: str, died: bool) -> None:
     _, ending = ask(monkeypatch, program, 2.0 if "sleep" in program else 60.0)
     assert ending.reason is not None and ending.reason.startswith(says) and ending.died is died
-    assert ending.reason.endswith("its last words: two") == ("two" in program)
+    assert ending.reason.endswith("last line on stderr: two") == ("two" in program)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
 def test_a_child_that_the_system_killed_may_have_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     _, ending = ask(monkeypatch, "os.kill(os.getpid(), signal.SIGKILL)")
-    assert ending.died and "(SIGKILL), which is what a system does that runs out of memory" in str(ending.reason)
+    assert ending.died and "(SIGKILL), as the system does when memory runs out" in str(ending.reason)
 
 
 def test_threads_are_pinned_for_the_child_only(monkeypatch: pytest.MonkeyPatch) -> None:

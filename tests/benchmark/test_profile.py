@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError
@@ -20,6 +19,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.run import Location
 from edgeformer.system import nvidia
 from edgeformer.system.host import usable_cores
+from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
 FAST = ProfileOptions(rules=RULES, threads=(1,))
@@ -219,7 +219,7 @@ def test_busy_neighbours_are_noticed(tmp_path: Path) -> None:
 
 def test_importing_the_profile_stage_loads_neither_torch_nor_onnxruntime() -> None:
     program = (
-        "import sys, edgeformer.benchmark.profile, edgeformer.benchmark.worker\n"
+        "import sys, edgeformer.benchmark.profile, edgeformer.benchmark.process\n"
         "print([name for name in ('torch', 'onnxruntime', 'onnx') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ import pytest
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.report import Report
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.messages import Item
+from edgeformer.benchmark.measurement import Item
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.benchmark.request import resolve
 from edgeformer.benchmark.search import SearchOptions

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tiny_bundle import artifact_of, write_bundle, write_manifest
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
@@ -12,6 +11,7 @@ from edgeformer.artifacts.manifest import BundleManifest
 from edgeformer.benchmark.measure import MeasureRules
 from edgeformer.benchmark.request import ProfileOptions, resolve
 from edgeformer.bundle import Bundle
+from tests.runtimes.tiny_bundle import artifact_of, write_bundle, write_manifest
 
 CPU, RTX = load_profile("host"), load_profile("rtx4050")
 

@@ -15,10 +15,9 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift, Parity
 from edgeformer.artifacts.report import Comparison, Energy, Latency, Report
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
-from edgeformer.benchmark.profile import rows_there
+from edgeformer.benchmark.profile import break_tie, rows_there
 from edgeformer.benchmark.request import ProfileOptions, resolve
-from edgeformer.benchmark.search import SearchOptions, check_options, choose
-from edgeformer.benchmark.tie_break import Grounds, _options, rivals, settle
+from edgeformer.benchmark.search import SearchOptions, check_options, close_pair, with_tie_break
 from edgeformer.benchmark.verdict import Limits
 from edgeformer.bundle import Bundle
 from edgeformer.run import locate
@@ -126,12 +125,11 @@ def test_what_was_measured_in_turns_goes_before_times_that_were_taken_minutes_ap
     found = run(
         bundle(artifact("large"), artifact("small")), [row("large", 4.0, size=900), row("small", 4.4, size=100)]
     )
-    assert picked(found) == ("large", 2) and rivals(found) == (0, 1)
+    assert picked(found) == ("large", 2) and close_pair(found) == (0, 1)
     ends = {"low": -0.1, "high": -0.06} if said == "faster" else {}
-    compared = Comparison(first=0, second=1, found=said, change=-0.08, rounds=1, **ends)
-    choice = check_options(SearchOptions(), bundle())
-    pick, reason = choose(_options(found.candidates), choice, "measured", compared)
-    assert pick is not None and found.candidates[pick].artifact == expected and words in reason
+    comparison = Comparison(first=0, second=1, found=said, change=-0.08, rounds=1, **ends)
+    decided = with_tie_break(found, check_options(SearchOptions(), bundle()), comparison)
+    assert picked(decided) == (expected, 2) and words in decided.reason and decided.compared == comparison
 
 
 @pytest.mark.parametrize(
@@ -152,9 +150,8 @@ def test_the_brute_force_of_the_benchmarks_knows_ranges_and_what_was_compared(
     rows += [row("small", 4.2, size=100, conditions={"repeated_p50_ms": second})]
     found = run(bundle(artifact("large"), artifact("small")), rows)
     if said is not None:
-        told = Comparison(first=0, second=1, found=said, change=0.0, rounds=8)
-        pick, reason = choose(_options(found.candidates), check_options(SearchOptions(), bundle()), "measured", told)
-        found = found.model_copy(update={"compared": told, "pick": pick, "reason": reason})
+        comparison = Comparison(first=0, second=1, found=said, change=0.0, rounds=8)
+        found = with_tie_break(found, check_options(SearchOptions(), bundle()), comparison)
     written = [one.model_dump(mode="json") for one in rows]
     costs = [(one["latency_ms"]["p50"], one) for one in written]
     same = near_the_least({"search": found.model_dump(mode="json")}, costs)
@@ -165,11 +162,11 @@ def test_the_brute_force_of_the_benchmarks_knows_ranges_and_what_was_compared(
 
 def test_what_is_clearly_slower_or_not_measured_here_is_not_compared() -> None:
     manifest = bundle(artifact("a"), artifact("b"))
-    assert rivals(run(manifest, [row("a", 4.0), row("b", 4.7)])) is None
-    assert rivals(run(manifest, [row("a", 4.0), row("b", 4.5)])) == (0, 1)
-    assert rivals(run(manifest, [row("a", 4.0), row("b", 4.5)], options=SearchOptions(minimize="size"))) is None
+    assert close_pair(run(manifest, [row("a", 4.0), row("b", 4.7)])) is None
+    assert close_pair(run(manifest, [row("a", 4.0), row("b", 4.5)])) == (0, 1)
+    assert close_pair(run(manifest, [row("a", 4.0), row("b", 4.5)], options=SearchOptions(minimize="size"))) is None
     estimates = [estimate("a", 1.0, 4.0), estimate("b", 1.0, 4.0)]
-    assert rivals(run(manifest, estimates, kind="cuda", on_target=False)) is None
+    assert close_pair(run(manifest, estimates, kind="cuda", on_target=False)) is None
 
 
 def test_the_two_fastest_are_measured_in_turns_as_they_would_be_deployed(tmp_path: Path) -> None:
@@ -178,10 +175,10 @@ def test_the_two_fastest_are_measured_in_turns_as_they_would_be_deployed(tmp_pat
     rows = [row(one.id, p50, size=one.size_bytes or 0) for one, p50 in zip(here.artifacts, (4.0, 4.1), strict=True)]
     asked = ProfileOptions(threads=(1,), batches=(1,), seqs=(8,), rules=replace(RULES, min_s=1e-5))
     request = resolve(asked, load_profile("host"), here.manifest)
-    grounds, progress = Grounds(here, request, None, Recorder()), Recorder()
+    progress = Recorder()
     choice = check_options(SearchOptions(), here.manifest)
     scored = bundle(*(artifact(one.id) for one in here.artifacts))
-    settled = settle(run(scored, rows), choice, replace(grounds, progress=progress))
+    settled = break_tie(run(scored, rows), choice, here, request, None, progress)
     assert settled.compared is not None
     assert (settled.compared.rounds, settled.compared.found) == (1, "not known") and progress.advanced == 1
     assert "model against other" in settled.reason or "other against model" in settled.reason

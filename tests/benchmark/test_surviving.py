@@ -8,10 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tiny_bundle import write_bundle
 
-from edgeformer.benchmark.launch import measure_in_child
+from edgeformer.benchmark.measurement import measure_in_child
 from tests.benchmark.measuring_child import RULES, Recorder, make_spec, reasons, run_as, states
+from tests.runtimes.tiny_bundle import write_bundle
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +23,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 DIES = """
 import ctypes, os, signal, sys
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.benchmark import child
+from edgeformer.benchmark import process
 real = OnnxSession.run
 def run(session, inputs):
     if len(inputs.get("input_ids", ())) in {batches}:  # what tells the speed of the processor has none
         {end}
     return real(session, inputs)
 OnnxSession.run = run
-sys.exit(child.main())
+process.run_worker()
 """
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
 THREE_SHAPES = ((1, 8), (2, 8), (3, 8))
@@ -53,7 +53,7 @@ def test_an_artifact_that_crashes_the_runtime_at_one_shape_costs_that_shape_only
     assert f"ended early: killed by signal {9 if named == 'SIGKILL' else 11} ({named})" in str(
         rows[2].latency_ms.reason
     )
-    assert ("runs out of memory" in str(rows[2].latency_ms.reason)) == (named == "SIGKILL")
+    assert ("memory runs out" in str(rows[2].latency_ms.reason)) == (named == "SIGKILL")
     assert rows[2].threads == 1
 
 
@@ -94,7 +94,7 @@ def test_a_child_that_is_killed_from_outside_leaves_its_rows_and_the_rest_is_mea
 SLOWER_THE_SECOND_TIME = """
 import os, sys, time
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.benchmark import child, conditions
+from edgeformer.benchmark import conditions, process
 seconds = 0.05 if os.path.exists({log!r}) else 0.010
 open({log!r}, "a").write("x")
 real = OnnxSession.run
@@ -105,7 +105,7 @@ def run(session, inputs):
     return found
 OnnxSession.run = run
 conditions.CpuUse.disturbed = lambda *_: False
-sys.exit(child.main())
+process.run_worker()
 """
 
 
@@ -124,12 +124,12 @@ def test_what_a_second_process_does_not_find_again_is_not_stable(
 
 SPINS = """
 import sys, threading
-from edgeformer.benchmark import child
+from edgeformer.benchmark import process
 def spin():
     while True:
         sum(range(1000))
 threading.Thread(target=spin, daemon=True).start()
-sys.exit(child.main())
+process.run_worker()
 """
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.manifest import BundleManifest
@@ -21,6 +20,7 @@ from edgeformer.report.report_files import write_report
 from edgeformer.report.words import badge_text, in_words
 from edgeformer.run import Location
 from edgeformer.tasks.classification import ClassificationScore
+from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.2, min_s=0.02, max_s=0.3, idle_s=0.01, energy_s=0.01)
 FAST = ProfileOptions(rules=RULES, threads=(1,), batches=(1,), seqs=(8,))

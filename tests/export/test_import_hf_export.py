@@ -16,8 +16,7 @@ from pyarrow import parquet
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
 
 from edgeformer.artifacts.progress import SILENT
-from edgeformer.benchmark.gate_checks import ArtifactPair
-from edgeformer.benchmark.gate_scores import CommonRows, common_rows, score_check
+from edgeformer.benchmark.gate_scores import ArtifactPair, CommonRows, common_rows, score_check
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.sources import imported_parts
 from edgeformer.export.export import export

@@ -19,8 +19,7 @@ import pytest
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import MeasureRules
-from edgeformer.benchmark.launch import measure_in_child
-from edgeformer.benchmark.messages import CheckedArtifact, MeasureSpec
+from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, measure_in_child
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes.onnxruntime import providers
 from edgeformer.runtimes.onnxruntime.providers import (

@@ -13,7 +13,7 @@ import pytest
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.benchmark import measurement_worker
-from edgeformer.benchmark.messages import CheckedArtifact, MeasureSpec
+from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import OpenOptions
 from edgeformer.system import cuda_driver
