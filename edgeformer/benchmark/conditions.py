@@ -157,30 +157,30 @@ def _thread_seconds() -> dict[int, float]:
     return seconds if threading.get_native_id() in seconds else {}
 
 
-def used_between(before: CpuReading, after: CpuReading, earlier: frozenset[int] = frozenset()) -> CpuUse:
+def used_between(first: CpuReading, second: CpuReading, older_threads: frozenset[int] = frozenset()) -> CpuUse:
     """Return the use of the processor between two readings, taken by the thread that calls the artifact.
 
     Args:
-        before: the first reading.
-        after: the second one.
-        earlier: :func:`other_threads` before the artifact was opened.
+        first: the first reading.
+        second: the second one.
+        older_threads: :func:`other_threads` before the artifact was opened.
     """
-    elapsed_s = max(after.at_s - before.at_s, 1e-9)
-    own_cores = (after.own_s - before.own_s) / elapsed_s
+    elapsed_s = max(second.at_s - first.at_s, 1e-9)
+    own_cores = (second.own_s - first.own_s) / elapsed_s
     threads = {
-        number: (seconds - before.thread_s.get(number, 0.0)) / elapsed_s for number, seconds in after.thread_s.items()
+        number: (seconds - first.thread_s.get(number, 0.0)) / elapsed_s for number, seconds in second.thread_s.items()
     }
     busy_cores = max(_BUSY_CORES, _BUSY_SHARE * max(threads.values(), default=0.0))
     threads.pop(threading.get_native_id(), None)
     busy_threads = {number: cores for number, cores in threads.items() if cores > busy_cores}
     return CpuUse(
         own_cores=own_cores,
-        foreign_cores=max(0.0, (after.busy_s - before.busy_s) / elapsed_s - own_cores),
-        stolen_cores=max(0.0, (after.stolen_s - before.stolen_s) / elapsed_s),
-        throttled=None not in (before.throttled, after.throttled) and before.throttled != after.throttled,
+        foreign_cores=max(0.0, (second.busy_s - first.busy_s) / elapsed_s - own_cores),
+        stolen_cores=max(0.0, (second.stolen_s - first.stolen_s) / elapsed_s),
+        throttled=None not in (first.throttled, second.throttled) and first.throttled != second.throttled,
         busy_threads=busy_threads,
-        strangers=earlier & busy_threads.keys(),
-        clock_fall=max(0.0, 1 - after.mhz / before.mhz) if before.mhz and after.mhz else 0.0,
+        strangers=older_threads & busy_threads.keys(),
+        clock_fall=max(0.0, 1 - second.mhz / first.mhz) if first.mhz and second.mhz else 0.0,
     )
 
 

@@ -43,13 +43,13 @@ def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | str:
             _read_card(gpu_uuid)
         except OSError:
             return "this card has no energy counter that NVML can read"
-        return EnergyCounter("NVML (whole card)", partial(_read_card, gpu_uuid), lambda before, now: now[0] - before[0])
+        return EnergyCounter("NVML (whole card)", partial(_read_card, gpu_uuid), lambda start, now: now[0] - start[0])
     domains, reason = rapl_domains()
     names = ", ".join(domain.name for domain in domains)
     return reason or EnergyCounter(
         f"RAPL ({names}: whole processor)",
         lambda: [domain.read_uj() for domain in domains],
-        lambda before, now: sum(map(RaplDomain.used_uj, domains, before, now)) / 1000,
+        lambda start, now: sum(map(RaplDomain.used_uj, domains, start, now)) / 1000,
     )
 
 
@@ -88,9 +88,9 @@ def measure_energy(
         idle_powers_mw: list[float] = []
         idle_start_s = clock()
         for _ in range(rules.idle_windows):
-            before, start_s = counter.read(), clock()
+            start, start_s = counter.read(), clock()
             sleep(rules.idle_s)
-            idle_powers_mw.append(counter.used_mj(before, counter.read()) / max(clock() - start_s, 1e-9))
+            idle_powers_mw.append(counter.used_mj(start, counter.read()) / max(clock() - start_s, 1e-9))
             recent_mw = idle_powers_mw[-rules.windows :]
             if len(recent_mw) == rules.windows and max(recent_mw) <= min(recent_mw) * (1 + rules.window_tolerance):
                 break
@@ -102,11 +102,11 @@ def measure_energy(
                 f"{rules.idle_s:g} s)"
             )
             return Energy(status="unavailable", reason=reason)
-        before, start_s, calls = counter.read(), clock(), 0
+        start, start_s, calls = counter.read(), clock(), 0
         while calls == 0 or clock() - start_s < rules.energy_s:
             call(calls)
             calls += 1
-        used_mj, elapsed_s = counter.used_mj(before, counter.read()), clock() - start_s
+        used_mj, elapsed_s = counter.used_mj(start, counter.read()), clock() - start_s
     except OSError as error:
         return Energy(status="unavailable", reason=f"{counter.name} could not be read: {error}")
     above_idle_mj = (used_mj - sum(recent_mw) / len(recent_mw) * elapsed_s) / calls

@@ -186,9 +186,9 @@ def _compare_presence(
     Raises:
         InputError: a selected artifact is in neither bundle, or there is none at all.
     """
-    before = {artifact.id: artifact for artifact in baseline.artifacts}
-    after = {artifact.id: artifact for artifact in candidate.artifacts}
-    ids = tuple(dict.fromkeys((*before, *after)))
+    old_artifacts = {artifact.id: artifact for artifact in baseline.artifacts}
+    new_artifacts = {artifact.id: artifact for artifact in candidate.artifacts}
+    ids = tuple(dict.fromkeys((*old_artifacts, *new_artifacts)))
     if not ids:
         raise InputError(f"--against: neither {baseline.folder} nor {candidate.folder} has an artifact")
 
@@ -203,7 +203,7 @@ def _compare_presence(
     for name in dict.fromkeys(selected or ids):
         if name not in ids:
             raise InputError(f"--artifact {name}: neither bundle has it; they have {', '.join(ids)}")
-        old, new = before.get(name), after.get(name)
+        old, new = old_artifacts.get(name), new_artifacts.get(name)
         old_absence, new_absence = absence("baseline", old), absence("candidate", new)
         is_old, is_new = (artifact is not None and artifact.status == "built" for artifact in (old, new))
         if is_old and is_new:
@@ -232,8 +232,8 @@ def _compare_pairs(comparison: _Comparison) -> list[GateCheck]:
 
     def add(check: GateCheck, provider: str | None, **shape: object) -> None:
         # A check names the provider only if the user asked for a runtime.
-        named = provider if request.runtime is not None else None
-        checks.append(check.model_copy(update={"provider": named, **shape}))
+        update = {"provider": provider if request.runtime is not None else None, **shape}
+        checks.append(check.model_copy(update=update))
 
     if options.max_score_loss is not None and new.task.reads_text:
         rows = common_rows(old, new, options.eval_data)
@@ -303,7 +303,7 @@ def timed_checks(
     Returns:
         Latency and memory, or latency alone if a side cannot be measured. They name no shape.
     """
-    rules = PairRules(longest_s=options.longest_s, most=options.max_slowdown, error=error)
+    rules = PairRules(longest_s=options.longest_s, max_slowdown=options.max_slowdown, error=error)
     try:
         result = compare_pair(pair, rules, advance)
     except SideError as problem:
@@ -311,7 +311,7 @@ def timed_checks(
         status: GateStatus = "fail" if problem.side == 1 else "undecided"
         return [GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=str(problem))]
     slowdown, rounds, fewest = result.slowdown, len(result.log_ratios), fewest_rounds(error)
-    decision = slowdown.decision(rules.most)
+    decision = slowdown.decision(rules.max_slowdown)
     reason = f"{rounds} rounds of two fresh processes"
     if result.needs_s is not None:
         reason = (
@@ -331,8 +331,8 @@ def timed_checks(
         "artifact": both.candidate.id,
         "status": decision,
         "unit": "ms",
-        "limit": rules.most,
-        "found": slowdown.change(rules.most),
+        "limit": rules.max_slowdown,
+        "found": slowdown.change(rules.max_slowdown),
         "change": slowdown.middle,
         "rounds": rounds,
         "reason": reason,
@@ -347,18 +347,18 @@ def timed_checks(
     return checks
 
 
-def memory_check(both: ArtifactPair, most: float, peaks: tuple[SidePeak, SidePeak]) -> GateCheck:
+def memory_check(both: ArtifactPair, limit: float, peaks: tuple[SidePeak, SidePeak]) -> GateCheck:
     """Compare the median peaks of baseline and candidate, if they were measured by the same method.
 
     Args:
         both: the artifact.
-        most: the largest growth that is allowed, as a share.
+        limit: the largest growth that is allowed, as a share.
         peaks: of baseline and candidate.
     """
-    before, after = (peak.median if peaks[0].method == peaks[1].method else None for peak in peaks)
-    check = _growth_check("memory", both, most, before, after)
+    old, new = (peak.median if peaks[0].method == peaks[1].method else None for peak in peaks)
+    check = _growth_check("memory", both, limit, old, new)
     reasons = [check.reason, " and ".join(dict.fromkeys(f"{peak.method}, with {peak.provider}" for peak in peaks))]
-    if check.status == "fail" and before is not None and after is not None and after - before < _LEAST_GROWTH_BYTES:
+    if check.status == "fail" and old is not None and new is not None and new - old < _LEAST_GROWTH_BYTES:
         reasons[0] = f"less than {format_bytes(_LEAST_GROWTH_BYTES)} more, which is within the variation of a process"
         check = check.model_copy(update={"status": "pass"})
     return check.model_copy(update={"reason": "; ".join(filter(None, reasons))})
@@ -370,11 +370,11 @@ def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]
         sizes = both.baseline.size_bytes, both.candidate.size_bytes
         yield _growth_check("size", both, options.max_size_growth, *sizes)
     # Drift: how far the artifact is from torch in FP32, by loop if it has loops, else by its answers.
-    before, after = _drift_error(both.baseline), _drift_error(both.candidate)
+    old, new = _drift_error(both.baseline), _drift_error(both.candidate)
     values = {"name": "drift", "artifact": both.candidate.id, "limit": _DRIFT_FACTOR - 1}
-    values |= {"baseline": before, "candidate": after, "status": "undecided"}
-    if before is None or after is None:
-        sides = [side for side, error in (("baseline", before), ("candidate", after)) if error is None]
+    values |= {"baseline": old, "candidate": new, "status": "undecided"}
+    if old is None or new is None:
+        sides = [side for side, error in (("baseline", old), ("candidate", new)) if error is None]
         reason = (
             f"the bundle of the {' and the '.join(sides)} does not record how far it is from torch: export it again"
         )
@@ -383,23 +383,23 @@ def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]
     drift = both.candidate.drift
     tolerance = drift.tolerance if drift is not None else None
     status: GateStatus = "fail"
-    if tolerance is not None and after > tolerance:
+    if tolerance is not None and new > tolerance:
         reason = f"beyond its tolerance of {tolerance:g}"
-    elif after > _DRIFT_FACTOR * before and (tolerance is None or after > _DRIFT_SHARE * tolerance):
+    elif new > _DRIFT_FACTOR * old and (tolerance is None or new > _DRIFT_SHARE * tolerance):
         reason = "more than twice the baseline's"
     else:
         status, reason = "pass", "RMS error of the worst loop" if drift is not None else "largest error of an answer"
-    change = (after - before) / before if before else None
+    change = (new - old) / old if old else None
     yield GateCheck.model_validate({**values, "change": change, "status": status, "reason": reason})
 
 
-def _growth_check(name: str, both: ArtifactPair, limit: float, before: float | None, after: float | None) -> GateCheck:
+def _growth_check(name: str, both: ArtifactPair, limit: float, old: float | None, new: float | None) -> GateCheck:
     """Check bytes that may grow by a share of ``limit``; None: not known."""
     values = {"name": name, "artifact": both.candidate.id, "unit": "bytes", "limit": limit}
-    values |= {"baseline": before, "candidate": after}
-    if not before or after is None:
+    values |= {"baseline": old, "candidate": new}
+    if not old or new is None:
         return GateCheck.model_validate({**values, "status": "undecided", "reason": "not known of both"})
-    change = (after - before) / before
+    change = (new - old) / old
     return GateCheck.model_validate({**values, "change": change, "status": "fail" if change > limit else "pass"})
 
 

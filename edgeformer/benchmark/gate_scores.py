@@ -155,14 +155,14 @@ def score_check(
     both: ArtifactPair,
     provider: str | None,
     rows: CommonRows | str,
-    most: float,
+    limit: float,
     progress: Progress,
 ) -> GateCheck:
     """Compare the scores of an artifact on the same rows.
 
-    A loss of at most ``most`` passes. A larger one fails if its 95 % interval holds no gain, else it is undecided. The
-    reason states the interval, and whether ``most`` lies inside it. If one row is more than ``most``, only an interval
-    that lies wholly beyond it decides.
+    A loss of at most ``limit`` passes. A larger one fails if its 95 % interval holds no gain, else it is undecided.
+    The reason states the interval, and whether ``limit`` lies inside it. If one row is more than ``limit``, only an
+    interval that lies wholly beyond it decides.
 
     Args:
         sides: baseline and candidate.
@@ -170,19 +170,24 @@ def score_check(
         provider: that computes it; None: the default.
         rows: from :func:`common_rows`; given the reason why there are none, the scores that export recorded are
             compared if they are of the same validation rows.
-        most: the largest loss that is allowed, in the metric's unit if it is a share, else as a share of it.
+        limit: the largest loss that is allowed, in the metric's unit if it is a share, else as a share of it.
         progress: advanced by rows.
     """
     baseline, candidate = sides
     task = candidate.task
-    facts: dict[str, object] = {"name": "score", "artifact": both.candidate.id, "unit": task.metric.name, "limit": most}
+    facts: dict[str, object] = {
+        "name": "score",
+        "artifact": both.candidate.id,
+        "unit": task.metric.name,
+        "limit": limit,
+    }
 
     def undecided(reason: str) -> GateCheck:
         return GateCheck.model_validate({**facts, "status": "undecided", "reason": reason})
 
     scored = [_scored_artifact(baseline, both.baseline), _scored_artifact(candidate, both.candidate)]
     if isinstance(rows, str):
-        return _compare_recorded(sides, scored, provider, facts, most, rows) or undecided(
+        return _compare_recorded(sides, scored, provider, facts, limit, rows) or undecided(
             f"no rows to score both on: {rows}; {REMEDY}"
         )
     if not len(rows.texts):
@@ -221,7 +226,7 @@ def score_check(
         words = np.array([len(str(text).split()) + 1 for text in rows.texts.texts], dtype=np.float64)
         figures = [np.stack([losses[:, 0], words], axis=1)[is_complete] for losses in figures]
         source = f"{source}, per word, because the two make other tokens of them"
-    return _compare_figures(task, facts, figures[0], figures[1], most, source)
+    return _compare_figures(task, facts, figures[0], figures[1], limit, source)
 
 
 def _scored_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactManifest | None:
@@ -294,7 +299,7 @@ def _row_figures(
 
 
 def _compare_figures(
-    task: Task, facts: dict[str, object], baseline: Float64s, candidate: Float64s, most: float, source: str
+    task: Task, facts: dict[str, object], baseline: Float64s, candidate: Float64s, limit: float, source: str
 ) -> GateCheck:
     """Compare figures [n, k] of the same rows.
 
@@ -302,41 +307,47 @@ def _compare_figures(
     empty if all answers agree; that of other figures consists of percentiles of resampled rows.
     """
     metric = task.metric
-    before, after, count = task.metric_of(baseline), task.metric_of(candidate), len(baseline)
+    old, new, count = task.metric_of(baseline), task.metric_of(candidate), len(baseline)
     reason = f"on {count:,} {'pairs' if task.predicts == 'vectors' else 'rows'}: {source}"
     if baseline.shape[1] == 1:
         worse, better = int((baseline > candidate).sum()), int((candidate > baseline).sum())
         reason += f"; {worse:,} right before and wrong now, {better:,} the other way"
-        lost, won = (worse + 1) / (count + 2), (better + 1) / (count + 2)
-        half = _Z * sqrt((lost + won - (won - lost) ** 2) / (count + 2))
-        low, high = max(-1.0, won - lost - half), min(1.0, won - lost + half)
+        worse_share, better_share = (worse + 1) / (count + 2), (better + 1) / (count + 2)
+        half = _Z * sqrt((worse_share + better_share - (better_share - worse_share) ** 2) / (count + 2))
+        low, high = max(-1.0, better_share - worse_share - half), min(1.0, better_share - worse_share + half)
     else:
         low, high = bootstrap_interval(
             lambda rows: task.metric_of(candidate[rows]) - task.metric_of(baseline[rows]), count
         )
     reason += f"; 95 % interval of the difference {low:+.4f} to {high:+.4f}"
-    loss = _loss(metric, before, after - before)
-    least, largest = sorted(_loss(metric, before, change) for change in (low, high))
-    status = "pass" if loss <= most else "fail"
-    if count < (2 if metric.highest is None or not most else 1 / most) and least <= most:
+    loss = _loss(metric, old, new - old)
+    least, largest = sorted(_loss(metric, old, change) for change in (low, high))
+    status = "pass" if loss <= limit else "fail"
+    if count < (2 if metric.highest is None or not limit else 1 / limit) and least <= limit:
         status = "undecided"
-        reason += f"; too few rows for a limit of {most:g}: {REMEDY}"
+        reason += f"; too few rows for a limit of {limit:g}: {REMEDY}"
     elif status == "fail" and least <= 0:
         status = "undecided"
-        reason += f"; more is lost than the {most:g} that is allowed, but this may be chance: {REMEDY} with more rows"
-    elif least <= most < largest:
-        reason += f"; the loss of {most:g} that is allowed lies inside it, so more rows could decide otherwise"
-    return _check({**facts, "low": low, "high": high, "rows": count}, status, before, after, reason)
+        reason += f"; more is lost than the {limit:g} that is allowed, but this may be chance: {REMEDY} with more rows"
+    elif least <= limit < largest:
+        reason += f"; the loss of {limit:g} that is allowed lies inside it, so more rows could decide otherwise"
+    return _check({**facts, "low": low, "high": high, "rows": count}, status, old, new, reason)
 
 
-def _loss(metric: Metric, before: float, change: float) -> float:
+def _loss(metric: Metric, old: float, change: float) -> float:
     """Return a change for the worse as a positive number: in the metric's unit if it is a share, else as a share."""
     loss = -change if metric.higher_is_better else change
-    return loss if metric.highest is not None else loss / max(abs(before), 1e-12)
+    return loss if metric.highest is not None else loss / max(abs(old), 1e-12)
 
 
-def _check(facts: dict[str, object], status: str, before: float, after: float, reason: str) -> GateCheck:
-    values = {"status": status, "baseline": before, "candidate": after, "change": after - before, "reason": reason}
+def _check(facts: dict[str, object], status: str, old: float, new: float, reason: str) -> GateCheck:
+    values = {
+        "status": status,
+        "baseline": old,
+        "candidate": new,
+        "change": new - old,
+        "reason": reason,
+    }
     return GateCheck.model_validate({**facts, **values})
 
 
@@ -345,7 +356,7 @@ def _compare_recorded(
     scored: Sequence[ArtifactManifest | None],
     provider: str | None,
     facts: dict[str, object],
-    most: float,
+    limit: float,
     why_no_rows: str,
 ) -> GateCheck | None:
     """Compare the scores that export recorded; None if they are not of the same validation rows.
@@ -356,16 +367,16 @@ def _compare_recorded(
         return None
     manifests, task = [bundle.manifest for bundle in sides], sides[1].task
     first, second = (artifact.validation if artifact is not None else None for artifact in scored)
-    before, after = task.metric.of(first), task.metric.of(second)
+    old, new = task.metric.of(first), task.metric.of(second)
     fingerprints = {manifest.data_fingerprints.get("validation") for manifest in manifests}
     is_same = len(fingerprints) == 1 and None not in fingerprints and _label_names(sides[0]) == _label_names(sides[1])
     if task.unit == "tokens":
         is_same = is_same and len({manifest.files.get(TOKENIZER_FILE) for manifest in manifests}) == 1
-    if before is None or after is None or not is_same or first is None or second is None or first.n != second.n:
+    if old is None or new is None or not is_same or first is None or second is None or first.n != second.n:
         return None
     reason = (
         f"as export recorded it on the same {second.n:,} validation {task.unit}, without an interval, because the rows "
         f"are not at hand: {why_no_rows}"
     )
-    loss = _loss(task.metric, before, after - before)
-    return _check(facts, "fail" if loss > most else "pass", before, after, reason)
+    loss = _loss(task.metric, old, new - old)
+    return _check(facts, "fail" if loss > limit else "pass", old, new, reason)

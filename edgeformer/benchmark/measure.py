@@ -64,12 +64,12 @@ def measure(call: Callable[[int], object], rules: MeasureRules, clock: Clock = t
     gc_was_enabled = gc.isenabled()
     gc.disable()  # a collection within a call is Python's time, not the artifact's
     try:
-        loop_start_ns, settled, elapsed_s = clock(), False, 0.0
-        while not settled and (not warmup_ms or elapsed_s < rules.warmup_max_s):
+        loop_start_ns, is_settled, elapsed_s = clock(), False, 0.0
+        while not is_settled and (not warmup_ms or elapsed_s < rules.warmup_max_s):
             elapsed_s = time_call(warmup_ms, len(warmup_ms), loop_start_ns)
             is_enough = elapsed_s >= rules.warmup_min_s and len(warmup_ms) >= rules.warmup_min_calls
             # Compared once per window, not once per call: the medians cost time between the calls.
-            settled = is_enough and len(warmup_ms) % rules.window_calls == 0 and windows_agree(warmup_ms, rules)
+            is_settled = is_enough and len(warmup_ms) % rules.window_calls == 0 and windows_agree(warmup_ms, rules)
         loop_start_ns, elapsed_s = clock(), 0.0
         while not samples_ms or (
             (elapsed_s < rules.min_s or len(samples_ms) < rules.min_calls) and elapsed_s < rules.max_s
@@ -81,9 +81,9 @@ def measure(call: Callable[[int], object], rules: MeasureRules, clock: Clock = t
 
     warnings: list[str] = []
     calls, warmup_s = len(warmup_ms), sum(warmup_ms) / 1000
-    if not settled and calls < rules.windows * rules.window_calls:
+    if not is_settled and calls < rules.windows * rules.window_calls:
         warnings.append(f"too slow to see whether it has settled: {calls} warm-up calls in {warmup_s:.1f} s")
-    elif not settled:
+    elif not is_settled:
         warnings.append(
             f"did not settle: after {calls} warm-up calls in {warmup_s:.1f} s the last {rules.windows} windows of "
             f"{rules.window_calls} calls do not agree within {rules.window_tolerance:.0%}"
@@ -95,7 +95,7 @@ def measure(call: Callable[[int], object], rules: MeasureRules, clock: Clock = t
     if len(samples_ms) < rules.min_calls:
         seconds = sum(samples_ms) / 1000
         reason = f"stopped after {seconds:.0f} s with {len(samples_ms)} of {rules.min_calls} calls"
-    return Sample(samples_ms, settled and drift is None, calls, warmup_s, reason, tuple(warnings))
+    return Sample(samples_ms, is_settled and drift is None, calls, warmup_s, reason, tuple(warnings))
 
 
 def windows_agree(times_ms: Sequence[float], rules: MeasureRules) -> bool:

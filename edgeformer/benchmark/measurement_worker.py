@@ -191,9 +191,9 @@ class _Measurement:
         threads = self.spec.threads if provider_facts(self.provider).counts_threads else None
         pools = max(1, len(self.spec.checked.parts))
         speeds = self._speeds()
-        before = conditions.read_cpu()
+        first_reading = conditions.read_cpu()
         sample = measure(workload.call, self.spec.rules)
-        use = conditions.used_between(before, conditions.read_cpu(), self.other_threads)
+        use = conditions.used_between(first_reading, conditions.read_cpu(), self.other_threads)
         speeds += self._speeds()
         memory = self._memory(workload, since_reset)
         facts = conditions.describe(self.spec.threads, self.spec.gpu_uuid)

@@ -153,9 +153,9 @@ def gpu_memory_in_use(uuid: str | None) -> dict[str, int]:
     return {CARD: used_bytes} if used_bytes is not None else {}
 
 
-def gpu_memory_by_name(uuid: str | None, before: Mapping[str, int]) -> dict[str, int]:
-    """Return the memory added since ``before`` (of :func:`gpu_memory_in_use`), by name; the most exact one first."""
-    growth = {name: max(0, used - before[name]) for name, used in gpu_memory_in_use(uuid).items() if name in before}
+def gpu_memory_by_name(uuid: str | None, initial: Mapping[str, int]) -> dict[str, int]:
+    """Return the memory added since ``initial`` (of :func:`gpu_memory_in_use`), by name; the most exact one first."""
+    growth = {name: max(0, used - initial[name]) for name, used in gpu_memory_in_use(uuid).items() if name in initial}
     by_name = {PROCESS: nvidia.process_memory_bytes(os.getpid()), **growth}
     return {name: value for name, value in by_name.items() if value}
 
@@ -172,12 +172,12 @@ def gpu_memory_of_process(uuid: str | None) -> Memory:
     return Memory(status="unavailable", reason=reason)
 
 
-def gpu_memory(uuid: str | None, before: Mapping[str, int], by_name: Mapping[str, int]) -> Memory:
+def gpu_memory(uuid: str | None, initial: Mapping[str, int], by_name: Mapping[str, int]) -> Memory:
     """Return the best figure as a measurement; `unavailable` if there is none.
 
     Args:
         uuid: of the card, if NVML knows one.
-        before: of :func:`gpu_memory_in_use`, before anything was opened.
+        initial: of :func:`gpu_memory_in_use`, before anything was opened.
         by_name: of :func:`gpu_memory_by_name`.
     """
     is_hidden = uuid is not None and PROCESS not in by_name and nvidia.uses_wddm(uuid)
@@ -185,7 +185,7 @@ def gpu_memory(uuid: str | None, before: Mapping[str, int], by_name: Mapping[str
     for name, method in _METHODS.items():
         if name in by_name:
             method = f"{method} ({note})" if is_hidden else method
-            return Memory(status="measured", peak=by_name[name], baseline=before.get(name, 0), method=method)
+            return Memory(status="measured", peak=by_name[name], baseline=initial.get(name, 0), method=method)
     reason = (
         "neither NVML nor the system tells the memory on the GPU (without NVML nothing does, and inside a container "
         "the driver may know this process by another number)"

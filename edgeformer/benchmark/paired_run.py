@@ -50,7 +50,7 @@ class Ready(Frozen):
     provider: str
     call_ms: float = Field(description="mean of the warm-up calls, `repeat` of them counted as one")
     memory: Memory = Field(description="of the artifact, above a process that has loaded the runtime")
-    settled: bool
+    is_settled: bool
 
 
 class Block(Frozen):
@@ -92,7 +92,7 @@ def work(document: bytes, send: Send) -> None:
         else:
             memory = memory_above(meter, baseline_bytes, since_reset=True)
         call_ms = sample.warmup_s * 1000 / sample.warmup_calls
-        send(Ready(provider=provider, call_ms=call_ms, memory=memory, settled=sample.stable))
+        send(Ready(provider=provider, call_ms=call_ms, memory=memory, is_settled=sample.stable))
         gc.disable()  # a collection within a call is Python's time, not the artifact's
         for line in sys.stdin.buffer:
             untimed_calls, timed_calls = map(int, line.split())
@@ -123,7 +123,7 @@ class PairRules:
         block_s: approximate duration of a block of at least ``block_calls`` calls.
         longest_s: no round begins later than this after the first one, unless there are too few rounds for an
             interval: then up to four times as late.
-        most: the largest slowdown that is allowed.
+        max_slowdown: the largest slowdown that is allowed.
         error: the chance that any interval of the run misses the true slowdown.
     """
 
@@ -131,7 +131,7 @@ class PairRules:
     block_s: float = 0.05
     block_calls: int = 3
     longest_s: float = 180.0
-    most: float = 0.05
+    max_slowdown: float = 0.05
     error: float = ERROR
 
 
@@ -218,7 +218,7 @@ def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None
         advance(result)
         if len(result.log_ratios) % EVERY == 0:
             result.slowdown = interval(result.log_ratios, rules.error)
-            if result.slowdown.decision(rules.most) != "undecided":
+            if result.slowdown.decision(rules.max_slowdown) != "undecided":
                 break
     return result
 
@@ -256,4 +256,4 @@ def _measure_round(pair: Pair, rules: PairRules, number: int, result: Pairing) -
     result.candidate_ms.append(median(candidate_ms) / pair[0].repeat)
     result.memory.append((ready[0].memory, ready[1].memory))
     result.providers = ready[0].provider, ready[1].provider
-    result.unsettled += sum(not side.settled for side in ready.values())
+    result.unsettled += sum(not side.is_settled for side in ready.values())

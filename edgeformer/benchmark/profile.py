@@ -29,7 +29,7 @@ from edgeformer.benchmark.search import (
     verdict_of_pick,
     with_tie_break,
 )
-from edgeformer.benchmark.verdict import Evidence, check_budget, spared_of_latency, unjudged, unlimited_notes
+from edgeformer.benchmark.verdict import Evidence, check_budget, exempt_from_latency, unjudged, unlimited_notes
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence
 from edgeformer.run import Location
@@ -111,7 +111,7 @@ def profile_bundle(
             artifact_rows, artifact_evidence = _profile_artifact(profiling, checked)
             rows += artifact_rows
             evidence.append(artifact_evidence)
-        profiling.notes.extend(_card_notes(profiling, rows))
+        profiling.notes.extend(card_notes(bundle, device, profiling.target, rows))
         return _report(profiling, rows, evidence)
     except KeyboardInterrupt:
         measured = profiling.measured
@@ -201,13 +201,12 @@ def rows_there(rows: Sequence[Row], kind: Kind) -> list[Row]:
     return [row for row in of_kind if row.latency_ms.status == "measured" or row.provider == usual]
 
 
-def _card_notes(profiling: _Profiling, rows: Sequence[Row]) -> Iterator[str]:
+def card_notes(bundle: Bundle, device: DeviceProfile, target: Target, rows: Sequence[Row]) -> Iterator[str]:
     """Yield how to measure on a present card what ONNX Runtime computed on the processor."""
-    bundle, device = profiling.bundle, profiling.device
     measured = [row for row in rows if row.where == "host" and row.latency_ms.status == "measured"]
     on_card = list(dict.fromkeys(row.artifact for row in measured if on_gpu(row.provider)))
     on_cpu = list(dict.fromkeys(row.artifact for row in measured if row.artifact not in on_card))
-    if not profiling.target.present or device.kind != "cuda" or not on_cpu:
+    if not target.present or device.kind != "cuda" or not on_cpu:
         return
     result = "nothing was measured on the card itself"
     if on_card:
@@ -289,20 +288,20 @@ def break_tie(
         return result
 
     def spec(artifact_id: str, provider: str, threads: int | None) -> MeasureSpec:
-        artifact, at = bundle.artifact(artifact_id), request.limits.ranked
+        artifact, limits = bundle.artifact(artifact_id), request.limits.ranked
         return MeasureSpec(
             kind="pair",
             checked=CheckedArtifact.of(bundle, artifact),
             provider=provider,
             threads=threads or request.threads[0],
             phases=("steady" if artifact.role in ("full", "exit") else request.limits.phase,),
-            shapes=((at.batch, at.seq),),
+            shapes=((limits.batch, limits.seq),),
             rules=replace(request.rules, warmup_max_s=min(request.rules.warmup_max_s, WARMUP_RULES.warmup_max_s)),
             gpu_uuid=gpu_uuid,
         )
 
     first, second = (result.candidates[position] for position in positions)
-    rules = PairRules(longest_s=min(_TIE_BREAK_S, _TIE_BREAK_ROWS * request.rules.min_s), most=2 * NOISE)
+    rules = PairRules(longest_s=min(_TIE_BREAK_S, _TIE_BREAK_ROWS * request.rules.min_s), max_slowdown=2 * NOISE)
     try:
         with bar(progress, f"comparing {first.artifact} with {second.artifact}", None, "round"):
             pairing = compare_pair(
@@ -319,7 +318,7 @@ def break_tie(
     comparison = Comparison(
         first=positions[0],
         second=positions[1],
-        found=pairing.slowdown.change(rules.most),
+        found=pairing.slowdown.change(rules.max_slowdown),
         change=pairing.slowdown.middle,
         rounds=len(pairing.log_ratios),
         **pairing.slowdown.ends,
@@ -344,9 +343,9 @@ def _notes(
             yield "nothing was judged: no artifact can ever run on this device"
         else:
             yield from unlimited_notes(verdict)
-    spared = spared_of_latency(evidence, request.limits)
-    if spared:
-        yield f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}"
+    exempt = exempt_from_latency(evidence, request.limits)
+    if exempt:
+        yield f"not judged per decoded token, because other artifacts decode: {', '.join(exempt)}"
     if profiling.bundle.manifest.synthetic:
         yield "the model was trained on generated text"
 

@@ -21,7 +21,14 @@ from edgeformer.artifacts.report import (
     seal_report,
 )
 from edgeformer.benchmark.request import ProfileOptions, limits_of, shape_notes
-from edgeformer.benchmark.verdict import Evidence, Limits, check_budget, judged_rows, spared_of_latency, unlimited_notes
+from edgeformer.benchmark.verdict import (
+    Evidence,
+    Limits,
+    check_budget,
+    exempt_from_latency,
+    judged_rows,
+    unlimited_notes,
+)
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import task_named
@@ -91,8 +98,8 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)
     notes += shape_notes(limits)
     notes += unlimited_notes(verdict)
-    if spared := spared_of_latency(evidence, limits):
-        notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(spared)}")
+    if exempt := exempt_from_latency(evidence, limits):
+        notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(exempt)}")
     judged = {
         "device": device.name,
         "device_title": device.title,

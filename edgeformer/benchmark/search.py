@@ -146,19 +146,19 @@ def search(
         if artifact.id not in evidence_of:
             continue
         artifact_rows = [row for row in rows if row.artifact == artifact.id]
-        known = evidence_of[artifact.id]
+        artifact_evidence = evidence_of[artifact.id]
         if basis == "host":
-            known = replace(known, rows=[row for row in artifact_rows if row.where == "host"])
-        phase = "steady" if known.whole_texts else limits.phase
+            artifact_evidence = replace(artifact_evidence, rows=[row for row in artifact_rows if row.where == "host"])
+        phase = "steady" if artifact_evidence.whole_texts else limits.phase
         usable: list[Row | None] = [
             row
-            for row in judged_rows(known, limits.ranked)
+            for row in judged_rows(artifact_evidence, limits.ranked)
             if row.latency_ms.status != "unavailable" and row.phase == phase
         ]
         for row in usable or [None]:
             provider = (row or artifact_rows[0]).provider
             score = _score_of(artifact, provider, scored_manifest, choice.metric, records.get(artifact.id))
-            candidate, cost = _candidate(artifact, artifact_rows, row, known, limits, choice, basis, score)
+            candidate, cost = _candidate(artifact, artifact_rows, row, artifact_evidence, limits, choice, basis, score)
             candidates.append(candidate)
             costs.append(cost)
     on_front = front(candidates, choice.metric)
@@ -282,13 +282,13 @@ def _candidate(
         basis: whose times the rows have.
         score: of the artifact with the row's provider.
     """
-    at = limits.ranked
+    ranked = limits.ranked
     # Without a usable row: the reason of an unavailable row, else that no row has the judged shape.
     reasons = (other.latency_ms.reason for other in artifact_rows if other.latency_ms.status == "unavailable")
     missing = Quantity(
         None,
         "unavailable",
-        next(filter(None, reasons), f"{at.batch}×{at.seq} was neither measured nor estimated"),
+        next(filter(None, reasons), f"{ranked.batch}×{ranked.seq} was neither measured nor estimated"),
     )
     latency, memory, energy = (missing if row is None else of(row) for of in (latency_of, memory_of, energy_of))
     size = Quantity(evidence.size_bytes, "measured", "")
@@ -472,9 +472,9 @@ class Ranking:
             reason = f"{name}: smallest {minimize} ({self._cost(pick)}) {among}"
         else:
             reason = f"{name}: {among} ({minimize} {self._cost(pick)})"
-        others = [position for position in positions if position not in (pick, best)]
-        if others:
-            second = min(others, key=self._value)
+        rest = [position for position in positions if position not in (pick, best)]
+        if rest:
+            second = min(rest, key=self._value)
             reason += f"; next: {self._label(second)}, {self._cost(second)}"
         if comparison is not None:
             reason += f"; measured in turns, {self._label(comparison.second)} against {self._label(comparison.first)}: "

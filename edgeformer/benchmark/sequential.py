@@ -42,30 +42,30 @@ class Interval:
         """``low`` and ``high``; empty if the sample is too small for them."""
         return {"low": self.low, "high": self.high} if self.high < inf and self.low > -1 else {}
 
-    def change(self, most: float) -> Change:
+    def change(self, limit: float) -> Change:
         """Return the direction of the change.
 
         No different is an interval within half of the allowed slowdown to either side: one that merely holds zero may
         hold a tenth more as well.
 
         Args:
-            most: the largest slowdown that is allowed, e.g. 0.05.
+            limit: the largest slowdown that is allowed, e.g. 0.05.
         """
         if self.low > 0:
             return "slower"
         if self.high < 0:
             return "faster"
-        return "no different" if -most / 2 < self.low and self.high < most / 2 else "not known"
+        return "no different" if -limit / 2 < self.low and self.high < limit / 2 else "not known"
 
-    def decision(self, most: float) -> Decision:
-        """Decide whether the slowdown is at most ``most``, e.g. 0.05.
+    def decision(self, limit: float) -> Decision:
+        """Decide whether the slowdown is at most ``limit``, e.g. 0.05.
 
-        A pass requires that a small slowdown is either detected or known to be less than half of ``most``. So a
-        candidate that is slower by a part of ``most`` does not pass undetected.
+        A pass requires that a small slowdown is either detected or known to be less than half of ``limit``. So a
+        candidate that is slower by a part of ``limit`` does not pass undetected.
         """
-        if self.low > most:
+        if self.low > limit:
             return "fail"
-        if self.high < most and (self.low > 0 or self.high < most / 2):
+        if self.high < limit and (self.low > 0 or self.high < limit / 2):
             return "pass"
         return "undecided"
 

@@ -104,8 +104,8 @@ class Quantity:
 
 def check_budget(artifacts: Sequence[Evidence], limits: Limits) -> Verdict:
     """Check every artifact. ``fail`` outweighs ``unknown``, which outweighs ``pass``; without a check it is unknown."""
-    spared = spared_of_latency(artifacts, limits)
-    checks = [check for artifact in artifacts for check in _checks(artifact, limits, artifact.artifact not in spared)]
+    exempt = exempt_from_latency(artifacts, limits)
+    checks = [check for artifact in artifacts for check in _checks(artifact, limits, artifact.artifact not in exempt)]
     statuses = {check.status for check in checks} or {"unknown"}
     judged = tuple(dict.fromkeys(check.name for check in checks if check.status != "unknown"))
     not_judged: list[NotJudged] = []
@@ -145,7 +145,7 @@ def unlimited_notes(verdict: Verdict) -> list[str]:
     return [f"no limit for {' and '.join(missing)}; set one with {' and '.join(flags[name] for name in missing)}"]
 
 
-def spared_of_latency(artifacts: Sequence[Evidence], limits: Limits) -> tuple[str, ...]:
+def exempt_from_latency(artifacts: Sequence[Evidence], limits: Limits) -> tuple[str, ...]:
     """Return the artifacts whose latency and energy are not held against a limit per decoded token.
 
     Graphs for whole texts score texts; if the bundle has graphs that decode, those are judged for decoding. Without
@@ -204,19 +204,23 @@ def _checks(artifact: Evidence, limits: Limits, per_call: bool) -> list[Check]:
     """
     exact = [row for row in artifact.rows if provider_facts(row.provider).rounds_to is None]
     judged, all_limits = replace(artifact, rows=exact or artifact.rows), (limits, *limits.asked)
-    rows = [{(row.provider, row.threads): row for row in judged_rows(judged, at)} for at in all_limits]
+    rows = [
+        {(row.provider, row.threads): row for row in judged_rows(judged, shape_limits)} for shape_limits in all_limits
+    ]
 
     def rank(checks: list[Check]) -> tuple[int, int, float]:
         statuses = [check.status for check in checks]
         latency = next((check.value for check in reversed(checks) if check.name == "latency"), None)
         return statuses.count("fail"), statuses.count("unknown"), inf if latency is None else latency
 
-    settings: Sequence[tuple[str, int | None] | None] = [*dict.fromkeys(key for at in rows for key in at)] or [None]
+    settings: Sequence[tuple[str, int | None] | None] = [
+        *dict.fromkeys(key for shape_limits in rows for key in shape_limits)
+    ] or [None]
     choices = [
         [
             check
-            for at, by_setting in zip(all_limits, rows, strict=True)
-            for check in _row_checks(artifact, by_setting.get(setting) if setting else None, at, per_call)
+            for shape_limits, by_setting in zip(all_limits, rows, strict=True)
+            for check in _row_checks(artifact, by_setting.get(setting) if setting else None, shape_limits, per_call)
         ]
         for setting in settings
     ]

@@ -327,7 +327,7 @@ def test_slow_calls_have_smaller_blocks(monkeypatch: pytest.MonkeyPatch, call_ms
 
         def receive(self) -> Ready | Block:
             memory = Memory(status="unavailable", reason="not measured")
-            ready = Ready(provider="p", call_ms=call_ms, memory=memory, settled=True)
+            ready = Ready(provider="p", call_ms=call_ms, memory=memory, is_settled=True)
             return ready if requests[-1] == "warm up" else Block(times_ms=(call_ms,))
 
     monkeypatch.setattr(paired_run, "start_worker", lambda *_: nullcontext(FakeClient()))

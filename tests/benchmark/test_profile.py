@@ -13,7 +13,7 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.report import Energy, Latency, Memory, Report, Row
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.profile import ProfileOptions, profile_bundle, rest_of_card
+from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
 from edgeformer.benchmark.request import Target
 from edgeformer.bundle import Bundle
 from edgeformer.run import Location
@@ -139,13 +139,13 @@ def test_what_engines_measured_on_the_card_is_told_from_what_the_processor_did(
     graph = Row(artifact="onnx-fp16", provider="CPUExecutionProvider", **facts)
     here = Target(True, "present: RTX 4050")
     monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA GeForce RTX 4050", "GPU-1", 6 * 2**30, "8.9")])
-    (note,) = rest_of_card(opened, device, here, [engine, graph])
+    (note,) = card_notes(opened, device, here, [engine, graph])
     assert note.startswith("measured on the card itself: tensorrt-rtx-fp16; onnx-fp16 ran on the processor: ")
     assert "onnxruntime-ep-nv-tensorrt-rtx" in note
-    assert list(rest_of_card(opened, device, here, [engine])) == []
-    assert list(rest_of_card(opened, device, Target(False, "absent"), [engine, graph])) == []
+    assert list(card_notes(opened, device, here, [engine])) == []
+    assert list(card_notes(opened, device, Target(False, "absent"), [engine, graph])) == []
     monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA H200", "GPU-1", 139 * 2**30, "9.0")])
-    (other,) = rest_of_card(opened, device, here, [engine, graph])
+    (other,) = card_notes(opened, device, here, [engine, graph])
     assert 'pip uninstall -y onnxruntime, then pip install "onnxruntime-gpu[cuda,cudnn]"' in other
 
 

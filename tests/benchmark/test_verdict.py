@@ -7,9 +7,9 @@ from edgeformer.benchmark.verdict import (
     Evidence,
     Limits,
     check_budget,
+    exempt_from_latency,
     judged_rows,
     shown,
-    spared_of_latency,
     unlimited_notes,
 )
 
@@ -224,7 +224,7 @@ def test_a_limit_per_token_is_for_the_graph_that_decodes() -> None:
         ("decode", "latency"),
         ("decode", "energy"),
     ]
-    assert spared_of_latency([whole, Evidence("decode", 500, [token], "")], wanted) == ("full",)
+    assert exempt_from_latency([whole, Evidence("decode", 500, [token], "")], wanted) == ("full",)
     assert {(c.artifact, c.name) for c in both.checks if c.name == "memory"} == {
         ("full", "memory"),
         ("decode", "memory"),
@@ -236,7 +236,7 @@ def test_without_a_graph_that_decodes_a_token_costs_a_whole_pass() -> None:
     check = next(c for c in check_budget([whole], limits(phase="decode")).checks if c.name == "latency")
     assert (check.value, check.status) == (60.0, "fail")
     assert check.reason is not None and "without caches" in check.reason
-    assert spared_of_latency([whole], limits(phase="decode")) == ()
+    assert exempt_from_latency([whole], limits(phase="decode")) == ()
 
 
 def test_a_decoding_graph_that_crashed_leaves_the_limit_unknown_although_full_graphs_ran() -> None:
