@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf, sqrt
 from typing import Literal
 
@@ -204,23 +205,19 @@ def _checks(artifact: Evidence, limits: Limits, per_call: bool) -> list[Check]:
     """
     exact = [row for row in artifact.rows if provider_facts(row.provider).rounds_to is None]
     judged, all_limits = replace(artifact, rows=exact or artifact.rows), (limits, *limits.asked)
-    rows = [
-        {(row.provider, row.threads): row for row in judged_rows(judged, shape_limits)} for shape_limits in all_limits
-    ]
+    rows = [{(row.provider, row.threads): row for row in judged_rows(judged, at_shape)} for at_shape in all_limits]
 
     def rank(checks: list[Check]) -> tuple[int, int, float]:
         statuses = [check.status for check in checks]
         latency = next((check.value for check in reversed(checks) if check.name == "latency"), None)
         return statuses.count("fail"), statuses.count("unknown"), inf if latency is None else latency
 
-    settings: Sequence[tuple[str, int | None] | None] = [
-        *dict.fromkeys(key for shape_limits in rows for key in shape_limits)
-    ] or [None]
+    settings: Sequence[tuple[str, int | None] | None] = [*dict.fromkeys(chain(*rows))] or [None]
     choices = [
         [
             check
-            for shape_limits, by_setting in zip(all_limits, rows, strict=True)
-            for check in _row_checks(artifact, by_setting.get(setting) if setting else None, shape_limits, per_call)
+            for at_shape, by_setting in zip(all_limits, rows, strict=True)
+            for check in _row_checks(artifact, by_setting.get(setting) if setting else None, at_shape, per_call)
         ]
         for setting in settings
     ]

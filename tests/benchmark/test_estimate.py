@@ -237,7 +237,7 @@ def test_a_shape_that_the_graph_refuses_does_not_stop_the_others(bundle: Path) -
         ("import os; os.abort()", "ended early"),
         (
             "import sys; sys.stderr.write('out of luck'); raise SystemExit(7)",
-            "exit code 7; its last words: out of luck",
+            "exit code 7; last line on stderr: out of luck",
         ),
         ("import time; time.sleep(60)", "was silent for 1 s and was ended"),
     ],
