@@ -1,0 +1,394 @@
+"""Rows of measuring workers: phases and conditions, crashes that cost one row, and confirmation by a second process."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import pytest
+
+from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.report import Energy, Latency, Memory, Row
+from edgeformer.benchmark import measurement, process
+from edgeformer.benchmark.measure import MeasureRules, summarise
+from edgeformer.benchmark.measurement import (
+    CheckedArtifact,
+    FinishedRow,
+    MeasureSpec,
+    Refusal,
+    Start,
+    confirmed,
+    item_of,
+    measure_in_child,
+    phases_of,
+    stable_items,
+    unavailable_row,
+)
+from edgeformer.bundle import Bundle
+from tests.benchmark.measuring_child import RULES, Recorder, another, make_spec, reasons, run_as, states
+from tests.runtimes.tiny_bundle import write_bundle
+from tests.web.old_bundles import LANGUAGE
+
+POSITIONS = 64
+THREE_SHAPES = ((1, 8), (2, 8), (3, 8))
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(tmp_path_factory.mktemp("measurement") / "bundle")
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(LANGUAGE, tmp_path_factory.mktemp("language") / "bundle"))
+
+
+def measure_language(folder: Path, artifact_id: str, *shapes: tuple[int, int]) -> list[Row]:
+    bundle = Bundle.open(folder)
+    artifact = bundle.artifact(artifact_id)
+    spec = MeasureSpec(
+        checked=CheckedArtifact.of(bundle, artifact),
+        provider="CPUExecutionProvider",
+        threads=1,
+        phases=phases_of(artifact, bundle.task),
+        shapes=shapes,
+        rules=RULES,
+    )
+    return measure_in_child(spec, Silent())
+
+
+def test_a_worker_measures_every_shape(bundle: Path) -> None:
+    progress = Recorder()
+    rows = measure_in_child(make_spec(bundle), progress)
+    assert states(rows) == [("cold", 1, "measured"), ("steady", 1, "measured"), ("steady", 2, "measured")]
+    for row in rows:
+        assert (row.latency_ms.p50 or 0) > 0 and row.memory_bytes.status == "measured"
+        assert (row.memory_bytes.peak or 0) > 0 and (row.memory_bytes.baseline or 0) > 2**20
+        assert row.memory_bytes.method and row.where == "host" and row.provider == "CPUExecutionProvider"
+        assert row.threads == row.conditions["threads"] == 1 and row.device_ms is None
+        assert "nodes_by_provider" not in row.conditions
+        assert not any("nodes ran on" in warning for warning in row.latency_ms.warnings)
+    cold, steady, _ = rows
+    assert (cold.load_ms or 0) > 0 and cold.latency_ms.n == 1
+    assert steady.latency_ms.n >= 100 and steady.throughput_per_s is not None
+    assert len(steady.latency_ms.quantiles_ms) == 41
+    assert steady.latency_ms.quantiles_ms[20] == pytest.approx(steady.latency_ms.p50, abs=1e-6)
+    assert not progress.open and progress.messages == []
+    assert 2 <= progress.advanced <= 4, "and once more for each stable row"
+
+
+def test_rows_name_the_nodes_that_another_provider_computed(bundle: Path) -> None:
+    """Azure's provider is in the ordinary package and takes no node of a local graph: all of them run on the CPU."""
+    rows = measure_in_child(make_spec(bundle, provider="AzureExecutionProvider"), Silent())
+    assert states(rows) == [("cold", 1, "measured"), ("steady", 1, "measured"), ("steady", 2, "measured")]
+    for row in rows:
+        assert row.provider == "AzureExecutionProvider"
+        (nodes,) = row.conditions["nodes_by_provider"].values()
+        warning = f"{nodes} of {nodes} nodes ran on CPU, not on Azure: "
+        assert any(text.startswith(warning) for text in row.latency_ms.warnings), row.latency_ms.warnings
+
+
+def test_a_decode_graph_has_a_row_per_token_at_every_context_and_batch(language: Path) -> None:
+    rows = measure_language(language, "onnx-fp32-decode", (1, 1), (3, POSITIONS))
+    assert [(row.phase, row.batch, row.seq) for row in rows] == [
+        ("cold", 1, 1), ("decode", 1, 1), ("decode", 3, POSITIONS),
+    ]  # fmt: skip
+    for row in rows[1:]:
+        assert (row.latency_ms.p50 or 0) > 0 and row.memory_bytes.status == "measured"
+        assert row.conditions["context_tokens"] == row.seq - 1, "the timed token is the text's last one"
+        assert row.conditions["loops"] >= 1
+        assert row.throughput_per_s == pytest.approx(1000 * row.batch / (row.latency_ms.mean or 0))
+    # The context is read in one call before; the timed token is much less work.
+    assert (rows[2].latency_ms.p50 or 0) < rows[2].conditions["read_context_ms"]
+
+
+def test_a_text_that_is_too_long_is_refused_in_both_phases_of_a_step_bundle(language: Path) -> None:
+    rows = measure_language(language, "onnx-fp32-step", (1, 8), (1, POSITIONS + 1))
+    assert Counter((row.phase, row.seq, row.latency_ms.status) for row in rows) == Counter(
+        [
+            *((phase, 8, "measured") for phase in ("cold", "steady", "decode")),
+            *((phase, POSITIONS + 1, "unavailable") for phase in ("steady", "decode")),
+        ]
+    )
+    assert all(f"takes at most {POSITIONS}" in str(row.latency_ms.reason) for row in rows[-2:])
+
+
+# A clock for which every import, and every JSON file that is read, takes a quarter of an hour. Opening a session of a
+# tiny graph really takes milliseconds.
+SLOW_TO_PREPARE = """
+import sys, time
+late_s, real = 0.0, time.perf_counter
+time.perf_counter = lambda: real() + late_s
+def hear(event, arguments):
+    global late_s
+    if event == "import" or event == "open" and str(arguments[0]).endswith(".json"):
+        late_s += 1000.0
+from edgeformer.benchmark import process
+sys.addaudithook(hear)
+process.run_worker()
+"""
+
+
+@pytest.mark.parametrize(
+    ("artifact_id", "phases"),
+    [("onnx-fp32", ["steady"]), ("onnx-fp32-decode", ["decode"]), ("onnx-fp32-step", ["steady", "decode"])],
+)
+def test_load_ms_excludes_imports_and_manifests(
+    monkeypatch: pytest.MonkeyPatch, language: Path, artifact_id: str, phases: list[str]
+) -> None:
+    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", SLOW_TO_PREPARE])
+    rows = measure_language(language, artifact_id, (1, 8))
+    assert [(row.phase, row.latency_ms.status) for row in rows] == [(phase, "measured") for phase in ("cold", *phases)]
+    times_ms = [row.load_ms if row.phase == "cold" else row.conditions["load_ms"] for row in rows]
+    assert all(0 < (ms or 0) < 1e6 for ms in times_ms), times_ms
+
+
+def test_a_refused_shape_does_not_stop_the_others(bundle: Path) -> None:
+    checked = another(make_spec(bundle), max_positions=99)
+    rows = measure_in_child(make_spec(bundle, shapes=((1, 8), (1, 30)), checked=checked), Silent())
+    assert [(row.seq, row.latency_ms.status) for row in rows[1:]] == [(8, "measured"), (30, "unavailable")]
+    assert "the graph refuses input_ids int64[1, 30]" in str(rows[-1].latency_ms.reason)
+
+
+def test_an_artifact_that_cannot_be_opened_has_rows_with_the_reason(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"not a graph")
+    rows = measure_in_child(make_spec(bundle, checked=another(make_spec(bundle), file=tmp_path / "bad.onnx")), Silent())
+    assert all("truncated, damaged, or not an ONNX file" in reason for reason in reasons(rows))
+    rows = measure_in_child(make_spec(bundle, provider="NoSuchProvider"), Silent())
+    assert "'NoSuchProvider' is not available" in reasons(rows)[0] and rows[0].provider == "NoSuchProvider"
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import os; os.abort()", "the measuring process ended early: "),
+        (
+            "import sys; sys.stderr.write('first\\nlibgpu: out of luck\\n'); raise SystemExit(7)",
+            "the measuring process ended early: exit code 7; last line on stderr: libgpu: out of luck",
+        ),
+        ('print(\'{"kind": "row"}\')', "the measuring process wrote something else than measurements"),
+        ("import time; time.sleep(300)", "the measuring process was silent for "),
+    ],
+)
+def test_a_worker_without_a_result_is_a_reason_for_every_row(
+    monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, reason: str
+) -> None:
+    if "sleep" in program:
+        monkeypatch.setattr(measurement, "ALLOWANCE_S", -0.5)
+    row_reasons = reasons(run_as(monkeypatch, bundle, program))
+    assert len(row_reasons) == 2 and row_reasons[0].startswith(reason)
+    if "abort" in program and sys.platform != "win32":
+        assert "SIGABRT" in row_reasons[0]
+
+
+def test_messages_before_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path) -> None:
+    spec = make_spec(bundle)
+    first, second = ("steady", 1, 8), ("steady", 2, 8)
+    finished = unavailable_row(spec.checked.artifact, 1, first, "CPUExecutionProvider", "host", "like a measured one")
+    messages = [Start(item=first, provider="P"), FinishedRow(row=finished), Start(item=second, provider="P")]
+    path = tmp_path / "messages"
+    path.write_text("".join(message.model_dump_json() + "\n" for message in messages), encoding="utf-8")
+    program = (
+        f"import os, sys; sys.stdout.write(open({str(path)!r}, encoding='utf-8').read()); sys.stdout.flush(); "
+        "os._exit(5)"
+    )
+    rows = run_as(monkeypatch, bundle, program)
+    assert rows[0] == finished and rows[1].provider == "P" and "exit code 5" in str(rows[1].latency_ms.reason)
+    path.write_text(Refusal(item=first, reason="too long").model_dump_json() + "\n", encoding="utf-8")
+    progress = Recorder()
+    measure_in_child(make_spec(bundle, shapes=((1, 8),)), progress)
+    assert progress.messages == ["model at 1×8: not measured: too long"]
+
+
+# The real worker, whose runtime ends the process at some batch sizes, in a way that no Python code can prevent.
+DIES = """
+import ctypes, os, signal
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.benchmark import process
+real = OnnxSession.run
+def run(session, inputs):
+    if len(inputs.get("input_ids", ())) in {batches}:  # the speed probe has no such input
+        {end}
+    return real(session, inputs)
+OnnxSession.run = run
+process.run_worker()
+"""
+ONE_LOST = [("cold", 1, "measured"), ("steady", 1, "measured"), ("steady", 2, "unavailable"), ("steady", 3, "measured")]
+
+
+@needs_signals
+@pytest.mark.parametrize(
+    ("end", "signal"),
+    [("ctypes.string_at(0)", "11 (SIGSEGV)"), ("os.kill(os.getpid(), signal.SIGKILL)", "9 (SIGKILL)")],
+)
+def test_a_crash_at_one_shape_costs_that_shape_only(
+    monkeypatch: pytest.MonkeyPatch, bundle: Path, end: str, signal: str
+) -> None:
+    rows = run_as(monkeypatch, bundle, DIES.format(batches=(2,), end=end), shapes=THREE_SHAPES)
+    assert states(rows) == ONE_LOST, "another worker measured the rest, and its first call is no second cold row"
+    reason = str(rows[2].latency_ms.reason)
+    assert f"ended early: killed by signal {signal}" in reason and rows[2].threads == 1
+    assert ("memory runs out" in reason) == ("SIGKILL" in signal)
+
+
+@needs_signals
+def test_two_workers_in_a_row_without_a_row_are_the_last(
+    monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "started"
+    program = f"open({str(log)!r}, 'a').write('x')\n" + DIES.format(batches=(1, 2, 3), end="ctypes.string_at(0)")
+    rows = run_as(monkeypatch, bundle, program, shapes=THREE_SHAPES)
+    assert all("SIGSEGV" in reason for reason in reasons(rows)) and len(rows) == 3
+    assert log.read_text(encoding="ascii") == "xx"
+
+
+@needs_signals
+def test_a_worker_killed_from_outside_leaves_its_rows(bundle: Path) -> None:
+    class Killer(Recorder):
+        def advance(self, amount: int = 1, **fields: float) -> None:
+            super().advance(amount, **fields)
+            if self.advanced == 1:
+                # Only the worker: multiprocessing's servers are children of this process too.
+                for child in set(psutil.Process().children()) - earlier:
+                    child.kill()
+
+    earlier, progress = set(psutil.Process().children()), Killer()
+    rows = measure_in_child(make_spec(bundle, shapes=THREE_SHAPES), progress)
+    assert states(rows) == ONE_LOST and "SIGKILL" in str(rows[2].latency_ms.reason)
+    assert len(progress.messages) == 1 and "model at 2×8: not measured: " in progress.messages[0]
+
+
+DIES_WHILE_DECODING = """
+import os
+from edgeformer.runtimes.decoder import Decoder
+from edgeformer.benchmark import process
+Decoder.peek = lambda decoder, ids, loop: os._exit(9)
+process.run_worker()
+"""
+
+
+def test_a_crash_while_decoding_leaves_the_whole_calls(language: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", DIES_WHILE_DECODING])
+    rows = measure_language(language, "onnx-fp32-step", (1, 8), (2, 8))
+    assert states(rows) == [
+        ("cold", 1, "measured"),
+        ("steady", 1, "measured"),
+        ("decode", 1, "unavailable"),
+        ("steady", 2, "measured"),
+        ("decode", 2, "unavailable"),
+    ]
+    assert all("exit code 9" in str(row.latency_ms.reason) for row in rows if row.phase == "decode")
+
+
+def test_an_interrupt_ends_the_worker(bundle: Path) -> None:
+    class Impatient(Silent):
+        def advance(self, amount: int = 1, **fields: float) -> None:
+            raise KeyboardInterrupt
+
+    earlier = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(KeyboardInterrupt):
+        measure_in_child(make_spec(bundle), Impatient())
+    assert {child.pid for child in psutil.Process().children()} <= earlier
+
+
+# Calls take 10 ms in the first process and 50 ms in the second, whatever else the machine does.
+SLOWER_THE_SECOND_TIME = """
+import os, time
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.benchmark import conditions, process
+seconds = 0.05 if os.path.exists({log!r}) else 0.010
+open({log!r}, "a").write("x")
+real = OnnxSession.run
+def run(session, inputs):
+    until = time.perf_counter() + seconds
+    outputs = real(session, inputs)
+    time.sleep(max(0.0, until - time.perf_counter()))
+    return outputs
+OnnxSession.run = run
+conditions.CpuUse.disturbed = lambda *_: False
+process.run_worker()
+"""
+
+
+def test_a_median_that_a_second_process_does_not_confirm_is_not_stable(
+    monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "workers"
+    rules = replace(RULES, window_calls=5, min_calls=20, min_s=0.2, window_tolerance=9.0)
+    program = SLOWER_THE_SECOND_TIME.format(log=str(log))
+    _, steady = run_as(monkeypatch, bundle, program, shapes=((1, 8),), rules=rules)
+    assert log.read_text(encoding="ascii") == "xx"
+    assert steady.latency_ms.stable is False and steady.latency_ms.n >= 20
+    assert 10 <= (steady.latency_ms.p50 or 0) < 50 <= steady.conditions["repeated_p50_ms"]
+    assert any(warning.startswith("not confirmed: ") for warning in steady.latency_ms.warnings)
+
+
+SPINS = """
+import threading
+from edgeformer.benchmark import process
+def spin():
+    while True:
+        sum(range(1000))
+threading.Thread(target=spin, daemon=True).start()
+process.run_worker()
+"""
+
+
+def test_a_thread_that_spins_in_the_worker_is_reported(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
+    rules = replace(RULES, min_s=0.4, max_s=1.0)
+    _, steady = run_as(monkeypatch, bundle, SPINS, shapes=((1, 8),), rules=rules)
+    assert steady.latency_ms.status == "measured" and steady.latency_ms.stable is False
+    assert any("that are not the artifact's computed" in warning for warning in steady.latency_ms.warnings)
+
+
+def row(p50: float | None, stable: bool | None = True, phase: Literal["cold", "steady", "decode"] = "steady") -> Row:
+    unavailable = Latency(status="unavailable", reason="the process ended early")
+    return Row(
+        artifact="model",
+        precision="fp32",
+        provider="CPUExecutionProvider",
+        where="host",
+        phase=phase,
+        batch=2,
+        seq=8,
+        latency_ms=unavailable if p50 is None else summarise([p50] * 130, stable, ["noted"]),
+        memory_bytes=Memory(status="unavailable"),
+        size_bytes=1,
+        energy_mj=Energy(status="unavailable"),
+        conditions={"threads": 1},
+    )
+
+
+def test_only_stable_rows_are_measured_again() -> None:
+    rows = [row(5.0, None, "cold"), row(5.0), row(5.0, False, "decode"), row(None)]
+    assert stable_items(rows) == (("steady", 2, 8),)
+    assert item_of(rows[0]) is None and item_of(rows[2]) == ("decode", 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("second", "stable"), [(10.0, True), (10.49, True), (9.53, True), (10.51, False), (9.5, False), (None, False)]
+)
+def test_a_second_median_within_the_tolerance_confirms(second: float | None, stable: bool) -> None:
+    first = row(10.0)
+    result = confirmed(first, row(second), MeasureRules().repeat_tolerance)
+    assert result.latency_ms.stable is stable
+    assert result.conditions == {"threads": 1, "repeated_p50_ms": second}
+    assert (result.latency_ms.p50, result.latency_ms.n, result.memory_bytes) == (10.0, 130, first.memory_bytes)
+    warning = "not confirmed: this process has a median of 10 ms, a second one found "
+    if second is None:
+        assert result.latency_ms.warnings == ("noted", f"{warning}nothing: the process ended early")
+    elif not stable:
+        assert result.latency_ms.warnings == ("noted", f"{warning}{second:.3g} ms", "the second process: noted")
+
+
+def test_the_second_process_takes_a_third_of_the_time_and_reads_no_energy() -> None:
+    rules = MeasureRules().repeated()
+    assert (rules.min_s, rules.min_calls, rules.max_s, rules.warmup_max_s) == (1.0, 34, 20.0, 10.0)
+    assert rules.idle_s == rules.energy_s == 0.0
+    assert (rules.warmup_min_s, rules.windows) == (MeasureRules().warmup_min_s, MeasureRules().windows)
