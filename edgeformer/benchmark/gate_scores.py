@@ -226,7 +226,7 @@ def score_check(
         words = np.array([len(str(text).split()) + 1 for text in rows.texts.texts], dtype=np.float64)
         figures = [np.stack([losses[:, 0], words], axis=1)[is_complete] for losses in figures]
         source = f"{source}, per word, because the two make other tokens of them"
-    return _compare_figures(task, facts, figures[0], figures[1], limit, source)
+    return compare_figures(task, facts, figures[0], figures[1], limit, source)
 
 
 def _scored_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactManifest | None:
@@ -298,7 +298,7 @@ def _row_figures(
     return rows.lengths, task.row_figures(answers, rows, bundle.data)
 
 
-def _compare_figures(
+def compare_figures(
     task: Task, facts: dict[str, object], baseline: Float64s, candidate: Float64s, limit: float, source: str
 ) -> GateCheck:
     """Compare figures [n, k] of the same rows.

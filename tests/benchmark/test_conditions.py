@@ -82,26 +82,26 @@ def test_a_real_spinning_thread_is_seen_beside_the_one_that_measures() -> None:
     thread = threading.Thread(target=spin)
     thread.start()
     earlier = conditions.other_threads()
-    before = conditions.read_cpu()
+    first = conditions.read_cpu()
     until = time.thread_time() + 0.3
     while time.thread_time() < until:
         sum(range(1000))
-    after = conditions.read_cpu()
-    found, known = used_between(before, after), used_between(before, after, earlier)
-    noted = found.warnings(1)[-1]
+    second = conditions.read_cpu()
+    use_after, use_with_strangers = used_between(first, second), used_between(first, second, earlier)
+    noted = use_after.warnings(1)[-1]
     stop.set()
     thread.join()
-    assert found.crowd(1) and not found.crowd(2)
-    assert list(found.busy_threads) == [thread.native_id]
-    assert known.crowd(2) and known.strangers == {thread.native_id}
+    assert use_after.crowd(1) and not use_after.crowd(2)
+    assert list(use_after.busy_threads) == [thread.native_id]
+    assert use_with_strangers.crowd(2) and use_with_strangers.strangers == {thread.native_id}
     if sys.platform == "linux":
         assert f"thread {thread.native_id} (" in noted
 
 
 def test_a_falling_clock_warns() -> None:
     assert used_between(reading(mhz=4000.0), reading(at_s=1.0, mhz=3800.0)).warnings() == []
-    found = used_between(reading(mhz=4000.0), reading(at_s=1.0, mhz=2000.0))
-    assert found.warnings() == ["the processor's clock fell by 50% while this was measured"]
+    use_after = used_between(reading(mhz=4000.0), reading(at_s=1.0, mhz=2000.0))
+    assert use_after.warnings() == ["the processor's clock fell by 50% while this was measured"]
     assert used_between(reading(mhz=None), reading(at_s=1.0, mhz=2000.0)).clock_fall == 0.0
 
 
@@ -130,43 +130,43 @@ def test_what_slows_the_card_and_who_else_uses_it_is_named(monkeypatch: pytest.M
         described = conditions.describe(1, "GPU-1")
         other.kill()
     assert described["gpu_slowed_by"] == ["power limit", "heat (software)"]
-    named, gone = described["gpu_foreign_processes"]
-    assert named.endswith(f"({other.pid})") and "python" in named.lower()
-    assert gone == f"process {2**31 - 1}", "a process that cannot be asked keeps its number"
+    process, ended = described["gpu_foreign_processes"]
+    assert process.endswith(f"({other.pid})") and "python" in process.lower()
+    assert ended == f"process {2**31 - 1}", "a process that cannot be asked keeps its number"
     noted = doubts(described, CUDA)
     assert noted[-3:-1] == [
         "the card's clocks were lowered: power limit",
         "the card's clocks were lowered: heat (software)",
     ]
-    assert named in noted[-1]
+    assert process in noted[-1]
     assert not any("card" in note for note in doubts(described, CPU))
 
 
 def test_foreign_work_is_told_apart_from_our_own() -> None:
-    before = CpuReading(at_s=10, busy_s=100, own_s=50, stolen_s=0, throttled=3)
-    after = CpuReading(at_s=12, busy_s=105, own_s=53.9, stolen_s=0, throttled=3)
-    use = used_between(before, after)
+    first = CpuReading(at_s=10, busy_s=100, own_s=50, stolen_s=0, throttled=3)
+    second = CpuReading(at_s=12, busy_s=105, own_s=53.9, stolen_s=0, throttled=3)
+    use = used_between(first, second)
     assert (round(use.own_cores, 2), round(use.foreign_cores, 2)) == (1.95, 0.55)
     assert use.warnings() == ["other processes used 0.6 cores while this was measured"] or use.warnings() == [
         "other processes used 0.5 cores while this was measured"
     ]
-    quiet = used_between(before, CpuReading(at_s=12, busy_s=104, own_s=53.9, stolen_s=0, throttled=3))
+    quiet = used_between(first, CpuReading(at_s=12, busy_s=104, own_s=53.9, stolen_s=0, throttled=3))
     assert quiet.warnings() == []
 
 
 def test_stolen_time_and_throttling_are_named() -> None:
-    before = CpuReading(at_s=0, busy_s=0, own_s=0, stolen_s=0, throttled=3)
-    after = CpuReading(at_s=1, busy_s=1, own_s=1, stolen_s=0.5, throttled=4)
-    noted = " / ".join(used_between(before, after).warnings())
+    first = CpuReading(at_s=0, busy_s=0, own_s=0, stolen_s=0, throttled=3)
+    second = CpuReading(at_s=1, busy_s=1, own_s=1, stolen_s=0.5, throttled=4)
+    noted = " / ".join(used_between(first, second).warnings())
     assert "hypervisor took 0.5 cores" in noted and "throttled because of heat" in noted
 
 
 def test_a_real_spin_is_our_own_work() -> None:
-    before = conditions.read_cpu()
+    first = conditions.read_cpu()
     until = time.perf_counter() + 0.3
     while time.perf_counter() < until:
         pass
-    assert used_between(before, conditions.read_cpu()).own_cores > 0.3
+    assert used_between(first, conditions.read_cpu()).own_cores > 0.3
 
 
 def test_conditions_leave_out_what_is_not_known() -> None:

@@ -160,14 +160,14 @@ _RESULT = re.compile(r" = ([\d,.]+) ([TG])(?:FLOP|OP|B)/s")
 
 def stated(source: str) -> tuple[float, float] | None:
     """A product in a source ("16 multiprocessors × 256 × 1.3 GHz = 5.3 TFLOP/s"): what it gives, what it says."""
-    found = _RESULT.search(source)
-    if found is None:
+    detected = _RESULT.search(source)
+    if detected is None:
         return None
     product = 1.0
-    for factor in re.split(r"[;:,.] ", source[: found.start()])[-1].split("×"):
+    for factor in re.split(r"[;:,.] ", source[: detected.start()])[-1].split("×"):
         first, divisor = re.findall(r"^\s*([\d,.]+)(?: / (\d+))?", factor)[0]
         product *= float(first.replace(",", "")) / float(divisor or 1)
-    return product, float(found[1].replace(",", ""))
+    return product, float(detected[1].replace(",", ""))
 
 
 def test_the_arithmetic_in_the_sources_is_right() -> None:
@@ -175,10 +175,10 @@ def test_the_arithmetic_in_the_sources_is_right() -> None:
     for name in DEVICES:
         for field, fact in facts(load_profile(name)):
             calculation = fact.source.partition(" = ")[0]
-            found = stated(fact.source) if "+" not in calculation else None
-            if found is None:
+            detected = stated(fact.source) if "+" not in calculation else None
+            if detected is None:
                 continue
-            product, result = found
+            product, result = detected
             rate = fact.value
             assert isinstance(rate, float)
             unit = 1e12 if re.search(r" = [\d,.]+ T", fact.source) else 1e9
@@ -195,9 +195,9 @@ def test_streaming_multiprocessors_are_the_lanes_divided() -> None:
     for name in DEVICES:
         cores = load_profile(name).cores
         assert cores is not None
-        found = re.search(r"([\d,]+) (?:FP32 lanes|CUDA cores) / (\d+) per multiprocessor", cores.source)
-        if found is not None:
-            assert int(found[1].replace(",", "")) / int(found[2]) == cores.value
+        detected = re.search(r"([\d,]+) (?:FP32 lanes|CUDA cores) / (\d+) per multiprocessor", cores.source)
+        if detected is not None:
+            assert int(detected[1].replace(",", "")) / int(detected[2]) == cores.value
             checked += 1
     assert checked == 9
 
@@ -245,9 +245,9 @@ def card(name: str, memory_bytes: int | None = 6 * GIB) -> nvidia.Gpu:
     return nvidia.Gpu(index=0, name=name, uuid=f"GPU-{name}", memory_bytes=memory_bytes, compute_capability="8.9")
 
 
-def present(monkeypatch: pytest.MonkeyPatch, found: nvidia.Gpu) -> list[str]:
+def present(monkeypatch: pytest.MonkeyPatch, detected: nvidia.Gpu) -> list[str]:
     """The profiles that a host with this card is the target of."""
-    monkeypatch.setattr(nvidia, "gpus", lambda: [found])
+    monkeypatch.setattr(nvidia, "gpus", lambda: [detected])
     cuda = [profile for profile in map(load_profile, DEVICES) if profile.kind == "cuda" and not profile.boards]
     return [profile.name for profile in cuda if find_target(profile).present]
 
@@ -300,8 +300,8 @@ def test_why_a_card_is_not_the_device_is_said(monkeypatch: pytest.MonkeyPatch) -
     laptop, server = card("NVIDIA GeForce RTX 4050 Laptop GPU"), card("NVIDIA H200")
     profile = load_profile("rtx4050")
     monkeypatch.setattr(nvidia, "gpus", lambda: [server, laptop])
-    found = find_target(profile)
-    assert (found.present, found.gpu) == (True, laptop)
+    detected = find_target(profile)
+    assert (detected.present, detected.gpu) == (True, laptop)
     monkeypatch.setattr(nvidia, "gpus", lambda: [server])
     other = find_target(profile)
     assert (other.present, other.gpu) == (False, server)
@@ -343,9 +343,11 @@ def test_jetsons_are_told_apart_by_their_part_number(
     monkeypatch.setattr(nvidia, "gpus", lambda: [ORIN])
     # Some board makers' model text names another module: it decides nothing.
     root = jetson(tmp_path, part, "NVIDIA Jetson Orin NX Engineering Reference Developer Kit Super")
-    found = {name: find_target(load_profile(name), root) for name in sorted(set(JETSONS.values()))}
-    assert [name for name, target in found.items() if target.present] == [name for name in [JETSONS.get(part)] if name]
-    for name, target in found.items():
+    detected = {name: find_target(load_profile(name), root) for name in sorted(set(JETSONS.values()))}
+    assert [name for name, target in detected.items() if target.present] == [
+        name for name in [JETSONS.get(part)] if name
+    ]
+    for name, target in detected.items():
         assert target.gpu == ORIN
         assert target.present or "none of the part numbers p37" in target.reason, name
         assert "Engineering Reference Developer Kit" in target.reason

@@ -21,7 +21,7 @@ class FakeMachine:
 
     def __init__(self, busy_w: float = 8.0, windows_w: tuple[float, ...] = ()) -> None:
         self.now_s, self.used, self.busy_w, self.windows_w = 0.0, 0.0, busy_w, list(windows_w)
-        self.counter = EnergyCounter("fake counter", lambda: [self.used], lambda before, now: now[0] - before[0])
+        self.counter = EnergyCounter("fake counter", lambda: [self.used], lambda start, now: now[0] - start[0])
 
     def clock(self) -> float:
         return self.now_s

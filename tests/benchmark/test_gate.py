@@ -146,8 +146,8 @@ def test_the_command_writes_what_ci_reads(failed: Gate, written: Path) -> None:
 def test_options_that_make_no_sense(
     slower: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, asked = in_process(monkeypatch, capsys), [*OPTIONS, "--against", str(baseline)]
-    for options, said in (
+    run, requested = in_process(monkeypatch, capsys), [*OPTIONS, "--against", str(baseline)]
+    for options, message in (
         (["--max-slowdown", "0.05"], "--max-slowdown: '0.05' is no share; write it in per cent"),
         (["--max-latency", "5ms"], "No such option"),
         (["--artifact", "onnx-other"], "--artifact onnx-other: neither bundle has it; they have model"),
@@ -155,7 +155,7 @@ def test_options_that_make_no_sense(
         (["--eval-data", "nowhere.csv"], "nowhere.csv"),
         (["--eval-data", "x.csv", "--max-score-loss", "off"], "--max-score-loss off checks no score"),
     ):
-        assert said in run("gate", str(slower), *asked, *options, code=2).replace("\n", "")
+        assert message in run("gate", str(slower), *requested, *options, code=2).replace("\n", "")
     assert "Missing option" in run("gate", str(slower), code=2)
 
 
@@ -191,8 +191,8 @@ def test_an_edited_report_is_no_baseline(
     document = json.loads(path.read_text(encoding="utf-8"))
     document["rows"][0]["latency_ms"]["p50"] = 0.001
     path.write_text(json.dumps(document), encoding="utf-8")
-    said = run("gate", str(folder), *OPTIONS, "--against", str(path), code=2).replace("\n", " ")
-    assert f"{path}: edited since it was written" in said and "measure again" in said
+    message = run("gate", str(folder), *OPTIONS, "--against", str(path), code=2).replace("\n", " ")
+    assert f"{path}: edited since it was written" in message and "measure again" in message
     del document["report_sha256"]
     path.write_text(json.dumps(document), encoding="utf-8")
     arguments = ("gate", str(folder), *OPTIONS, "--against", str(path), "--max-slowdown", "900%", "--json")
@@ -242,12 +242,12 @@ def of_another_runtime(folder: Path, *names: str) -> Path:
     write_bundle(folder, {name: classifier_graph() for name in ("model", "other")})
     entries = [artifact_of(folder, f"onnx/{name}.onnx") for name in ("model", "other")]
     refused = {"format": "onnx-of-tomorrow"}
-    write_manifest(folder, [one.model_copy(update=refused if one.id in names else {}) for one in entries])
+    write_manifest(folder, [single.model_copy(update=refused if single.id in names else {}) for single in entries])
     return folder
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "asked", "statuses", "exit_code", "reason"),
+    ("old_statuses", "new_statuses", "requested", "statuses", "exit_code", "reason"),
     [
         ((), ("model",), ("model",), {"fail"}, 3, "this machine can run the baseline, but not the candidate: "),
         (("model",), ("model",), ("model",), {"undecided"}, UNDECIDED, "this machine can run neither: "),
@@ -257,27 +257,27 @@ def of_another_runtime(folder: Path, *names: str) -> Path:
 )
 def test_what_was_never_timed_is_not_passed_over(
     tmp_path: Path,
-    before: tuple[str, ...],
-    after: tuple[str, ...],
-    asked: tuple[str, ...],
+    old_statuses: tuple[str, ...],
+    new_statuses: tuple[str, ...],
+    requested: tuple[str, ...],
     statuses: set[str],
     exit_code: int,
     reason: str,
 ) -> None:
     """In the last case `other` is timed, here for one round only."""
-    old, new = of_another_runtime(tmp_path / "old", *before), of_another_runtime(tmp_path / "new", *after)
-    gate = gated(new, old, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=asked))
+    old, new = of_another_runtime(tmp_path / "old", *old_statuses), of_another_runtime(tmp_path / "new", *new_statuses)
+    gate = gated(new, old, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=requested))
     latencies = {check.artifact: check for check in gate.checks if check.name == "latency"}
     assert {check.status for check in latencies.values()} == statuses
     assert latencies["model"].reason.startswith(reason) and "onnx-of-tomorrow" in latencies["model"].reason
     assert gate.exit_code == exit_code
-    if not asked and "other" not in before:
+    if not requested and "other" not in old_statuses:
         assert latencies["other"].rounds == 1 and "name them: --artifact ID" in latencies["model"].reason
 
 
 def test_a_runtime_that_was_named_computes_both_and_is_told(baseline: Path) -> None:
-    named = replace(ONE, runtime="onnxruntime")
-    gate = gated(baseline, baseline, replace(GATE, longest_s=0.0001), named)
+    with_runtime = replace(ONE, runtime="onnxruntime")
+    gate = gated(baseline, baseline, replace(GATE, longest_s=0.0001), with_runtime)
     assert {check.name for check in gate.checks if check.provider == "CPUExecutionProvider"} == {
         "latency",
         "memory",
@@ -294,12 +294,12 @@ def timed_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, longest_s: flo
     """Rounds that take so long by a clock that only they move, of a candidate that is neither faster nor slower."""
     clock = SimpleNamespace(now=0.0)
 
-    def one(pair: object, rules: object, number: int, found: Pairing) -> None:
+    def single(pair: object, rules: object, number: int, result: Pairing) -> None:
         clock.now += seconds
-        found.log_ratios.append(0.2 * (-1) ** number)
+        result.log_ratios.append(0.2 * (-1) ** number)
 
     monkeypatch.setattr(paired_run, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(paired_run, "_measure_round", one)
+    monkeypatch.setattr(paired_run, "_measure_round", single)
     return compare_pair(cast(Pair, None), PairRules(longest_s=longest_s))
 
 
@@ -311,8 +311,8 @@ def test_slow_rounds_go_on_to_the_first_that_say_anything_or_are_not_begun(
     monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int, needs_s: float | None
 ) -> None:
     """Three minutes: enough for all rounds of 2 s, for nine of 20 s, and for six of 30 s."""
-    found = timed_rounds(monkeypatch, seconds, 180.0)
-    assert (len(found.log_ratios), found.needs_s) == (rounds, needs_s)
+    result = timed_rounds(monkeypatch, seconds, 180.0)
+    assert (len(result.log_ratios), result.needs_s) == (rounds, needs_s)
 
 
 @pytest.mark.parametrize(("call_ms", "blocks"), [(1.0, 5 * ["2 50"]), (99.0, 5 * ["2 3"]), (400.0, 3 * ["1 3"])])
@@ -376,11 +376,11 @@ def test_what_ci_reads_must_have_a_place_before_anything_is_measured(
     run = in_process(monkeypatch, capsys)
     monkeypatch.setattr(gate_module, "gate_bundles", None)  # measuring would be another error
     (tmp_path / "file").write_text("", encoding="utf-8")
-    asked = ["gate", str(slower), *OPTIONS, "--against", str(baseline)]
+    requested = ["gate", str(slower), *OPTIONS, "--against", str(baseline)]
     for option in ("--junit", "--summary"):
-        for path, said in ((tmp_path, "is a folder"), (tmp_path / "file" / "gate", "cannot be written")):
-            printed = run(*asked, option, str(path), code=2).replace("\n", " ")
-            assert f"{option} {path}: " in printed and said in printed
+        for path, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "gate", "cannot be written")):
+            printed = run(*requested, option, str(path), code=2).replace("\n", " ")
+            assert f"{option} {path}: " in printed and message in printed
 
 
 def test_a_report_in_the_top_folder_has_nothing_beside_it(monkeypatch: pytest.MonkeyPatch, baseline: Path) -> None:
@@ -402,7 +402,7 @@ def with_artifacts(folder: Path, **statuses: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "asked", "presence", "exit_code"),
+    ("old_statuses", "new_statuses", "requested", "presence", "exit_code"),
     [
         # Not named: what the baseline has built is wanted of the candidate, and nothing else.
         ({"a": "built", "b": "built"}, {"a": "built", "b": "rejected"}, (), {"b": "fail"}, 3),
@@ -422,23 +422,23 @@ def with_artifacts(folder: Path, **statuses: str) -> Path:
 )
 def test_presence_concerns_what_was_asked_for_in_both_directions(
     tmp_path: Path,
-    before: dict[str, str],
-    after: dict[str, str],
-    asked: tuple[str, ...],
+    old_statuses: dict[str, str],
+    new_statuses: dict[str, str],
+    requested: tuple[str, ...],
     presence: dict[str, str],
     exit_code: int,
 ) -> None:
     """Where nothing is missing, one round of timing leaves the gate undecided."""
-    old, new = with_artifacts(tmp_path / "old", **before), with_artifacts(tmp_path / "new", **after)
-    gate = gated(new, old, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=asked))
-    found = {check.artifact: check for check in gate.checks if check.name == "presence"}
-    assert {name: check.status for name, check in found.items()} == presence
+    old, new = with_artifacts(tmp_path / "old", **old_statuses), with_artifacts(tmp_path / "new", **new_statuses)
+    gate = gated(new, old, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=requested))
+    result = {check.artifact: check for check in gate.checks if check.name == "presence"}
+    assert {name: check.status for name, check in result.items()} == presence
     assert gate.exit_code == exit_code
-    for name, check in found.items():
+    for name, check in result.items():
         side = "candidate" if check.status == "fail" else "baseline"
-        rejected = (after if side == "candidate" else before).get(name) == "rejected"
-        said = f"rejected in the {side}: it drifts" if rejected else f"the {side} does not have it"
-        assert check.reason.startswith(said)
+        rejected = (new_statuses if side == "candidate" else old_statuses).get(name) == "rejected"
+        message = f"rejected in the {side}: it drifts" if rejected else f"the {side} does not have it"
+        assert check.reason.startswith(message)
 
 
 def test_an_artifact_that_was_rejected_in_both_bundles_is_a_note(
@@ -447,7 +447,7 @@ def test_an_artifact_that_was_rejected_in_both_bundles_is_a_note(
     note = "b: not compared; rejected in the baseline: it drifts; rejected in the candidate: it drifts"
     both = [with_artifacts(tmp_path / name, a="built", b="rejected") for name in ("old", "new")]
     gate = gated(both[1], both[0], replace(GATE, longest_s=0.0001), replace(ONE, artifacts=()))
-    assert note in gate.notes and not any("nothing was compared" in one for one in gate.notes)
+    assert note in gate.notes and not any("nothing was compared" in single for single in gate.notes)
     none = [with_artifacts(tmp_path / f"no-{name}", b="rejected") for name in ("old", "new")]
     printed = in_process(monkeypatch, capsys)("gate", str(none[1]), *OPTIONS, "--against", str(none[0]), code=4)
     assert note in printed.replace("\n", " ")
@@ -472,7 +472,7 @@ def drifting(worst: float) -> Drift:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "check", "status"),
+    ("old_statuses", "new_statuses", "check", "status"),
     [
         ({"size_bytes": 1000}, {"size_bytes": 1050}, "size", "pass"),
         ({"size_bytes": 1000}, {"size_bytes": 1051}, "size", "fail"),
@@ -484,13 +484,13 @@ def drifting(worst: float) -> Drift:
     ],
 )
 def test_files_are_held_against_each_other(
-    baseline: Path, before: dict[str, object], after: dict[str, object], check: str, status: str
+    baseline: Path, old_statuses: dict[str, object], new_statuses: dict[str, object], check: str, status: str
 ) -> None:
     manifest = Bundle.open(baseline).manifest
     entry = manifest.artifacts[0]
-    both: list[ArtifactManifest] = [entry.model_copy(update=changes) for changes in (before, after)]
-    found = {one.name: one.status for one in file_checks(ArtifactPair(*both), GateOptions())}
-    assert found[check] == status  # type: ignore[index]
+    both: list[ArtifactManifest] = [entry.model_copy(update=changes) for changes in (old_statuses, new_statuses)]
+    result = {single.name: single.status for single in file_checks(ArtifactPair(*both), GateOptions())}
+    assert result[check] == status  # type: ignore[index]
 
 
 def test_checks_that_are_off_are_not_made(baseline: Path) -> None:

@@ -19,7 +19,7 @@ from edgeformer.artifacts.gate import UNDECIDED, Gate, GateCheck
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.benchmark import gate as gate_module
 from edgeformer.benchmark.gate import GateOptions, gate_bundles
-from edgeformer.benchmark.gate_scores import ArtifactPair, CommonRows, _compared, common_rows, score_check
+from edgeformer.benchmark.gate_scores import ArtifactPair, CommonRows, common_rows, compare_figures, score_check
 from edgeformer.benchmark.profile import ProfileOptions
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.encoding import Encoded
@@ -71,11 +71,11 @@ def swapped(baseline: Bundle, tmp_path: Path) -> Bundle:
 
 
 def score_of(
-    candidate: Bundle, baseline: Bundle, eval_data: Path | None = None, most: float = 0.01, artifact: str = FP32
+    candidate: Bundle, baseline: Bundle, eval_data: Path | None = None, limit: float = 0.01, artifact: str = FP32
 ) -> GateCheck:
     both = ArtifactPair(baseline.artifact(artifact), candidate.artifact(artifact))
     rows = common_rows(baseline, candidate, eval_data)
-    return score_check((baseline, candidate), both, None, rows, most, SILENT)
+    return score_check((baseline, candidate), both, None, rows, limit, SILENT)
 
 
 @pytest.fixture
@@ -140,16 +140,16 @@ def test_data_that_changed_leave_it_undecided_with_the_remedy(
 ) -> None:
     """The file was changed in place: the baseline's rows cannot be drawn again, and export's scores are of others."""
     prints = baseline.manifest.data_fingerprints
-    lost = changed(one_row_more.folder, tmp_path / "lost", data_fingerprints=dict(prints))
-    check = score_of(baseline, Bundle.open(changed(lost.folder, tmp_path / "l", run="l").folder))
+    lost_rows = changed(one_row_more.folder, tmp_path / "lost", data_fingerprints=dict(prints))
+    check = score_of(baseline, Bundle.open(changed(lost_rows.folder, tmp_path / "l", run="l").folder))
     assert check.status == "pass" and "as export recorded it on the same" in check.reason
     renewed = changed(
         baseline.folder, tmp_path / "renewed", data_fingerprints={**prints, "validation": "0", "random-split": "1"}
     )
-    check = score_of(renewed, lost)
+    check = score_of(renewed, lost_rows)
     assert check.status == "undecided" and check.candidate is None
     assert "its random-split set is another one now" in check.reason and "--eval-data FILE" in check.reason
-    assert score_of(renewed, lost, held_out).status == "pass"
+    assert score_of(renewed, lost_rows, held_out).status == "pass"
 
 
 def test_a_candidate_that_trained_on_every_row_is_not_scored_on_them(baseline: Bundle, tmp_path: Path) -> None:
@@ -164,12 +164,12 @@ def test_a_candidate_that_trained_on_every_row_is_not_scored_on_them(baseline: B
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     source = {"kind": "file", "path": str(file), "text": "text", "label": "label"}
     parts = {"train": [source], "validation": [source], "test": [source]}
-    seen = changed(
+    seen_rows = changed(
         baseline.folder, tmp_path / "seen", data={**data, "parts": parts, "split": "given"}, data_fingerprints=prints
     )
     only_test = {"random-split": baseline.trained_on["random-split"]}
     tested = changed(baseline.folder, tmp_path / "tested", data_fingerprints=only_test)
-    check = score_of(seen, tested)
+    check = score_of(seen_rows, tested)
     assert check.status == "undecided" and "the candidate was trained on all 300 of" in check.reason
 
 
@@ -262,7 +262,7 @@ def answers(right: int, wrong: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "most", "status", "said"),
+    ("old", "new", "limit", "status", "message"),
     [
         # 1,000 rows, a row lost: far from a limit of 5 points.
         ((900, 100), (899, 101), 0.05, "pass", None),
@@ -280,16 +280,16 @@ def answers(right: int, wrong: int) -> np.ndarray[Any, Any]:
     ],
 )
 def test_the_estimate_decides_and_the_reason_has_its_interval(
-    before: tuple[int, int], after: tuple[int, int], most: float, status: str, said: str | None
+    old: tuple[int, int], new: tuple[int, int], limit: float, status: str, message: str | None
 ) -> None:
     task = task_named("classification")
-    facts: dict[str, object] = {"name": "score", "artifact": "a", "unit": "accuracy", "limit": most}
-    check = _compared(task, facts, (answers(*before), answers(*after)), most, "a file")
+    facts: dict[str, object] = {"name": "score", "artifact": "a", "unit": "accuracy", "limit": limit}
+    check = compare_figures(task, facts, answers(*old), answers(*new), limit, "a file")
     assert check.status == status and "95 % interval of the difference" in check.reason
-    if said is None:
+    if message is None:
         assert not any(words in check.reason for words in ("lies inside it", "too few", "chance"))
     else:
-        assert said in check.reason
+        assert message in check.reason
 
 
 @pytest.mark.parametrize("name", ["classification", "multi-label-classification", "embedding"])
@@ -323,7 +323,7 @@ def running_text(tmp_path: Path) -> Path:
 def test_a_language_model_is_scored_by_perplexity_and_a_decode_graph_as_its_full_graph(running_text: Path) -> None:
     bundle = Bundle.open(LANGUAGE)
     scored = evaluate(locate(str(LANGUAGE), LANGUAGE), EvaluateOptions(FP32, data=running_text)).rows[0]
-    decode = next(one.id for one in bundle.built("decode") if one.precision == "fp32")
+    decode = next(single.id for single in bundle.built("decode") if single.precision == "fp32")
     for artifact in (FP32, decode):
         check = score_of(bundle, bundle, running_text, artifact=artifact)
         assert check.status == "pass" and check.artifact == artifact and check.unit == "perplexity"
@@ -342,8 +342,8 @@ def test_perplexities_of_other_tokens_are_compared_per_word(running_text: Path, 
     assert "per word, because the two make other tokens of them" in check.reason and check.change == pytest.approx(
         0, abs=1e-6
     )
-    lost = changed(LANGUAGE, tmp_path / "tiny", data={"sequence_length": 8}, max_length=8)
-    assert "cut all of it" in score_of(lost, bundle, running_text).reason
+    lost_rows = changed(LANGUAGE, tmp_path / "tiny", data={"sequence_length": 8}, max_length=8)
+    assert "cut all of it" in score_of(lost_rows, bundle, running_text).reason
 
 
 @pytest.fixture
@@ -399,14 +399,14 @@ def test_the_command_scores_on_a_file_and_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = in_process(monkeypatch, capsys)
-    asked = ["gate", str(swapped.folder), "--device", "host", "--artifact", FP32, "--against", str(baseline.folder)]
+    requested = ["gate", str(swapped.folder), "--device", "host", "--artifact", FP32, "--against", str(baseline.folder)]
     files = ["--junit", str(tmp_path / "gate.xml"), "--summary", str(tmp_path / "gate.md")]
-    gate = json.loads(run(*asked, "--eval-data", str(held_out), *files, "--json", code=3))
+    gate = json.loads(run(*requested, "--eval-data", str(held_out), *files, "--json", code=3))
     (score,) = [check for check in gate["checks"] if check["name"] == "score"]
     assert (score["status"], score["rows"]) == ("fail", 200) and score["high"] < -0.5
     for name in ("gate.xml", "gate.md"):
         assert "200 rows: the file held_out.csv" in (tmp_path / name).read_text(encoding="utf-8").replace("\\_", "_")
-    printed = run(*asked, "--max-score-loss", "off", code=0)
+    printed = run(*requested, "--max-score-loss", "off", code=0)
     assert "not checked: score (--max-score-loss off)" in printed.replace("\n", " ")
 
 

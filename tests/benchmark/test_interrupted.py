@@ -111,7 +111,7 @@ def test_ctrl_c_before_the_first_row_says_that_nothing_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_bundle(tmp_path / "bundle")
-    before = sorted(folder.rglob("*"))
+    files = sorted(folder.rglob("*"))
     message = interrupted(folder, 0, monkeypatch, capsys)
     assert message == "interrupted before anything was measured; nothing was written"
-    assert sorted(folder.rglob("*")) == before
+    assert sorted(folder.rglob("*")) == files

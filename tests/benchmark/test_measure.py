@@ -160,10 +160,10 @@ def test_few_samples_cannot_drift() -> None:
 
 
 def test_garbage_collection_is_off_while_measured_and_restored() -> None:
-    seen: list[bool] = []
+    indexes: list[bool] = []
     artifact = FakeArtifact(lambda _: 10.0)
-    measure(lambda index: (artifact(index), seen.append(gc.isenabled())), MeasureRules(), artifact.clock)
-    assert not any(seen)
+    measure(lambda index: (artifact(index), indexes.append(gc.isenabled())), MeasureRules(), artifact.clock)
+    assert not any(indexes)
     assert gc.isenabled()
 
     def fails(index: int) -> None:

@@ -111,8 +111,8 @@ def test_a_card_without_a_cuda_runtime_is_not_measured_by_the_cpu(
     report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), options)
     assert report.on_target is True
     assert (report.rows[-1].where, report.rows[-1].latency_ms.status) == ("device", "estimated")
-    wanted = "measured with CPUExecutionProvider: CUDAExecutionProvider is needed"
-    assert any(wanted in note and "estimated instead" in note for note in report.notes)
+    expected = "measured with CPUExecutionProvider: CUDAExecutionProvider is needed"
+    assert any(expected in note and "estimated instead" in note for note in report.notes)
     assert {check.name: check.basis for check in report.verdict.checks}["latency"] == "estimated"
     rest = next(note for note in report.notes if note.startswith("nothing was measured on the card itself"))
     assert "model ran on the processor: for ONNX graphs on the card: pip install onnxruntime-ep-nv-tensorrt-rtx" in rest
@@ -137,15 +137,15 @@ def test_what_engines_measured_on_the_card_is_told_from_what_the_processor_did(
     }
     engine = Row(artifact="tensorrt-rtx-fp16", provider="tensorrt-rtx", **facts)
     graph = Row(artifact="onnx-fp16", provider="CPUExecutionProvider", **facts)
-    here = Target(True, "present: RTX 4050")
+    present = Target(True, "present: RTX 4050")
     monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA GeForce RTX 4050", "GPU-1", 6 * 2**30, "8.9")])
-    (note,) = card_notes(opened, device, here, [engine, graph])
+    (note,) = card_notes(opened, device, present, [engine, graph])
     assert note.startswith("measured on the card itself: tensorrt-rtx-fp16; onnx-fp16 ran on the processor: ")
     assert "onnxruntime-ep-nv-tensorrt-rtx" in note
-    assert list(card_notes(opened, device, here, [engine])) == []
+    assert list(card_notes(opened, device, present, [engine])) == []
     assert list(card_notes(opened, device, Target(False, "absent"), [engine, graph])) == []
     monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA H200", "GPU-1", 139 * 2**30, "9.0")])
-    (other,) = card_notes(opened, device, here, [engine, graph])
+    (other,) = card_notes(opened, device, present, [engine, graph])
     assert 'pip uninstall -y onnxruntime, then pip install "onnxruntime-gpu[cuda,cudnn]"' in other
 
 
@@ -156,8 +156,8 @@ def test_a_card_that_nothing_was_measured_on_is_told_which_engines_can_be_built_
     monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA GeForce RTX 4050", "GPU-1", 6 * 2**30, "8.9")])
     options = replace(FAST, artifacts=("model",), batches=(1,), seqs=(16,), provider="CPUExecutionProvider")
     report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), options)
-    wanted = f"can be built here: edgeformer export {report.run} --fp16 --trt --target rtx4050"
-    assert any(note.endswith(wanted) for note in report.notes), report.notes
+    expected = f"can be built here: edgeformer export {report.run} --fp16 --trt --target rtx4050"
+    assert any(note.endswith(expected) for note in report.notes), report.notes
 
 
 def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

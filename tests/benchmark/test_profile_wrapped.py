@@ -37,8 +37,8 @@ def bundle_of(folder: Path, graph: object, **options: object) -> Bundle:
 
 
 def profiled(bundle: Bundle, **options: object) -> Report:
-    given = ProfileOptions(rules=QUICK, threads=(1,), **options)  # type: ignore[arg-type]
-    return profile_bundle(Location(None, bundle.folder), PI, given)
+    all_options = ProfileOptions(rules=QUICK, threads=(1,), **options)  # type: ignore[arg-type]
+    return profile_bundle(Location(None, bundle.folder), PI, all_options)
 
 
 def test_rows_at_every_size_that_the_graph_takes(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ ITEM: Item = ("steady", 1, 1)
 
 
 @pytest.mark.parametrize(
-    ("graph", "options", "said"),
+    ("graph", "options", "expected_words"),
     [
         (graphs.convolutions(), {}, ("Conv (", "GlobalAveragePool (1)")),
         (graphs.recurrent(), {"shapes": {"x": (5, 1, 4)}, "ranges": {"rate": (1, 1)}}, ("LSTM (1)",)),
@@ -89,12 +89,12 @@ ITEM: Item = ("steady", 1, 1)
     ids=["Conv", "LSTM", "If", "Loop"],
 )
 def test_an_estimate_says_what_was_never_checked(
-    tmp_path: Path, graph: object, options: dict[str, object], said: tuple[str, ...]
+    tmp_path: Path, graph: object, options: dict[str, object], expected_words: tuple[str, ...]
 ) -> None:
     bundle = bundle_of(tmp_path, graph, **options)
     (row,) = estimate(bundle, bundle.artifacts[0], PI, [ITEM])
     assert row.latency_ms.status == "estimated" and row.latency_ms.warnings
-    assert all(words in str(row.latency_ms.reason) for words in said), row.latency_ms.reason
+    assert all(words in str(row.latency_ms.reason) for words in expected_words), row.latency_ms.reason
 
 
 def test_a_loop_counts_every_round(tmp_path: Path) -> None:
@@ -133,13 +133,13 @@ def test_the_command_takes_any_file(tmp_path: Path) -> None:
     theirs = save(tmp_path / "theirs", graphs.convolutions())
     (tmp_path / "work").mkdir()
     line = ("profile", str(theirs), "--device", "raspberry-pi-5", "--batch", "1", "--max-latency", "1s", "--json")
-    found = edgeformer(*line, cwd=tmp_path / "work")
-    assert found.code == 0, found.err
-    report = json.loads(found.out)
+    result = edgeformer(*line, cwd=tmp_path / "work")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
     assert report["verdict"]["status"] == "pass" and {row["where"] for row in report["rows"]} == {"host", "device"}
     assert [path.name for path in theirs.parent.iterdir()] == ["net.onnx"]
     (folder,) = (tmp_path / "work/artifacts/wrapped").iterdir()
-    assert (folder / "reports/raspberry-pi-5-latency-1000ms-batch-1.html").is_file() and str(folder.name) in found.err
+    assert (folder / "reports/raspberry-pi-5-latency-1000ms-batch-1.html").is_file() and str(folder.name) in result.err
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ def foreign(package: str, file: str) -> Path:
     unpacked = Path(os.environ.get("EDGEFORMER_FOREIGN", "")) / package / file
     spec = importlib.util.find_spec(package)
     places = [unpacked, *(Path(place) / file for place in (spec.submodule_search_locations or () if spec else ()))]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
+    result = next((place for place in places if place.is_file()), None)
+    if result is None:
         pytest.skip(f"{package} is not installed, and EDGEFORMER_FOREIGN names no folder that has it")
-    return found
+    return result
 
 
 @pytest.mark.parametrize(

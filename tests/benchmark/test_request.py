@@ -123,8 +123,8 @@ def test_artifacts_that_were_not_built_become_notes(folder: Path) -> None:
 
 
 def test_an_artifact_named_by_the_run_argument_is_the_only_one(folder: Path) -> None:
-    one, two = (artifact_of(folder, "onnx/model.onnx", id=name) for name in ("one", "two"))
-    manifest = write_manifest(folder, [one, two])
+    first, two = (artifact_of(folder, "onnx/model.onnx", id=name) for name in ("one", "two"))
+    manifest = write_manifest(folder, [first, two])
     assert [a.id for a in resolve(ProfileOptions(), CPU, manifest, "two").artifacts] == ["two"]
     chosen = ProfileOptions(artifacts=("one",))
     assert [a.id for a in resolve(chosen, CPU, manifest, "two").artifacts] == ["one"]

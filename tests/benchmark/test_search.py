@@ -1,3 +1,5 @@
+"""Search: candidates, Pareto front, pick and reason, tie break, and agreement with a brute force."""
+
 from __future__ import annotations
 
 import shutil
@@ -7,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.search_by_brute_force import near_the_least
 from edgeformer.artifacts.bundle_files import TargetRecord
@@ -37,29 +41,29 @@ def test_the_fastest_that_is_accurate_enough_and_within_the_limits_is_picked_wit
     )
     rows = [row("exact", 9.0), row("good", 5.0), row("fast", 1.0), row("big", 2.0, size=900)]
     limits = Limits(size_bytes=600, latency_ms=20.0, memory_bytes=None, batch=1, seq=128)
-    found = run(manifest, rows, limits, SearchOptions({"accuracy": 0.9}))
-    assert picked(found) == ("good", 2)
-    assert found.reason == (
+    result = run(manifest, rows, limits, SearchOptions({"accuracy": 0.9}))
+    assert picked(result) == ("good", 2)
+    assert result.reason == (
         "good: smallest latency (5.00 ms) of 2 that have accuracy ≥ 0.9 and break no limit; next: exact, 9.00 ms. "
         "Accuracy 0.9100 on 1,000 rows, 95 % interval 0.8905 to 0.9270: the bound 0.9 lies inside it, so these rows do "
         "not decide whether it is met"
     )
-    assert {c.artifact: c.reason for c in found.candidates if not c.feasible} == {
+    assert {c.artifact: c.reason for c in result.candidates if not c.feasible} == {
         "fast": "accuracy 0.8000 is below 0.9",
         "big": "size 900 B is over 600 B",
     }
-    assert found.basis == "measured"
+    assert result.basis == "measured"
 
 
 def test_the_interval_of_a_score_says_when_the_rows_do_not_decide_the_bound() -> None:
-    few = accuracy(393 / 422).model_copy(update={"n": 422})
+    small_sample = accuracy(393 / 422).model_copy(update={"n": 422})
     below = accuracy(390 / 422).model_copy(update={"n": 422})
-    manifest = bundle(artifact("near", validation=few), artifact("below", validation=below))
-    found = run(manifest, [row("near"), row("below", 1.0)], options=SearchOptions({"accuracy": 0.93}))
-    near, under = found.candidates
+    manifest = bundle(artifact("near", validation=small_sample), artifact("below", validation=below))
+    result = run(manifest, [row("near"), row("below", 1.0)], options=SearchOptions({"accuracy": 0.93}))
+    near, under = result.candidates
     assert (near.score_rows, near.bound_inside, near.feasible) == (422, True, True)
     assert (near.score_low, near.score_high) == (pytest.approx(0.90279, abs=1e-4), pytest.approx(0.95350, abs=1e-4))
-    assert found.reason.endswith(
+    assert result.reason.endswith(
         ". Accuracy 0.9313 on 422 rows, 95 % interval 0.9028 to 0.9535: the bound 0.93 lies inside it, so these rows "
         "do not decide whether it is met"
     )
@@ -79,18 +83,18 @@ def test_a_bound_outside_the_interval_is_decided_and_no_bound_asks_nothing() -> 
 
 def test_thread_counts_are_candidates_of_their_own() -> None:
     rows = [row("model", p50, threads=threads) for threads, p50 in ((1, 8.0), (2, 4.5), (4, 6.0))]
-    found = run(bundle(artifact("model")), rows)
-    assert [(c.threads, c.latency_ms) for c in found.candidates] == [(1, 8.0), (2, 4.5), (4, 6.0)]
-    assert picked(found) == ("model", 2)
-    assert found.reason.startswith("model with 2 threads: smallest latency")
+    result = run(bundle(artifact("model")), rows)
+    assert [(c.threads, c.latency_ms) for c in result.candidates] == [(1, 8.0), (2, 4.5), (4, 6.0)]
+    assert picked(result) == ("model", 2)
+    assert result.reason.startswith("model with 2 threads: smallest latency")
 
 
 @pytest.mark.parametrize(("slower", "expected"), [(4.09, "small"), (4.11, "large")])
 def test_within_noise_the_smaller_file_wins(slower: float, expected: str) -> None:
     rows = [row("large", 4.0, size=900), row("small", slower, size=100)]
-    found = run(bundle(artifact("large"), artifact("small")), rows)
-    assert picked(found) == (expected, 2)
-    assert ("they are within 2.5%, and it has the smaller file (100 B)" in found.reason) == (expected == "small")
+    result = run(bundle(artifact("large"), artifact("small")), rows)
+    assert picked(result) == (expected, 2)
+    assert ("they are within 2.5%, and it has the smaller file (100 B)" in result.reason) == (expected == "small")
 
 
 @pytest.mark.parametrize(("second", "expected"), [(4.05, "small"), (4.15, "large")])
@@ -98,10 +102,10 @@ def test_what_two_processes_found_is_a_range_and_ranges_that_overlap_tie(second:
     """Of the larger file the second process had 4.1 ms; of the smaller one the first had 4.2."""
     rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
     rows += [row("small", 4.2, size=100, conditions={"repeated_p50_ms": second})]
-    found = run(bundle(artifact("large"), artifact("small")), rows)
-    assert picked(found) == (expected, 2)
-    assert [(c.low_ms, c.high_ms) for c in found.candidates] == [(4.0, 4.1), (second, 4.2)]
-    assert ("each was measured twice, and the ranges overlap" in found.reason) == (expected == "small")
+    result = run(bundle(artifact("large"), artifact("small")), rows)
+    assert picked(result) == (expected, 2)
+    assert [(c.low_ms, c.high_ms) for c in result.candidates] == [(4.0, 4.1), (second, 4.2)]
+    assert ("each was measured twice, and the ranges overlap" in result.reason) == (expected == "small")
 
 
 def test_a_range_that_reaches_far_ties_nothing_that_is_clearly_slower() -> None:
@@ -111,7 +115,7 @@ def test_a_range_that_reaches_far_ties_nothing_that_is_clearly_slower() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected", "words"),
+    ("outcome", "expected", "words"),
     [
         ("faster", "small", "measured in turns, small against large: faster, -8.0% (-10.0% to -6.0%)"),
         ("slower", "large", "large: smallest latency (4.00 ms)"),
@@ -120,20 +124,20 @@ def test_a_range_that_reaches_far_ties_nothing_that_is_clearly_slower() -> None:
     ],
 )
 def test_what_was_measured_in_turns_goes_before_times_that_were_taken_minutes_apart(
-    said: Literal["faster", "slower", "no different", "not known"], expected: str, words: str
+    outcome: Literal["faster", "slower", "no different", "not known"], expected: str, words: str
 ) -> None:
-    found = run(
+    result = run(
         bundle(artifact("large"), artifact("small")), [row("large", 4.0, size=900), row("small", 4.4, size=100)]
     )
-    assert picked(found) == ("large", 2) and close_pair(found) == (0, 1)
-    ends = {"low": -0.1, "high": -0.06} if said == "faster" else {}
-    comparison = Comparison(first=0, second=1, found=said, change=-0.08, rounds=1, **ends)
-    decided = with_tie_break(found, check_options(SearchOptions(), bundle()), comparison)
+    assert picked(result) == ("large", 2) and close_pair(result) == (0, 1)
+    ends = {"low": -0.1, "high": -0.06} if outcome == "faster" else {}
+    comparison = Comparison(first=0, second=1, found=outcome, change=-0.08, rounds=1, **ends)
+    decided = with_tie_break(result, check_options(SearchOptions(), bundle()), comparison)
     assert picked(decided) == (expected, 2) and words in decided.reason and decided.compared == comparison
 
 
 @pytest.mark.parametrize(
-    ("second", "said", "near"),
+    ("second", "outcome", "near"),
     [
         (4.05, None, {"large", "small"}),
         (4.15, None, {"large"}),
@@ -144,20 +148,20 @@ def test_what_was_measured_in_turns_goes_before_times_that_were_taken_minutes_ap
     ],
 )
 def test_the_brute_force_of_the_benchmarks_knows_ranges_and_what_was_compared(
-    second: float, said: Literal["faster", "slower", "no different", "not known"] | None, near: set[str]
+    second: float, outcome: Literal["faster", "slower", "no different", "not known"] | None, near: set[str]
 ) -> None:
     rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
     rows += [row("small", 4.2, size=100, conditions={"repeated_p50_ms": second})]
-    found = run(bundle(artifact("large"), artifact("small")), rows)
-    if said is not None:
-        comparison = Comparison(first=0, second=1, found=said, change=0.0, rounds=8)
-        found = with_tie_break(found, check_options(SearchOptions(), bundle()), comparison)
-    written = [one.model_dump(mode="json") for one in rows]
-    costs = [(one["latency_ms"]["p50"], one) for one in written]
-    same = near_the_least({"search": found.model_dump(mode="json")}, costs)
-    assert {one["artifact"] for one in same} == near
-    smallest = min(same, key=lambda one: one["size_bytes"])
-    assert picked(found) == (smallest["artifact"], 2)
+    result = run(bundle(artifact("large"), artifact("small")), rows)
+    if outcome is not None:
+        comparison = Comparison(first=0, second=1, found=outcome, change=0.0, rounds=8)
+        result = with_tie_break(result, check_options(SearchOptions(), bundle()), comparison)
+    written = [entry.model_dump(mode="json") for entry in rows]
+    costs = [(entry["latency_ms"]["p50"], entry) for entry in written]
+    same = near_the_least({"search": result.model_dump(mode="json")}, costs)
+    assert {entry["artifact"] for entry in same} == near
+    smallest = min(same, key=lambda entry: entry["size_bytes"])
+    assert picked(result) == (smallest["artifact"], 2)
 
 
 def test_what_is_clearly_slower_or_not_measured_here_is_not_compared() -> None:
@@ -171,17 +175,19 @@ def test_what_is_clearly_slower_or_not_measured_here_is_not_compared() -> None:
 
 def test_the_two_fastest_are_measured_in_turns_as_they_would_be_deployed(tmp_path: Path) -> None:
     """Two rounds' time: that is one round, which says nothing yet."""
-    here = Bundle.open(write_bundle(tmp_path / "bundle", {name: classifier_graph() for name in ("model", "other")}))
-    rows = [row(one.id, p50, size=one.size_bytes or 0) for one, p50 in zip(here.artifacts, (4.0, 4.1), strict=True)]
-    asked = ProfileOptions(threads=(1,), batches=(1,), seqs=(8,), rules=replace(RULES, min_s=1e-5))
-    request = resolve(asked, load_profile("host"), here.manifest)
+    tiny = Bundle.open(write_bundle(tmp_path / "bundle", {name: classifier_graph() for name in ("model", "other")}))
+    rows = [
+        row(entry.id, p50, size=entry.size_bytes or 0) for entry, p50 in zip(tiny.artifacts, (4.0, 4.1), strict=True)
+    ]
+    requested = ProfileOptions(threads=(1,), batches=(1,), seqs=(8,), rules=replace(RULES, min_s=1e-5))
+    request = resolve(requested, load_profile("host"), tiny.manifest)
     progress = Recorder()
-    choice = check_options(SearchOptions(), here.manifest)
-    scored = bundle(*(artifact(one.id) for one in here.artifacts))
-    settled = break_tie(run(scored, rows), choice, here, request, None, progress)
-    assert settled.compared is not None
-    assert (settled.compared.rounds, settled.compared.found) == (1, "not known") and progress.advanced == 1
-    assert "model against other" in settled.reason or "other against model" in settled.reason
+    choice = check_options(SearchOptions(), tiny.manifest)
+    scored = bundle(*(artifact(entry.id) for entry in tiny.artifacts))
+    decided = break_tie(run(scored, rows), choice, tiny, request, None, progress)
+    assert decided.compared is not None
+    assert (decided.compared.rounds, decided.compared.found) == (1, "not known") and progress.advanced == 1
+    assert "model against other" in decided.reason or "other against model" in decided.reason
 
 
 @pytest.mark.parametrize(("stable", "kept"), [(True, {"onnx-fp32": "openvino-cpu"}), (False, {})])
@@ -195,8 +201,8 @@ def test_only_what_was_measured_stably_is_remembered(tmp_path: Path, stable: boo
         ).model_copy(update={"threads": default_threads()})
         for provider, p50 in ((CPU, 4.0), ("openvino-cpu", 2.0))
     ]
-    found = run(bundle(artifact("onnx-fp32")), rows)
-    remember(cast(Report, SimpleNamespace(search=found, device="host", created="now")), location)
+    result = run(bundle(artifact("onnx-fp32")), rows)
+    remember(cast(Report, SimpleNamespace(search=result, device="host", created="now")), location)
     assert (
         parse_manifest(RuntimeChoice, location.reports / FILE, read_json_bytes(location.reports / FILE)).providers
         == kept
@@ -206,10 +212,10 @@ def test_only_what_was_measured_stably_is_remembered(tmp_path: Path, stable: boo
 @pytest.mark.parametrize(("low", "expected"), [(3.9, "small"), (4.2, "large")])
 def test_estimates_whose_ranges_overlap_are_no_different(low: float, expected: str) -> None:
     rows = [estimate("large", 1.0, 4.0, 900), estimate("small", low, 9.0, 100)]
-    found = run(bundle(artifact("large"), artifact("small")), rows, kind="cuda", on_target=False)
-    assert picked(found) == (expected, None)
-    assert found.basis == "estimated" and "Its time is an estimate" in found.reason and "≈ 2.00 ms" in found.reason
-    assert [(c.low_ms, c.high_ms) for c in found.candidates] == [(1.0, 4.0), (low, 9.0)]
+    result = run(bundle(artifact("large"), artifact("small")), rows, kind="cuda", on_target=False)
+    assert picked(result) == (expected, None)
+    assert result.basis == "estimated" and "Its time is an estimate" in result.reason and "≈ 2.00 ms" in result.reason
+    assert [(c.low_ms, c.high_ms) for c in result.candidates] == [(1.0, 4.0), (low, 9.0)]
 
 
 def test_equal_times_go_to_fewer_threads_and_equal_sizes_to_the_shorter_time() -> None:
@@ -222,17 +228,17 @@ def test_equal_times_go_to_fewer_threads_and_equal_sizes_to_the_shorter_time() -
 
 def test_an_unstable_measurement_is_a_reservation() -> None:
     shaky = Latency(status="measured", p50=4.0, n=100, stable=False)
-    found = run(bundle(artifact("a"), artifact("b")), [row("a", 9.0), row("b", latency_ms=shaky)])
-    assert "1 of the 2 measurements are not stable" in found.reason
+    result = run(bundle(artifact("a"), artifact("b")), [row("a", 9.0), row("b", latency_ms=shaky)])
+    assert "1 of the 2 measurements are not stable" in result.reason
 
 
 def test_an_estimate_that_surely_keeps_its_limit_goes_before_one_that_may_not() -> None:
     limits = Limits(size_bytes=None, latency_ms=5.0, memory_bytes=None, batch=1, seq=128)
     manifest = bundle(artifact("maybe"), artifact("surely"), artifact("never"))
     rows = [estimate("maybe", 0.1, 6.0), estimate("surely", 4.0, 5.0), estimate("never", 5.1, 9.0)]
-    found = run(manifest, rows, limits, kind="cuda", on_target=False)
-    assert picked(found) == ("surely", None)
-    assert [(c.feasible, c.unknown) for c in found.candidates] == [(True, ("latency",)), (True, ()), (False, ())]
+    result = run(manifest, rows, limits, kind="cuda", on_target=False)
+    assert picked(result) == ("surely", None)
+    assert [(c.feasible, c.unknown) for c in result.candidates] == [(True, ("latency",)), (True, ()), (False, ())]
     alone = run(bundle(artifact("maybe")), rows[:1], limits, kind="cuda", on_target=False)
     assert picked(alone) == ("maybe", None)
     assert "Not known: whether it keeps the limit of latency" in alone.reason
@@ -242,28 +248,28 @@ def test_host_rows_stand_in_only_without_estimates_and_never_count_against_the_d
     limits = Limits(size_bytes=None, latency_ms=5.0, memory_bytes=None, batch=1, seq=128)
     manifest = bundle(artifact("slow"), artifact("slower"))
     host = [row("slower", 90.0), row("slow", 80.0)]
-    found = run(manifest, host, limits, kind="cuda", on_target=False)
-    assert (picked(found), found.basis) == (("slow", 2), "host")
-    assert "Ranked by this host's times" in found.reason
-    assert {c.unknown for c in found.candidates} == {("latency",)}
+    result = run(manifest, host, limits, kind="cuda", on_target=False)
+    assert (picked(result), result.basis) == (("slow", 2), "host")
+    assert "Ranked by this host's times" in result.reason
+    assert {c.unknown for c in result.candidates} == {("latency",)}
     device = [estimate("slow", 3.0, 4.0), estimate("slower", 1.0, 2.0)]
-    known = run(manifest, [*host, *device], limits, kind="cuda", on_target=False)
-    assert (picked(known), known.basis) == (("slower", None), "estimated")
+    on_host = run(manifest, [*host, *device], limits, kind="cuda", on_target=False)
+    assert (picked(on_host), on_host.basis) == (("slower", None), "estimated")
 
 
 def test_what_cannot_be_estimated_for_the_device_is_not_picked_by_this_hosts_times() -> None:
     cannot = Latency(status="unavailable", reason="its products cannot run on the card")
     rows = [row("int8", 0.1), row("fp16", 9.0), estimate("int8", 1, 2).model_copy(update={"latency_ms": cannot})]
     rows.append(estimate("fp16", 4.0, 6.0))
-    found = run(bundle(artifact("int8"), artifact("fp16")), rows, kind="cuda", on_target=False)
-    assert picked(found) == ("fp16", None)
-    assert found.candidates[0].reason == "no time is known: its products cannot run on the card"
+    result = run(bundle(artifact("int8"), artifact("fp16")), rows, kind="cuda", on_target=False)
+    assert picked(result) == ("fp16", None)
+    assert result.candidates[0].reason == "no time is known: its products cannot run on the card"
 
 
 def test_on_a_card_that_is_here_rows_of_the_processor_are_not_the_cards() -> None:
     rows = [row("model", 1.0), row("model", 3.0, provider="CUDAExecutionProvider", threads=None)]
-    found = run(bundle(artifact("model")), rows, kind="cuda")
-    assert [(c.provider, c.latency_ms) for c in found.candidates] == [("CUDAExecutionProvider", 3.0)]
+    result = run(bundle(artifact("model")), rows, kind="cuda")
+    assert [(c.provider, c.latency_ms) for c in result.candidates] == [("CUDAExecutionProvider", 3.0)]
 
 
 def test_what_another_kind_of_processor_measured_does_not_stand_for_this_one() -> None:
@@ -283,9 +289,9 @@ def test_what_crashed_or_was_never_scored_is_listed_and_never_picked() -> None:
     engine = artifact("engine", validation=None, format="tensorrt-rtx")
     crashed = row("crashed", latency_ms=Latency(status="unavailable", reason="ended by signal 11"))
     manifest = bundle(artifact("model"), artifact("crashed", size=1), engine)
-    found = run(manifest, [row("model"), crashed, row("engine", 0.1)], options=SearchOptions(minimize="size"))
-    assert picked(found) == ("model", 2)
-    reasons = {c.artifact: c.reason for c in found.candidates}
+    result = run(manifest, [row("model"), crashed, row("engine", 0.1)], options=SearchOptions(minimize="size"))
+    assert picked(result) == ("model", 2)
+    reasons = {c.artifact: c.reason for c in result.candidates}
     assert reasons["crashed"] == "no time is known: ended by signal 11"
     assert reasons["engine"] is not None and "never scored" in reasons["engine"]
     nothing = run(manifest, [crashed])
@@ -299,7 +305,7 @@ def test_an_engine_that_its_target_scored_is_picked_where_it_wins() -> None:
     rows = [row("model"), row("engine", 0.1)]
     options = SearchOptions({"accuracy": 0.9})
     assert picked(run(manifest, rows, options=options)) == ("model", 2), "its answers are not known"
-    there = TargetRecord(
+    in_bundle = TargetRecord(
         artifact="engine",
         artifact_sha256="0" * 64,
         device="RTX 4050",
@@ -310,28 +316,28 @@ def test_an_engine_that_its_target_scored_is_picked_where_it_wins() -> None:
         parity=Parity(status="measured", max_abs_error=1e-3, tolerance_kind="relative"),
         validation=accuracy(0.91),
     )
-    found = run(manifest, rows, options=options, records={"engine": there})
-    assert picked(found) == ("engine", 2) and found.candidates[1].scored_on == "RTX 4050"
-    worse = there.model_copy(update={"validation": accuracy(0.89)})
+    result = run(manifest, rows, options=options, records={"engine": in_bundle})
+    assert picked(result) == ("engine", 2) and result.candidates[1].scored_on == "RTX 4050"
+    worse = in_bundle.model_copy(update={"validation": accuracy(0.89)})
     assert picked(run(manifest, rows, options=options, records={"engine": worse})) == ("model", 2)
-    wrong = there.model_copy(update={"status": "failed", "reason": "parity"})
+    wrong = in_bundle.model_copy(update={"status": "failed", "reason": "parity"})
     assert picked(run(manifest, rows, options=options, records={"engine": wrong})) == ("model", 2)
     # A decode graph has the full engine's score, once it is known to compute the same.
     rows.append(row("decode", 0.01))
-    assert picked(run(manifest, rows, options=options, records={"engine": there})) == ("engine", 2)
-    both = {"engine": there, "decode": there.model_copy(update={"artifact": "decode", "validation": None})}
+    assert picked(run(manifest, rows, options=options, records={"engine": in_bundle})) == ("engine", 2)
+    both = {"engine": in_bundle, "decode": in_bundle.model_copy(update={"artifact": "decode", "validation": None})}
     assert picked(run(manifest, rows, options=options, records=both)) == ("decode", 2)
 
 
 def test_nothing_accurate_enough_says_what_the_best_would_be() -> None:
     manifest = bundle(artifact("a", validation=accuracy(0.8)), artifact("b", validation=accuracy(0.85)))
-    found = run(manifest, [row("a"), row("b")], options=SearchOptions({"accuracy": 0.9}))
-    assert found.pick is None
-    assert found.reason.endswith("best accuracy: 0.8500 (b)")
+    result = run(manifest, [row("a"), row("b")], options=SearchOptions({"accuracy": 0.9}))
+    assert result.pick is None
+    assert result.reason.endswith("best accuracy: 0.8500 (b)")
 
 
-@pytest.mark.parametrize(("what", "expected"), [("size", "small"), ("memory", "lean"), ("energy", "frugal")])
-def test_what_is_minimized_can_be_chosen(what: Literal["size", "memory", "energy"], expected: str) -> None:
+@pytest.mark.parametrize(("quantity", "expected"), [("size", "small"), ("memory", "lean"), ("energy", "frugal")])
+def test_what_is_minimized_can_be_chosen(quantity: Literal["size", "memory", "energy"], expected: str) -> None:
     def charged(value: float) -> Energy:
         return Energy(status="measured", value=value)
 
@@ -341,14 +347,14 @@ def test_what_is_minimized_can_be_chosen(what: Literal["size", "memory", "energy
         row("lean", 4.0, 200, 500, energy_mj=charged(3.0)),
         row("frugal", 4.0, 200, 1000, energy_mj=charged(1.0)),
     ]
-    found = run(manifest, rows, options=SearchOptions(minimize=what))
-    assert picked(found) == (expected, 2)
+    result = run(manifest, rows, options=SearchOptions(minimize=quantity))
+    assert picked(result) == (expected, 2)
 
 
 def test_energy_that_nobody_measured_cannot_be_minimized() -> None:
-    found = run(bundle(artifact("model")), [row("model")], options=SearchOptions(minimize="energy"))
-    assert found.pick is None
-    assert found.candidates[0].reason == "its energy is not known: no counter"
+    result = run(bundle(artifact("model")), [row("model")], options=SearchOptions(minimize="energy"))
+    assert result.pick is None
+    assert result.candidates[0].reason == "its energy is not known: no counter"
 
 
 def language(*artifacts: ArtifactManifest, **changes: Any) -> BundleManifest:
@@ -370,16 +376,16 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
         row("decode", 3.0, phase="decode"),
         row("half-decode", 2.0, phase="decode"),
     ]
-    found = run(manifest, rows, limits, SearchOptions({"perplexity": 25.0}))
-    assert picked(found) == ("decode", 2)
-    assert [(c.artifact, c.score, c.scored_as, c.latency_ms) for c in found.candidates] == [
+    result = run(manifest, rows, limits, SearchOptions({"perplexity": 25.0}))
+    assert picked(result) == ("decode", 2)
+    assert [(c.artifact, c.score, c.scored_as, c.latency_ms) for c in result.candidates] == [
         ("full", 20.0, None, 50.0),
         ("exit2", 30.0, None, 15.0),
         ("decode", 20.0, "full", 3.0),
         ("half-decode", None, None, 2.0),
     ]
-    assert found.candidates[1].reason == "perplexity 30.0000 is above 25"
-    assert [c.on_front for c in found.candidates] == [False, False, True, False]
+    assert result.candidates[1].reason == "perplexity 30.0000 is above 25"
+    assert [c.on_front for c in result.candidates] == [False, False, True, False]
 
 
 def test_golden_scores_serve_only_where_nothing_has_a_score_on_the_validation_split() -> None:
@@ -417,8 +423,8 @@ def test_what_export_could_add_comes_with_a_command_that_keeps_what_is_there() -
         first_beyond=None,
     )
     rejected = artifact("onnx-int8", precision="int8", status="rejected", reason="accuracy lost")
-    found = run(bundle(artifact("onnx-fp32", drift=drift), rejected), [row("onnx-fp32")])
-    assert found.not_in_bundle == (
+    result = run(bundle(artifact("onnx-fp32", drift=drift), rejected), [row("onnx-fp32")])
+    assert result.not_in_bundle == (
         "FP16 graphs: edgeformer export tiny --int8 --fp16",
         "INT4 graphs: edgeformer export tiny --int8 --int4",
         "exit after loop 1: edgeformer export tiny --int8 --exit all",
@@ -431,3 +437,85 @@ def test_what_export_could_add_comes_with_a_command_that_keeps_what_is_there() -
         "exit after loop 4: edgeformer export tiny --exit all",
         "decoding with caches: edgeformer export tiny --exit all",
     )
+
+
+Case = tuple[float, float, int, int, float]
+"""accuracy, p50, bytes of the file, bytes of memory, stated energy"""
+
+# Few values, so that equal and nearly equal ones are common.
+CASES = st.lists(
+    st.tuples(
+        st.sampled_from([0.80, 0.90, 0.91, 0.95]),
+        st.sampled_from([1.0, 1.02, 1.03, 2.0, 5.0]),
+        st.sampled_from([100, 200, 400]),
+        st.sampled_from([1000, 1010, 2000]),
+        st.sampled_from([0.5, 1.0, 3.0]),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+def brute_force(cases: list[Case], limits: Limits, bound: float | None, minimize: str) -> tuple[set[int], set[int]]:
+    """Positions that may be picked, and the Pareto front, straight from the definitions."""
+    column = {"latency": 1, "size": 2, "memory": 3, "energy": 4}[minimize]
+    allowed = []
+    for position, (score, p50, size, peak, energy) in enumerate(cases):
+        if bound is not None and score < bound:
+            continue
+        if limits.latency_ms is not None and p50 > limits.latency_ms:
+            continue
+        if limits.size_bytes is not None and size > limits.size_bytes:
+            continue
+        if limits.memory_bytes is not None and peak > limits.memory_bytes:
+            continue
+        if limits.energy_mj is not None and energy > limits.energy_mj:
+            continue
+        allowed.append(position)
+    front = set()
+    for position, mine in enumerate(cases):
+        beaten = False
+        for other in cases:
+            no_worse = other[0] >= mine[0] and other[1] <= mine[1] and other[2] <= mine[2]
+            better = other[0] > mine[0] or other[1] < mine[1] or other[2] < mine[2]
+            beaten = beaten or (no_worse and better)
+        if not beaten:
+            front.add(position)
+    if not allowed:
+        return set(), front
+    least = min(cases[position][column] for position in allowed)
+    near = [p for p in allowed if cases[p][column] <= least * (1.025 if minimize != "size" else 1)]
+    smallest = min(cases[position][2] for position in near)
+    return {position for position in near if cases[position][2] == smallest}, front
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    cases=CASES,
+    bound=st.sampled_from([None, 0.85, 0.90, 0.93]),
+    minimize=st.sampled_from(["latency", "size", "memory", "energy"]),
+    bounds=st.tuples(
+        st.sampled_from([None, 1.02, 4.0]),
+        st.sampled_from([None, 100, 300]),
+        st.sampled_from([None, 1005]),
+        st.sampled_from([None, 1.0]),
+    ),
+)
+def test_the_pick_and_the_front_are_those_of_a_brute_force(
+    cases: list[Case],
+    bound: float | None,
+    minimize: Literal["latency", "size", "memory", "energy"],
+    bounds: tuple[float | None, int | None, int | None, float | None],
+) -> None:
+    latency, size, memory, energy = bounds
+    limits = Limits(size_bytes=size, latency_ms=latency, memory_bytes=memory, batch=1, seq=128, energy_mj=energy)
+    manifest = bundle(*(artifact(f"a{n}", validation=accuracy(case[0])) for n, case in enumerate(cases)))
+    rows = [
+        row(f"a{n}", case[1], case[2], case[3], energy_mj=Energy(status="measured", value=case[4]))
+        for n, case in enumerate(cases)
+    ]
+    result = run(manifest, rows, limits, SearchOptions({} if bound is None else {"accuracy": bound}, minimize))
+    expected, front = brute_force(cases, limits, bound, minimize)
+    assert (result.pick is None) == (not expected)
+    assert result.pick is None or result.pick in expected
+    assert {position for position, candidate in enumerate(result.candidates) if candidate.on_front} == front

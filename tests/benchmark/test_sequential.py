@@ -16,9 +16,10 @@ RUNS = 400
 @pytest.mark.parametrize("error", [ERROR, ERROR / 4])
 def test_the_boundaries_spend_no_more_than_half_of_the_error_on_a_side(error: float) -> None:
     """Every sequence of 16 coins, one by one: how many cross a boundary on their way."""
-    boundaries = {look: most for look, most in _boundaries(error).items() if look <= 16}
+    boundaries = {look: boundary for look, boundary in _boundaries(error).items() if look <= 16}
     crossed = sum(
-        any(sum(coins[:look]) <= most for look, most in boundaries.items()) for coins in product((0, 1), repeat=16)
+        any(sum(coins[:look]) <= boundary for look, boundary in boundaries.items())
+        for coins in product((0, 1), repeat=16)
     )
     allowed = error / 2 * log(1 + (np.e - 1) * 16 / MOST_ROUNDS)
     assert 0 < crossed / 2**16 <= allowed
@@ -38,15 +39,15 @@ def test_an_interval_holds_the_truth_at_every_look_of_a_run_as_often_as_it_says(
 
 def decisions(slowdown: float, spread: float, runs: int = 200) -> list[tuple[str, str]]:
     """Decision and direction of simulated runs, each stopped as the gate stops."""
-    random, found = np.random.default_rng(7), []
+    random, result = np.random.default_rng(7), []
     for ratios in np.log(1 + slowdown) + spread * random.standard_t(3, size=(runs, MOST_ROUNDS)):
-        known = Interval(0.0, -inf, inf)
+        bounds = Interval(0.0, -inf, inf)
         for rounds in range(EVERY, MOST_ROUNDS + 1, EVERY):
-            known = interval(list(ratios[:rounds]))
-            if known.decision(0.05) != "undecided":
+            bounds = interval(list(ratios[:rounds]))
+            if bounds.decision(0.05) != "undecided":
                 break
-        found.append((known.decision(0.05), known.change(0.05)))
-    return found
+        result.append((bounds.decision(0.05), bounds.change(0.05)))
+    return result
 
 
 def test_no_alarm_without_a_slowdown_and_every_slowdown_of_ten_percent_is_found() -> None:
@@ -56,10 +57,10 @@ def test_no_alarm_without_a_slowdown_and_every_slowdown_of_ten_percent_is_found(
 
 def test_a_slowdown_of_three_percent_is_found_or_undecided_and_never_called_faster() -> None:
     for spread in (0.01, 0.03):
-        found = decisions(0.03, spread)
-        assert not any(change == "faster" for _, change in found)
-        seen = sum(decision == "undecided" or change == "slower" for decision, change in found)
-        assert seen >= 0.95 * len(found)
+        result = decisions(0.03, spread)
+        assert not any(change == "faster" for _, change in result)
+        observed = sum(decision == "undecided" or change == "slower" for decision, change in result)
+        assert observed >= 0.95 * len(result)
 
 
 def test_a_machine_that_is_too_noisy_leaves_it_undecided() -> None:
@@ -81,8 +82,8 @@ def test_a_machine_that_is_too_noisy_leaves_it_undecided() -> None:
     ],
 )
 def test_decisions(low: float, high: float, decision: str, change: str) -> None:
-    known = Interval((low + high) / 2, low, high)
-    assert (known.decision(0.05), known.change(0.05)) == (decision, change)
+    bounds = Interval((low + high) / 2, low, high)
+    assert (bounds.decision(0.05), bounds.change(0.05)) == (decision, change)
 
 
 def test_few_rounds_have_no_interval_and_an_odd_one_waits_for_the_next_look() -> None:

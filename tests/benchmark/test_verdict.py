@@ -41,8 +41,8 @@ def limits(**changes: object) -> Limits:
     return Limits(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def statuses(judged: Evidence, wanted: Limits) -> dict[str, str]:
-    return {check.name: check.status for check in check_budget([judged], wanted).checks}
+def statuses(judged: Evidence, budget: Limits) -> dict[str, str]:
+    return {check.name: check.status for check in check_budget([judged], budget).checks}
 
 
 def test_everything_inside_its_limit_passes() -> None:
@@ -84,8 +84,8 @@ def test_an_absent_limit_is_not_checked_and_nothing_checked_is_unknown() -> None
 def test_a_verdict_names_what_was_judged_and_what_was_not() -> None:
     full = check_budget([Evidence("model", 500, [row()], "")], limits())
     assert (full.judged, full.not_judged, full.is_partial) == (("size", "latency", "memory"), (), False)
-    known = [Evidence("model", 500, [row()], "")]
-    partial = check_budget(known, limits(size_bytes=None, latency_ms=None, profile="raspberry-pi-5"))
+    evidence = [Evidence("model", 500, [row()], "")]
+    partial = check_budget(evidence, limits(size_bytes=None, latency_ms=None, profile="raspberry-pi-5"))
     assert (partial.status, partial.judged, partial.is_partial) == ("pass", ("memory",), True)
     why = "the profile raspberry-pi-5 sets no limit"
     assert [(kind.name, kind.reason) for kind in partial.not_judged] == [("size", why), ("latency", why)]
@@ -155,10 +155,10 @@ def test_a_limit_between_what_two_processes_found_is_neither_kept_nor_broken(
 def test_of_a_sample_that_was_not_stable_the_quartiles_count(stable: bool, expected: str) -> None:
     """Half of its calls took 4 ms, the others 6 ms."""
     two_speeds = (*[4.0] * 21, *[6.0] * 20)
-    once = row(stable=stable)
-    latency = once.latency_ms.model_copy(update={"quantiles_ms": two_speeds})
-    known = Evidence("model", 500, [once.model_copy(update={"latency_ms": latency})], "")
-    assert statuses(known, limits())["latency"] == expected
+    single = row(stable=stable)
+    latency = single.latency_ms.model_copy(update={"quantiles_ms": two_speeds})
+    evidence = Evidence("model", 500, [single.model_copy(update={"latency_ms": latency})], "")
+    assert statuses(evidence, limits())["latency"] == expected
 
 
 @pytest.mark.parametrize(
@@ -217,14 +217,14 @@ def test_of_several_thread_counts_the_one_that_meets_most_limits_is_judged_as_a_
 
 def test_a_limit_per_token_is_for_the_graph_that_decodes() -> None:
     token = row(p50=4.0).model_copy(update={"phase": "decode"})
-    whole = Evidence("full", 500, [row(p50=60.0)], "", whole_texts=True)
-    wanted = limits(phase="decode", energy_mj=1.0)
-    both = check_budget([whole, Evidence("decode", 500, [token], "")], wanted)
+    full_graph = Evidence("full", 500, [row(p50=60.0)], "", whole_texts=True)
+    budget = limits(phase="decode", energy_mj=1.0)
+    both = check_budget([full_graph, Evidence("decode", 500, [token], "")], budget)
     assert [(c.artifact, c.name) for c in both.checks if c.name in ("latency", "energy")] == [
         ("decode", "latency"),
         ("decode", "energy"),
     ]
-    assert exempt_from_latency([whole, Evidence("decode", 500, [token], "")], wanted) == ("full",)
+    assert exempt_from_latency([full_graph, Evidence("decode", 500, [token], "")], budget) == ("full",)
     assert {(c.artifact, c.name) for c in both.checks if c.name == "memory"} == {
         ("full", "memory"),
         ("decode", "memory"),
@@ -232,37 +232,39 @@ def test_a_limit_per_token_is_for_the_graph_that_decodes() -> None:
 
 
 def test_without_a_graph_that_decodes_a_token_costs_a_whole_pass() -> None:
-    whole = Evidence("full", 500, [row(p50=60.0)], "", whole_texts=True)
-    check = next(c for c in check_budget([whole], limits(phase="decode")).checks if c.name == "latency")
+    full_graph = Evidence("full", 500, [row(p50=60.0)], "", whole_texts=True)
+    check = next(c for c in check_budget([full_graph], limits(phase="decode")).checks if c.name == "latency")
     assert (check.value, check.status) == (60.0, "fail")
     assert check.reason is not None and "without caches" in check.reason
-    assert exempt_from_latency([whole], limits(phase="decode")) == ()
+    assert exempt_from_latency([full_graph], limits(phase="decode")) == ()
 
 
 def test_a_decoding_graph_that_crashed_leaves_the_limit_unknown_although_full_graphs_ran() -> None:
-    whole = Evidence("full", 500, [row(p50=1.0)], "", whole_texts=True)
+    full_graph = Evidence("full", 500, [row(p50=1.0)], "", whole_texts=True)
     crashed = row().model_copy(update={"latency_ms": Latency(status="unavailable", reason="it crashed")})
-    verdict = check_budget([whole, Evidence("decode", 500, [crashed], "it crashed")], limits(phase="decode"))
+    verdict = check_budget([full_graph, Evidence("decode", 500, [crashed], "it crashed")], limits(phase="decode"))
     assert [(c.status, c.reason) for c in verdict.checks if c.name == "latency"] == [("unknown", "it crashed")]
 
 
-def checks(rows: list[Row], **wanted: object) -> dict[str, Check]:
+def checks(rows: list[Row], **budget: object) -> dict[str, Check]:
     """Check by its name, of one artifact."""
-    return {check.name: check for check in check_budget([Evidence("model", 500, rows, "")], limits(**wanted)).checks}
+    return {check.name: check for check in check_budget([Evidence("model", 500, rows, "")], limits(**budget)).checks}
 
 
 def test_a_check_says_what_its_value_is_of_and_nothing_where_that_is_plain() -> None:
-    found = checks([row()])
-    assert [check.reason for check in found.values()] == [None, "p50 at 1×128", "peak at 1×128"]
-    found = checks([estimated(1.0, 2.0)])
-    assert found["latency"].reason == "estimated p50 at 1×128"
+    result = checks([row()])
+    assert [check.reason for check in result.values()] == [None, "p50 at 1×128", "peak at 1×128"]
+    result = checks([estimated(1.0, 2.0)])
+    assert result["latency"].reason == "estimated p50 at 1×128"
     assert checks([estimated(8.0, 9.0)])["latency"].reason == "estimated p50 at 1×128"
 
 
 def test_an_estimates_value_is_its_own_or_the_geometric_middle_of_its_range() -> None:
     assert checks([estimated(1.0, 2.0, 100, 900)])["memory"].value == pytest.approx(300.0)
-    own = estimated(1.0, 4.0).model_copy(update={"latency_ms": Latency(status="estimated", low=1.0, high=4.0, p50=3.0)})
-    assert checks([own])["latency"].value == 3.0
+    with_p50 = estimated(1.0, 4.0).model_copy(
+        update={"latency_ms": Latency(status="estimated", low=1.0, high=4.0, p50=3.0)}
+    )
+    assert checks([with_p50])["latency"].value == 3.0
 
 
 @pytest.mark.parametrize("bounds", [{"low": 1.0}, {"high": 1.0}])
@@ -272,18 +274,18 @@ def test_an_estimate_with_half_a_range_decides_nothing(bounds: dict[str, float])
 
 
 def test_a_limit_within_a_range_is_told_with_the_range() -> None:
-    found = checks([estimated(1.0, 8.0, 100, 2**20)])
-    assert found["latency"].reason.endswith("lies within the range 1.00 ms to 8.00 ms")
-    assert found["memory"].reason.endswith("lies within the range 100 B to 1.0 MiB")
+    result = checks([estimated(1.0, 8.0, 100, 2**20)])
+    assert result["latency"].reason.endswith("lies within the range 1.00 ms to 8.00 ms")
+    assert result["memory"].reason.endswith("lies within the range 100 B to 1.0 MiB")
     assert (shown(2**20, "bytes"), shown(12.345, "ms"), shown(None, "mJ")) == ("1.0 MiB", "12.3 ms", "– mJ")
 
 
 @pytest.mark.parametrize(
-    ("threads", "said"), [((1,), ""), ((2,), ""), ((2, 1), ", with 2 threads"), ((1, 2), ", with 1 thread")]
+    ("threads", "explanation"), [((1,), ""), ((2,), ""), ((2, 1), ", with 2 threads"), ((1, 2), ", with 1 thread")]
 )
-def test_threads_are_named_only_where_several_counts_were_measured(threads: tuple[int, ...], said: str) -> None:
+def test_threads_are_named_only_where_several_counts_were_measured(threads: tuple[int, ...], explanation: str) -> None:
     rows = [row(p50=4.0 + place).model_copy(update={"threads": count}) for place, count in enumerate(threads)]
-    assert checks(rows)["latency"].reason == f"p50 at 1×128{said}"
+    assert checks(rows)["latency"].reason == f"p50 at 1×128{explanation}"
 
 
 def test_a_provider_without_a_thread_count_names_none() -> None:
@@ -296,20 +298,20 @@ ROUNDS = "openvino-cpu-bf16"
 
 
 def of(provider: str, *rows: Row, threads: int | None = None) -> list[Row]:
-    return [one.model_copy(update={"provider": provider, "threads": threads}) for one in rows]
+    return [first_rows.model_copy(update={"provider": provider, "threads": threads}) for first_rows in rows]
 
 
 def test_a_provider_is_named_where_there_are_several() -> None:
-    found = checks([row(), *of("openvino-cpu", row(p50=2.0))])
-    assert [check.reason for check in found.values()] == [
+    result = checks([row(), *of("openvino-cpu", row(p50=2.0))])
+    assert [check.reason for check in result.values()] == [
         None, "p50 at 1×128, on openvino-cpu", "peak at 1×128, on openvino-cpu",
     ]  # fmt: skip
 
 
 def test_a_provider_that_rounds_is_judged_only_where_it_is_the_only_one_and_says_so() -> None:
     fast = of(ROUNDS, row(p50=1.0))
-    found = checks([row(p50=6.0), *fast])["latency"]
-    assert (found.status, found.value, found.reason) == ("fail", 6.0, "p50 at 1×128, on CPUExecutionProvider")
+    result = checks([row(p50=6.0), *fast])["latency"]
+    assert (result.status, result.value, result.reason) == ("fail", 6.0, "p50 at 1×128, on CPUExecutionProvider")
     crashed = row().model_copy(update={"latency_ms": Latency(status="unavailable", reason="it crashed")})
     assert checks([crashed, *fast])["latency"].status == "unknown"
     alone = checks(fast)["latency"]
@@ -318,16 +320,16 @@ def test_a_provider_that_rounds_is_judged_only_where_it_is_the_only_one_and_says
 
 def test_all_shapes_are_kept_by_one_provider_with_one_thread_count() -> None:
     """Each of the two keeps one limit; a deployment is one of them."""
-    asked = tuple(limits(size_bytes=None, memory_bytes=None, batch=batch) for batch in (1, 8))
-    wanted = {"latency_ms": None, "asked": asked}
-    one, two = (of("CPUExecutionProvider", row(1, p50=a), row(8, p50=b), threads=threads)
+    requested = tuple(limits(size_bytes=None, memory_bytes=None, batch=batch) for batch in (1, 8))
+    budget = {"latency_ms": None, "asked": requested}
+    first_rows, two = (of("CPUExecutionProvider", row(1, p50=a), row(8, p50=b), threads=threads)
                 for a, b, threads in ((4.0, 6.0, 1), (7.0, 4.5, 2)))  # fmt: skip
-    found = [c for c in check_budget([Evidence("model", 500, [*one, *two], "")], limits(**wanted)).checks
+    result = [c for c in check_budget([Evidence("model", 500, [*first_rows, *two], "")], limits(**budget)).checks
              if c.name == "latency"]  # fmt: skip
-    assert [(check.batch, check.value, check.status) for check in found] == [(1, 7.0, "fail"), (8, 4.5, "pass")]
-    assert {str(check.reason).partition(", ")[2] for check in found} == {"with 2 threads"}, "the faster at the largest"
+    assert [(check.batch, check.value, check.status) for check in result] == [(1, 7.0, "fail"), (8, 4.5, "pass")]
+    assert {str(check.reason).partition(", ")[2] for check in result} == {"with 2 threads"}, "the faster at the largest"
     three = of("CPUExecutionProvider", row(1, p50=4.9), row(8, p50=4.9), threads=3)
-    verdict = check_budget([Evidence("model", 500, [*one, *two, *three], "")], limits(**wanted))
+    verdict = check_budget([Evidence("model", 500, [*first_rows, *two, *three], "")], limits(**budget))
     assert verdict.status == "pass"
 
 
@@ -342,14 +344,14 @@ def test_of_several_ways_the_one_of_which_most_is_known_is_judged_and_then_the_f
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_tokens_are_judged_by_decode_rows_wherever_they_stand(turned: bool) -> None:
-    token, whole = row(p50=4.0).model_copy(update={"phase": "decode"}), row(p50=60.0)
-    rows = [token, whole] if turned else [whole, token]
-    wanted = limits(phase="decode")
-    assert judged_rows(Evidence("decode", 500, rows, ""), wanted) == [token]
-    assert judged_rows(Evidence("full", 500, rows, "", whole_texts=True), wanted) == [whole]
-    assert judged_rows(Evidence("none", 500, [], ""), wanted) == []
+    token, full_graph = row(p50=4.0).model_copy(update={"phase": "decode"}), row(p50=60.0)
+    rows = [token, full_graph] if turned else [full_graph, token]
+    budget = limits(phase="decode")
+    assert judged_rows(Evidence("decode", 500, rows, ""), budget) == [token]
+    assert judged_rows(Evidence("full", 500, rows, "", whole_texts=True), budget) == [full_graph]
+    assert judged_rows(Evidence("none", 500, [], ""), budget) == []
 
 
 def test_a_limit_per_call_is_of_a_call_also_for_graphs_of_whole_texts() -> None:
-    whole = Evidence("full", 500, [row()], "", whole_texts=True)
-    assert check_budget([whole], limits()).checks[1].reason == "p50 at 1×128"
+    full_graph = Evidence("full", 500, [row()], "", whole_texts=True)
+    assert check_budget([full_graph], limits()).checks[1].reason == "p50 at 1×128"

@@ -121,7 +121,7 @@ def test_a_model_whose_texts_are_cut_to_64_tokens_is_judged_at_64_and_that_is_sa
 def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(bundle: Path) -> None:
     options = ProfileOptions(seqs=(16, 64), max_latency_ms=2.0)
     limits = resolve(options, PI, manifest_of(bundle)).limits
-    assert [(at.batch, at.seq, at.latency_ms, at.memory_bytes) for at in limits.asked] == [
+    assert [(shape.batch, shape.seq, shape.latency_ms, shape.memory_bytes) for shape in limits.asked] == [
         (1, 16, 2.0, None),
         (1, 64, 2.0, None),
     ]
@@ -137,7 +137,7 @@ def test_checks_say_at_which_shape_they_judge(bundle: Path) -> None:
     report = profile_bundle(Location(None, bundle), HOST, options)
     reasons = [str(check.reason) for check in report.verdict.checks if check.name == "latency"]
     assert [re.findall(r"at (\d+×\d+)", reason) for reason in reasons] == [["1×4"], ["1×8"]]
-    found = [(check.batch, check.seq, check.status) for check in report.verdict.checks if check.name == "latency"]
-    assert found == [(1, 4, "fail"), (1, 8, "fail")]
+    judged = [(check.batch, check.seq, check.status) for check in report.verdict.checks if check.name == "latency"]
+    assert judged == [(1, 4, "fail"), (1, 8, "fail")]
     size = next((check for check in report.verdict.checks if check.name == "size"), None)
     assert size is None or size.batch is None

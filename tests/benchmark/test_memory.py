@@ -49,13 +49,13 @@ def test_the_kernels_peak_sees_an_allocation_and_can_be_reset() -> None:
 def test_polling_sees_an_allocation() -> None:
     meter = PolledPeak()
     try:
-        before = resident_bytes()
+        initial = resident_bytes()
         block = bytearray(64 * MIB)
         time.sleep(0.1)
         del block
-        assert meter.peak_bytes() > before + 32 * MIB
+        assert meter.peak_bytes() > initial + 32 * MIB
         assert meter.reset()
-        assert meter.peak_bytes() < before + 32 * MIB
+        assert meter.peak_bytes() < initial + 32 * MIB
     finally:
         meter.close()
 
@@ -84,9 +84,9 @@ def test_windows_keeps_the_peak_of_the_whole_process(monkeypatch: pytest.MonkeyP
 
 
 def test_polling_keeps_no_process_alive() -> None:
-    before = set(threading.enumerate())
+    initial = set(threading.enumerate())
     meter = PolledPeak()
-    (thread,) = set(threading.enumerate()) - before
+    (thread,) = set(threading.enumerate()) - initial
     assert thread.daemon
     meter.close()
     assert not thread.is_alive()
@@ -96,11 +96,11 @@ def test_polling_keeps_no_process_alive() -> None:
 def test_freed_memory_goes_back_where_the_c_library_can(
     monkeypatch: pytest.MonkeyPatch, fails: type[Exception]
 ) -> None:
-    asked = []
+    requested = []
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=asked.append))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=requested.append))
     release_unused()
-    assert asked == [0], "all of it"
+    assert requested == [0], "all of it"
 
     def absent(name: None) -> None:
         raise fails
@@ -150,17 +150,17 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def measured(uuid: str | None = "GPU-1") -> tuple[Memory, dict[str, int]]:
-    before = gpu_memory_in_use(uuid)
-    found = gpu_memory_by_name(uuid, before)
-    return gpu_memory(uuid, before, found), found
+    initial = gpu_memory_in_use(uuid)
+    by_name = gpu_memory_by_name(uuid, initial)
+    return gpu_memory(uuid, initial, by_name), by_name
 
 
 def test_the_process_itself_is_the_best_figure_and_the_cards_is_kept_beside_it(machine: Machine) -> None:
     machine(process=700, card=(1000, 1750))
-    memory, found = measured()
+    memory, by_name = measured()
     assert (memory.status, memory.peak, memory.baseline) == ("measured", 700, 0)
     assert "GPU memory of the process (NVML)" in str(memory.method)
-    assert found == {"process (NVML)": 700, "card (NVML)": 750}
+    assert by_name == {"process (NVML)": 700, "card (NVML)": 750}
 
 
 def test_windows_says_that_wddm_hides_it_and_takes_the_cards(machine: Machine) -> None:
@@ -176,16 +176,16 @@ def test_windows_says_that_wddm_hides_it_and_takes_the_cards(machine: Machine) -
 
 def test_a_jetson_shares_the_systems_memory_and_says_so(machine: Machine) -> None:
     machine(system=(3000, 4200))
-    memory, found = measured(uuid=None)
+    memory, by_name = measured(uuid=None)
     assert (memory.peak, memory.baseline) == (1200, 3000)
     assert "GPU and processor share it, and NVML has no figure" in str(memory.method)
-    assert list(found) == ["system"]
+    assert list(by_name) == ["system"]
 
 
 def test_without_any_figure_there_is_a_reason_and_no_number(machine: Machine) -> None:
     machine()
-    memory, found = measured()
-    assert (memory.status, memory.peak, found) == ("unavailable", None, {})
+    memory, by_name = measured()
+    assert (memory.status, memory.peak, by_name) == ("unavailable", None, {})
     assert "container" in str(memory.reason)
 
 
@@ -204,5 +204,5 @@ def test_the_card_is_asked_by_its_number_and_not_at_all_without_one(
 
 def test_a_card_that_holds_no_more_than_before_has_no_figure(machine: Machine) -> None:
     machine(card=(1000, 900))
-    memory, found = measured()
-    assert (memory.status, found) == ("unavailable", {})
+    memory, by_name = measured()
+    assert (memory.status, by_name) == ("unavailable", {})

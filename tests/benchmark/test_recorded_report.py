@@ -20,33 +20,33 @@ from tests.cli.in_process import Edgeformer, in_process
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
 BUNDLE = OLD / "classifier-v1" / "bundle"
-SHA256 = {one.id: one.sha256 for one in Bundle.open(BUNDLE).artifacts}
+SHA256 = {entry.id: entry.sha256 for entry in Bundle.open(BUNDLE).artifacts}
 PI, CARD = "raspberry-pi-5", "rtx4050"
 
 Document = dict[str, Any]
 
 
-def latency(p50: float = 2.0, **others: Any) -> Document:
+def latency(p50: float = 2.0, **changes: Any) -> Document:
     return {"status": "measured", "p50": p50, "p90": None, "p95": None, "p99": None, "mean": p50, "min": p50,
             "cv": 0.01, "n": 100, "stable": True, "reason": None, "warnings": [],
-            "quantiles_ms": [], **others}  # fmt: skip
+            "quantiles_ms": [], **changes}  # fmt: skip
 
 
-def row(artifact: str = "onnx-fp32", provider: str = "wasm", seq: int = 64, **others: Any) -> Document:
+def row(artifact: str = "onnx-fp32", provider: str = "wasm", seq: int = 64, **changes: Any) -> Document:
     why = {"status": "unavailable", "reason": "a browser does not tell"}
     return {"artifact": artifact, "precision": "fp32", "provider": provider, "where": "host", "phase": "steady",
             "batch": 1, "seq": seq, "latency_ms": latency(), "memory_bytes": why, "energy_mj": why,
-            "size_bytes": 56904, "threads": 1 if provider == "wasm" else None, **others}  # fmt: skip
+            "size_bytes": 56904, "threads": 1 if provider == "wasm" else None, **changes}  # fmt: skip
 
 
-def report(*rows: Document, **others: Any) -> Document:
-    known = {name: {"role": "exit" if "exit" in name else "full", "sha256": sum_} for name, sum_ in SHA256.items()}
+def report(*rows: Document, **changes: Any) -> Document:
+    known_rows = {name: {"role": "exit" if "exit" in name else "full", "sha256": sum_} for name, sum_ in SHA256.items()}
     return {"format_version": 1, "device": "browser", "device_title": "my phone",
             "host": {"cpu": "my phone, in Firefox 150"},
             "on_target": True, "run": "classifier-v1", "bundle": "b", "created": "2026-11-22T12:00:00.000+00:00",
             "synthetic": True, "leaks": False, "parameters": 1, "rows": list(rows), "verdict": {"status": "unknown"},
             "notes": ["measured in a browser"], "measured_in": "browser",
-            "subject": {"task": "classification", "max_positions": 64, "artifacts": known}, **others}  # fmt: skip
+            "subject": {"task": "classification", "max_positions": 64, "artifacts": known_rows}, **changes}  # fmt: skip
 
 
 Write = Callable[[Document], Path]
@@ -69,11 +69,11 @@ def statuses(path: Path, device: str = PI, **options: Any) -> dict[tuple[str, st
 def test_rows_are_held_against_the_budget_at_its_shape(write: Write) -> None:
     path = write(report(row(), row(seq=16, latency_ms=latency(9000.0)), row("onnx-int8", latency_ms=latency(101.0))))
     judged = judge_report(path, load_profile(PI), ProfileOptions())
-    found = {(check.name, check.artifact): check for check in judged.verdict.checks}
-    assert found["latency", "onnx-fp32"].status == "pass" and found["latency", "onnx-fp32"].basis == "measured"
-    assert found["latency", "onnx-int8"].status == "fail" and judged.verdict.status == "fail"
-    assert found["memory", "onnx-fp32"].status == "unknown" and "does not tell" in str(
-        found["memory", "onnx-fp32"].reason
+    result = {(check.name, check.artifact): check for check in judged.verdict.checks}
+    assert result["latency", "onnx-fp32"].status == "pass" and result["latency", "onnx-fp32"].basis == "measured"
+    assert result["latency", "onnx-int8"].status == "fail" and judged.verdict.status == "fail"
+    assert result["memory", "onnx-fp32"].status == "unknown" and "does not tell" in str(
+        result["memory", "onnx-fp32"].reason
     )
     assert (judged.device, judged.on_target, judged.judged_from) == (PI, True, str(path))
     assert (
@@ -204,9 +204,9 @@ def edgeformer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> None:
     write(report(row(), row("onnx-int8", "webgpu"), device_title="\x1b[31mphone [bold]", notes=["[red]x"]))
     command = ("profile", "browser.json", "--device", PI)
-    said = edgeformer(*command)
-    assert "measured elsewhere: my phone" in said and "WebGPU" in said and "not known" in said
-    assert "[red]x" in said and "\x1b[31m" not in said
+    output = edgeformer(*command)
+    assert "measured elsewhere: my phone" in output and "WebGPU" in output and "not known" in output
+    assert "[red]x" in output and "\x1b[31m" not in output
     failed = edgeformer(*command, "--max-latency", "1ms", "--json", code=3)
     assert json.loads(failed)["verdict"]["status"] == "fail"
     assert list(tmp_path.iterdir()) == [tmp_path / "browser.json"]
@@ -231,6 +231,6 @@ def test_browsers_are_compared_with_each_other_and_with_this_machine(
     measured = row(provider="CPUExecutionProvider", latency_ms=latency(1.0))
     native = report(measured, host={"versions": {"onnxruntime": "1"}})
     (tmp_path / "native.json").write_text(json.dumps(native), encoding="utf-8")
-    found = json.loads(edgeformer("compare", "native.json", "browser.json", "--json"))
-    assert found["rows"][0]["mark"] == "slower" and found["rows"][0]["ratio"] == 2.0
-    assert "computed by different providers: CPU and WASM" in found["notes"]
+    result = json.loads(edgeformer("compare", "native.json", "browser.json", "--json"))
+    assert result["rows"][0]["mark"] == "slower" and result["rows"][0]["ratio"] == 2.0
+    assert "computed by different providers: CPU and WASM" in result["notes"]
