@@ -1,5 +1,9 @@
+"""profile: measured and estimated rows, the verdict, and notes of the report."""
+
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,20 +13,28 @@ from typing import Any
 import pytest
 
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.report import Energy, Latency, Memory, Report, Row
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.report import Energy, Latency, Memory, Report, Row, read_report
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.benchmark.measure import MeasureRules
 from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
-from edgeformer.benchmark.request import Target
-from edgeformer.bundle import Bundle
+from edgeformer.benchmark.request import Target, question_of
+from edgeformer.benchmark.search import SearchOptions
+from edgeformer.bundle import Bundle, seal
+from edgeformer.report.report_files import write_report
+from edgeformer.report.words import badge_text, in_words
 from edgeformer.run import Location
 from edgeformer.system import nvidia
 from edgeformer.system.host import usable_cores
+from edgeformer.tasks.classification import ClassificationScore
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
+from tests.web.old_bundles import LANGUAGE
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
 FAST = ProfileOptions(rules=RULES, threads=(1,))
+ONE_SHAPE = replace(FAST, batches=(1,), seqs=(8,))
+LANGUAGE_OPTIONS = replace(FAST, batches=(2,), seqs=(5,), artifacts=("onnx-fp32",))
+PI, HOST = load_profile("raspberry-pi-5"), load_profile("host")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +45,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_cpu(bundle: Path) -> Report:
-    return profile_bundle(Location(None, bundle), load_profile("host"), FAST)
+    return profile_bundle(Location(None, bundle), HOST, FAST)
 
 
 def test_the_cpu_profile_measures_the_target_itself(on_cpu: Report, bundle: Path) -> None:
@@ -182,7 +194,7 @@ def test_a_damaged_file_ends_everything_before_anything_is_measured(tmp_path: Pa
     bundle = write_bundle(tmp_path / "bundle")
     (bundle / file).write_bytes((bundle / file).read_bytes()[:300])
     with pytest.raises(ArtifactError, match=f"{Path(file).name}: (truncated|changed)"):
-        profile_bundle(Location(None, bundle), load_profile("host"), FAST)
+        profile_bundle(Location(None, bundle), HOST, FAST)
 
 
 def test_a_damaged_artifact_that_was_not_asked_for_does_not_matter(tmp_path: Path) -> None:
@@ -190,16 +202,16 @@ def test_a_damaged_artifact_that_was_not_asked_for_does_not_matter(tmp_path: Pat
     bundle = write_bundle(tmp_path / "bundle", graphs)
     (bundle / "onnx" / "other.onnx").write_bytes(b"")
     options = replace(FAST, artifacts=("model",), batches=(1,))
-    report = profile_bundle(Location(None, bundle), load_profile("host"), options)
+    report = profile_bundle(Location(None, bundle), HOST, options)
     assert {row.artifact for row in report.rows} == {"model"}
     assert report.verdict.status == "pass"
     with pytest.raises(ArtifactError, match=r"other\.onnx"):
-        profile_bundle(Location(None, bundle), load_profile("host"), FAST)
+        profile_bundle(Location(None, bundle), HOST, FAST)
 
 
 def test_a_run_without_a_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="has no bundle yet"):
-        profile_bundle(Location(tmp_path, None), load_profile("host"), FAST)
+        profile_bundle(Location(tmp_path, None), HOST, FAST)
 
 
 def test_busy_neighbours_are_noticed(tmp_path: Path) -> None:
@@ -207,7 +219,7 @@ def test_busy_neighbours_are_noticed(tmp_path: Path) -> None:
     spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
     try:
         options = replace(FAST, batches=(1,), rules=replace(RULES, min_s=0.5, max_s=1.0))
-        report = profile_bundle(Location(None, bundle), load_profile("host"), options)
+        report = profile_bundle(Location(None, bundle), HOST, options)
     finally:
         for spinner in spinners:
             spinner.kill()
@@ -230,3 +242,110 @@ def test_the_manifest_is_left_as_it_was(on_cpu: Report, bundle: Path) -> None:
     names = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
     assert names == {"bundle.json", "golden.npz", "onnx/model.onnx", "onnx/greedy.onnx"}
     assert Bundle.open(bundle).manifest.run == "tiny"
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(LANGUAGE, tmp_path_factory.mktemp("language") / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def language_report(language: Path) -> Report:
+    return profile_bundle(Location(None, language), HOST, LANGUAGE_OPTIONS)
+
+
+def test_whole_calls_are_measured_at_every_shape(language_report: Report) -> None:
+    shapes = [(row.phase, row.batch, row.seq) for row in language_report.rows]
+    assert shapes == [("cold", 2, 5), ("steady", 2, 5), ("steady", 1, 64)]  # as many tokens as the model has positions
+    for row in language_report.rows:
+        assert row.latency_ms.status == "measured", row.latency_ms.reason
+        assert (row.memory_bytes.peak or 0) > 0
+
+
+def test_without_a_graph_that_decodes_a_token_costs_a_whole_pass(language_report: Report) -> None:
+    checks = {check.name: check for check in language_report.verdict.checks}
+    assert checks["size"].status == checks["memory"].status == "pass"
+    assert checks["latency"].status == "pass" and checks["latency"].basis == "measured"
+    assert "whole" in str(checks["latency"].reason), checks["latency"].reason
+    assert language_report.verdict.status == "pass"
+    assert not any("leaks" in note for note in language_report.notes)
+
+
+def test_a_leaking_bundle_needs_the_flag_and_its_report_says_so(language: Path, tmp_path: Path) -> None:
+    leaking = tmp_path / "bundle"
+    shutil.copytree(language, leaking)
+    seal(leaking, Bundle.open(leaking).manifest.model_copy(update={"leaks": True}))
+    with pytest.raises(InputError, match=r"leaks future tokens.*--allow-leak"):
+        profile_bundle(Location(None, leaking), HOST, LANGUAGE_OPTIONS)
+    report = profile_bundle(Location(None, leaking), HOST, replace(LANGUAGE_OPTIONS, allow_leak=True))
+    assert any(note.startswith("leaks future tokens") for note in report.notes)
+
+
+@pytest.fixture(scope="module")
+def two_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two graphs, of which the second is larger and as good, and an engine."""
+    graphs = {"model": classifier_graph(), "wide": classifier_graph(width=64)}
+    folder = write_bundle(tmp_path_factory.mktemp("verdicts") / "bundle", graphs)
+    score = ClassificationScore(n=100, accuracy=0.9, precision=0.9, recall=0.9, f1=0.9, loss=0.3)
+    scored = [artifact_of(folder, f"onnx/{name}.onnx", validation=score) for name in graphs]
+    built_for = {"compute_capability": "8.9"}
+    engine = artifact_of(folder, "onnx/model.onnx", id="engine", format="tensorrt-rtx", built_for=built_for)
+    write_manifest(folder, [*scored, engine])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_pi(two_graphs: Path) -> Report:
+    return profile_bundle(Location(None, two_graphs), PI, ONE_SHAPE)
+
+
+def test_what_can_never_run_on_a_device_is_left_out_of_its_verdict_and_listed(on_pi: Report) -> None:
+    assert on_pi.verdict.status == "pass"
+    assert {check.artifact for check in on_pi.verdict.checks} == {"model", "wide"}
+    assert on_pi.left_out == {"engine": "tensorrt-rtx engines run on NVIDIA GPUs only"}
+    assert any(note.startswith("left out of the verdict") and "engine" in note for note in on_pi.notes)
+    assert "Left out: 1 artifact that no" in in_words(on_pi) and "not known" not in in_words(on_pi)
+    assert any(row.artifact == "engine" for row in on_pi.rows), "its row says why, as before"
+
+
+def test_where_nothing_can_run_the_report_says_that_nothing_was_judged(two_graphs: Path) -> None:
+    report = profile_bundle(Location(None, two_graphs), PI, replace(ONE_SHAPE, artifacts=("engine",)))
+    assert (report.verdict.status, report.verdict.checks) == ("unknown", ())
+    assert any("no artifact can ever run on this device" in note for note in report.notes)
+    assert "every artifact that no" in in_words(report)
+
+
+def test_the_verdict_of_a_search_is_that_of_its_pick_everywhere(two_graphs: Path, tmp_path: Path) -> None:
+    small = (two_graphs / "onnx/model.onnx").stat().st_size
+    options = replace(ONE_SHAPE, search=SearchOptions(), max_size_bytes=small)
+    report = profile_bundle(Location(None, two_graphs), HOST, options)
+    assert report.search is not None and report.search.pick is not None
+    assert report.search.candidates[report.search.pick].artifact == "model"
+    # once for each runtime that is installed
+    assert {c.artifact for c in report.search.candidates} == {"model", "wide"}, "no engine on a processor"
+    assert report.verdict.status == "pass" and {check.artifact for check in report.verdict.checks} == {"model"}
+    assert badge_text(report) == "host: pass" and in_words(report).startswith("The search picks model. ")
+    nothing = profile_bundle(Location(None, two_graphs), HOST, replace(options, max_size_bytes=1))
+    assert nothing.search is not None and nothing.search.pick is None
+    assert nothing.verdict.status == "fail" and in_words(nothing).startswith("The search picks nothing: ")
+
+
+def test_reports_of_different_questions_do_not_overwrite_each_other(on_pi: Report, tmp_path: Path) -> None:
+    location = Location(None, tmp_path)
+    write_report(on_pi, location)
+    searched = on_pi.model_copy(update={"question": question_of(replace(ONE_SHAPE, search=SearchOptions()), None)})
+    written = write_report(searched, location)
+    assert [path.name for path in written][:2] == ["raspberry-pi-5-search.json", "raspberry-pi-5-search.md"]
+    assert read_report(location.reports / "raspberry-pi-5.json").question == ""
+    assert "raspberry-pi-5-search.svg" in written[1].read_text(encoding="utf-8")
+
+
+def test_checks_say_at_which_shape_they_judge(two_graphs: Path) -> None:
+    options = replace(ONE_SHAPE, artifacts=("model",), seqs=(4, 8), max_latency_ms=1e-6)
+    report = profile_bundle(Location(None, two_graphs), HOST, options)
+    reasons = [str(check.reason) for check in report.verdict.checks if check.name == "latency"]
+    assert [re.findall(r"at (\d+×\d+)", reason) for reason in reasons] == [["1×4"], ["1×8"]]
+    judged = [(check.batch, check.seq, check.status) for check in report.verdict.checks if check.name == "latency"]
+    assert judged == [(1, 4, "fail"), (1, 8, "fail")]
+    size = next((check for check in report.verdict.checks if check.name == "size"), None)
+    assert size is None or size.batch is None

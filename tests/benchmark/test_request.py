@@ -1,3 +1,5 @@
+"""Requests: shapes, limits, artifacts and the report's name that options resolve to."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -9,11 +11,12 @@ from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import BundleManifest
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.request import ProfileOptions, resolve
+from edgeformer.benchmark.request import ProfileOptions, question_of, resolve
+from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle
 from tests.runtimes.tiny_bundle import artifact_of, write_bundle, write_manifest
 
-CPU, RTX = load_profile("host"), load_profile("rtx4050")
+CPU, RTX, PI = load_profile("host"), load_profile("rtx4050"), load_profile("raspberry-pi-5")
 
 
 @pytest.fixture
@@ -128,3 +131,45 @@ def test_an_artifact_named_by_the_run_argument_is_the_only_one(folder: Path) -> 
     assert [a.id for a in resolve(ProfileOptions(), CPU, manifest, "two").artifacts] == ["two"]
     chosen = ProfileOptions(artifacts=("one",))
     assert [a.id for a in resolve(chosen, CPU, manifest, "two").artifacts] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "question"),
+    [
+        ({}, ""),
+        ({"strict": True, "threads": (1, 2)}, ""),  # the same question, measured in another way
+        ({"artifacts": ("onnx-int8",)}, "onnx-int8"),
+        ({"search": SearchOptions({"accuracy": 0.9}, "size")}, "search-accuracy-0.9-least-size"),
+        ({"max_latency_ms": 2.0, "seqs": (16, 64), "batches": None}, "latency-2ms-seq-16-64"),
+        ({"max_size_bytes": 30 * 2**20, "artifacts": ("model",)}, "size-30.0MiB-model"),
+        ({"artifacts": ("../../x",)}, ".._.._x"),
+    ],
+)
+def test_a_question_names_what_is_judged(changes: dict[str, object], question: str) -> None:
+    assert question_of(ProfileOptions(**changes), None) == question  # type: ignore[arg-type]
+
+
+def test_a_long_question_has_a_short_name_of_its_own() -> None:
+    names = [question_of(ProfileOptions(artifacts=("a" * 300 + end,)), None) for end in "bc"]
+    assert len(set(names)) == 2 and all(len(name) < 100 for name in names)
+
+
+def test_a_model_whose_texts_are_cut_to_64_tokens_is_judged_at_64_and_that_is_said(manifest: BundleManifest) -> None:
+    request = resolve(ProfileOptions(), PI, long_model(manifest).model_copy(update={"max_length": 64}))
+    assert (request.limits.batch, request.limits.seq) == (1, 64)
+    assert request.shapes == ((1, 64), (16, 64))
+    assert any("the budget names 1×128, but the model takes at most 64 tokens" in note for note in request.notes)
+
+
+def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(manifest: BundleManifest) -> None:
+    options = ProfileOptions(seqs=(16, 64), max_latency_ms=2.0)
+    limits = resolve(options, PI, long_model(manifest)).limits
+    assert [(shape.batch, shape.seq, shape.latency_ms, shape.memory_bytes) for shape in limits.asked] == [
+        (1, 16, 2.0, None),
+        (1, 64, 2.0, None),
+    ]
+    assert (limits.seq, limits.latency_ms) == (128, None) and limits.memory_bytes is not None
+    notes = resolve(options, PI, long_model(manifest)).notes
+    assert any("judged at 1×16, 1×64" in note and "the budget's own are judged at 1×128" in note for note in notes)
+    alone = resolve(ProfileOptions(max_latency_ms=2.0), PI, long_model(manifest)).limits
+    assert (alone.seq, alone.latency_ms, alone.asked) == (128, 2.0, ()), "no shape was asked for"
