@@ -130,7 +130,7 @@ def _profile_artifact(profiling: _Profiling, checked: CheckedArtifact) -> tuple[
     device_rows: list[Row] = []
     reason = profiling.target.reason
     if profiling.target.present:
-        device_rows = rows_there(rows, device.kind)
+        device_rows = rows_of_kind(rows, device.kind)
         reason = f"{request.limits.batch}×{request.limits.seq} was not measured"
         measured = [row for row in rows if row.latency_ms.status == "measured"]
         if not device_rows and measured:
@@ -190,7 +190,7 @@ def _measure(profiling: _Profiling, checked: CheckedArtifact) -> list[Row]:
     return rows
 
 
-def rows_there(rows: Sequence[Row], kind: Kind) -> list[Row]:
+def rows_of_kind(rows: Sequence[Row], kind: Kind) -> list[Row]:
     """Return the host's rows that stand for a present device: what its kind of processor measured, by any provider.
 
     With the device's usual provider also rows that failed: that is a fact about the device, and no estimate replaces

@@ -242,14 +242,14 @@ def limits_of(
         for batch, seq in _from_small_to_large(shapes)
     )
     moved: dict[str, Any] = dict.fromkeys(overrides)
-    return replace(limits, **moved, asked=tuple(at_shapes))
+    return replace(limits, **moved, by_command=tuple(at_shapes))
 
 
 def shape_notes(limits: Limits) -> list[str]:
     """Return notes on the shapes at which limits are judged."""
     notes = [f"budget's shape: {limits.shape_note}"] if limits.shape_note else []
-    if limits.asked:
-        shapes = ", ".join(f"{at.batch}×{at.seq}" for at in limits.asked)
+    if limits.by_command:
+        shapes = ", ".join(f"{at.batch}×{at.seq}" for at in limits.by_command)
         budget = f"; the budget's own are judged at {limits.batch}×{limits.seq}" if limits.judges_calls else ""
         notes.append(f"the command's limits are judged at {shapes}, which it asked for{budget}")
     return notes

@@ -40,7 +40,7 @@ class Limits:
     Attributes:
         phase: what latency and energy are of: a whole call, or one decoded token.
         shape_note: why the shape is not the budget's.
-        asked: limits of the command line, at the shapes that it names; the other limits are the device's budget.
+        by_command: limits of the command line, at the shapes that it names; the other limits are the device's budget.
         profile: name of the device profile with the budget.
     """
 
@@ -52,7 +52,7 @@ class Limits:
     phase: Literal["steady", "decode"] = "steady"
     shape_note: str | None = None
     energy_mj: float | None = None
-    asked: tuple[Limits, ...] = ()
+    by_command: tuple[Limits, ...] = ()
     profile: str | None = None
 
     @property
@@ -63,13 +63,13 @@ class Limits:
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
         """Every (batch, seq) at which something is judged; without limits, the budget's."""
-        budget = ((self.batch, self.seq),) if self.judges_calls or not self.asked else ()
-        return (*budget, *((limits.batch, limits.seq) for limits in self.asked))
+        budget = ((self.batch, self.seq),) if self.judges_calls or not self.by_command else ()
+        return (*budget, *((limits.batch, limits.seq) for limits in self.by_command))
 
     @property
     def ranked(self) -> Limits:
         """The limits at the shape at which artifacts are compared: the largest that the command line names."""
-        return self.asked[-1] if self.asked else self
+        return self.by_command[-1] if self.by_command else self
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _checks(artifact: Evidence, limits: Limits, per_call: bool) -> list[Check]:
     ``per_call``: check latency and energy too.
     """
     exact = [row for row in artifact.rows if provider_facts(row.provider).rounds_to is None]
-    judged, all_limits = replace(artifact, rows=exact or artifact.rows), (limits, *limits.asked)
+    judged, all_limits = replace(artifact, rows=exact or artifact.rows), (limits, *limits.by_command)
     rows = [{(row.provider, row.threads): row for row in judged_rows(judged, at_shape)} for at_shape in all_limits]
 
     def rank(checks: list[Check]) -> tuple[int, int, float]:

@@ -11,7 +11,7 @@ from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row, Search
 from edgeformer.artifacts.scores import ExitScore
-from edgeformer.benchmark.profile import rows_there
+from edgeformer.benchmark.profile import rows_of_kind
 from edgeformer.benchmark.search import SearchOptions, search
 from edgeformer.benchmark.verdict import Evidence, Limits
 from edgeformer.tasks.classification import ClassificationScore
@@ -110,7 +110,7 @@ def run(
     known: list[Evidence] = []
     for one in manifest.artifacts:
         own = [row for row in rows if row.artifact == one.id]
-        of_device = rows_there(own, kind) if on_target else [row for row in own if row.where == "device"]
+        of_device = rows_of_kind(own, kind) if on_target else [row for row in own if row.where == "device"]
         if own:
             known.append(Evidence(one.id, own[0].size_bytes, of_device, "", one.role in ("full", "exit")))
     return search(manifest, rows, known, limits, options or SearchOptions(), records)

@@ -418,7 +418,7 @@ def test_a_file_that_cannot_be_read_is_bad_input(baseline: Bundle, tmp_path: Pat
 def test_no_more_rows_are_scored_than_decide_something(
     baseline: Bundle, held_out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgeformer.benchmark.gate_scores._MOST_ROWS", 50)
+    monkeypatch.setattr("edgeformer.benchmark.gate_scores._MAX_ROWS", 50)
     rows = common_rows(baseline, baseline, held_out)
     assert isinstance(rows, CommonRows) and len(rows.texts) == 50
     assert rows.source == "50 of the 200 rows of the file held_out.csv"

@@ -164,7 +164,7 @@ def test_a_model_whose_texts_are_cut_to_64_tokens_is_judged_at_64_and_that_is_sa
 def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(manifest: BundleManifest) -> None:
     options = ProfileOptions(seqs=(16, 64), max_latency_ms=2.0)
     limits = resolve(options, PI, long_model(manifest)).limits
-    assert [(shape.batch, shape.seq, shape.latency_ms, shape.memory_bytes) for shape in limits.asked] == [
+    assert [(shape.batch, shape.seq, shape.latency_ms, shape.memory_bytes) for shape in limits.by_command] == [
         (1, 16, 2.0, None),
         (1, 64, 2.0, None),
     ]
@@ -172,4 +172,4 @@ def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(manifest: Bun
     notes = resolve(options, PI, long_model(manifest)).notes
     assert any("judged at 1×16, 1×64" in note and "the budget's own are judged at 1×128" in note for note in notes)
     alone = resolve(ProfileOptions(max_latency_ms=2.0), PI, long_model(manifest)).limits
-    assert (alone.seq, alone.latency_ms, alone.asked) == (128, 2.0, ()), "no shape was asked for"
+    assert (alone.seq, alone.latency_ms, alone.by_command) == (128, 2.0, ()), "no shape was asked for"

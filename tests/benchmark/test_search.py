@@ -19,7 +19,7 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift, Parity
 from edgeformer.artifacts.report import Comparison, Energy, Latency, Report
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
-from edgeformer.benchmark.profile import break_tie, rows_there
+from edgeformer.benchmark.profile import break_tie, rows_of_kind
 from edgeformer.benchmark.request import ProfileOptions, resolve
 from edgeformer.benchmark.search import SearchOptions, check_options, close_pair, with_tie_break
 from edgeformer.benchmark.verdict import Limits
@@ -275,14 +275,14 @@ def test_on_a_card_that_is_here_rows_of_the_processor_are_not_the_cards() -> Non
 def test_what_another_kind_of_processor_measured_does_not_stand_for_this_one() -> None:
     """A provider that is neither of the processor nor of a card, such as a plug-in's own accelerator."""
     rows = [row("model", 1.0, provider="AcceleratorExecutionProvider"), row("model", 3.0)]
-    assert rows_there(rows, "cpu") == rows[1:]
+    assert rows_of_kind(rows, "cpu") == rows[1:]
 
 
 def test_what_failed_with_the_devices_usual_provider_is_a_fact_of_the_device() -> None:
     unknown = Latency(status="unavailable", reason="ended by signal 11")
     for kind, usual, other in (("cpu", CPU, "openvino"), ("cuda", "CUDAExecutionProvider", "tensorrt-rtx")):
         failed, elsewhere = (row("model", latency_ms=unknown, provider=name) for name in (usual, other))
-        assert rows_there([failed, elsewhere], kind) == [failed]  # type: ignore[arg-type]
+        assert rows_of_kind([failed, elsewhere], kind) == [failed]  # type: ignore[arg-type]
 
 
 def test_what_crashed_or_was_never_scored_is_listed_and_never_picked() -> None:

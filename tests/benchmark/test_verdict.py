@@ -321,7 +321,7 @@ def test_a_provider_that_rounds_is_judged_only_where_it_is_the_only_one_and_says
 def test_all_shapes_are_kept_by_one_provider_with_one_thread_count() -> None:
     """Each of the two keeps one limit; a deployment is one of them."""
     requested = tuple(limits(size_bytes=None, memory_bytes=None, batch=batch) for batch in (1, 8))
-    budget = {"latency_ms": None, "asked": requested}
+    budget = {"latency_ms": None, "by_command": requested}
     first_rows, two = (of("CPUExecutionProvider", row(1, p50=a), row(8, p50=b), threads=threads)
                 for a, b, threads in ((4.0, 6.0, 1), (7.0, 4.5, 2)))  # fmt: skip
     result = [c for c in check_budget([Evidence("model", 500, [*first_rows, *two], "")], limits(**budget)).checks
