@@ -319,7 +319,7 @@ def timed_checks(
             f"minutes, as the first {rounds} did; compare at a shorter text or a smaller batch"
         )
     elif decision == "undecided":
-        bound = "all that are ever made" if rounds >= MOST_ROUNDS else f"what {rules.longest_s:.0f} s have room for"
+        bound = "all that are ever made" if rounds >= MOST_ROUNDS else f"all that fit into {rules.longest_s:.0f} s"
         bound = "the fewest that say anything" if rounds <= fewest else bound
         reason += f", which are {bound}: the machine is too noisy, or the change too close to what is allowed"
     if result.unsettled:

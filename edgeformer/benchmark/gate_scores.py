@@ -129,7 +129,9 @@ def _rows_not_trained_on(texts: LabelledTexts, baseline: Bundle, candidate: Bund
 def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
     texts = bundle.task.set_texts(bundle.data, name)
     if texts.fingerprint() != bundle.trained_on[name]:
-        raise DataError(f"the data of the {side} changed since its training: its {name} set is another one now")
+        raise DataError(
+            f"the data of the {side} changed since its training: its {name} set differs from the one recorded"
+        )
     return texts
 
 

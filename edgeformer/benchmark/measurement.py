@@ -174,7 +174,7 @@ def measure_in_child(spec: MeasureSpec, progress: Progress) -> list[Row]:
     """Return the rows of one artifact, in the order of ``spec.items``; a row without figures has a reason.
 
     Decode and step artifacts of language models get a row per decoded token (``phase: decode``) at every shape. After
-    a worker died, another one continues behind the shape that killed it, until two in a row have died without a row.
+    a worker died, a new one continues behind the shape that killed it, until two in a row have died without a row.
     Stable rows are measured again, for a third of the time, by a second process; see :func:`confirmed`.
 
     Args:
@@ -276,7 +276,7 @@ def _measure_items(spec: MeasureSpec, progress: Progress) -> list[Row]:
         elif (item := item_of(message.row)) is not None:
             rows[item] = message.row
             progress.advance(1, p50_ms=message.row.latency_ms.p50 or 0.0)
-        elif cold is None:  # a worker that continues after another one has a first call, too
+        elif cold is None:  # a worker that continues has a first call, too
             cold = current, message.row
 
     fruitless_workers = 0

@@ -187,7 +187,7 @@ def gpu_memory(uuid: str | None, initial: Mapping[str, int], by_name: Mapping[st
             method = f"{method} ({note})" if is_hidden else method
             return Memory(status="measured", peak=by_name[name], baseline=initial.get(name, 0), method=method)
     reason = (
-        "neither NVML nor the system tells the memory on the GPU (without NVML nothing does, and inside a container "
+        "neither NVML nor the system reports the memory on the GPU (without NVML nothing does; inside a container "
         "the driver may know this process by another number)"
     )
     if is_hidden:

@@ -113,8 +113,8 @@ def resolve(
     """
     if manifest.leaks and not options.allow_leak:
         raise InputError(
-            f"{manifest.run!r} leaks future tokens: it sees what it is asked to predict, so its scores are void; "
-            "profile it all the same, marked as leaking, with --allow-leak"
+            f"{manifest.run!r} leaks future tokens: it sees the tokens that it predicts, so its scores are void; "
+            "use --allow-leak to profile it anyway, with a note in the report"
         )
     for name, values in (("batch", options.batches or ()), ("seq", options.seqs), ("threads", options.threads)):
         if any(value < 1 for value in values):
@@ -161,7 +161,7 @@ def resolve(
 
     notes = [*shape_notes(limits), *task.shape_notes(manifest.data)]
     if manifest.leaks:
-        notes.append("leaks future tokens: the model sees what it is asked to predict, so its scores are void")
+        notes.append("leaks future tokens: the model sees the tokens that it predicts, so its scores are void")
     if device.budgets.for_task(task.name) == Budget():
         notes.append(f"device profile {device.name!r} has no budget for {manifest.task}")
     rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
@@ -256,7 +256,7 @@ def shape_notes(limits: Limits) -> list[str]:
 
 
 def question_of(options: ProfileOptions, artifact: str | None) -> str:
-    """Return a part of the report's file name for what is asked beside the device's own budget; usually empty.
+    """Return a part of the report's file name for what is requested beyond the device's budget; often empty.
 
     How often and at which other shapes something is measured does not count: the newer report replaces the older one.
 
@@ -313,7 +313,7 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
     cards = nvidia.gpus()
     named_card = next((card for card in cards if _is_named(device, card.name)), None)
     if device.boards:
-        # All modules of a Jetson generation give their GPU one name ("Orin"); the part number tells them apart.
+        # All modules of a Jetson generation give their GPU one name ("Orin"); the part number distinguishes them.
         board = board_names(root)
         if any(part.lower() in name.lower() for part in device.boards for name in board):
             return Target(True, f"present: {board[0]}", named_card)  # an older JetPack has no NVML, and no card

@@ -148,7 +148,7 @@ def test_data_that_changed_leave_it_undecided_with_the_remedy(
     )
     check = score_of(renewed, lost_rows)
     assert check.status == "undecided" and check.candidate is None
-    assert "its random-split set is another one now" in check.reason and "--eval-data FILE" in check.reason
+    assert "its random-split set differs from the one recorded" in check.reason and "--eval-data FILE" in check.reason
     assert score_of(renewed, lost_rows, held_out).status == "pass"
 
 
