@@ -32,6 +32,8 @@ from edgeformer.runtimes import on_gpu, opener_of
 
 WARMUP_RULES = replace(MeasureRules(), warmup_max_s=1.5)
 """As for any row, but a process that does not settle continues: the other one runs on the same machine."""
+_PAIRS, _BLOCK_S, _BLOCK_CALLS = 5, 0.05, 3
+"""Pairs of blocks in a round, odd so that their median is one of them; duration of a block, and its fewest calls."""
 _UNTIMED_CALLS = 2
 """Calls at the start of a block: the caches hold the other process's data, and the threads sleep."""
 _SLOW_MS, _SLOW_PAIRS, _SLOW_UNTIMED_CALLS = 100.0, 3, 1
@@ -116,20 +118,15 @@ class SideError(ArtifactError):
 
 @dataclass(frozen=True)
 class PairRules:
-    """How a round is measured, and when to stop.
+    """When to stop measuring rounds.
 
     Attributes:
-        pairs: of blocks in a round; odd, so that their median is one of them.
-        block_s: approximate duration of a block of at least ``block_calls`` calls.
         longest_s: no round begins later than this after the first one, unless there are too few rounds for an
             interval: then up to four times as late.
         max_slowdown: the largest slowdown that is allowed.
         error: the chance that any interval of the run misses the true slowdown.
     """
 
-    pairs: int = 5
-    block_s: float = 0.05
-    block_calls: int = 3
     longest_s: float = 180.0
     max_slowdown: float = 0.05
     error: float = ERROR
@@ -208,7 +205,7 @@ def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None
             result.needs_s = needs_s
             break
         try:
-            _measure_round(pair, rules, rounds, result)
+            _measure_round(pair, rounds, result)
         except SideError as error:
             if error.side in failed_sides:
                 raise SideError(error.side, error.reason, " (its second failure)") from None
@@ -223,7 +220,7 @@ def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None
     return result
 
 
-def _measure_round(pair: Pair, rules: PairRules, number: int, result: Pairing) -> None:
+def _measure_round(pair: Pair, number: int, result: Pairing) -> None:
     """Add a round of two fresh processes to ``result``; every second round begins with the candidate."""
     order = (0, 1) if number % 2 == 0 else (1, 0)
     with ExitStack() as stack:
@@ -243,10 +240,10 @@ def _measure_round(pair: Pair, rules: PairRules, number: int, result: Pairing) -
         ready: dict[int, Ready] = {side: request(side, "warm up") for side in order}
         slowest_ms = max(side.call_ms for side in ready.values())
         slow = slowest_ms > _SLOW_MS
-        calls = max(rules.block_calls, ceil(rules.block_s * 1000 / slowest_ms))
+        calls = max(_BLOCK_CALLS, ceil(_BLOCK_S * 1000 / slowest_ms))
         line = f"{_SLOW_UNTIMED_CALLS if slow else _UNTIMED_CALLS} {calls}"
         medians_ms: tuple[list[float], list[float]] = ([], [])
-        for turn in range(min(rules.pairs, _SLOW_PAIRS) if slow else rules.pairs):
+        for turn in range(_SLOW_PAIRS if slow else _PAIRS):
             for side in order if turn % 2 == 0 else order[::-1]:
                 medians_ms[side].append(median(request(side, line).times_ms))
     baseline_ms, candidate_ms = medians_ms

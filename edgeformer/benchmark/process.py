@@ -119,7 +119,11 @@ class WorkerClient:
         try:
             line = self._lines.get(timeout=self._silence_s) or b""
             if line:
-                return self._messages.validate_json(line, strict=False)
+                message = self._messages.validate_json(line, strict=False)
+                if isinstance(message, End):  # time to exit in order
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(_EXIT_S)
+                return message
             try:
                 code = self._process.wait(_EXIT_S)
                 hint = ", as the system does when memory runs out" if code == _SIGKILL else ""
@@ -137,17 +141,6 @@ class WorkerClient:
         lines = self._stderr.read().decode("utf-8", errors="replace").strip().splitlines()
         tail = f"; last line on stderr: {lines[-1].strip()[:300]}" if lines else ""
         return End(reason=f"the {self._job.name} process {problem}{tail}", died=died)
-
-    def finish(self) -> None:
-        """Wait for a worker that has sent its End."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_S)
-
-    def close_stdin(self) -> None:
-        """Send nothing more."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
 
 
 @contextmanager
@@ -190,10 +183,8 @@ def run_job(job: Job, messages: TypeAdapter[Any], silence_s: float, take: Callab
         take: called with every message but the End, as it arrives.
     """
     with start_worker(job, messages, silence_s) as client:
-        client.close_stdin()
         while not isinstance(message := client.receive(), End):
             take(message)
-        client.finish()
         return message
 
 

@@ -294,7 +294,7 @@ def timed_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, longest_s: flo
     """Rounds that take so long by a clock that only they move, of a candidate that is neither faster nor slower."""
     clock = SimpleNamespace(now=0.0)
 
-    def single(pair: object, rules: object, number: int, result: Pairing) -> None:
+    def single(pair: object, number: int, result: Pairing) -> None:
         clock.now += seconds
         result.log_ratios.append(0.2 * (-1) ** number)
 
@@ -332,7 +332,7 @@ def test_slow_calls_have_smaller_blocks(monkeypatch: pytest.MonkeyPatch, call_ms
 
     monkeypatch.setattr(paired_run, "start_worker", lambda *_: nullcontext(FakeClient()))
     spec = cast(MeasureSpec, SimpleNamespace(repeat=1, rules=RULES))
-    paired_run._measure_round((spec, spec), PairRules(), 0, Pairing())
+    paired_run._measure_round((spec, spec), 0, Pairing())
     assert requests == ["warm up"] * 2 + 2 * blocks
 
 

@@ -38,7 +38,7 @@ class Question(BaseModel):
     number: int
 class Answer(Question):
     kind: str = "answer"
-send, number = claim_stdout(), json.load(sys.stdin)["number"]
+send, number = claim_stdout(), json.loads(sys.stdin.readline())["number"]
 """
 
 
