@@ -1,4 +1,4 @@
-"""A measuring child for tests: what it is told, a program in its place, and what is left of it."""
+"""Measuring workers for tests: a spec, a program in the worker's place, and its rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5,
 
 
 def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
-    """The tiny bundle's artifact at two shapes."""
+    """Return a spec of the tiny bundle's artifact at two shapes."""
     artifact = artifact_of(bundle, "onnx/model.onnx")
     return MeasureSpec(
         checked=CheckedArtifact.of(Bundle.open(bundle), artifact),
@@ -31,12 +31,12 @@ def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
 
 
 def another(spec: MeasureSpec, **changes: object) -> CheckedArtifact:
-    """What ``spec`` opens, changed."""
+    """Return the artifact of ``spec`` with changes."""
     return spec.checked.model_copy(update=changes)
 
 
 class Recorder(Silent):
-    """Remembers what was told while it went on."""
+    """Records progress."""
 
     def __init__(self) -> None:
         self.advanced = 0
@@ -57,17 +57,17 @@ class Recorder(Silent):
 
 
 def run_as(monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, **changes: object) -> list[Row]:
-    """The rows that are left when the child runs ``program`` instead of measuring."""
+    """Return the rows if the worker runs ``program`` instead of measuring."""
     monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", program])
     return measure_in_child(make_spec(bundle, **changes), Silent())
 
 
 def reasons(rows: list[Row]) -> list[str]:
-    """Why nothing was measured."""
+    """Return why nothing was measured."""
     assert all(row.latency_ms.status == row.memory_bytes.status == "unavailable" for row in rows)
     return [str(row.latency_ms.reason) for row in rows]
 
 
 def states(rows: list[Row]) -> list[tuple[str, int, str]]:
-    """Phase, batch and status of every row."""
+    """Return phase, batch and status of every row."""
     return [(row.phase, row.batch, row.latency_ms.status) for row in rows]

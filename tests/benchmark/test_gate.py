@@ -1,4 +1,4 @@
-"""gate: real bundles, measured in turns in fresh processes, and what CI gets to read."""
+"""gate: real bundles measured in turns in fresh processes, and the files for CI."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def checks(gate: Gate) -> dict[str, GateCheck]:
     return {check.name: check for check in gate.checks}
 
 
-def test_what_is_slower_fails_as_soon_as_that_is_clear(failed: Gate) -> None:
+def test_a_slower_candidate_fails_early(failed: Gate) -> None:
     latency = checks(failed)["latency"]
     assert (failed.status, failed.exit_code) == ("fail", 3)
     assert (latency.status, latency.found, latency.rounds) == ("fail", "slower", 8)
@@ -96,7 +96,7 @@ def test_what_is_slower_fails_as_soon_as_that_is_clear(failed: Gate) -> None:
     assert checks(failed)["score"].status == "undecided", "the tiny bundle was never scored"
 
 
-def test_too_few_rounds_leave_it_undecided_with_an_exit_code_of_its_own(baseline: Path) -> None:
+def test_too_few_rounds_are_undecided_with_their_own_exit_code(baseline: Path) -> None:
     gate = gated(baseline, baseline, replace(GATE, longest_s=0.0001))
     latency = checks(gate)["latency"]
     assert (gate.status, gate.exit_code) == ("undecided", UNDECIDED)
@@ -119,7 +119,7 @@ def test_junit_and_summary_hold_every_check(failed: Gate, tmp_path: Path) -> Non
     assert (tmp_path / "made" / "summary.md").read_text(encoding="utf-8").count("## edgeformer gate") == 2
 
 
-def test_a_range_that_holds_anything_is_not_called_no_different() -> None:
+def test_a_wide_interval_is_not_called_no_different() -> None:
     wide = GateCheck(
         name="latency", artifact="a", status="undecided", unit="ms", baseline=1.0, candidate=1.1, change=0.1,
         low=-0.4, high=0.9, found=Interval(0.1, -0.4, 0.9).change(0.05), limit=0.05,
@@ -130,7 +130,7 @@ def test_a_range_that_holds_anything_is_not_called_no_different() -> None:
     assert "-40.0% to +90.0%; whether faster or slower is not known" in junit_xml(gate)
 
 
-def test_text_of_a_bundle_breaks_no_xml() -> None:
+def test_junit_escapes_text_of_a_bundle() -> None:
     check = GateCheck(name="presence", artifact='a"<\x00>&', status="fail", reason="<x>\x1b[31m")
     gate = Gate(
         status="fail", candidate="a", baseline="b", host={}, created="now", seconds=1.0, error=0.05, checks=(check,)
@@ -138,12 +138,12 @@ def test_text_of_a_bundle_breaks_no_xml() -> None:
     assert ElementTree.fromstring(junit_xml(gate)).attrib["failures"] == "1"
 
 
-def test_the_command_writes_what_ci_reads(failed: Gate, written: Path) -> None:
+def test_the_command_writes_junit_and_summary(failed: Gate, written: Path) -> None:
     assert (written / "gate.xml").read_text(encoding="utf-8") == junit_xml(failed)
     assert (written / "gate.md").read_text(encoding="utf-8") == markdown_summary(failed)
 
 
-def test_options_that_make_no_sense(
+def test_unusable_options_are_refused(
     slower: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, requested = in_process(monkeypatch, capsys), [*OPTIONS, "--against", str(baseline)]
@@ -159,9 +159,7 @@ def test_options_that_make_no_sense(
     assert "Missing option" in run("gate", str(slower), code=2)
 
 
-def test_a_report_names_its_bundle_which_must_still_be_the_one_that_was_measured(
-    slower: Path, baseline: Path, tmp_path: Path
-) -> None:
+def test_a_baseline_report_needs_its_unchanged_bundle(slower: Path, baseline: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "bundle"
     shutil.copytree(baseline, folder)
     report = profile_bundle(Location(None, folder), HOST, ONE)
@@ -201,7 +199,7 @@ def test_an_edited_report_is_no_baseline(
 
 
 @pytest.mark.parametrize(("broken", "status"), [("candidate", "fail"), ("baseline", "undecided")])
-def test_what_does_not_run_is_told_with_its_side(baseline: Path, tmp_path: Path, broken: str, status: str) -> None:
+def test_a_side_that_does_not_run_is_named(baseline: Path, tmp_path: Path, broken: str, status: str) -> None:
     crashing = write_bundle(tmp_path / "crashing", {"model": greedy_graph()})  # asks for more memory than there is
     sides = (crashing, baseline) if broken == "candidate" else (baseline, crashing)
     latency = checks(gated(*sides))["latency"]
@@ -223,9 +221,7 @@ def kill_workers(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
     monkeypatch.setattr(paired_run, "start_worker", start)
 
 
-def test_a_process_that_dies_once_is_measured_again_and_one_that_dies_twice_fails(
-    baseline: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_may_die_once_but_not_twice(baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidate's process is the second of a round, and of the same round once more the fourth."""
     short = replace(GATE, longest_s=0.0001)
     kill_workers(monkeypatch, 1)
@@ -255,7 +251,7 @@ def of_another_runtime(folder: Path, *names: str) -> Path:
         (("model",), ("model",), (), {"undecided"}, UNDECIDED, "this machine can run neither: "),
     ],
 )
-def test_what_was_never_timed_is_not_passed_over(
+def test_an_artifact_that_cannot_run_is_not_ignored(
     tmp_path: Path,
     old_statuses: tuple[str, ...],
     new_statuses: tuple[str, ...],
@@ -275,7 +271,7 @@ def test_what_was_never_timed_is_not_passed_over(
         assert latencies["other"].rounds == 1 and "name them: --artifact ID" in latencies["model"].reason
 
 
-def test_a_runtime_that_was_named_computes_both_and_is_told(baseline: Path) -> None:
+def test_a_named_runtime_computes_both(baseline: Path) -> None:
     with_runtime = replace(ONE, runtime="onnxruntime")
     gate = gated(baseline, baseline, replace(GATE, longest_s=0.0001), with_runtime)
     assert {check.name for check in gate.checks if check.provider == "CPUExecutionProvider"} == {
@@ -307,7 +303,7 @@ def timed_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, longest_s: flo
     ("seconds", "rounds", "needs_s"),
     [(2.0, 60, None), (20.0, 9, None), (30.0, 8, None), (80.0, 8, None), (90.1, 1, 8 * 90.1)],
 )
-def test_slow_rounds_go_on_to_the_first_that_say_anything_or_are_not_begun(
+def test_slow_rounds_reach_the_fewest_or_are_not_started(
     monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int, needs_s: float | None
 ) -> None:
     """Three minutes: enough for all rounds of 2 s, for nine of 20 s, and for six of 30 s."""
@@ -345,12 +341,12 @@ def test_a_worker_times_the_requested_calls(baseline: Path) -> None:
             assert len(client.receive().times_ms) == timed
 
 
-def test_memory_says_what_told_it_and_with_which_provider(failed: Gate) -> None:
+def test_memory_has_its_method_and_provider(failed: Gate) -> None:
     memory = checks(failed)["memory"]
     assert "resident memory" in memory.reason and memory.reason.endswith(", with CPUExecutionProvider")
 
 
-def test_on_a_card_memory_is_what_the_process_holds_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_memory_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other process is open at the same time: the memory of the whole card would be that of both."""
     monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: 700)
     monkeypatch.setattr(nvidia, "card_used_bytes", lambda uuid: 9000)
@@ -362,7 +358,7 @@ def test_on_a_card_memory_is_what_the_process_holds_there(monkeypatch: pytest.Mo
     assert (hidden.status, hidden.peak) == ("unavailable", None) and "tell the two apart" in str(hidden.reason)
 
 
-def test_memory_of_two_kinds_is_not_compared(baseline: Path) -> None:
+def test_memory_by_two_methods_is_not_compared(baseline: Path) -> None:
     entry = Bundle.open(baseline).artifacts[0]
     peaks = SidePeak(100 * 2**20, "resident", "CPUExecutionProvider"), SidePeak(1.0, "card", "CUDAExecutionProvider")
     check = memory_check(ArtifactPair(entry, entry), 0.1, peaks)
@@ -370,7 +366,7 @@ def test_memory_of_two_kinds_is_not_compared(baseline: Path) -> None:
     assert "resident, with CPUExecutionProvider and card, with CUDAExecutionProvider" in check.reason
 
 
-def test_what_ci_reads_must_have_a_place_before_anything_is_measured(
+def test_output_files_are_checked_before_measuring(
     slower: Path, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = in_process(monkeypatch, capsys)
@@ -383,7 +379,7 @@ def test_what_ci_reads_must_have_a_place_before_anything_is_measured(
             assert f"{option} {path}: " in printed and message in printed
 
 
-def test_a_report_in_the_top_folder_has_nothing_beside_it(monkeypatch: pytest.MonkeyPatch, baseline: Path) -> None:
+def test_a_report_in_the_top_folder_has_no_bundle(monkeypatch: pytest.MonkeyPatch, baseline: Path) -> None:
     report = SimpleNamespace(bundle="elsewhere/bundle", subject=None)
     monkeypatch.setattr(gate_module, "read_report", lambda path: report)
     with pytest.raises(ArtifactError, match="its bundle elsewhere/bundle is not here"):
@@ -420,7 +416,7 @@ def with_artifacts(folder: Path, **statuses: str) -> Path:
         ({"a": "built"}, {"a": "built", "b": "built"}, ("a",), {}, UNDECIDED),
     ],
 )
-def test_presence_concerns_what_was_asked_for_in_both_directions(
+def test_presence_of_selected_artifacts_in_both_directions(
     tmp_path: Path,
     old_statuses: dict[str, str],
     new_statuses: dict[str, str],
@@ -483,7 +479,7 @@ def drifting(worst: float) -> Drift:
         ({}, {}, "drift", "undecided"),
     ],
 )
-def test_files_are_held_against_each_other(
+def test_size_and_drift_are_compared(
     baseline: Path, old_statuses: dict[str, object], new_statuses: dict[str, object], check: str, status: str
 ) -> None:
     manifest = Bundle.open(baseline).manifest

@@ -1,4 +1,4 @@
-"""A process with one job: what it says reaches the parent, and every way in which it can end is a sentence."""
+"""Worker processes: messages reach the parent, and every way to end has a reason."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def ask(monkeypatch: pytest.MonkeyPatch, program: str, silence_s: float = 60.0) 
     return heard, run_job(job, MESSAGES, silence_s, lambda answer: heard.append(answer.number))
 
 
-def test_answers_are_heard_in_order_and_what_libraries_print_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_arrive_in_order_without_what_libraries_print(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "print('noise'); os.write(1, b'more noise\\n')\n" + "send(Answer(number=number + 1)); " * 2
     heard, ending = ask(monkeypatch, program + "send(Answer(number=3)); send(End())")
     assert heard == [21, 21, 3] and ending == End()
 
 
-def test_a_child_that_cannot_do_its_job_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_do_its_job_sends_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     heard, ending = ask(monkeypatch, "send(End(reason='no such file'))")
     assert heard == [] and ending == End(reason="no such file")
 
@@ -74,19 +74,21 @@ def test_a_child_that_cannot_do_its_job_says_why(monkeypatch: pytest.MonkeyPatch
         ("time.sleep(60)", "the asking process was silent for 2 s and was ended", False),
     ],
 )
-def test_other_endings_are_told_apart(monkeypatch: pytest.MonkeyPatch, program: str, says: str, died: bool) -> None:
+def test_other_endings_have_different_reasons(
+    monkeypatch: pytest.MonkeyPatch, program: str, says: str, died: bool
+) -> None:
     _, ending = ask(monkeypatch, program, 2.0 if "sleep" in program else 60.0)
     assert ending.reason is not None and ending.reason.startswith(says) and ending.died is died
     assert ending.reason.endswith("last line on stderr: two") == ("two" in program)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
-def test_a_child_that_the_system_killed_may_have_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_may_have_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     _, ending = ask(monkeypatch, "os.kill(os.getpid(), signal.SIGKILL)")
     assert ending.died and "(SIGKILL), as the system does when memory runs out" in str(ending.reason)
 
 
-def test_threads_are_pinned_for_the_child_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_pinned_for_the_worker_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_PROC_BIND", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     environment = child_environment(Question(number=1, threads=2, gpu_uuid="GPU-1"))
@@ -97,7 +99,7 @@ def test_threads_are_pinned_for_the_child_only(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("persona", [LAPTOP, JETSON])
-def test_a_child_sees_the_card_that_has_a_uuid_and_else_what_the_user_lets_it(
+def test_a_worker_sees_the_card_with_a_known_uuid(
     persona: dict[str, Any], nvml: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml.answer(persona)
