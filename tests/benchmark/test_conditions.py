@@ -40,11 +40,11 @@ def use(**changes: object) -> CpuUse:
         ({"own_cores": 1.0, "busy_threads": {1: 0.5}}, 2, True),  # two threads share a core, where there should be one
     ],
 )
-def test_what_makes_figures_that_cannot_be_had_again(changes: dict[str, object], cores: int, disturbed: bool) -> None:
+def test_too_much_other_work_is_a_disturbance(changes: dict[str, object], cores: int, disturbed: bool) -> None:
     assert use(**changes).disturbed(cores, 1) is disturbed
 
 
-def test_threads_of_a_provider_that_brings_its_own_are_not_counted() -> None:
+def test_threads_of_a_provider_with_its_own_pool_are_not_counted() -> None:
     crowd = use(own_cores=7.5, busy_threads=dict.fromkeys(range(8), 0.9))
     assert provider_facts(CPU).counts_threads and not provider_facts(CUDA).counts_threads
     assert not crowd.disturbed(16, None)
@@ -121,7 +121,7 @@ def test_the_governor_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.Mon
     assert described["governor"] == "powersave" and "governor_scales" not in described
 
 
-def test_what_slows_the_card_and_who_else_uses_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_slowdowns_and_foreign_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         state = nvidia.GpuState(
             1500, 8000, 71, 55.0, "0x24", None, (other.pid, 2**31 - 1), ("power limit", "heat (software)")
@@ -142,7 +142,7 @@ def test_what_slows_the_card_and_who_else_uses_it_is_named(monkeypatch: pytest.M
     assert not any("card" in note for note in doubts(described, CPU))
 
 
-def test_foreign_work_is_told_apart_from_our_own() -> None:
+def test_foreign_work_is_separated_from_this_process() -> None:
     first = CpuReading(at_s=10, busy_s=100, own_s=50, stolen_s=0, throttled=3)
     second = CpuReading(at_s=12, busy_s=105, own_s=53.9, stolen_s=0, throttled=3)
     use = used_between(first, second)
@@ -161,7 +161,7 @@ def test_stolen_time_and_throttling_are_named() -> None:
     assert "hypervisor took 0.5 cores" in noted and "throttled because of heat" in noted
 
 
-def test_a_real_spin_is_our_own_work() -> None:
+def test_a_real_spin_counts_for_this_process() -> None:
     first = conditions.read_cpu()
     until = time.perf_counter() + 0.3
     while time.perf_counter() < until:
@@ -169,7 +169,7 @@ def test_a_real_spin_is_our_own_work() -> None:
     assert used_between(first, conditions.read_cpu()).own_cores > 0.3
 
 
-def test_conditions_leave_out_what_is_not_known() -> None:
+def test_unknown_conditions_are_left_out() -> None:
     described = conditions.describe(threads=2, gpu_uuid=None)
     assert described["threads"] == 2
     assert "power" in described

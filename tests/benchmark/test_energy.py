@@ -108,7 +108,7 @@ def test_a_card_without_a_counter_says_so(persona: dict[str, Any], nvml: Driver)
         assert energy_counter("CUDAExecutionProvider", uuid) == "this card has no energy counter that NVML can read"
 
 
-def test_calls_that_do_not_stand_out_are_unavailable_not_negative() -> None:
+def test_calls_below_idle_power_are_unavailable() -> None:
     machine = FakeMachine(busy_w=2.0)
     energy = measure_energy(machine.call, machine.counter, RULES, machine.clock, machine.sleep)
     assert (energy.status, energy.value) == ("unavailable", None)
@@ -165,7 +165,7 @@ def test_a_call_is_made_however_short_the_time() -> None:
 
 
 @pytest.mark.parametrize(("busy_w", "status"), [(3.0, "unavailable"), (3.032, "measured")])
-def test_half_a_millijoule_stands_out_and_nothing_does_not(busy_w: float, status: str) -> None:
+def test_energy_must_exceed_idle(busy_w: float, status: str) -> None:
     machine = SlowMachine(busy_w)
     energy = measure_energy(machine.call, machine.counter, RULES, machine.clock, machine.sleep)
     assert energy.status == status

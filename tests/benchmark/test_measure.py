@@ -89,7 +89,7 @@ def test_strict_rules_take_a_minute_and_enough_calls_for_a_p99() -> None:
     assert len(measure(slow, MeasureRules.strict(), slow.clock).samples_ms) == 662
 
 
-def test_who_stops_early_says_after_how_long() -> None:
+def test_an_early_stop_states_its_seconds() -> None:
     artifact = FakeArtifact(lambda _: 5000.0)
     sample = measure(artifact, MeasureRules.strict(), artifact.clock)
     assert sample.reason == "stopped after 900 s with 180 of 662 calls"
@@ -186,7 +186,7 @@ def test_garbage_collection_is_off_while_measured_and_restored() -> None:
         (662, ("p90", "p95", "p99")),
     ],
 )
-def test_a_percentile_is_given_only_if_the_sample_can_carry_it(n: int, carried: tuple[str, ...]) -> None:
+def test_a_percentile_needs_enough_samples(n: int, carried: tuple[str, ...]) -> None:
     latency = summarise([5.0] * n, stable=True)
     assert latency.p50 == 5.0
     assert tuple(name for name in ("p90", "p95", "p99") if getattr(latency, name) is not None) == carried
@@ -214,7 +214,7 @@ def test_two_calls_have_a_spread_and_calls_of_no_time_have_none() -> None:
     assert summarise([0.0, 0.0], stable=True).cv is None
 
 
-def test_quantiles_are_told_to_the_nanosecond_and_nothing_is_missing_of_enough_calls() -> None:
+def test_quantiles_are_rounded_to_nanoseconds() -> None:
     latency = summarise([1 / 3] * 662, stable=True)
     assert set(latency.quantiles_ms) == {0.333333}
     assert latency.reason is None
@@ -235,7 +235,7 @@ def test_one_call_has_no_spread_and_cannot_be_stable() -> None:
     assert latency.reason == "1 call: p90 needs 64, p95 needs 130, p99 needs 662"
 
 
-def test_what_the_loop_noticed_is_kept() -> None:
+def test_warnings_of_the_loop_are_kept() -> None:
     latency = summarise([1.0] * 70, stable=False, warnings=["drifted"], reason="stopped after 60 s")
     assert latency.stable is False
     assert latency.warnings == ("drifted",)

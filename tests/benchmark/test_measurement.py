@@ -385,10 +385,3 @@ def test_a_second_median_within_the_tolerance_confirms(second: float | None, sta
         assert result.latency_ms.warnings == ("noted", f"{warning}nothing: the process ended early")
     elif not stable:
         assert result.latency_ms.warnings == ("noted", f"{warning}{second:.3g} ms", "the second process: noted")
-
-
-def test_the_second_process_takes_a_third_of_the_time_and_reads_no_energy() -> None:
-    rules = MeasureRules().repeated()
-    assert (rules.min_s, rules.min_calls, rules.max_s, rules.warmup_max_s) == (1.0, 34, 20.0, 10.0)
-    assert rules.idle_s == rules.energy_s == 0.0
-    assert (rules.warmup_min_s, rules.windows) == (MeasureRules().warmup_min_s, MeasureRules().windows)

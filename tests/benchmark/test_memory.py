@@ -93,9 +93,7 @@ def test_polling_keeps_no_process_alive() -> None:
 
 
 @pytest.mark.parametrize("fails", [OSError, AttributeError])
-def test_freed_memory_goes_back_where_the_c_library_can(
-    monkeypatch: pytest.MonkeyPatch, fails: type[Exception]
-) -> None:
+def test_freed_memory_is_returned_to_the_system(monkeypatch: pytest.MonkeyPatch, fails: type[Exception]) -> None:
     requested = []
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=requested.append))
@@ -119,7 +117,7 @@ def test_a_peak_below_the_baseline_adds_nothing(monkeypatch: pytest.MonkeyPatch)
     )
 
 
-def test_a_peak_that_could_not_be_reset_says_what_it_holds() -> None:
+def test_a_peak_that_could_not_be_reset_is_marked() -> None:
     class Fixed(WindowsPeak):
         def peak_bytes(self) -> int:
             return 500
@@ -155,7 +153,7 @@ def measured(uuid: str | None = "GPU-1") -> tuple[Memory, dict[str, int]]:
     return gpu_memory(uuid, initial, by_name), by_name
 
 
-def test_the_process_itself_is_the_best_figure_and_the_cards_is_kept_beside_it(machine: Machine) -> None:
+def test_process_memory_goes_before_card_memory(machine: Machine) -> None:
     machine(process=700, card=(1000, 1750))
     memory, by_name = measured()
     assert (memory.status, memory.peak, memory.baseline) == ("measured", 700, 0)
@@ -163,7 +161,7 @@ def test_the_process_itself_is_the_best_figure_and_the_cards_is_kept_beside_it(m
     assert by_name == {"process (NVML)": 700, "card (NVML)": 750}
 
 
-def test_windows_says_that_wddm_hides_it_and_takes_the_cards(machine: Machine) -> None:
+def test_windows_wddm_falls_back_to_card_memory(machine: Machine) -> None:
     machine(card=(1000, 1750), wddm=True)
     memory, _ = measured()
     assert (memory.peak, memory.baseline) == (750, 1000)
@@ -174,7 +172,7 @@ def test_windows_says_that_wddm_hides_it_and_takes_the_cards(machine: Machine) -
     assert memory.status == "unavailable" and "WDDM" in str(memory.reason)
 
 
-def test_a_jetson_shares_the_systems_memory_and_says_so(machine: Machine) -> None:
+def test_a_jetson_uses_system_memory(machine: Machine) -> None:
     machine(system=(3000, 4200))
     memory, by_name = measured(uuid=None)
     assert (memory.peak, memory.baseline) == (1200, 3000)
@@ -189,9 +187,7 @@ def test_without_any_figure_there_is_a_reason_and_no_number(machine: Machine) ->
     assert "container" in str(memory.reason)
 
 
-def test_the_card_is_asked_by_its_number_and_not_at_all_without_one(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_card_is_read_by_its_uuid_only(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(card=(1000, 1000))
     assert gpu_memory_in_use(None) == {}
     monkeypatch.setattr(nvidia, "card_used_bytes", {"GPU-1": 1000, "GPU-2": 2000}.get)

@@ -130,9 +130,7 @@ def test_a_card_without_a_cuda_runtime_is_not_measured_by_the_cpu(
     assert "model ran on the processor: for ONNX graphs on the card: pip install onnxruntime-ep-nv-tensorrt-rtx" in rest
 
 
-def test_what_engines_measured_on_the_card_is_told_from_what_the_processor_did(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notes_separate_card_rows_from_cpu_rows(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an RTX card without a CUDA-enabled ONNX Runtime; and of another card, whose remedy is another."""
     opened, device = Bundle.open(bundle), load_profile("rtx4050")
     latency = Latency(status="measured", p50=1.0, n=100, stable=True)
@@ -161,9 +159,7 @@ def test_what_engines_measured_on_the_card_is_told_from_what_the_processor_did(
     assert 'pip uninstall -y onnxruntime, then pip install "onnxruntime-gpu[cuda,cudnn]"' in other
 
 
-def test_a_card_that_nothing_was_measured_on_is_told_which_engines_can_be_built_for_it(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_note_names_the_engines_for_an_unmeasured_card(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorrt_rtx")
     monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA GeForce RTX 4050", "GPU-1", 6 * 2**30, "8.9")])
     options = replace(FAST, artifacts=("model",), batches=(1,), seqs=(16,), provider="CPUExecutionProvider")
@@ -190,14 +186,14 @@ def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("file", ["onnx/model.onnx", "golden.npz"])
-def test_a_damaged_file_ends_everything_before_anything_is_measured(tmp_path: Path, file: str) -> None:
+def test_a_damaged_file_is_an_error_before_measuring(tmp_path: Path, file: str) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     (bundle / file).write_bytes((bundle / file).read_bytes()[:300])
     with pytest.raises(ArtifactError, match=f"{Path(file).name}: (truncated|changed)"):
         profile_bundle(Location(None, bundle), HOST, FAST)
 
 
-def test_a_damaged_artifact_that_was_not_asked_for_does_not_matter(tmp_path: Path) -> None:
+def test_a_damaged_artifact_is_ignored_if_not_requested(tmp_path: Path) -> None:
     graphs = {"model": classifier_graph(), "other": classifier_graph()}
     bundle = write_bundle(tmp_path / "bundle", graphs)
     (bundle / "onnx" / "other.onnx").write_bytes(b"")
@@ -214,7 +210,7 @@ def test_a_run_without_a_bundle_is_refused(tmp_path: Path) -> None:
         profile_bundle(Location(tmp_path, None), HOST, FAST)
 
 
-def test_busy_neighbours_are_noticed(tmp_path: Path) -> None:
+def test_other_busy_processes_are_noticed(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
     try:
@@ -238,7 +234,7 @@ def test_importing_the_profile_stage_loads_neither_torch_nor_onnxruntime() -> No
     assert done.stdout.strip() == "[]"
 
 
-def test_the_manifest_is_left_as_it_was(on_cpu: Report, bundle: Path) -> None:
+def test_profiling_does_not_change_the_bundle(on_cpu: Report, bundle: Path) -> None:
     names = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
     assert names == {"bundle.json", "golden.npz", "onnx/model.onnx", "onnx/greedy.onnx"}
     assert Bundle.open(bundle).manifest.run == "tiny"
@@ -299,7 +295,7 @@ def on_pi(two_graphs: Path) -> Report:
     return profile_bundle(Location(None, two_graphs), PI, ONE_SHAPE)
 
 
-def test_what_can_never_run_on_a_device_is_left_out_of_its_verdict_and_listed(on_pi: Report) -> None:
+def test_artifacts_that_never_run_on_the_device_are_left_out(on_pi: Report) -> None:
     assert on_pi.verdict.status == "pass"
     assert {check.artifact for check in on_pi.verdict.checks} == {"model", "wide"}
     assert on_pi.left_out == {"engine": "tensorrt-rtx engines run on NVIDIA GPUs only"}
@@ -308,14 +304,14 @@ def test_what_can_never_run_on_a_device_is_left_out_of_its_verdict_and_listed(on
     assert any(row.artifact == "engine" for row in on_pi.rows), "its row says why, as before"
 
 
-def test_where_nothing_can_run_the_report_says_that_nothing_was_judged(two_graphs: Path) -> None:
+def test_without_a_runnable_artifact_nothing_is_judged(two_graphs: Path) -> None:
     report = profile_bundle(Location(None, two_graphs), PI, replace(ONE_SHAPE, artifacts=("engine",)))
     assert (report.verdict.status, report.verdict.checks) == ("unknown", ())
     assert any("no artifact can ever run on this device" in note for note in report.notes)
     assert "every artifact that no" in in_words(report)
 
 
-def test_the_verdict_of_a_search_is_that_of_its_pick_everywhere(two_graphs: Path, tmp_path: Path) -> None:
+def test_the_verdict_of_a_search_is_that_of_its_pick(two_graphs: Path, tmp_path: Path) -> None:
     small = (two_graphs / "onnx/model.onnx").stat().st_size
     options = replace(ONE_SHAPE, search=SearchOptions(), max_size_bytes=small)
     report = profile_bundle(Location(None, two_graphs), HOST, options)

@@ -66,7 +66,7 @@ def statuses(path: Path, device: str = PI, **options: Any) -> dict[tuple[str, st
     return {(check.name, check.artifact): check.status for check in judged.verdict.checks}
 
 
-def test_rows_are_held_against_the_budget_at_its_shape(write: Write) -> None:
+def test_rows_are_judged_at_the_budgets_shape(write: Write) -> None:
     path = write(report(row(), row(seq=16, latency_ms=latency(9000.0)), row("onnx-int8", latency_ms=latency(101.0))))
     judged = judge_report(path, load_profile(PI), ProfileOptions())
     result = {(check.name, check.artifact): check for check in judged.verdict.checks}
@@ -107,7 +107,7 @@ def test_a_shape_that_was_not_measured_is_unknown(write: Write) -> None:
     assert check.status == "unknown" and check.reason == "1×64 was not measured, but 1×16"
 
 
-def test_what_a_processor_computes_says_nothing_of_a_card(write: Write) -> None:
+def test_cpu_rows_do_not_judge_a_card(write: Write) -> None:
     assert statuses(write(report(row())), CARD)["latency", "onnx-fp32"] == "unknown"
     assert statuses(write(report(row(), row(provider="webgpu"))), CARD)["latency", "onnx-fp32"] == "pass"
     # On a device without such a card, the better one of both is judged.
@@ -154,7 +154,7 @@ def test_another_bundle_json_around_the_same_artifacts_is_noted(write: Write) ->
     assert any("bundle.json has changed since browser.json was measured" in note for note in judged.notes)
 
 
-def test_a_language_model_is_judged_by_what_a_token_costs(write: Write) -> None:
+def test_a_language_model_is_judged_per_token(write: Write) -> None:
     """Its graphs have no caches in a browser: each token costs a pass over the text."""
     subject = {
         "task": "language-modeling",
@@ -189,7 +189,7 @@ def test_a_language_model_is_judged_by_what_a_token_costs(write: Write) -> None:
         (report(row(), subject={"task": "poetry", "artifacts": {}}), "poetry"),
     ],
 )
-def test_what_no_page_writes_is_refused(document: Document, message: str, write: Write) -> None:
+def test_impossible_reports_are_refused(document: Document, message: str, write: Write) -> None:
     with pytest.raises(InputError, match=message):
         judge_report(write(document), load_profile(PI), ProfileOptions())
 

@@ -32,7 +32,7 @@ from tests.benchmark.search_cases import CPU, accuracy, artifact, bundle, estima
 from tests.runtimes.tiny_bundle import classifier_graph, write_bundle
 
 
-def test_the_fastest_that_is_accurate_enough_and_within_the_limits_is_picked_with_the_reason() -> None:
+def test_the_fastest_accurate_candidate_within_limits_is_picked() -> None:
     manifest = bundle(
         artifact("exact", validation=accuracy(0.93)),
         artifact("good", validation=accuracy(0.91)),
@@ -55,7 +55,7 @@ def test_the_fastest_that_is_accurate_enough_and_within_the_limits_is_picked_wit
     assert result.basis == "measured"
 
 
-def test_the_interval_of_a_score_says_when_the_rows_do_not_decide_the_bound() -> None:
+def test_a_bound_inside_the_score_interval_is_noted() -> None:
     small_sample = accuracy(393 / 422).model_copy(update={"n": 422})
     below = accuracy(390 / 422).model_copy(update={"n": 422})
     manifest = bundle(artifact("near", validation=small_sample), artifact("below", validation=below))
@@ -70,7 +70,7 @@ def test_the_interval_of_a_score_says_when_the_rows_do_not_decide_the_bound() ->
     assert under.reason == "accuracy 0.9242 is below 0.93, inside its 95 % interval 0.8946 to 0.9476"
 
 
-def test_a_bound_outside_the_interval_is_decided_and_no_bound_asks_nothing() -> None:
+def test_a_bound_outside_the_score_interval_is_decided() -> None:
     clear = run(bundle(artifact("model")), [row("model")], options=SearchOptions({"accuracy": 0.8}))
     assert clear.candidates[0].bound_inside is False and "does not decide" not in clear.reason
     assert clear.reason.endswith(". Accuracy 0.9000 on 1,000 rows, 95 % interval 0.8797 to 0.9179")
@@ -98,7 +98,7 @@ def test_within_noise_the_smaller_file_wins(slower: float, expected: str) -> Non
 
 
 @pytest.mark.parametrize(("second", "expected"), [(4.05, "small"), (4.15, "large")])
-def test_what_two_processes_found_is_a_range_and_ranges_that_overlap_tie(second: float, expected: str) -> None:
+def test_overlapping_ranges_of_two_processes_tie(second: float, expected: str) -> None:
     """Of the larger file the second process had 4.1 ms; of the smaller one the first had 4.2."""
     rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
     rows += [row("small", 4.2, size=100, conditions={"repeated_p50_ms": second})]
@@ -108,7 +108,7 @@ def test_what_two_processes_found_is_a_range_and_ranges_that_overlap_tie(second:
     assert ("each was measured twice, and the ranges overlap" in result.reason) == (expected == "small")
 
 
-def test_a_range_that_reaches_far_ties_nothing_that_is_clearly_slower() -> None:
+def test_a_wide_range_does_not_tie_a_slower_candidate() -> None:
     rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
     rows += [row("small", 9.0, size=100, conditions={"repeated_p50_ms": 3.0})]
     assert picked(run(bundle(artifact("large"), artifact("small")), rows)) == ("large", 2)
@@ -123,7 +123,7 @@ def test_a_range_that_reaches_far_ties_nothing_that_is_clearly_slower() -> None:
         ("not known", "large", "not known after 1 rounds"),
     ],
 )
-def test_what_was_measured_in_turns_goes_before_times_that_were_taken_minutes_apart(
+def test_a_tie_break_overrides_separate_times(
     outcome: Literal["faster", "slower", "no different", "not known"], expected: str, words: str
 ) -> None:
     result = run(
@@ -147,7 +147,7 @@ def test_what_was_measured_in_turns_goes_before_times_that_were_taken_minutes_ap
         (4.05, "not known", {"large", "small"}),
     ],
 )
-def test_the_brute_force_of_the_benchmarks_knows_ranges_and_what_was_compared(
+def test_the_benchmarks_brute_force_uses_ranges_and_tie_breaks(
     second: float, outcome: Literal["faster", "slower", "no different", "not known"] | None, near: set[str]
 ) -> None:
     rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
@@ -164,7 +164,7 @@ def test_the_brute_force_of_the_benchmarks_knows_ranges_and_what_was_compared(
     assert picked(result) == (smallest["artifact"], 2)
 
 
-def test_what_is_clearly_slower_or_not_measured_here_is_not_compared() -> None:
+def test_only_close_times_of_this_host_need_a_tie_break() -> None:
     manifest = bundle(artifact("a"), artifact("b"))
     assert close_pair(run(manifest, [row("a", 4.0), row("b", 4.7)])) is None
     assert close_pair(run(manifest, [row("a", 4.0), row("b", 4.5)])) == (0, 1)
@@ -173,7 +173,7 @@ def test_what_is_clearly_slower_or_not_measured_here_is_not_compared() -> None:
     assert close_pair(run(manifest, estimates, kind="cuda", on_target=False)) is None
 
 
-def test_the_two_fastest_are_measured_in_turns_as_they_would_be_deployed(tmp_path: Path) -> None:
+def test_a_tie_break_measures_the_two_fastest_in_turns(tmp_path: Path) -> None:
     """Two rounds' time: that is one round, which says nothing yet."""
     tiny = Bundle.open(write_bundle(tmp_path / "bundle", {name: classifier_graph() for name in ("model", "other")}))
     rows = [
@@ -191,7 +191,7 @@ def test_the_two_fastest_are_measured_in_turns_as_they_would_be_deployed(tmp_pat
 
 
 @pytest.mark.parametrize(("stable", "kept"), [(True, {"onnx-fp32": "openvino-cpu"}), (False, {})])
-def test_only_what_was_measured_stably_is_remembered(tmp_path: Path, stable: bool, kept: dict[str, str]) -> None:
+def test_only_stable_results_become_a_runtime_preference(tmp_path: Path, stable: bool, kept: dict[str, str]) -> None:
     folder = tmp_path / "artifacts" / "classifier-v1"
     shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", folder)
     location = locate(str(folder), folder.parent)
@@ -232,7 +232,7 @@ def test_an_unstable_measurement_is_a_reservation() -> None:
     assert "1 of the 2 measurements are not stable" in result.reason
 
 
-def test_an_estimate_that_surely_keeps_its_limit_goes_before_one_that_may_not() -> None:
+def test_known_limits_go_before_unknown_ones() -> None:
     limits = Limits(size_bytes=None, latency_ms=5.0, memory_bytes=None, batch=1, seq=128)
     manifest = bundle(artifact("maybe"), artifact("surely"), artifact("never"))
     rows = [estimate("maybe", 0.1, 6.0), estimate("surely", 4.0, 5.0), estimate("never", 5.1, 9.0)]
@@ -244,7 +244,7 @@ def test_an_estimate_that_surely_keeps_its_limit_goes_before_one_that_may_not() 
     assert "Not known: whether it keeps the limit of latency" in alone.reason
 
 
-def test_host_rows_stand_in_only_without_estimates_and_never_count_against_the_devices_limits() -> None:
+def test_host_rows_rank_only_without_estimates() -> None:
     limits = Limits(size_bytes=None, latency_ms=5.0, memory_bytes=None, batch=1, seq=128)
     manifest = bundle(artifact("slow"), artifact("slower"))
     host = [row("slower", 90.0), row("slow", 80.0)]
@@ -257,7 +257,7 @@ def test_host_rows_stand_in_only_without_estimates_and_never_count_against_the_d
     assert (picked(on_host), on_host.basis) == (("slower", None), "estimated")
 
 
-def test_what_cannot_be_estimated_for_the_device_is_not_picked_by_this_hosts_times() -> None:
+def test_an_artifact_without_an_estimate_is_not_picked() -> None:
     cannot = Latency(status="unavailable", reason="its products cannot run on the card")
     rows = [row("int8", 0.1), row("fp16", 9.0), estimate("int8", 1, 2).model_copy(update={"latency_ms": cannot})]
     rows.append(estimate("fp16", 4.0, 6.0))
@@ -266,26 +266,26 @@ def test_what_cannot_be_estimated_for_the_device_is_not_picked_by_this_hosts_tim
     assert result.candidates[0].reason == "no time is known: its products cannot run on the card"
 
 
-def test_on_a_card_that_is_here_rows_of_the_processor_are_not_the_cards() -> None:
+def test_cpu_rows_are_not_rows_of_a_present_card() -> None:
     rows = [row("model", 1.0), row("model", 3.0, provider="CUDAExecutionProvider", threads=None)]
     result = run(bundle(artifact("model")), rows, kind="cuda")
     assert [(c.provider, c.latency_ms) for c in result.candidates] == [("CUDAExecutionProvider", 3.0)]
 
 
-def test_what_another_kind_of_processor_measured_does_not_stand_for_this_one() -> None:
+def test_rows_of_another_kind_of_device_do_not_count() -> None:
     """A provider that is neither of the processor nor of a card, such as a plug-in's own accelerator."""
     rows = [row("model", 1.0, provider="AcceleratorExecutionProvider"), row("model", 3.0)]
     assert rows_of_kind(rows, "cpu") == rows[1:]
 
 
-def test_what_failed_with_the_devices_usual_provider_is_a_fact_of_the_device() -> None:
+def test_failures_of_the_usual_provider_are_device_rows() -> None:
     unknown = Latency(status="unavailable", reason="ended by signal 11")
     for kind, usual, other in (("cpu", CPU, "openvino"), ("cuda", "CUDAExecutionProvider", "tensorrt-rtx")):
         failed, elsewhere = (row("model", latency_ms=unknown, provider=name) for name in (usual, other))
         assert rows_of_kind([failed, elsewhere], kind) == [failed]  # type: ignore[arg-type]
 
 
-def test_what_crashed_or_was_never_scored_is_listed_and_never_picked() -> None:
+def test_crashed_or_unscored_artifacts_are_never_picked() -> None:
     engine = artifact("engine", validation=None, format="tensorrt-rtx")
     crashed = row("crashed", latency_ms=Latency(status="unavailable", reason="ended by signal 11"))
     manifest = bundle(artifact("model"), artifact("crashed", size=1), engine)
@@ -298,7 +298,7 @@ def test_what_crashed_or_was_never_scored_is_listed_and_never_picked() -> None:
     assert nothing.pick is None and nothing.reason.startswith("none of 1 candidates is feasible")
 
 
-def test_an_engine_that_its_target_scored_is_picked_where_it_wins() -> None:
+def test_an_engine_scored_on_its_target_can_be_picked() -> None:
     open_ = Parity(status="unavailable", tolerance_kind="relative", reason="not here")
     facts: dict[str, Any] = {"format": "tensorrt-rtx", "precision": "fp16", "validation": None, "parity": open_}
     manifest = bundle(artifact("model"), artifact("engine", **facts), artifact("decode", role="decode", **facts))
@@ -329,7 +329,7 @@ def test_an_engine_that_its_target_scored_is_picked_where_it_wins() -> None:
     assert picked(run(manifest, rows, options=options, records=both)) == ("decode", 2)
 
 
-def test_nothing_accurate_enough_says_what_the_best_would_be() -> None:
+def test_without_a_pick_the_best_score_is_named() -> None:
     manifest = bundle(artifact("a", validation=accuracy(0.8)), artifact("b", validation=accuracy(0.85)))
     result = run(manifest, [row("a"), row("b")], options=SearchOptions({"accuracy": 0.9}))
     assert result.pick is None
@@ -337,7 +337,7 @@ def test_nothing_accurate_enough_says_what_the_best_would_be() -> None:
 
 
 @pytest.mark.parametrize(("quantity", "expected"), [("size", "small"), ("memory", "lean"), ("energy", "frugal")])
-def test_what_is_minimized_can_be_chosen(quantity: Literal["size", "memory", "energy"], expected: str) -> None:
+def test_every_quantity_can_be_minimized(quantity: Literal["size", "memory", "energy"], expected: str) -> None:
     def charged(value: float) -> Energy:
         return Energy(status="measured", value=value)
 
@@ -351,7 +351,7 @@ def test_what_is_minimized_can_be_chosen(quantity: Literal["size", "memory", "en
     assert picked(result) == (expected, 2)
 
 
-def test_energy_that_nobody_measured_cannot_be_minimized() -> None:
+def test_unmeasured_energy_cannot_be_minimized() -> None:
     result = run(bundle(artifact("model")), [row("model")], options=SearchOptions(minimize="energy"))
     assert result.pick is None
     assert result.candidates[0].reason == "its energy is not known: no counter"
@@ -388,7 +388,7 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
     assert [c.on_front for c in result.candidates] == [False, False, True, False]
 
 
-def test_golden_scores_serve_only_where_nothing_has_a_score_on_the_validation_split() -> None:
+def test_golden_scores_count_only_without_a_validation_split() -> None:
     golden = artifact("step", role="full", validation=None, score=accuracy(1.0))
     mixed = run(bundle(artifact("model"), golden), [row("model"), row("step", 0.1)])
     assert picked(mixed) == ("model", 2)
@@ -406,7 +406,7 @@ def test_golden_scores_serve_only_where_nothing_has_a_score_on_the_validation_sp
         (SearchOptions({"perplexity": float("nan")}), "language-modeling", "never below 1"),
     ],
 )
-def test_a_bound_that_makes_no_sense_is_refused(options: SearchOptions, task: str, expected: str) -> None:
+def test_unusable_bounds_are_refused(options: SearchOptions, task: str, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         run(bundle(artifact("model"), task=task), [row("model")], options=options)
 
@@ -416,7 +416,7 @@ def test_a_leaking_model_cannot_be_searched() -> None:
         run(language(artifact("model", validation=perplexity(20.0)), leaks=True), [row("model")])
 
 
-def test_what_export_could_add_comes_with_a_command_that_keeps_what_is_there() -> None:
+def test_commands_for_absent_variants_keep_present_ones() -> None:
     drift = Drift(
         tolerance=1e-4,
         loops=tuple(LoopDrift(loop=loop, rms_error=0.0, max_error=0.0) for loop in (1, 2)),

@@ -66,7 +66,7 @@ def test_one_limit_exceeded_fails_the_verdict_and_only_its_check(change: dict[st
     assert [check.name for check in verdict.checks if check.status == "fail"] == [failed]
 
 
-def test_an_absent_device_leaves_latency_and_memory_unknown_and_still_judges_size() -> None:
+def test_an_absent_device_is_judged_by_size_only() -> None:
     absent = Evidence("model", 500, [], "not present on this host")
     assert statuses(absent, limits()) == {"size": "pass", "latency": "unknown", "memory": "unknown"}
     verdict = check_budget([absent], limits())
@@ -75,7 +75,7 @@ def test_an_absent_device_leaves_latency_and_memory_unknown_and_still_judges_siz
     assert check_budget([absent], limits(size_bytes=1)).status == "fail", "fail outweighs unknown"
 
 
-def test_an_absent_limit_is_not_checked_and_nothing_checked_is_unknown() -> None:
+def test_without_limits_the_verdict_is_unknown() -> None:
     bare = limits(size_bytes=None, latency_ms=None, memory_bytes=None)
     verdict = check_budget([Evidence("model", 500, [row()], "")], bare)
     assert (verdict.status, verdict.checks) == ("unknown", ())
@@ -93,7 +93,7 @@ def test_a_verdict_names_what_was_judged_and_what_was_not() -> None:
     assert unlimited_notes(full) == []
 
 
-def test_what_is_unknown_was_not_judged_either_and_that_has_its_reason() -> None:
+def test_unknown_checks_are_not_judged_and_have_a_reason() -> None:
     verdict = check_budget([Evidence("model", 500, [], "not present on this host")], limits(energy_mj=1.0))
     assert (verdict.status, verdict.judged, verdict.is_partial) == ("unknown", ("size",), False)
     assert [kind.name for kind in verdict.not_judged] == ["latency", "memory", "energy"]
@@ -110,7 +110,7 @@ def test_only_the_budgets_shape_and_phase_are_judged() -> None:
     assert statuses(decode, limits(phase="decode")) == {"size": "pass", "latency": "unknown", "memory": "pass"}
 
 
-def test_what_could_not_be_measured_is_unknown_with_its_reason() -> None:
+def test_unavailable_figures_are_unknown_with_their_reason() -> None:
     failed = row().model_copy(
         update={
             "latency_ms": Latency(status="unavailable", reason="it crashed"),
@@ -141,9 +141,7 @@ def estimated(low_ms: float, high_ms: float, low: int = 100, high: int = 900) ->
     ("first", "second", "expected"),
     [(4.0, 4.9, "pass"), (4.9, 5.1, "unknown"), (5.1, 4.9, "unknown"), (5.1, 9.0, "fail"), (4.0, 5.0, "pass")],
 )
-def test_a_limit_between_what_two_processes_found_is_neither_kept_nor_broken(
-    first: float, second: float, expected: str
-) -> None:
+def test_a_limit_between_two_medians_is_unknown(first: float, second: float, expected: str) -> None:
     twice = row(p50=first).model_copy(update={"conditions": {"repeated_p50_ms": second}})
     check = check_budget([Evidence("model", 500, [twice], "")], limits()).checks[1]
     assert (check.status, check.value, check.basis) == (expected, first, "measured")
@@ -152,7 +150,7 @@ def test_a_limit_between_what_two_processes_found_is_neither_kept_nor_broken(
 
 
 @pytest.mark.parametrize(("stable", "expected"), [(True, "pass"), (False, "unknown")])
-def test_of_a_sample_that_was_not_stable_the_quartiles_count(stable: bool, expected: str) -> None:
+def test_an_unstable_sample_is_judged_by_its_quartiles(stable: bool, expected: str) -> None:
     """Half of its calls took 4 ms, the others 6 ms."""
     two_speeds = (*[4.0] * 21, *[6.0] * 20)
     single = row(stable=stable)
@@ -185,7 +183,7 @@ def test_an_estimate_of_memory_is_judged_by_its_range_too() -> None:
     assert statuses(Evidence("model", 500, [without_range], ""), limits())["memory"] == "unknown"
 
 
-def test_what_was_measured_wins_over_an_estimate_and_every_check_says_what_it_rests_on() -> None:
+def test_measured_rows_win_over_estimates() -> None:
     verdict = check_budget([Evidence("model", 500, [estimated(0.1, 0.2), row(p50=7.0)], "")], limits(energy_mj=2.0))
     assert [(c.name, c.status, c.basis) for c in verdict.checks] == [
         ("size", "pass", "measured"),
@@ -203,7 +201,7 @@ def test_energy_is_judged_in_millijoules_per_call(limit: float, expected: str) -
     assert (check.name, check.unit, check.status) == ("energy", "mJ", expected)
 
 
-def test_of_several_thread_counts_the_one_that_meets_most_limits_is_judged_as_a_whole() -> None:
+def test_the_thread_count_that_meets_most_limits_is_judged() -> None:
     rows = [
         row(p50=4.5, peak=900).model_copy(update={"threads": 1}),
         row(p50=3.0, peak=1100).model_copy(update={"threads": 2}),  # faster, but over the memory limit
@@ -239,7 +237,7 @@ def test_without_a_graph_that_decodes_a_token_costs_a_whole_pass() -> None:
     assert exempt_from_latency([full_graph], limits(phase="decode")) == ()
 
 
-def test_a_decoding_graph_that_crashed_leaves_the_limit_unknown_although_full_graphs_ran() -> None:
+def test_a_crashed_decode_graph_leaves_the_limit_unknown() -> None:
     full_graph = Evidence("full", 500, [row(p50=1.0)], "", whole_texts=True)
     crashed = row().model_copy(update={"latency_ms": Latency(status="unavailable", reason="it crashed")})
     verdict = check_budget([full_graph, Evidence("decode", 500, [crashed], "it crashed")], limits(phase="decode"))
@@ -251,7 +249,7 @@ def checks(rows: list[Row], **budget: object) -> dict[str, Check]:
     return {check.name: check for check in check_budget([Evidence("model", 500, rows, "")], limits(**budget)).checks}
 
 
-def test_a_check_says_what_its_value_is_of_and_nothing_where_that_is_plain() -> None:
+def test_a_check_states_its_shape() -> None:
     result = checks([row()])
     assert [check.reason for check in result.values()] == [None, "p50 at 1×128", "peak at 1×128"]
     result = checks([estimated(1.0, 2.0)])
@@ -259,7 +257,7 @@ def test_a_check_says_what_its_value_is_of_and_nothing_where_that_is_plain() -> 
     assert checks([estimated(8.0, 9.0)])["latency"].reason == "estimated p50 at 1×128"
 
 
-def test_an_estimates_value_is_its_own_or_the_geometric_middle_of_its_range() -> None:
+def test_the_value_of_an_estimate_is_its_p50_or_geometric_middle() -> None:
     assert checks([estimated(1.0, 2.0, 100, 900)])["memory"].value == pytest.approx(300.0)
     with_p50 = estimated(1.0, 4.0).model_copy(
         update={"latency_ms": Latency(status="estimated", low=1.0, high=4.0, p50=3.0)}
@@ -273,7 +271,7 @@ def test_an_estimate_with_half_a_range_decides_nothing(bounds: dict[str, float])
     assert checks([half])["latency"].status == "unknown"
 
 
-def test_a_limit_within_a_range_is_told_with_the_range() -> None:
+def test_an_unknown_check_states_the_range() -> None:
     result = checks([estimated(1.0, 8.0, 100, 2**20)])
     assert result["latency"].reason.endswith("lies within the range 1.00 ms to 8.00 ms")
     assert result["memory"].reason.endswith("lies within the range 100 B to 1.0 MiB")
@@ -283,7 +281,7 @@ def test_a_limit_within_a_range_is_told_with_the_range() -> None:
 @pytest.mark.parametrize(
     ("threads", "explanation"), [((1,), ""), ((2,), ""), ((2, 1), ", with 2 threads"), ((1, 2), ", with 1 thread")]
 )
-def test_threads_are_named_only_where_several_counts_were_measured(threads: tuple[int, ...], explanation: str) -> None:
+def test_threads_are_named_if_several_counts_were_measured(threads: tuple[int, ...], explanation: str) -> None:
     rows = [row(p50=4.0 + place).model_copy(update={"threads": count}) for place, count in enumerate(threads)]
     assert checks(rows)["latency"].reason == f"p50 at 1×128{explanation}"
 
@@ -301,14 +299,14 @@ def of(provider: str, *rows: Row, threads: int | None = None) -> list[Row]:
     return [first_rows.model_copy(update={"provider": provider, "threads": threads}) for first_rows in rows]
 
 
-def test_a_provider_is_named_where_there_are_several() -> None:
+def test_a_provider_is_named_if_there_are_several() -> None:
     result = checks([row(), *of("openvino-cpu", row(p50=2.0))])
     assert [check.reason for check in result.values()] == [
         None, "p50 at 1×128, on openvino-cpu", "peak at 1×128, on openvino-cpu",
     ]  # fmt: skip
 
 
-def test_a_provider_that_rounds_is_judged_only_where_it_is_the_only_one_and_says_so() -> None:
+def test_a_rounding_provider_is_judged_only_alone() -> None:
     fast = of(ROUNDS, row(p50=1.0))
     result = checks([row(p50=6.0), *fast])["latency"]
     assert (result.status, result.value, result.reason) == ("fail", 6.0, "p50 at 1×128, on CPUExecutionProvider")
@@ -333,7 +331,7 @@ def test_all_shapes_are_kept_by_one_provider_with_one_thread_count() -> None:
     assert verdict.status == "pass"
 
 
-def test_of_several_ways_the_one_of_which_most_is_known_is_judged_and_then_the_fastest() -> None:
+def test_the_provider_with_fewest_unknowns_then_the_fastest_is_judged() -> None:
     unknown = Memory(status="unavailable", reason="no figure")
     faster = row(p50=1.0).model_copy(update={"memory_bytes": unknown, "threads": 1})
     assert checks([faster, row(p50=4.0).model_copy(update={"threads": 2})])["latency"].value == 4.0
@@ -343,7 +341,7 @@ def test_of_several_ways_the_one_of_which_most_is_known_is_judged_and_then_the_f
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_tokens_are_judged_by_decode_rows_wherever_they_stand(turned: bool) -> None:
+def test_tokens_are_judged_by_decode_rows_in_any_order(turned: bool) -> None:
     token, full_graph = row(p50=4.0).model_copy(update={"phase": "decode"}), row(p50=60.0)
     rows = [token, full_graph] if turned else [full_graph, token]
     budget = limits(phase="decode")
