@@ -96,8 +96,8 @@ class WorkerClient:
 
     def _read_lines(self) -> None:
         assert self._process.stdout is not None
-        with contextlib.suppress(ValueError):  # the pipe was closed meanwhile
-            for line in self._process.stdout:
+        with self._process.stdout as lines:  # closed here: closing while this thread reads would block
+            for line in lines:
                 self._lines.put(line)
         self._lines.put(None)
 
@@ -167,10 +167,9 @@ def start_worker(job: Job, messages: TypeAdapter[Any], silence_s: float) -> Iter
         finally:
             process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                with contextlib.suppress(OSError):
-                    pipe.close()
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
 
 
 def run_job(job: Job, messages: TypeAdapter[Any], silence_s: float, take: Callable[[Any], None]) -> End:
