@@ -27,7 +27,7 @@ from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify
 from edgeformer.models import load_recipe
-from edgeformer.report.report_files import write_report
+from edgeformer.report.documents import write_report
 from edgeformer.run import Location, locate, read_run
 from edgeformer.training.train import TrainOptions, train
 from tests.cli.run_cli import edgeformer

@@ -83,7 +83,7 @@ def command(
     from edgeformer.benchmark.measure import MeasureRules
     from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.validate import CalibrationOptions, improve
-    from edgeformer.report.verification import print_calibration
+    from edgeformer.report.tables import print_calibration
     from edgeformer.run import locate
 
     counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")

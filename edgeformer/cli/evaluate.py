@@ -80,7 +80,8 @@ def command(
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-    from edgeformer.report.tables import draw_early_exit, early_exit_table, evaluation_table
+    from edgeformer.report.plots import draw_early_exit
+    from edgeformer.report.tables import early_exit_table, evaluation_table
     from edgeformer.run import locate
 
     location = locate(run, artifacts)

@@ -223,8 +223,7 @@ def command(
 def _measure_and_judge(location: Location, profile: DeviceProfile, options: ProfileOptions, as_json: bool) -> None:
     from edgeformer.benchmark.profile import ProfileInterrupted, profile_bundle
     from edgeformer.cli.progress import show_progress
-    from edgeformer.report.report_files import write_interrupted, write_report
-    from edgeformer.report.report_tables import print_report, print_search
+    from edgeformer.report.documents import print_report, print_search, write_interrupted, write_report
     from edgeformer.runtime_preference import remember
 
     try:
@@ -266,7 +265,7 @@ def _judge_report(
     from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.benchmark.recorded_report import judge_report
     from edgeformer.cli.progress import show_progress
-    from edgeformer.report.report_tables import print_report
+    from edgeformer.report.documents import print_report
     from edgeformer.run import locate
 
     bundle = locate(run, artifacts).open_bundle() if run is not None else None

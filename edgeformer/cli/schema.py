@@ -35,7 +35,7 @@ def command(
     from edgeformer.artifacts.errors import InputError
     from edgeformer.cli.console import say
     from edgeformer.cli.options import print_json
-    from edgeformer.report.reference import reference, schema_of
+    from edgeformer.report.schema import reference, schema_of
 
     if style == "json":
         print_json(schema_of(document))

@@ -49,7 +49,7 @@ def command(
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.inference.verify import verify
-    from edgeformer.report.verification import print_verification
+    from edgeformer.report.tables import print_verification
     from edgeformer.run import locate
 
     location = locate(bundle, artifacts)

@@ -1,4 +1,4 @@
-"""One table of columns per kind of row; terminal, Markdown, HTML and CSV are four renderings of it."""
+"""Columns of a table, rendered for the terminal (rich), Markdown, HTML and CSV from the same rows."""
 
 from __future__ import annotations
 
@@ -21,31 +21,27 @@ from edgeformer.artifacts import units
 from edgeformer.artifacts.units import format_bytes, format_milliseconds
 
 R = TypeVar("R")
-"""What a row is made of."""
+"""Type of a row."""
 
 DASH = "–"
-_COLOURS = {
+_STATUS_COLOURS = {
     **dict.fromkeys(("pass", "built", "available", "verified", "yes", "finished", "exported", "confirmed"), "green"),
     **dict.fromkeys(("fail", "rejected", "failed", "damaged", "contradicted"), "red"),
 }
 
 Unit = Literal["", "ms", "bytes", "mj", "per_s", "share", "error"]
-_WRITTEN: dict[Unit, Callable[[Any], str]] = {
-    "ms": lambda value: f"{format_milliseconds(value)} ms",
-    "bytes": format_bytes,
-    "mj": lambda value: f"{format_milliseconds(value)} mJ",
-    "per_s": lambda value: f"{value:,.0f}",
-    "share": lambda value: f"{value:.1%}",
-    "error": lambda value: f"{value:.1e}",
-    "": lambda value: written(value),
-}
-"""How people read a value of each unit."""
 
 
-def written(value: object) -> str:
-    """A bare value for people: yes and no, thousands apart, four decimals; a dash where there is none."""
+def format_value(value: Any, unit: Unit = "") -> str:
+    """Format a value for people; None is a dash. Without a unit: yes or no, thousands separators, four decimals."""
     if value is None:
         return DASH
+    if unit in ("ms", "mj"):
+        return f"{format_milliseconds(value)} {'ms' if unit == 'ms' else 'mJ'}"
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit:
+        return format(value, {"per_s": ",.0f", "share": ".1%", "error": ".1e"}[unit])
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -54,8 +50,8 @@ def written(value: object) -> str:
 
 
 def coloured(status: str) -> Text:
-    """A status word in its colour."""
-    return Text(status, _COLOURS.get(status, "yellow"))
+    """Return a status word in its colour."""
+    return Text(status, _STATUS_COLOURS.get(status, "yellow"))
 
 
 @dataclass(frozen=True)
@@ -63,18 +59,18 @@ class Column(Generic[R]):
     """One figure of every row.
 
     Attributes:
-        name: as scripts know it, without its unit.
-        cell: row → the bare value, in ``unit``; None: there is none.
-        unit: of the value; it ends the column's name in CSV.
-        heading: what people read above it; None: the name.
-        text: row → what people read, where that is more than the value in its unit. Only the terminal shows the
+        name: name in scripts, without the unit.
+        cell: row → bare value in ``unit``; None if the row has no value.
+        unit: unit of the value; the suffix of the column's name in CSV.
+        heading: heading for people; None: the name.
+        text: row → text for people, where it differs from the value with its unit. Only the terminal shows the
             colours of a ``Text``.
-        number: stands on the right of its column.
-        wraps: long text, which HTML breaks into lines.
-        mark: a status word, in its colour.
-        narrow: row → what people read where the terminal is too narrow for ``text``.
-        flows: in the terminal its words may stand below each other.
-        leaves: the terminal's table does without it where it is too narrow: 1 goes first, then 2…; 0 stays.
+        number: align right.
+        wraps: long text that HTML may break into lines.
+        mark: a status word, shown in its colour.
+        narrow: row → shorter text for a terminal that is too narrow for ``text``.
+        flows: the terminal may break the text between words.
+        leaves: order in which the terminal drops columns that do not fit: 1 first; 0 never.
     """
 
     name: str
@@ -91,166 +87,142 @@ class Column(Generic[R]):
 
     @property
     def title(self) -> str:
-        """What people read above the column."""
+        """Heading for people."""
         return self.name.replace("_", " ") if self.heading is None else self.heading
 
     @property
     def key(self) -> str:
-        """The column's name in CSV; shares and errors have no unit."""
+        """Name in CSV, with the unit; shares and errors have none."""
         return f"{self.name}_{self.unit}" if self.unit not in ("", "share", "error") else self.name
 
     @property
-    def right(self) -> bool:
-        """Does it hold numbers?"""
+    def is_numeric(self) -> bool:
+        """Whether the column is aligned right."""
         return self.number or bool(self.unit)
 
-    def shown(self, row: R) -> Text:
-        """A row's cell for people."""
+    def render(self, row: R) -> Text:
+        """Return a row's cell for people."""
         if self.text is not None:
-            found = self.text(row)
-            return found if isinstance(found, Text) else Text(found)
+            text = self.text(row)
+            return text if isinstance(text, Text) else Text(text)
         value = self.cell(row)
-        if value is None:
-            return Text(DASH)
-        return coloured(str(value)) if self.mark else Text(_WRITTEN[self.unit](value))
+        return coloured(str(value)) if self.mark and value is not None else Text(format_value(value, self.unit))
 
 
-_STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD, "pad_edge": False}
-
-
-class _Fitting(Table):
-    """A table that knows smaller ones: where a terminal is too narrow, columns leave before words are cut in two.
+class _FittingTable(Table):
+    """Table with narrower variants: in a narrow terminal it drops columns before it breaks words.
 
     Attributes:
-        needs: characters that it takes to cut no word in two.
-        flowing: of each column, whether its words may stand below each other.
-        narrower: the same table with less in it, the widest first.
+        required_width: characters that the table needs to break no word.
+        flowing: for each column, whether its text may be broken between words.
+        narrower: variants with less content, widest first.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.needs = 0
-        self.flowing: list[bool] = []
-        self.narrower: list[_Fitting] = []
-
-    def fill(self, columns: Sequence[Column[R]], rows: Sequence[R], *, narrow: bool) -> None:
-        """Add the columns and the rows; ``narrow``: headings of several words stand in several lines."""
-        for column in columns:
-            title = re.sub(r" (?=[\w(])", "\n", column.title) if narrow else column.title
-            shown = [column.shown(row) for row in rows]
-            self.add_column(escape(title), justify="right" if column.right else "left", overflow="fold")
-            pieces = [title, *(text.plain for text in shown)]
-            self.flowing.append(column.flows)
-            self.needs += 3 + max(
-                cell_len(piece)
-                for text in pieces
-                for piece in (text.split() if column.flows else text.splitlines()) or [""]
-            )
-        for row in rows:
-            self.add_row(*(column.shown(row) for column in columns))
+    def __init__(
+        self, columns: Sequence[Column[R]], rows: Sequence[R], title: str, caption: Text | None, *, narrow: bool
+    ) -> None:
+        """Add columns and rows; ``narrow`` puts each word of a heading on a line of its own."""
+        super().__init__(
+            title=escape(title), caption=caption, caption_justify="left", title_justify="left", title_style="bold",
+            box=box.SIMPLE_HEAD, pad_edge=False,
+        )  # fmt: skip
+        self.required_width = 0
+        self.flowing = [column.flows for column in columns]
+        self.narrower: list[_FittingTable] = []
+        cells = [[column.render(row) for column in columns] for row in rows]
+        for index, column in enumerate(columns):
+            heading = re.sub(r" (?=[\w(])", "\n", column.title) if narrow else column.title
+            self.add_column(escape(heading), justify="right" if column.is_numeric else "left", overflow="fold")
+            texts = [heading, *(line[index].plain for line in cells)]
+            pieces = [piece for text in texts for piece in (text.split() if column.flows else text.splitlines())]
+            self.required_width += 3 + max(map(cell_len, pieces), default=0)
+        for line in cells:
+            self.add_row(*line)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for table in (self, *self.narrower):
-            if table.needs <= options.max_width:
-                break
-        if table.needs <= options.max_width:  # else the others would give way to the column with the longest text
+        variants = (self, *self.narrower)
+        table = next((table for table in variants if table.required_width <= options.max_width), variants[-1])
+        if table.required_width <= options.max_width:  # else rich would shrink all columns but the widest
             for column, flows in zip(table.columns, table.flowing, strict=True):
                 column.no_wrap = not flows
         if table is self:
             yield from super().__rich_console__(console, options)
         else:
-            table.title, table.caption = self.title, self.caption  # a caller may have changed them
+            table.title, table.caption = self.title, self.caption  # callers may have changed them
             yield table
 
 
-class PageTable(NamedTuple):
-    """A table for the HTML template; of a row its class in the style sheet, and its cells."""
+class HtmlTable(NamedTuple):
+    """Table for the HTML template; each row has its CSS class and its cells."""
 
     columns: tuple[Column[Any], ...]
     rows: list[tuple[str, list[str]]]
 
 
 class Columns(Generic[R]):
-    """The columns of one kind of row, in order."""
+    """Columns of one kind of row, in order."""
 
     def __init__(self, columns: Iterable[Column[R]]) -> None:
         self._columns = tuple(columns)
 
     @classmethod
     def of_records(cls, names: Iterable[str]) -> Columns[dict[str, Any]]:
-        """Entries of records, as they are; one that a record does not have is absent."""
+        """Return columns for dicts; a missing key is an empty cell."""
         return Columns(Column(name, methodcaller("get", name)) for name in names)
 
     def pick(self, *names: str) -> Columns[R]:
-        """The columns of these names, in this order."""
-        known = {column.name: column for column in self._columns}
-        return Columns(known[name] for name in names)
+        """Return the named columns, in this order."""
+        by_name = {column.name: column for column in self._columns}
+        return Columns(by_name[name] for name in names)
 
-    def known_in(self, rows: Sequence[R], *optional: str) -> Columns[R]:
-        """Without those of ``optional`` that have no value in any of ``rows``."""
-        empty = {c.name for c in self._columns if c.name in optional and all(c.cell(row) is None for row in rows)}
-        return Columns(column for column in self._columns if column.name not in empty)
+    def drop_empty(self, rows: Sequence[R], *optional: str) -> Columns[R]:
+        """Drop the columns in ``optional`` that have no value in any row."""
+        return Columns(
+            column
+            for column in self._columns
+            if column.name not in optional or any(column.cell(row) is not None for row in rows)
+        )
 
     def terminal(self, title: str, rows: Iterable[R], caption: Text | None = None) -> Table:
-        """A table in the house style; nothing in the title or the rows is read as markup.
-
-        Args:
-            title: above the table.
-            rows: one line each.
-            caption: below the table.
-        """
-        held = list(rows)
-        narrow = [replace(column, text=column.narrow or column.text) for column in self._columns]
-        leaving = sorted({0, *(column.leaves for column in self._columns)})
-        smaller = [[column for column in narrow if not 0 < column.leaves <= rank] for rank in leaving]
-        table = _Fitting(title=escape(title), caption=caption, caption_justify="left", **_STYLE)
-        table.fill(self._columns, held, narrow=False)
-        for columns in smaller:
-            table.narrower.append(_Fitting(title=escape(title), caption=caption, caption_justify="left", **_STYLE))
-            table.narrower[-1].fill(columns, held, narrow=True)
+        """Return a rich table; nothing in the title or in the rows is read as markup."""
+        row_list = list(rows)
+        table = _FittingTable(self._columns, row_list, title, caption, narrow=False)
+        short = [replace(column, text=column.narrow or column.text) for column in self._columns]
+        for rank in sorted({0, *(column.leaves for column in self._columns)}):
+            columns = [column for column in short if not 0 < column.leaves <= rank]
+            table.narrower.append(_FittingTable(columns, row_list, title, caption, narrow=True))
         return table
 
     def plain(self, rows: Iterable[R]) -> str:
-        """Columns of text, for a terminal of any width."""
-        heads = [column.title for column in self._columns]
-        return units.visible(self._tabulated([self._texts(row) for row in rows], "simple", heads))
+        """Return a plain-text table for a terminal of any width."""
+        return units.visible(self._tabulate([self._texts(row) for row in rows], "simple", str))
 
-    def markdown(self, rows: Iterable[R], strong: Callable[[R], bool] | None = None) -> str:
-        """A table of GitHub-flavoured Markdown.
-
-        Args:
-            rows: one line each; no text of theirs can break the table.
-            strong: which rows are in bold.
-        """
-        found = []
+    def markdown(self, rows: Iterable[R], bold: Callable[[R], bool] | None = None) -> str:
+        """Return a table in GitHub-flavoured Markdown; ``bold`` selects rows in bold type. All text is escaped."""
+        lines = []
         for row in rows:
             cells = [units.markdown(text) for text in self._texts(row)]
-            bold = strong is not None and strong(row)
-            found.append([f"**{cell}**" if bold and cell else cell for cell in cells])
-        return self._tabulated(found, "pipe", [units.markdown(column.title) for column in self._columns])
+            lines.append([f"**{cell}**" if cell else cell for cell in cells] if bold and bold(row) else cells)
+        return self._tabulate(lines, "pipe", units.markdown)
 
-    def _tabulated(self, rows: list[list[str]], style: str, heads: list[str]) -> str:
+    def _tabulate(self, lines: list[list[str]], style: str, escape_heading: Callable[[str], str]) -> str:
         from tabulate import tabulate
 
-        align = ["right" if column.right else "left" for column in self._columns]
-        return tabulate(rows, heads, tablefmt=style, disable_numparse=True, colalign=align if rows else None)
+        headings = [escape_heading(column.title) for column in self._columns]
+        align = ["right" if column.is_numeric else "left" for column in self._columns]
+        return tabulate(lines, headings, tablefmt=style, disable_numparse=True, colalign=align if lines else None)
 
     def csv(self, rows: Iterable[R]) -> str:
-        """Bare values, units in the names of the columns; an absent value is an empty cell. No text is a formula."""
+        """Return CSV: bare values, units in the headings, missing values empty; no text is read as a formula."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([units.csv_cell(column.key) for column in self._columns])
         writer.writerows([units.csv_cell(column.cell(row)) for column in self._columns] for row in rows)
         return text.getvalue()
 
-    def page(self, rows: Sequence[R], kind: Callable[[R], str] | None = None) -> PageTable:
-        """A table for the HTML template.
-
-        Args:
-            rows: one line each.
-            kind: row → its class in the style sheet.
-        """
-        return PageTable(self._columns, [(kind(row) if kind is not None else "", self._texts(row)) for row in rows])
+    def html(self, rows: Sequence[R], css_class: Callable[[R], str] | None = None) -> HtmlTable:
+        """Return a table for the HTML template; ``css_class`` gives a row's class."""
+        return HtmlTable(self._columns, [(css_class(row) if css_class else "", self._texts(row)) for row in rows])
 
     def _texts(self, row: R) -> list[str]:
-        return [column.shown(row).plain for column in self._columns]
+        return [column.render(row).plain for column in self._columns]

@@ -16,7 +16,8 @@ from edgeformer.artifacts.report import Latency, Report, Row, read_report
 from edgeformer.artifacts.units import markdown
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.report.columns import DASH, Column, Columns
-from edgeformer.report.words import latency_words, thread_words
+from edgeformer.report.context import latency_text as latency_words
+from edgeformer.report.context import thread_text as thread_words
 from edgeformer.run import Location, read_run
 from edgeformer.runtimes import default_provider, provider_facts, provider_of
 from edgeformer.tasks import task_named

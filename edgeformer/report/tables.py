@@ -1,185 +1,46 @@
-"""Early exit of scored artifacts: what each threshold costs in loss and saves in loops, as a table and as a picture."""
+"""Terminal tables of runs, bundles, scores, early exit, plans, capabilities, verifications and calibrations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from math import log2
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from edgeformer.artifacts.data_warnings import LEAKS, cautions
+from edgeformer.artifacts.device import Calibration, FittedCase
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, ExitGuarantee, RunManifest
 from edgeformer.artifacts.plan import Plan, PlannedTime
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
 from edgeformer.artifacts.units import format_bytes, format_duration
+from edgeformer.artifacts.verification import ArtifactCheck, Verification
 from edgeformer.data.column_detection import ColumnFacts, Guess
 from edgeformer.data.data_warnings import UNEVEN, always, most_frequent
-from edgeformer.report.canvas import PALETTE, can_draw, drawing
-from edgeformer.report.columns import DASH, Column, Columns, coloured, written
-from edgeformer.run import read_run
-from edgeformer.tasks import ScoreColumn, Task, all_tasks, task_named
+from edgeformer.report.columns import DASH, Column, Columns, coloured, format_value
+from edgeformer.report.context import ABOUT, thread_text
+from edgeformer.runtimes import provider_facts
+from edgeformer.tasks import ScoreColumn, all_tasks, task_named
 from edgeformer.tasks.early_exit import SWEEP
 
-
-def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
-    """A line per artifact and threshold; thresholds that let the same ones leave are one line.
-
-    Args:
-        name: the run's.
-        rows: of one task.
-    """
-    metric = "accuracy" if any(row.accuracy is not None for row in rows) else "perplexity"
-    decimals = 4 if metric == "accuracy" else 2
-
-    def leaving(alike: list[EarlyExitRow]) -> str:
-        return ", ".join(f"{loop}: {share:.1%}" for loop, share in alike[0].share.items() if share)
-
-    by: Column[list[EarlyExitRow]] = Column("computed by", lambda alike: alike[0].provider)
-    columns: list[Column[list[EarlyExitRow]]] = [
-        Column("artifact", lambda alike: alike[0].artifact),
-        *([by] if len({(row.artifact, row.provider) for row in rows}) > len({row.artifact for row in rows}) else []),
-        Column("set", lambda alike: alike[0].split),
-        Column("threshold", _thresholds, number=True),
-        Column("mean_loops", lambda alike: f"{alike[0].mean_loops:.2f}", number=True),
-        Column(metric, lambda alike: f"{getattr(alike[0], metric):,.{decimals}f}", number=True),
-        Column("loss", lambda alike: alike[0].loss, number=True),
-        Column("leave_after_loop", leaving),
-    ]
-    groups = [list(alike) for _, alike in groupby(rows, key=_kind)]
-    return Columns(columns).terminal(f"{name}: early exit (loops are a mean, and no time)", groups)
+_BAR_WIDTH = 30
+"""Characters of a bar as long as the memory budget."""
+_EXAMPLE_WIDTH = 40
+"""Characters of an example from a data file."""
 
 
-def guarantee_table(name: str, found: Mapping[str, ExitGuarantee]) -> Table:
-    """A line per step artifact: what early exit is promised to cost, was seen to cost, and saves.
-
-    Args:
-        name: the run's.
-        found: artifact's id → what is promised of it.
-    """
-
-    def milliseconds(of: str) -> Callable[[tuple[str, ExitGuarantee]], float | None]:
-        return lambda one: getattr(one[1].time, of).get("mean")
-
-    columns: list[Column[tuple[str, ExitGuarantee]]] = [
-        Column("artifact", lambda one: one[0]),
-        Column("held-out", lambda one: f"{one[1].rows:,} of {one[1].split}"),
-        Column("thresholds", lambda one: ", ".join(f"{loop}: {value:g}" for loop, value in one[1].thresholds.items())),
-        Column("may lose", lambda one: f"{100 * one[1].max_drop:g} points", number=True),
-        Column("lost here", lambda one: f"{100 * one[1].drop:.2f}", number=True),
-        Column("p", lambda one: f"{one[1].p_value:.3f}", number=True),
-        Column("mean loops", lambda one: f"{one[1].mean_loops:.2f}", number=True),
-        Column("one text", milliseconds("early_ms"), "ms"),
-        Column("all loops", milliseconds("full_ms"), "ms"),
-        Column("full graph", milliseconds("full_graph_ms"), "ms"),
-    ]
-    return Columns(columns).terminal(f"{name}: early exit with a guarantee", [*found.items()])
-
-
-def _kind(row: EarlyExitRow) -> tuple[object, ...]:
-    """The same for rows that one line tells: what was asked for beside the sweep has a line of its own."""
-    asked = None if row.threshold in SWEEP else row.threshold
-    return row.artifact, row.provider, row.split, row.rule, row.threshold is None, asked, row.share
-
-
-def _thresholds(rows: Sequence[EarlyExitRow]) -> str:
-    first, last = rows[0].threshold, rows[-1].threshold
-    if first is None:
-        steps = list(dict.fromkeys(f"{value:.2f}" for value in rows[0].thresholds.values()))
-        return f"paper: {steps[0]}…{steps[-1]}" if len(steps) > 1 else f"paper: {steps[0]}"
-    told = f"{first:g}" if first == last else f"{first:g}…{last:g}"
-    return told if rows[0].rule == "confidence" else f"{rows[0].rule} {told}"
-
-
-def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequence[EarlyExitRow]) -> Path | None:
-    """Write ``plots/early_exit.png``: the loss, and the task's figure, over the mean number of loops.
-
-    Args:
-        run: the run's folder.
-        rows: scores of the exits themselves: everyone leaves there.
-        early_exit: of the same artifacts and set; not empty.
-
-    Returns:
-        The picture's path; None where matplotlib is not installed.
-    """
-    if not can_draw():
-        return None
-    metric = "accuracy" if early_exit[0].accuracy is not None else "perplexity"
-    artifacts = list(dict.fromkeys(row.artifact for row in early_exit))
-    path, leaks = run / "plots" / "early_exit.png", " · LEAKS FUTURE TOKENS" if early_exit[0].leaks else ""
-    title = f"{read_run(run).run} · early exit on {early_exit[0].split} ({early_exit[0].n:,}){leaks}"
-    with drawing(path, title, 2, (10.5, 4.2)) as axes:
-        for artifact, colour in zip(artifacts, PALETTE * len(artifacts), strict=False):
-            cosine = [row for row in early_exit if row.artifact == artifact and row.rule == "cosine"]
-            swept = [row for row in early_exit if row.artifact == artifact and row.threshold is not None
-                     and row.rule == "confidence"]  # fmt: skip
-            paper = [row for row in early_exit if row.artifact == artifact and row.threshold is None]
-            last = max(map(int, (swept or paper)[0].share))
-            exits = sorted((row for row in rows if row.artifact == artifact), key=lambda row: row.exit or last)
-            for axis, key in zip(axes, ("loss", metric), strict=True):
-                axis.plot([row.mean_loops for row in swept], [getattr(row, key) for row in swept], ".-", color=colour,
-                          linewidth=1, label=f"{artifact}: one threshold")  # fmt: skip
-                axis.plot([row.mean_loops for row in cosine], [getattr(row, key) for row in cosine], ".:", color=colour,
-                          linewidth=1, label=f"{artifact}: by cosine" if cosine else None)  # fmt: skip
-                axis.plot([row.exit or last for row in exits], [getattr(row, key) for row in exits], "s", color=colour,
-                          markerfacecolor="none", label=f"{artifact}: all leave there")  # fmt: skip
-                axis.plot([row.mean_loops for row in paper], [getattr(row, key) for row in paper], "*", color=colour,
-                          markersize=13, label=f"{artifact}: the paper's schedule" if paper else None)  # fmt: skip
-        for axis, label in zip(axes, ("loss (nats)", metric), strict=True):
-            axis.set(xlabel="mean loops", ylabel=label)
-        axes[0].legend(frameon=False, fontsize=8)
-    return path
-
-
-# What was guessed of somebody's file of data.
-
-
-_SHOWN = 40
-"""Characters of an example."""
-_NAMED = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-
-
-def column_table(name: str, guess: Guess) -> Table:
-    """The columns of the file ``name``: what each is taken for, and why."""
-    source = guess.source
-    roles = {source.text: "text", source.text_pair: "second text", source.label: "label"}
-
-    def example(column: ColumnFacts) -> str:
-        line = " ".join(column.example.split())
-        return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
-
-    def different(column: ColumnFacts) -> int | None:
-        return len(column.values) if column.values is not None else None
-
-    columns: Columns[ColumnFacts] = Columns(
-        [
-            Column("column", attrgetter("name"), text=lambda column: Text(column.name)),
-            Column("read as", lambda column: roles.get(column.name)),
-            Column("filled", attrgetter("filled"), text=lambda column: f"{column.filled:,}", number=True),
-            Column("different values", different, text=lambda c: str(different(c) or "many"), number=True),
-            Column("first", example, text=lambda column: Text(example(column))),
-        ]
-    )
-    parted = f", parted by {_NAMED[source.delimiter]}" if source.delimiter else ""
-    header = "" if source.header else ", the first line names no columns"
-    counted = [f"{label} {rows:,}" for label, rows in guess.labels.items()]
-    labels = ", ".join(counted[:12]) + (f" … ({len(counted)} in all)" if len(counted) > 12 else "")
-    return columns.terminal(f"{name}: {guess.rows:,} rows{parted}{header}", guess.columns, Text(f"labels: {labels}"))
-
-
-# Terminal tables of runs, bundles, scores, plans and capabilities.
-
-
-_BAR = 30
-"""Characters of a bar that is as long as the budget."""
+# Runs and bundles
 
 
 def _score_column(column: ScoreColumn, score_of: Callable[[Any], object] = lambda row: row) -> Column[Any]:
-    """A task's own column, of rows that have its figures as attributes, or of the score that is found in a row."""
+    """Return a task's column for rows that have its figures, or from whose score ``score_of`` takes them."""
 
     def cell(row: object) -> float | None:
         value: float | None = getattr(score_of(row), column.key, None)
@@ -188,74 +49,61 @@ def _score_column(column: ScoreColumn, score_of: Callable[[Any], object] = lambd
     return Column(column.key, cell, "", column.heading, lambda row: column.text(cell(row)), number=True)
 
 
-NamedScore = tuple[str, Score]
-"""What was scored, and the score."""
-
-
-def _at_exit(loop: int, row: NamedScore) -> object:
-    return row[1].by_exit.get(loop)
-
-
-def _score_columns(task: Task, scores: Sequence[Score]) -> Columns[NamedScore]:
-    """A task's scores, the metric of every earlier exit, and of early exit by confidence, where they were scored."""
-    metric = task.metric
-
-    def early(row: NamedScore) -> str:
-        found = row[1].leaving_early
-        if found is None:
-            return DASH
-        return f"{metric.text(getattr(found, metric.name, None))} ({found.mean_loops:.2f} loops)"
-
-    columns: list[Column[NamedScore]] = [Column("set", itemgetter(0))]
-    columns += [_score_column(column, itemgetter(1)) for column in task.columns]
-    for loop in sorted({loop for score in scores for loop in list(score.by_exit)[:-1]}):
-        at_exit = ScoreColumn(metric.name, f"exit {loop}", metric.places)
-        columns.append(_score_column(at_exit, partial(_at_exit, loop)))
-    if any(score.leaving_early is not None for score in scores):
-        columns.append(Column("early exit", lambda row: row[1].leaving_early, text=early, number=True))
-    return Columns(columns)
-
-
 def run_table(manifest: RunManifest) -> Table | Text:
-    """Scores of a finished run on its validation and test sets; a sentence where it has none."""
-    # The weights of a stop between two epochs are of no whole one.
-    kept = "stopped in mid-epoch" if manifest.best_epoch is None else f"best epoch {manifest.best_epoch}"
-    trained = f"{manifest.steps:,} steps in {format_duration(manifest.seconds)}, {kept}"
+    """Return the scores of a run on its validation and test sets; a sentence if it has none."""
+    # Weights of a stop between two epochs belong to no epoch.
+    best = "stopped in mid-epoch" if manifest.best_epoch is None else f"best epoch {manifest.best_epoch}"
+    trained = f"{manifest.steps:,} steps in {format_duration(manifest.seconds)}, {best}"
     parts = [f"{manifest.parameters:,} parameters", trained if manifest.steps else "not trained here"]
     title = f"{manifest.run}: {', '.join([*parts, *cautions(manifest)])}"
-    scores = {"validation": manifest.validation, **manifest.tests}
-    rows = [(name if name == "validation" else f"test: {name}", s) for name, s in scores.items() if s is not None]
+    tests = {f"test: {name}": score for name, score in manifest.tests.items()}
+    rows = [(name, score) for name, score in {"validation": manifest.validation, **tests}.items() if score is not None]
     if not rows:
         return Text(f"{title}\nno scores: evaluate it first")
-    columns = _score_columns(task_named(manifest.task), [score for _, score in rows])
-    return columns.terminal(title, rows, _beside(manifest))
 
+    task, scores = task_named(manifest.task), [score for _, score in rows]
+    metric = task.metric
 
-def _beside(manifest: RunManifest) -> Text | None:
-    """What answering without reading would score, where labels are so uneven that it is much."""
-    data = manifest.data
-    if not any(finding.kind == UNEVEN for finding in data.findings):
-        return None
-    told = ", ".join(f"{accuracy:.4f} ({name})" for name, accuracy in always(data.label_rows).items())
-    return Text(f"always answering {most_frequent(data.label_rows)!r} has an accuracy of {told}")
+    def early_exit(row: tuple[str, Score]) -> str:
+        early = row[1].leaving_early
+        if early is None:
+            return DASH
+        return f"{metric.text(getattr(early, metric.name, None))} ({early.mean_loops:.2f} loops)"
+
+    def score_at_exit(loop: Any, row: tuple[str, Score]) -> object:
+        return row[1].by_exit.get(loop)
+
+    columns: list[Column[tuple[str, Score]]] = [Column("set", itemgetter(0))]
+    columns += [_score_column(column, itemgetter(1)) for column in task.columns]
+    for loop in sorted({loop for score in scores for loop in list(score.by_exit)[:-1]}):
+        column = ScoreColumn(metric.name, f"exit {loop}", metric.places)
+        columns.append(_score_column(column, partial(score_at_exit, loop)))
+    if any(score.leaving_early is not None for score in scores):
+        columns.append(Column("early exit", lambda row: row[1].leaving_early, text=early_exit, number=True))
+
+    caption, data = None, manifest.data
+    if any(warning.kind == UNEVEN for warning in data.findings):
+        baselines = ", ".join(f"{accuracy:.4f} ({name})" for name, accuracy in always(data.label_rows).items())
+        caption = Text(f"always answering {most_frequent(data.label_rows)!r} has an accuracy of {baselines}")
+    return Columns(columns).terminal(title, rows, caption)
 
 
 def comparable_scores(bundle: BundleManifest) -> tuple[dict[str, Score], str | None]:
-    """Artifact → score, all on the same set, and what that set is.
+    """Return the artifacts' scores on one set, and a description of that set.
 
-    The validation split where any artifact was scored on it, else the golden inputs. An artifact without such a score
-    (steps and decode graphs answer golden inputs only) is left out: figures of other rows do not compare.
+    The set is the validation split if any artifact was scored on it, else the golden inputs. Artifacts without a score
+    on this set are left out: step and decode graphs are scored on golden inputs only.
     """
     unit = task_named(bundle.task).unit
-    split = {artifact.id: artifact.validation for artifact in bundle.artifacts if artifact.validation is not None}
-    if split:
-        return split, f"scores on {next(iter(split.values())).n:,} {unit} of the validation split"
+    validation = {artifact.id: artifact.validation for artifact in bundle.artifacts if artifact.validation is not None}
+    if validation:
+        return validation, f"scores on {next(iter(validation.values())).n:,} {unit} of the validation split"
     golden = {artifact.id: artifact.score for artifact in bundle.artifacts if artifact.score is not None}
     return golden, f"scores on the golden inputs only ({next(iter(golden.values())).n:,})" if golden else None
 
 
 def artifact_table(bundle: BundleManifest) -> Table:
-    """What a bundle holds, how each artifact compares with torch FP32, and how good it is."""
+    """Return the artifacts of a bundle: size, difference from torch FP32, score, status."""
     metric = task_named(bundle.task).metric
     scores, scored_on = comparable_scores(bundle)
 
@@ -280,22 +128,17 @@ def artifact_table(bundle: BundleManifest) -> Table:
         ]
     )
     synthetic = " (trained on SYNTHETIC data)" if bundle.synthetic else ""
-    leaks = f" · {LEAKS}" if bundle.leaks else ""
-    title = f"{bundle.run}: bundle{synthetic}{leaks}"
+    title = f"{bundle.run}: bundle{synthetic}{f' · {LEAKS}' if bundle.leaks else ''}"
     return columns.terminal(title, bundle.artifacts, Text(scored_on) if scored_on is not None else None)
 
 
-def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
-    """Scores per artifact, with the time per sample.
+# Scores and early exit
 
-    Args:
-        name: of the run or bundle.
-        rows: of one task.
-    """
-    # A row does not name its task; its metric tells.
+
+def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
+    """Return scores and time per sample of artifacts; ``rows`` are of one task, ``name`` is the run's or bundle's."""
     tasks = all_tasks()
     task = next((t for t in tasks if any(getattr(row, t.metric.name, None) is not None for row in rows)), tasks[0])
-
     providers = [str(provider) for provider in dict.fromkeys(row.provider for row in rows)]
     columns: list[Column[EvaluationRow]] = [
         Column("artifact", attrgetter("artifact")),
@@ -305,14 +148,117 @@ def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
         *map(_score_column, task.columns),
         _score_column(ScoreColumn("ms_per_sample", "ms/sample", 3)),
     ]
-    how = ", ".join([str(rows[0].host), *providers[:1]][: 1 + (len(providers) == 1)]) if rows else ""
-    where = f" (times: {how}, batch {rows[0].batch})" if rows and rows[0].host else ""
+    where = ""
+    if rows and rows[0].host:
+        provider = f", {providers[0]}" if len(providers) == 1 else ""
+        where = f" (times: {rows[0].host}{provider}, batch {rows[0].batch})"
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
-    return Columns(columns).known_in(rows, "exit").terminal(f"{name}: scores{where}{leaks}", rows)
+    return Columns(columns).drop_empty(rows, "exit").terminal(f"{name}: scores{where}{leaks}", rows)
+
+
+def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
+    """Return a line per artifact and threshold; thresholds with the same result share a line, requested ones do not.
+
+    Args:
+        name: the run's.
+        rows: of one task.
+    """
+    metric = "accuracy" if any(row.accuracy is not None for row in rows) else "perplexity"
+    decimals = 4 if metric == "accuracy" else 2
+
+    def group_key(row: EarlyExitRow) -> tuple[object, ...]:
+        requested = None if row.threshold in SWEEP else row.threshold
+        return row.artifact, row.provider, row.split, row.rule, row.threshold is None, requested, row.share
+
+    def thresholds(group: list[EarlyExitRow]) -> str:
+        first, last = group[0].threshold, group[-1].threshold
+        if first is None:
+            steps = list(dict.fromkeys(f"{value:.2f}" for value in group[0].thresholds.values()))
+            return f"paper: {steps[0]}…{steps[-1]}" if len(steps) > 1 else f"paper: {steps[0]}"
+        text = f"{first:g}" if first == last else f"{first:g}…{last:g}"
+        return text if group[0].rule == "confidence" else f"{group[0].rule} {text}"
+
+    def exits(group: list[EarlyExitRow]) -> str:
+        return ", ".join(f"{loop}: {share:.1%}" for loop, share in group[0].share.items() if share)
+
+    by: Column[list[EarlyExitRow]] = Column("computed by", lambda group: group[0].provider)
+    several = len({(row.artifact, row.provider) for row in rows}) > len({row.artifact for row in rows})
+    columns: list[Column[list[EarlyExitRow]]] = [
+        Column("artifact", lambda group: group[0].artifact),
+        *([by] if several else []),
+        Column("set", lambda group: group[0].split),
+        Column("threshold", thresholds, number=True),
+        Column("mean_loops", lambda group: f"{group[0].mean_loops:.2f}", number=True),
+        Column(metric, lambda group: f"{getattr(group[0], metric):,.{decimals}f}", number=True),
+        Column("loss", lambda group: group[0].loss, number=True),
+        Column("leave_after_loop", exits),
+    ]
+    groups = [list(group) for _, group in groupby(rows, key=group_key)]
+    return Columns(columns).terminal(f"{name}: early exit (loops are a mean, and no time)", groups)
+
+
+def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> Table:
+    """Return a line per step artifact: allowed and observed score drop of early exit, and its times.
+
+    Args:
+        name: the run's.
+        guarantees: artifact id → guarantee.
+    """
+
+    def milliseconds(kind: str) -> Callable[[tuple[str, ExitGuarantee]], float | None]:
+        return lambda row: getattr(row[1].time, kind).get("mean")
+
+    columns: list[Column[tuple[str, ExitGuarantee]]] = [
+        Column("artifact", lambda row: row[0]),
+        Column("held-out", lambda row: f"{row[1].rows:,} of {row[1].split}"),
+        Column("thresholds", lambda row: ", ".join(f"{loop}: {value:g}" for loop, value in row[1].thresholds.items())),
+        Column("may lose", lambda row: f"{100 * row[1].max_drop:g} points", number=True),
+        Column("lost here", lambda row: f"{100 * row[1].drop:.2f}", number=True),
+        Column("p", lambda row: f"{row[1].p_value:.3f}", number=True),
+        Column("mean loops", lambda row: f"{row[1].mean_loops:.2f}", number=True),
+        Column("one text", milliseconds("early_ms"), "ms"),
+        Column("all loops", milliseconds("full_ms"), "ms"),
+        Column("full graph", milliseconds("full_graph_ms"), "ms"),
+    ]
+    return Columns(columns).terminal(f"{name}: early exit with a guarantee", [*guarantees.items()])
+
+
+# Data files and plans
+
+
+def column_table(name: str, guess: Guess) -> Table:
+    """Return the columns of the data file ``name``: what each is read as, and examples."""
+    source = guess.source
+    roles = {source.text: "text", source.text_pair: "second text", source.label: "label"}
+
+    def example(column: ColumnFacts) -> Text:
+        line = " ".join(column.example.split())
+        return Text(line if len(line) <= _EXAMPLE_WIDTH else f"{line[:_EXAMPLE_WIDTH]}…")
+
+    columns: Columns[ColumnFacts] = Columns(
+        [
+            Column("column", attrgetter("name")),
+            Column("read as", lambda column: roles.get(column.name)),
+            Column("filled", attrgetter("filled"), number=True),
+            Column(
+                "different values",
+                attrgetter("values"),
+                text=lambda column: str(len(column.values)) if column.values else "many",
+                number=True,
+            ),
+            Column("first", attrgetter("example"), text=example),
+        ]
+    )
+    delimiters = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+    delimiter = f", separated by {delimiters[source.delimiter]}" if source.delimiter else ""
+    header = "" if source.header else ", the first line names no columns"
+    counts = [f"{label} {rows:,}" for label, rows in guess.labels.items()]
+    labels = ", ".join(counts[:12]) + (f" … ({len(counts)} in all)" if len(counts) > 12 else "")
+    return columns.terminal(f"{name}: {guess.rows:,} rows{delimiter}{header}", guess.columns, Text(f"labels: {labels}"))
 
 
 def plan_table(plan: Plan) -> Table:
-    """What a recipe's training memory is made of, and its share of the device's budget."""
+    """Return the parts of a recipe's training memory and their share of the device's budget."""
     budget = ("budget", plan.budget_bytes)
     rows: list[tuple[str, int]] = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), budget]
 
@@ -320,8 +266,8 @@ def plan_table(plan: Plan) -> Table:
         return row[1] / plan.budget_bytes if plan.budget_bytes else float("inf")
 
     def bar(row: tuple[str, int]) -> Text:
-        drawn = "█" * min(_BAR, round(_BAR * min(1.0, share(row)))) if row is not budget else ""
-        return Text(f"{drawn}▶", "red") if share(row) > 1 else Text(drawn)
+        blocks = "█" * min(_BAR_WIDTH, round(_BAR_WIDTH * min(1.0, share(row)))) if row is not budget else ""
+        return Text(f"{blocks}▶", "red") if share(row) > 1 else Text(blocks)
 
     columns: Columns[tuple[str, int]] = Columns(
         [
@@ -332,7 +278,6 @@ def plan_table(plan: Plan) -> Table:
         ]
     )
     title = f"{plan.recipe} on {plan.device}: {plan.parameters:,} parameters, {plan.precision}"
-    # Below the table: a long source in it would leave no room for the figures.
     source = (f"\nbudget: {plan.budget_source}", "dim")
     table = columns.terminal(title, rows, Text.assemble(coloured(plan.status), f": {plan.reason}", source))
     table.rows[len(rows) - 3].end_section = True
@@ -340,21 +285,21 @@ def plan_table(plan: Plan) -> Table:
 
 
 def time_text(time: PlannedTime) -> str:
-    """How long a training is predicted to take, in one to three lines."""
+    """Return the predicted training time in one to three lines."""
     if time.low_s is None or time.high_s is None:
         return f"time: unknown: {time.basis}"
     low_s, high_s, epochs = time.low_s, time.high_s, time.epochs
-    what = f"for {time.steps:,} steps" if time.steps is not None else f"per {time.rows:,} training rows"
+    extent = f"for {time.steps:,} steps" if time.steps is not None else f"per {time.rows:,} training rows"
     if epochs > 1:
-        what += f" ({format_duration(low_s / epochs)} to {format_duration(high_s / epochs)} an epoch)"
-    lines = [f"time (estimated): {format_duration(low_s)} to {format_duration(high_s)} {what}: {time.basis}"]
+        extent += f" ({format_duration(low_s / epochs)} to {format_duration(high_s / epochs)} an epoch)"
+    lines = [f"time (estimated): {format_duration(low_s)} to {format_duration(high_s)} {extent}: {time.basis}"]
     lines += [f"low end: {time.low_reason}"] if time.low_reason else []
     lines += [f"high end: {time.high_reason}"] if time.high_reason else []
     return "\n".join(lines)
 
 
 def larger_batch_text(plan: Plan) -> str:
-    """How many more rows at a time would fit, in a line; empty: none that is known to."""
+    """Return a line with the larger batches that would fit; empty if none is known to fit."""
     used = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)} used"
     changes = [
         f"{' '.join(f'--set {pair}' for pair in change.set)} would use at most {format_bytes(change.peak_bytes)}"
@@ -364,12 +309,12 @@ def larger_batch_text(plan: Plan) -> str:
 
 
 def suggestion_table(plan: Plan) -> Table:
-    """Changes of a recipe that does not fit, as they are typed, with the peak that each is predicted to have."""
+    """Return changes to a recipe that does not fit, as command-line options, with their predicted peaks."""
     columns: Columns[Any] = Columns(
         [
             Column("change", lambda change: "\n".join(f"--set {pair}" for pair in change.set)),
             Column("predicted peak", attrgetter("peak_bytes"), "bytes"),
-            Column("fits", attrgetter("fits"), text=lambda c: Text(written(c.fits), "green" if c.fits else "")),
+            Column("fits", attrgetter("fits"), text=lambda c: Text(format_value(c.fits), "green" if c.fits else "")),
             Column("what it costs", attrgetter("note")),
         ]
     )
@@ -377,19 +322,121 @@ def suggestion_table(plan: Plan) -> Table:
 
 
 def capability_table(capabilities: Sequence[dict[str, Any]]) -> Table:
-    """What works on this machine, and the remedy for what does not."""
+    """Return what works on this machine, and the remedy for what does not."""
 
-    def details(found: Mapping[str, Any]) -> Text:
-        detail = str(found["detail"])
-        remedy = [(("\n" if detail else "") + f"→ {found['remedy']}", "dim")] if found["remedy"] else []
-        return Text.assemble(detail, *remedy)
+    def details(capability: Mapping[str, Any]) -> Text:
+        detail, remedy = str(capability["detail"]), capability["remedy"]
+        return Text.assemble(detail, *([(("\n" if detail else "") + f"→ {remedy}", "dim")] if remedy else []))
 
     columns: Columns[dict[str, Any]] = Columns(
         [
             Column("what", itemgetter("name")),
             Column("status", itemgetter("status"), mark=True),
-            Column("version", lambda found: found["version"] or None),
+            Column("version", lambda capability: capability["version"] or None),
             Column("details", itemgetter("detail"), text=details, flows=True),
         ]
     )
     return columns.terminal("What works on this machine", capabilities)
+
+
+# Verification and calibration
+
+
+def print_verification(verification: Verification, console: Console) -> None:
+    """Print the result of `verify`: every artifact, reasons, damaged files, and the conclusion."""
+
+    def parity(check: ArtifactCheck, name: str) -> Any:
+        return getattr(check.parity, name, None)
+
+    def provider(check: ArtifactCheck) -> str | None:
+        return provider_facts(parity(check, "provider")).label if parity(check, "provider") else None
+
+    columns: Columns[ArtifactCheck] = Columns(
+        [
+            Column("artifact", attrgetter("artifact")),
+            Column("ran on", provider),
+            Column("n", lambda check: parity(check, "n"), number=True),
+            Column("max error", lambda check: parity(check, "max_abs_error"), "error"),
+            Column("relative", lambda check: parity(check, "relative_error"), "error"),
+            Column("top-1 agreement", lambda check: parity(check, "top1_agreement"), "share"),
+            Column("held to", lambda check: check.tolerance or None),
+            Column("status", attrgetter("status"), mark=True),
+        ]
+    )
+    original = verification.wrapped
+    baseline = "torch FP32" if original is None else f"ONNX Runtime's FP32 answers of {original}"
+    console.print(columns.terminal(f"{verification.run}: golden inputs against {baseline}", verification.artifacts))
+
+    def say(line: str) -> None:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    for check in verification.artifacts:
+        if check.reason:
+            say(f"{check.artifact}: {check.reason}")
+        for note in check.notes:
+            say(f"note: {check.artifact}: {note}")
+    for file in verification.damaged:
+        detail = f" ({escape(file.detail)})" if file.detail else ""
+        console.print(f"[red]{file.status}[/]: {escape(file.file)}{detail}", soft_wrap=True)
+    intact = len(verification.files) - len(verification.damaged)
+    artifacts = {check.artifact for check in verification.artifacts}  # several runtimes may check one artifact
+    verified = artifacts - {check.artifact for check in verification.artifacts if check.status != "verified"}
+    say(
+        f"{intact} of {len(verification.files)} files intact, {len(verified)} of {len(artifacts)} artifacts verified; "
+        f"bundle.json is sha256 {verification.manifest_sha256}"
+    )
+    for line in verification.stale:
+        say(line)
+    if (written := verification.recorded) is not None:  # by --write
+        for record in written.records:
+            unscored = f"no score on the validation split: {record.unscored}" if record.unscored else None
+            reason = record.reason or unscored
+            say(f"recorded: {record.artifact} on {record.device}: {record.status}" + (f" ({reason})" if reason else ""))
+        say(f"written: {written.file}" if written.file is not None else str(written.reason))
+    if not verification.manifest_protected:
+        say(
+            "bundle.json itself is not protected: an older version wrote it without a checksum of itself; compare its "
+            "sha256 with the origin's, or export the run again"
+        )
+
+
+def print_calibration(calibration: Calibration, written: Path | None, console: Console) -> None:
+    """Print the fitted cases, the cross-validated ones, the checked ones, the error, and the written profile if any."""
+
+    def ratio(case: FittedCase) -> float | None:
+        return case.estimated_ms / case.measured_ms if case.estimated_ms is not None and case.measured_ms else None
+
+    def estimate(case: FittedCase) -> str:
+        return DASH if case.estimated_ms is None else f"{ABOUT} {format_value(case.estimated_ms, 'ms')}"
+
+    columns: Columns[FittedCase] = Columns(
+        [
+            Column("run", attrgetter("run")),
+            Column("artifact", attrgetter("artifact")),
+            Column("batch × tokens", lambda case: f"{case.batch} × {case.seq}", number=True),
+            Column("measured", attrgetter("measured_ms"), "ms"),
+            Column("estimated", attrgetter("estimated_ms"), "ms", text=estimate),
+            Column("estimated / measured", lambda c: f"{ratio(c):.2f}" if ratio(c) is not None else None, number=True),
+            Column("log2", lambda case: f"{log2(value):+.2f}" if (value := ratio(case)) else None, number=True),
+        ]
+    )
+    where = f"{calibration.processor}, {thread_text(calibration.threads)}"
+    for title, cases in (
+        ("fitted on", calibration.fitted_on),
+        ("cross-validation, each model estimated by a fit to the others", calibration.left_out),
+        ("checked on cases that were not fitted", calibration.validated_on),
+    ):
+        if cases:
+            console.print(columns.terminal(f"{title}: {where}", cases))
+    error = calibration.error
+    if error is None:
+        text = "estimates by this calibration were never checked: edgeformer calibrate --validate-only"
+    else:
+        typical, worst = (2**value for value in (error.median_log2, error.worst_log2))
+        text = (
+            f"estimates of {error.cases} cases against measurements on {error.device}: typically within a factor of "
+            f"{typical:.2f}, at worst {worst:.2f} (|log2| {error.median_log2:.2f} and {error.worst_log2:.2f})"
+        )
+    console.print(text, soft_wrap=True, markup=False)
+    if written is not None:
+        console.print(f"profile {written}", soft_wrap=True, markup=False)

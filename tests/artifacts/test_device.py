@@ -10,7 +10,7 @@ import yaml
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile, save_profile
-from edgeformer.report.panels import bandwidth, peak_rate
+from edgeformer.report.charts import bandwidth, peak_rate
 from tests.report.made_reports import made_report
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import csv_cell, markdown, markdown_line, visible
 from edgeformer.report.columns import Column, Columns
-from edgeformer.report.html_report import as_html
-from edgeformer.report.report_files import as_csv, as_markdown, badge_svg
+from edgeformer.report.context import ReportContext
+from edgeformer.report.documents import as_csv, as_html, as_markdown, badge_svg
 from tests.cli.run_cli import edgeformer
 from tests.report.made_reports import made_report
 
@@ -91,17 +91,17 @@ def hostile() -> Report:
 
 
 def test_markdown_of_a_hostile_report(hostile: Report) -> None:
-    text = as_markdown(hostile)
+    text = as_markdown(ReportContext(hostile))
     assert not CONTROL.search(text)
     assert "<script" not in text and "\n# heading" not in text and "- # heading" not in text
     assert "[l](http" not in text and re.search(r"(?<!\\)`x", text) is None
 
 
 def test_html_and_svg_of_a_hostile_report(hostile: Report) -> None:
-    page = as_html(hostile)
+    page = as_html(ReportContext(hostile))
     assert not CONTROL.search(page)
     assert "<script" not in page and "&lt;script&gt;" in page
-    svg = badge_svg(hostile)
+    svg = badge_svg(ReportContext(hostile))
     assert not CONTROL.search(svg)
     assert {element.tag.rpartition("}")[2] for element in ET.fromstring(svg).iter()} <= {
         "svg", "title", "clipPath", "rect", "g", "text"
@@ -109,7 +109,7 @@ def test_html_and_svg_of_a_hostile_report(hostile: Report) -> None:
 
 
 def test_csv_of_a_hostile_report(hostile: Report) -> None:
-    text = as_csv(hostile)
+    text = as_csv(ReportContext(hostile))
     rows = list(csv.DictReader(io.StringIO(text)))
     assert not CONTROL.search(text)
     assert all(row["artifact"].startswith("'=cmd") for row in rows)

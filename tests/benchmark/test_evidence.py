@@ -6,7 +6,7 @@ from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateErro
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.report import EstimateEvidence
 from edgeformer.estimate.estimate import estimate_evidence, shipped_record
-from edgeformer.report.words import estimate_words
+from edgeformer.report.context import estimate_words
 from tests.report.made_reports import estimated, made_report, made_row
 
 RECORD = shipped_record()

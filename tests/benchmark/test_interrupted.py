@@ -22,7 +22,7 @@ from edgeformer.benchmark.measurement import (
 )
 from edgeformer.benchmark.process import End
 from edgeformer.cli import main, progress
-from edgeformer.report.words import in_words
+from edgeformer.report.context import in_words
 from tests.benchmark.measuring_child import make_spec
 from tests.runtimes.tiny_bundle import write_bundle
 

@@ -19,7 +19,7 @@ from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate
 from edgeformer.export.import_onnx import WrapOptions, wrap
-from edgeformer.report.words import badge_text, in_words
+from edgeformer.report.context import badge_text, in_words
 from edgeformer.run import Location
 from tests.cli.run_cli import edgeformer
 from tests.export import graphs

@@ -14,7 +14,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.benchmark.recorded_report import judge_report
 from edgeformer.benchmark.request import ProfileOptions
 from edgeformer.bundle import Bundle
-from edgeformer.report.words import verdict_words
+from edgeformer.report.context import verdict_words
 from edgeformer.tasks import all_tasks
 from tests.cli.in_process import Edgeformer, in_process
 

@@ -16,7 +16,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import Engine, Parity
 from edgeformer.bundle import Bundle
 from edgeformer.inference.verify import INT8_AGREEMENT_LOSS, INT8_ERROR_FACTOR, verify
-from edgeformer.report.verification import print_verification
+from edgeformer.report.tables import print_verification
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array
 from edgeformer.runtimes.tensorrt import state as tensorrt_state_module

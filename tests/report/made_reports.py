@@ -1,8 +1,15 @@
-"""Reports made by hand, for the tests of what is made from reports."""
+"""Hand-made reports for the tests of documents, and helpers that render them."""
 
 from __future__ import annotations
 
+import io
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console, RenderableType
 
 from edgeformer.artifacts.device import EstimateError
 from edgeformer.artifacts.report import (
@@ -19,6 +26,8 @@ from edgeformer.artifacts.report import (
     Verdict,
     Work,
 )
+from edgeformer.report.context import ReportContext
+from edgeformer.report.documents import as_html, as_markdown, print_report, print_search
 
 MIB = 2**20
 ERROR_ON_CPU = EstimateError(
@@ -38,7 +47,7 @@ def measured(p50: float = 20.0, **other: Any) -> Latency:
 
 
 def estimated(low: float = 0.5, high: float = 2.0) -> Latency:
-    """An estimate; its middle is the geometric one."""
+    """An estimate; its p50 is the geometric mean of its ends."""
     middle = (low * high) ** 0.5
     return Latency(status="estimated", p50=middle, low=low, high=high, reason="roofline over 12 kernels")
 
@@ -72,7 +81,7 @@ PROFILE = {
 
 
 def made_search() -> Search:
-    """Two candidates, of which the slower one is too large."""
+    """Two candidates; the slower one is too large."""
     common = {"provider": "CUDAExecutionProvider", "threads": None, "latency_status": "estimated", "exit": None}
     common |= {"precision": "fp32", "trimmed": False, "memory_bytes": 400 * MIB, "on_front": True}
     candidates = (
@@ -88,9 +97,9 @@ def made_search() -> Search:
 
 
 def made_report(*rows: Row, **other: Any) -> Report:
-    """A report of a card that is not here; without ``rows``: one measured, one unavailable, one estimated."""
+    """A report for a GPU that this host does not have; default rows: measured, unavailable and estimated."""
     absent = Latency(status="unavailable", reason="the model refused 8 × 999")
-    chosen = rows or (
+    default_rows = (
         made_row(measured()),
         made_row(absent, batch=8, memory_bytes=Memory(status="unavailable", reason="it never ran")),
         made_row(estimated(), "device", provider="CUDAExecutionProvider"),
@@ -99,9 +108,69 @@ def made_report(*rows: Row, **other: Any) -> Report:
         "device": "rtx4050", "device_title": "NVIDIA GeForce RTX 4050 Laptop GPU", "on_target": False,
         "host": {"cpu": "Some CPU", "cores": 2, "system": "Linux", "threads": 2, "versions": {"onnxruntime": "1.31"}},
         "run": "mine-001", "bundle": "bundle", "created": "2026-11-21T00:00:00+00:00", "synthetic": False,
-        "parameters": 1234, "rows": chosen, "verdict": Verdict(status="pass", checks=(SIZE, LATENCY)),
+        "parameters": 1234, "rows": rows or default_rows, "verdict": Verdict(status="pass", checks=(SIZE, LATENCY)),
         "estimate_error": ERROR_ON_CPU, "estimate_evidence": (CHECKED_ON_CPU,), "estimated_for": "cuda",
         "profile": PROFILE,
         "sizes": (SizeParts(artifact="onnx-fp32", embeddings=12 * MIB, block=7 * MIB, heads=MIB // 2, other=MIB // 2),),
     }  # fmt: skip
     return Report.model_validate({**facts, **other})
+
+
+ARTIFACT_NAMES = [
+    f"onnx-{precision}-{part}" for precision in ("fp32", "fp16", "int8") for part in ("full", "exit10", "step")
+]
+ARTIFACT_NAMES += ["tensorrt-rtx-fp16", "tensorrt-rtx-fp16-exit1"]
+
+
+def crowded_report() -> Report:
+    """Eleven artifacts, measured on this host with much noise and estimated for the device."""
+    rows = [
+        made_row(
+            measured(stable=False, warnings=(f"the calls vary by {i}.5% (above 2.5% is noisy)", "drifted: 1 to 2 ms")),
+            artifact=name,
+            threads=2,
+        )
+        for i, name in enumerate(ARTIFACT_NAMES)
+    ]
+    device = {"provider": "CPUExecutionProvider", "threads": 4}
+    rows += [made_row(estimated(10.5, 98.5), "device", artifact=name, **device) for name in ARTIFACT_NAMES]
+    checks = [check.model_copy(update={"artifact": name}) for name in ARTIFACT_NAMES for check in (SIZE, LATENCY)]
+    return made_report(*rows, verdict=Verdict(status="pass", checks=tuple(checks)))
+
+
+def rendered(content: RenderableType | Callable[[Console], None], width: int = 160) -> str:
+    """Text of a table, or of what a function prints, in a terminal of ``width`` columns."""
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    if callable(content):
+        content(console)
+    else:
+        console.print(content)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def terminal_of(report: Report, width: int = 180, files: Sequence[Path] = ()) -> str:
+    """What `profile` prints."""
+
+    def show(console: Console) -> None:
+        print_report(report, files, console)
+        if report.search is not None:
+            print_search(report.search, console)
+
+    return rendered(show, width)
+
+
+def markdown_of(report: Report) -> str:
+    return as_markdown(ReportContext(report))
+
+
+def html_of(report: Report) -> str:
+    return as_html(ReportContext(report))
+
+
+def copy_run(run: Path, folder: Path, **changes: Any) -> Path:
+    """Copy a run and change keys of its run.json."""
+    shutil.copytree(run, folder)
+    document = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    (folder / "run.json").write_text(json.dumps({**document, **changes}), encoding="utf-8")
+    return folder

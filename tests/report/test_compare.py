@@ -1,36 +1,142 @@
-"""The times of runs side by side: what stands under one name was measured in one way, on one machine."""
+"""Two reports side by side, and runs side by side."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from edgeformer.artifacts.report import Report, Row
-from edgeformer.report.compare import Record, format_comparison, run_records
-from edgeformer.run import Location
-from tests.report.made_reports import estimated, made_report, made_row, measured
+from edgeformer.artifacts.data_warnings import LEAKS
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.report import Latency, Row
+from edgeformer.cli.app import app
+from edgeformer.report.compare import (
+    Record,
+    compare_reports,
+    format_comparison,
+    format_pairs,
+    report_of,
+    run_records,
+)
+from edgeformer.run import Location, locate, read_run
+from edgeformer.tasks.language_modeling import LanguageScore
+from tests.report.made_reports import copy_run, estimated, made_report, made_row, measured
 
 OLD = Path(__file__).resolve().parents[1] / "old_format" / "classifier-v1" / "bundle"
-HERE = {"cpu": "Some CPU", "cores": 2, "system": "Linux"}
-DAY = "2026-11-{}T00:00:00+00:00"
+HOST = {"cpu": "Some CPU", "cores": 2, "system": "Linux"}
+every_style = pytest.mark.parametrize("style", ["plain", "markdown", "csv"])
+
+
+class TestReports:
+    @pytest.mark.parametrize(
+        ("a", "b", "mark"),
+        [
+            (measured(20.0), measured(21.9), "within the noise"),
+            (measured(20.0), measured(22.1), "slower"),
+            (measured(22.1), measured(20.0), "faster"),
+            (measured(20.0), measured(30.0, stable=False), "not stable"),
+            # 1.96 · √(π/2) · √(2 · 1² / 50) = 0.49: this spread needs more calls before 1.4 is significant.
+            (measured(20.0, cv=1.0, n=50), measured(28.0, cv=1.0, n=50), "within the noise"),
+            (measured(20.0, cv=1.0, n=5000), measured(28.0, cv=1.0, n=5000), "slower"),
+            (estimated(1.0, 2.0), estimated(1.9, 3.0), "within the estimates' ranges"),
+            (estimated(1.0, 2.0), estimated(2.1, 3.0), "estimated slower"),
+            (measured(1.0), estimated(2.1, 3.0), "an estimate beside a measurement"),
+        ],
+    )
+    def test_mark_of_a_difference(self, a: Latency, b: Latency, mark: str) -> None:
+        (row,) = compare_reports(made_report(made_row(a)), made_report(made_row(b)))["rows"]
+        assert row["mark"] == mark
+
+    @given(st.floats(0.01, 1e4), st.floats(0.01, 1e4), st.floats(0, 0.5), st.integers(2, 5000))
+    @settings(max_examples=60, deadline=None)
+    def test_order_of_the_reports_does_not_matter(self, x: float, y: float, cv: float, n: int) -> None:
+        a, b = made_report(made_row(measured(x, cv=cv, n=n))), made_report(made_row(measured(y, n=n)))
+        opposite = {"faster": "slower", "slower": "faster"}
+        forward, backward = compare_reports(a, b)["rows"][0], compare_reports(b, a)["rows"][0]
+        assert backward["mark"] == opposite.get(forward["mark"], forward["mark"])
+        assert backward["ratio"] == pytest.approx(1 / forward["ratio"])
+
+    def test_rows_are_matched_by_shape_and_unmatched_rows_kept(self) -> None:
+        first = made_report(made_row(measured(20.0)), made_row(measured(90.0), batch=8))
+        second = made_report(made_row(measured(10.0), batch=8), made_row(measured(20.0), seq=64))
+        rows = compare_reports(first, second)["rows"]
+        assert [(row["batch"], row["seq"], row["mark"]) for row in rows] == [
+            (1, 128, "only in one report"), (8, 128, "faster"), (1, 64, "only in one report"),
+        ]  # fmt: skip
+        assert rows[1]["ratio"] == pytest.approx(1 / 9)
+
+    def test_rows_of_several_thread_counts_are_matched_by_threads(self) -> None:
+        first = made_report(made_row(measured(40.0), threads=1), made_row(measured(20.0), threads=2))
+        second = made_report(made_row(measured(20.0), threads=2), made_row(measured(40.0), threads=1))
+        rows = compare_reports(first, second)["rows"]
+        assert [(row["threads"], row["ratio"]) for row in rows] == [(1, 1.0), (2, 1.0)]
+
+    def test_different_machines_are_noted(self) -> None:
+        other = made_report(host={"cpu": "Another CPU", "threads": 4, "versions": {"onnxruntime": "1.20"}})
+        notes = " ".join(compare_reports(made_report(), other)["notes"])
+        assert "different machines: Some CPU and Another CPU" in notes
+        assert "different threads: 2 and 4" in notes and "1.31 and 1.20" in notes
+        assert compare_reports(made_report(), made_report())["notes"] == []
+
+    def test_one_machine_has_one_name(self) -> None:
+        host = made_report(made_row(measured()), device="host", device_title="This host (CPU)", on_target=True)
+        compared = compare_reports(host, made_report())
+        assert compared["a"]["measured_on"] == compared["b"]["measured_on"] == "Some CPU"
+        assert compared["notes"] == ["judged for different devices: host and rtx4050"]
+
+    def test_formats(self) -> None:
+        compared = compare_reports(made_report(), made_report(made_row(measured(40.0))))
+        json.dumps(compared)
+        for style in ("plain", "markdown"):
+            text = format_pairs(compared, style)  # type: ignore[arg-type]
+            assert "2.00" in text and "slower" in text and "only in one report" in text
+        rows = list(csv.DictReader(io.StringIO(format_pairs(compared, "csv"))))
+        assert float(rows[0]["ratio"]) == 2.0 and rows[0]["a_status"] == "measured"
+
+    def test_missing_report_names_the_command(self, tmp_path: Path) -> None:
+        with pytest.raises(ArtifactError, match="edgeformer profile mine --device t4"):
+            report_of(Location(tmp_path / "mine", None), "t4")
+
+    def test_command_takes_two_report_files(self, tmp_path: Path) -> None:
+        files = [tmp_path / "a.json", tmp_path / "b.json"]
+        write_json(files[0], made_report(made_row(measured(20.0))))
+        write_json(files[1], made_report(made_row(measured(10.0))))
+        runner, names = CliRunner(), [str(file) for file in files]
+        outcome = runner.invoke(app, ["compare", *names, "--json"])
+        assert outcome.exit_code == 0
+        assert json.loads(outcome.stdout)["rows"][0].items() >= {"ratio": 0.5, "mark": "faster"}.items()
+        for arguments, message in (
+            ([names[0]], "two at a time, not 1"),
+            ([names[0], "a-run"], "the other argument is not"),
+            ([*names, "--device", "t4"], "leave it out"),
+            ([names[0], str(tmp_path / "gone.json")], "cannot be read"),
+        ):
+            error = runner.invoke(app, ["compare", *arguments]).exception
+            assert isinstance(error, EdgeformerError) and error.exit_code == 2
+            assert message in str(error)
 
 
 @pytest.fixture
 def bundles(tmp_path: Path) -> list[Location]:
-    """Two bundles, which have no reports yet."""
+    """Two bundles without reports."""
     for name in ("first", "second"):
         shutil.copytree(OLD, tmp_path / name)
     return [Location(None, tmp_path / name) for name in ("first", "second")]
 
 
-def write(location: Location, name: str, *rows: Row, day: int = 25, host: dict[str, Any] = HERE) -> Report:
-    report = made_report(*rows, host=host, created=DAY.format(day))
+def write_rows(location: Location, name: str, *rows: Row, day: int = 25, host: dict[str, Any] = HOST) -> None:
+    report = made_report(*rows, host=host, created=f"2026-11-{day}T00:00:00+00:00")
     location.reports.mkdir(exist_ok=True)
-    (location.reports / f"{name}.json").write_text(report.model_dump_json(), encoding="utf-8")
-    return report
+    write_json(location.reports / f"{name}.json", report)
 
 
 def timed(p50: float, **facts: Any) -> Row:
@@ -41,42 +147,72 @@ def times(record: Record) -> Record:
     return {name: value for name, value in record.items() if name.endswith("_p50_ms")}
 
 
-def test_another_provider_has_its_name(bundles: list[Location]) -> None:
-    rows = [timed(9.0), timed(5.0, provider="openvino-cpu"), timed(3.0, provider="openvino-cpu-bf16")]
-    rows.append(timed(1.0, provider="CUDAExecutionProvider", threads=None))
-    write(bundles[0], "host", *rows, made_row(estimated(), "device"), timed(700.0, phase="cold"))
-    (record,) = run_records(bundles[:1])
-    assert times(record) == {
-        "onnx-fp32_1x128_p50_ms": 9.0,
-        "onnx-fp32_1x128_openvino-cpu_p50_ms": 5.0,
-        "onnx-fp32_1x128_openvino-cpu-bf16_p50_ms": 3.0,
-        "onnx-fp32_1x128_CUDAExecutionProvider_p50_ms": 1.0,
-    }
+class TestTimesOfRuns:
+    def test_unusual_provider_is_named(self, bundles: list[Location]) -> None:
+        rows = [timed(9.0), timed(5.0, provider="openvino-cpu"), timed(3.0, provider="openvino-cpu-bf16")]
+        rows.append(timed(1.0, provider="CUDAExecutionProvider", threads=None))
+        write_rows(bundles[0], "host", *rows, made_row(estimated(), "device"), timed(700.0, phase="cold"))
+        (record,) = run_records(bundles[:1])
+        assert times(record) == {
+            "onnx-fp32_1x128_p50_ms": 9.0,
+            "onnx-fp32_1x128_openvino-cpu_p50_ms": 5.0,
+            "onnx-fp32_1x128_openvino-cpu-bf16_p50_ms": 3.0,
+            "onnx-fp32_1x128_CUDAExecutionProvider_p50_ms": 1.0,
+        }
+
+    def test_different_thread_counts_are_named(self, bundles: list[Location]) -> None:
+        write_rows(bundles[0], "host", timed(9.0))
+        write_rows(bundles[1], "host", timed(5.0, threads=4))
+        first, second = run_records(bundles)
+        assert times(first) == {"onnx-fp32_1x128_2threads_p50_ms": 9.0}
+        assert times(second) == {"onnx-fp32_1x128_4threads_p50_ms": 5.0}
+        alone = [times(*run_records([bundle])) for bundle in bundles]
+        assert alone == [{"onnx-fp32_1x128_p50_ms": 9.0}, {"onnx-fp32_1x128_p50_ms": 5.0}]
+
+    def test_reports_of_another_machine_are_left_out_and_named(self, bundles: list[Location]) -> None:
+        write_rows(bundles[0], "older", timed(20.0), day=24)
+        write_rows(bundles[0], "host", timed(9.0), timed(8.0, batch=2), day=26)
+        board = {**HOST, "cpu": "A small board"}
+        write_rows(bundles[0], "other", timed(7.0), timed(6.0, batch=4), day=25, host=board)
+        (record,) = run_records(bundles[:1])
+        assert times(record) == {"onnx-fp32_1x128_p50_ms": 9.0, "onnx-fp32_2x128_p50_ms": 8.0}
+        assert record["measured_on"] == "Some CPU"
+        assert record["reports_left_out"] == "other.json, of A small board with 2 cores (Linux)"
+        assert "reports left out" in format_comparison([record], "plain")
+
+    def test_temporary_files_of_killed_processes_are_ignored(self, bundles: list[Location]) -> None:
+        (record,) = run_records(bundles[:1])
+        assert times(record) == {} and "measured_on" not in record and record["parameters"] > 0
+        write_rows(bundles[0], "host", timed(9.0))
+        write_rows(bundles[0], ".other.json.abc.tmp", timed(30.0), day=26)
+        (record,) = run_records(bundles[:1])
+        assert times(record) == {"onnx-fp32_1x128_p50_ms": 9.0}
 
 
-def test_threads_are_named_where_the_runs_were_measured_with_different_ones(bundles: list[Location]) -> None:
-    write(bundles[0], "host", timed(9.0))
-    write(bundles[1], "host", timed(5.0, threads=4))
-    first, second = run_records(bundles)
-    assert times(first) == {"onnx-fp32_1x128_2threads_p50_ms": 9.0}
-    assert times(second) == {"onnx-fp32_1x128_4threads_p50_ms": 5.0}
-    assert [times(*run_records([one])) for one in bundles] == [
-        {"onnx-fp32_1x128_p50_ms": 9.0},
-        {"onnx-fp32_1x128_p50_ms": 5.0},
-    ]
+class TestScoresOfRuns:
+    @every_style
+    def test_classifier(self, finished_run: Path, style: str) -> None:
+        rows = run_records([locate(str(finished_run), finished_run.parent)]) * 2
+        assert rows[0]["parameters"] == read_run(finished_run).parameters
+        assert rows[0]["onnx-fp16_bytes"] < rows[0]["onnx-fp32_bytes"]
+        assert format_comparison(rows, style).count("small") >= 2  # type: ignore[arg-type]
+        json.dumps(rows)
 
+    def test_language_model_beside_a_classifier(self, finished_language_run: Path, finished_run: Path) -> None:
+        locations = [locate(str(run), run.parent) for run in (finished_run, finished_language_run)]
+        classifier, language = run_records(locations)
+        score = read_run(finished_language_run).test
+        assert isinstance(score, LanguageScore)
+        assert language["perplexity"] == score.perplexity
+        assert language["perplexity_exit2"] == score.exits["2"].perplexity
+        assert "perplexity_exit4" not in language and "caution" not in language and "accuracy" not in language
+        assert "accuracy" in classifier and "perplexity" not in classifier
+        assert format_comparison([classifier, language], "plain").count("–") > 4
 
-def test_reports_of_another_machine_than_the_newest_ones_are_left_out_and_named(bundles: list[Location]) -> None:
-    write(bundles[0], "aged", timed(20.0), day=24)
-    write(bundles[0], "host", timed(9.0), timed(8.0, batch=2), day=26)
-    write(bundles[0], "other", timed(7.0), timed(6.0, batch=4), day=25, host={**HERE, "cpu": "A small board"})
-    (record,) = run_records(bundles[:1])
-    assert times(record) == {"onnx-fp32_1x128_p50_ms": 9.0, "onnx-fp32_2x128_p50_ms": 8.0}
-    assert record["measured_on"] == "Some CPU"
-    assert record["reports_left_out"] == "other.json, of A small board with 2 cores (Linux)"
-    assert "reports left out" in format_comparison([record], "plain")
-
-
-def test_a_bundle_without_reports_has_no_times(bundles: list[Location]) -> None:
-    (record,) = run_records(bundles[:1])
-    assert times(record) == {} and "measured_on" not in record and record["parameters"] > 0
+    @every_style
+    def test_leak_is_on_top(self, finished_language_run: Path, tmp_path: Path, style: str) -> None:
+        leaking = copy_run(finished_language_run, tmp_path / "leaking", leaks=True)
+        rows = run_records([locate(str(run), tmp_path) for run in (finished_language_run, leaking)])
+        text = format_comparison(rows, style)  # type: ignore[arg-type]
+        assert text.index("caution") < text.index("perplexity")
+        assert LEAKS in text

@@ -1,128 +1,312 @@
-"""Documents made from reports and manifests say what these hold, and say so when something is not known."""
+"""Terminal, Markdown, CSV, badge and files of a report."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from edgeformer.artifacts.report import Check, Energy, Latency, Memory, Report, Row, Verdict
-from edgeformer.models import load_recipe
-from edgeformer.models.card import model_card
-from edgeformer.report.compare import format_comparison, run_records
-from edgeformer.report.plots import draw_learning_curve
-from edgeformer.report.report_files import as_csv, as_markdown, write_report
-from edgeformer.report.words import in_words
-from edgeformer.run import locate, read_run
+from edgeformer.artifacts.documents import profile_names
+from edgeformer.artifacts.report import Candidate, NotJudged, Report, Search, Verdict
+from edgeformer.report import charts
+from edgeformer.report.context import (
+    ReportContext,
+    badge_markdown,
+    estimate_words,
+    in_words,
+    measurement_columns,
+    warning_words,
+)
+from edgeformer.report.documents import as_csv, badge_svg, print_search, write_report
+from edgeformer.run import Location
+from tests.report.made_reports import (
+    ARTIFACT_NAMES,
+    LATENCY,
+    SIZE,
+    crowded_report,
+    estimated,
+    html_of,
+    made_report,
+    made_row,
+    made_search,
+    markdown_of,
+    measured,
+    rendered,
+    terminal_of,
+)
+
+OPEN_LATENCY = LATENCY.model_copy(update={"status": "unknown", "value": None, "basis": None, "reason": "absent"})
+PARTIAL = Verdict(
+    status="pass",
+    checks=(SIZE, SIZE.model_copy(update={"name": "memory"})),
+    judged=("size", "memory"),
+    not_judged=(NotJudged(name="latency", reason="the profile rtx4050 sets no limit"),),
+)
+Renderer = Callable[[Report], str]
+every_document = pytest.mark.parametrize("render", [terminal_of, markdown_of, html_of])
 
 
-def row(where: str, latency: Latency, phase: str = "steady") -> Row:
-    return Row(
-        artifact="onnx-fp32",
-        precision="fp32",
-        provider="CPUExecutionProvider",
-        where=where,
-        phase=phase,
-        batch=1,
-        seq=128,
-        latency_ms=latency,
-        memory_bytes=Memory(status="measured", peak=3 * 2**20),
-        size_bytes=20 * 2**20,
-        energy_mj=Energy(status="unavailable", reason="no counter"),
+class TestVerdict:
+    def test_sentence_of_each_outcome(self) -> None:
+        def sentence(*checks: Any, status: str = "unknown", **changes: Any) -> str:
+            return in_words(made_report(verdict=Verdict(status=status, checks=checks), **changes))
+
+        assert sentence(SIZE, LATENCY, status="pass") == "Every check is within budget; latency only by estimate."
+        assert sentence(SIZE, status="pass", on_target=True) == "Every check is within budget."
+        assert sentence(SIZE, OPEN_LATENCY).startswith("size within budget; latency not known, because no NVIDIA")
+        int8 = OPEN_LATENCY.model_copy(update={"artifact": "onnx-int8"})
+        mixed = sentence(LATENCY, int8)  # the missing device is not the reason: others were estimated for it
+        assert "latency not known of onnx-int8" in mixed and "no NVIDIA" not in mixed
+        too_large = SIZE.model_copy(update={"status": "fail"})
+        assert sentence(too_large, OPEN_LATENCY, status="fail") == "Over budget: size of onnx-fp32."
+        too_slow = LATENCY.model_copy(update={"status": "fail", "low": 6.0, "value": 8.0, "high": 10.0})
+        assert sentence(SIZE, too_slow, status="fail") == "Over budget: latency of onnx-fp32 (estimated)."
+        between = LATENCY.model_copy(update={"status": "unknown", "value": 4.0, "high": 9.0})
+        assert sentence(SIZE, between) == "size within budget; latency not known."
+
+    @every_document
+    def test_partial_pass_in_every_document(self, render: Renderer) -> None:
+        text = render(made_report(made_row(measured()), verdict=PARTIAL))
+        assert "pass (size and memory only)" in text and "Every check" not in text
+        sentence = "Within the limits for size and memory; latency was not judged: the profile rtx4050 sets no limit."
+        assert sentence in " ".join(text.split())
+
+    def test_badge_of_a_partial_pass_is_not_green(self) -> None:
+        report = made_report(made_row(measured()), verdict=PARTIAL)
+        badge = badge_svg(ReportContext(report))
+        assert "rtx4050: pass (size and memory only)" in badge and "#2e7d46" not in badge and "#8a6a12" in badge
+        assert '<span class="mark big partial">' in html_of(report)
+
+    def test_failure_and_open_check_name_what_was_not_judged(self) -> None:
+        not_judged = PARTIAL.not_judged
+        over = SIZE.model_copy(update={"status": "fail"})
+        failed = made_report(verdict=Verdict(status="fail", checks=(over,), judged=("size",), not_judged=not_judged))
+        reason = "latency was not judged: the profile rtx4050 sets no limit."
+        assert in_words(failed) == f"Over budget: size of onnx-fp32; {reason}"
+        badge = badge_svg(ReportContext(failed))
+        assert badge.count("rtx4050: fail<") == 2 and "#b3372f" in badge
+        unchecked = made_report(verdict=Verdict(status="unknown", not_judged=not_judged))
+        assert in_words(unchecked) == f"Nothing was checked; {reason}"
+
+    @pytest.mark.parametrize(("status", "colour"), [("pass", "#2e7d46"), ("fail", "#b3372f"), ("unknown", "#69707a")])
+    def test_badge_shows_the_verdict_in_its_colour(self, status: str, colour: str) -> None:
+        report = made_report(made_row(measured()), device="a<b", verdict={"status": status, "checks": (SIZE,)})
+        badge = badge_svg(ReportContext(report))
+        texts = [element.text for element in ElementTree.fromstring(badge).iter() if element.tag.endswith("}text")]
+        assert texts == ["edgeformer", f"a<b: {status}"] and colour in badge
+        assert badge_markdown(report, "reports/x.svg") == f"![edgeformer a&lt;b: {status}](reports/x.svg)"
+
+
+class TestEstimates:
+    @pytest.mark.parametrize("render", [lambda r: terminal_of(r, files=[Path("rtx4050.svg")]), markdown_of])
+    def test_text_marks_every_estimate_and_its_evidence(self, render: Renderer) -> None:
+        text = render(made_report())
+        assert "≈ 1.00 ms (0.500 to 2.00)" in text
+        assert "never checked on a GPU" in text
+        assert "≈ 20.0 ms" not in text and "20.0 ms" in text
+        assert "the model refused 8 × 999" in text
+        assert "![edgeformer rtx4050: pass (estimated)](" in text
+
+    def test_report_without_estimates_does_not_mention_them(self) -> None:
+        report = made_report(made_row(measured()), verdict=Verdict(status="pass", checks=(SIZE,)))
+        text = markdown_of(report)
+        assert estimate_words(report) is None and "≈" not in text and "estimat" not in text
+
+    def test_csv_separates_ranges_from_measurements(self) -> None:
+        rows = list(csv.DictReader(io.StringIO(as_csv(ReportContext(made_report())))))
+        assert [row["status"] for row in rows] == ["measured", "unavailable", "estimated"]
+        assert [row["where"] for row in rows] == ["host", "host", "device"]
+        assert (rows[0]["p50_ms"], rows[0]["low_ms"], rows[0]["high_ms"]) == ("20.0", "", "")
+        assert (rows[1]["p50_ms"], rows[1]["reason"]) == ("", "the model refused 8 × 999")
+        assert (float(rows[2]["low_ms"]), float(rows[2]["high_ms"])) == (0.5, 2.0)
+        assert rows[2]["memory_status"] == "estimated"
+
+    def test_terminal_names_the_threads_of_an_estimate(self) -> None:
+        def title(report: Report) -> str:
+            return next(line for line in terminal_of(report).splitlines() if "NOT MEASURED" in line).strip()
+
+        assert title(made_report()).endswith("RTX 4050 Laptop GPU")
+        on_cores = made_row(estimated(), "device", provider="CPUExecutionProvider", threads=4)
+        assert title(made_report(on_cores)).endswith("RTX 4050 Laptop GPU, with 4 threads")
+
+
+class TestMarkdown:
+    def test_verdict_first_and_synthetic_data_marked(self) -> None:
+        verdict = Verdict(status="unknown", checks=(SIZE, OPEN_LATENCY))
+        text = markdown_of(made_report(synthetic=True, verdict=verdict))
+        assert text.index("**Verdict: unknown.**") < text.index("## Budget") < text.index("## Measurements")
+        assert "**SYNTHETIC data.**" in text and "unavailable" in text and "20.0 ms" in text
+
+    def test_cells_cannot_break_the_table(self) -> None:
+        assert "a\\|b c" in markdown_of(made_report(made_row(measured(), artifact="a|b\nc")))
+
+    def test_pick_of_a_search_is_bold(self) -> None:
+        text = markdown_of(made_report(search=made_search()))
+        assert "the only one that fits" in text and "**onnx-fp32**" in text and "| onnx-fp32-big" in text
+
+
+class TestTerminal:
+    def test_eleven_artifacts_fit_80_columns(self) -> None:
+        text = terminal_of(crowded_report(), 80)
+        tables = [line for line in text.splitlines() if not line.startswith("note")]
+        for name in ARTIFACT_NAMES:
+            assert sum(line.startswith(f" {name} ") for line in tables) == 2, "measured and estimated, in a line each"
+        assert "≈ 10.5 to 98.5 ms" in text, "the range is judged and stays"
+        assert "per second" in terminal_of(crowded_report(), 180) and "per second" not in text
+        assert text.count("threads") == 1, "thread counts of host and device are no comparison of thread counts"
+
+    def test_candidates_fit_80_columns(self) -> None:
+        search = made_search()
+        reason = "accuracy 0.4414 is below 0.9; size 42.0 MiB is over 30.0 MiB; latency 9.00 ms is over 5.00 ms"
+        refused = {"reason": reason, "feasible": False, "low_ms": 5.8, "high_ms": 48.0}
+        candidates = tuple(
+            candidate.model_copy(update={"artifact": name, **refused})
+            for candidate, name in zip(search.candidates, ARTIFACT_NAMES, strict=False)
+        )
+        text = terminal_of(made_report(search=search.model_copy(update={"candidates": candidates, "pick": None})), 80)
+        assert all(f" {candidate.artifact} " in text for candidate in candidates)
+        assert text.count("≈ 5.80 to 48.0 ms") == len(candidates)
+        assert "▶ 1" in terminal_of(made_report(search=search), 80)
+
+    def test_many_noisy_rows_are_counted_in_one_line(self) -> None:
+        (noise,) = [line for line in terminal_of(crowded_report(), 80).splitlines() if "rows are noisy" in line]
+        assert noise.startswith("note 11 of 11 rows are noisy, 11 not stable: ")
+        assert "the calls vary (11 rows)" in noise and "drifted (11 rows)" in noise
+        few = made_report(made_row(measured(warnings=("the calls vary by 9.0%",))))
+        assert "note onnx-fp32 1 × 128: the calls vary by 9.0%" in terminal_of(few, 80)
+
+    def test_warnings_of_measurements_and_estimates_are_separate(self) -> None:
+        warned = measured(stable=False, warnings=("the calls vary by 9.0%", "drifted: 1 to 2 ms"))
+        wider = estimated().model_copy(update={"warnings": ("the range is wider: Conv was never checked",)})
+        rows = [made_row(warned, batch=batch) for batch in (1, 8, 16)] + [made_row(measured(), batch=32)]
+        rows += [made_row(measured(n=1, warnings=("2 nodes run on the CPU",)), phase="cold")]
+        rows += [made_row(wider, "device", batch=batch) for batch in (1, 8, 16, 32)]
+        assert list(warning_words(made_report(*rows), written=True)) == [
+            "3 of 4 rows are noisy, 3 not stable: the calls vary (3 rows); drifted (3 rows); row by row in the report",
+            "4 of 4 estimated rows are less certain: the range is wider (4 rows); row by row in the report",
+        ]
+        few = list(warning_words(made_report(*rows[:2], rows[5]), written=True))
+        assert len(few) == 3 and few[2].startswith("estimate of onnx-fp32 1 × 128: the range is wider")
+
+    def test_every_runtime_has_its_own_first_call(self) -> None:
+        providers = ("CPUExecutionProvider", "openvino-cpu")
+        rows = [
+            made_row(measured(p50), phase="cold", provider=provider, threads=2)
+            for provider, p50 in zip(providers, (30.0, 900.0), strict=True)
+        ]
+        rows += [made_row(measured(5.0), provider=provider, threads=2) for provider in providers]
+        report = made_report(*rows)
+        table = measurement_columns(report).pick("provider", "phase", "first_call").csv(report.rows)
+        cpu, openvino = providers
+        assert table.split()[1:] == [
+            f"{cpu},cold,",
+            f"{openvino},cold,",
+            f"{cpu},steady,30.0",
+            f"{openvino},steady,900.0",
+        ]
+
+
+def candidate(name: str, **changes: Any) -> Candidate:
+    facts: dict[str, Any] = {
+        "artifact": name, "precision": "fp32", "exit": None, "trimmed": False, "provider": "CPUExecutionProvider",
+        "threads": 2, "score": 0.9123, "latency_ms": 4.0, "latency_status": "measured", "size_bytes": 2**20,
+        "memory_bytes": 2**21, "feasible": True, "on_front": False,
+    }  # fmt: skip
+    return Candidate(**{**facts, **changes})
+
+
+class TestSearch:
+    def printed(self, *candidates: Candidate, **changes: Any) -> str:
+        facts: dict[str, Any] = {"metric": "accuracy", "bound": 0.9, "minimize": "latency", "pick": 0, "reason": "why"}
+        search = Search(candidates=candidates, **{**facts, **changes})
+        return rendered(lambda console: print_search(search, console))
+
+    def line(self, text: str, name: str) -> str:
+        (line,) = [line for line in text.splitlines() if f" {name} " in line]
+        return line
+
+    def test_fastest_first_with_pick_and_front(self) -> None:
+        text = self.printed(candidate("slow", on_front=True), candidate("fast", latency_ms=1.0))
+        assert text.index("fast") < text.index("slow")
+        slow, fast = self.line(text, "slow"), self.line(text, "fast")
+        assert all(part in slow for part in ("▶", "●", "feasible", "4.00 ms", "0.9123"))
+        assert "▶" not in fast and "●" not in fast
+        assert "pick why" in text and "accuracy ≥ 0.9" in text
+
+    def test_estimate_is_marked(self) -> None:
+        guess = candidate("guess", latency_status="estimated", low_ms=1.0, high_ms=9.0, latency_ms=3.0, threads=None)
+        text = self.printed(guess, candidate("timed"), basis="estimated")
+        line = self.line(text, "guess")
+        assert "≈ 1.00 to 9.00 ms" in line and "3.00" not in line and "≈ 2.0 MiB" in line
+        assert "≈" not in self.line(text, "timed")
+        assert "THIS HOST" in self.printed(candidate("timed"), basis="host")
+
+    def test_reasons_are_shown_and_are_not_markup(self) -> None:
+        crashed = candidate("crashed", feasible=False, reason="no time: [red]boom[/]", latency_ms=None, score=None)
+        doubtful = candidate("doubtful", unknown=("memory",))
+        text = self.printed(crashed, doubtful, pick=None, not_in_bundle=("FP16 graphs: edgeformer export tiny --fp16",))
+        assert "[red]boom[/]" in self.line(text, "crashed")
+        assert "not known: memory" in self.line(text, "doubtful")
+        assert "no pick why" in text
+        assert "not in the bundle FP16 graphs: edgeformer export tiny --fp16" in text
+
+    @every_document
+    def test_score_has_its_interval_in_every_document(self, render: Renderer) -> None:
+        report = undecided_report()
+        text = render(report)
+        assert "0.9313 (0.9028 to 0.9535)" in text and "accuracy (95 % interval)" in text
+        assert "0.9200 (" not in text, "a score without an interval has none"
+        sentence = "The search picks onnx-fp32; 422 rows do not decide whether its accuracy is at least 0.93. "
+        assert in_words(report).startswith(sentence)
+
+
+def undecided_report() -> Report:
+    """The bound is inside the interval of the pick's score."""
+    search = made_search()
+    interval = {"score": 0.9313, "score_rows": 422, "score_low": 0.9028, "score_high": 0.9535, "bound_inside": True}
+    pick = search.candidates[0].model_copy(update=interval)
+    return made_report(search=search.model_copy(update={"candidates": (pick, *search.candidates[1:]), "bound": 0.93}))
+
+
+class TestFiles:
+    def test_every_kind_is_written(self, tmp_path: Path) -> None:
+        report = made_report()
+        paths = write_report(report, Location(tmp_path, None))
+        assert [path.name for path in paths] == [f"rtx4050.{k}" for k in ("json", "md", "csv", "html", "svg", "png")]
+        assert Report.model_validate_json(paths[0].read_bytes(), strict=False) == report
+        assert paths[5].read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(
+        ("name", "age_s", "stays"),
+        [
+            (".rtx4050.json.abc.tmp.json", 3700, False),
+            (".rtx4050.png.abc.tmp.png", 3700, False),
+            (".rtx4050.json.abc.tmp.json", 3500, True),  # may be of a running process
+            (".host.json.abc.tmp.json", 3700, True),  # of another report
+            ("rtx4050.tmp.json", 3700, True),
+        ],
     )
+    def test_temporary_files_of_killed_processes_are_removed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, age_s: int, stays: bool
+    ) -> None:
+        monkeypatch.setattr(charts, "can_draw", lambda: False)  # drawing takes seconds
+        leftover = tmp_path / "reports" / name
+        leftover.parent.mkdir()
+        leftover.write_text("{", encoding="utf-8")
+        os.utime(leftover, (time.time() - age_s, time.time() - age_s))
+        paths = write_report(made_report(), Location(run=tmp_path, bundle=None))
+        expected = {path.name for path in paths} | ({name} if stays else set())
+        assert {path.name for path in leftover.parent.iterdir()} == expected
 
-
-def report(checks: tuple[Check, ...], status: str = "unknown", on_target: bool = False) -> Report:
-    measured = Latency(status="measured", p50=1.234, p90=1.5, mean=1.3, cv=0.01, n=200, stable=True)
-    absent = Latency(status="unavailable", reason="not present")
-    return Report(
-        device="rtx4050",
-        device_title="NVIDIA GeForce RTX 4050 Laptop GPU",
-        host={"cpu": "Some CPU", "cores": 2, "system": "Linux"},
-        on_target=on_target,
-        run="mine-001",
-        bundle="bundle",
-        created="2026-11-21T00:00:00+00:00",
-        synthetic=True,
-        parameters=1234,
-        rows=(row("host", measured), row("device", absent)),
-        verdict=Verdict(status=status, checks=checks),
-    )
-
-
-SIZE = Check(name="size", artifact="onnx-fp32", limit=100 * 2**20, value=20 * 2**20, unit="bytes", status="pass")
-SPEED = Check(name="latency", artifact="onnx-fp32", limit=5.0, value=None, unit="ms", status="unknown", reason="absent")
-
-
-def test_words_for_each_outcome() -> None:
-    unknown = in_words(report((SIZE, SPEED)))
-    assert unknown.startswith("size within budget; latency not known, because no NVIDIA")
-    guessed = SPEED.model_copy(update={"status": "pass", "value": 2.0, "basis": "estimated"})
-    int8 = SPEED.model_copy(update={"artifact": "onnx-int8"})
-    one = in_words(report((guessed, int8)))  # not for the device's sake: others were estimated for it
-    assert "latency not known of onnx-int8" in one and "no NVIDIA" not in one
-    failed = SIZE.model_copy(update={"status": "fail"})
-    assert in_words(report((failed, SPEED), "fail")) == "Over budget: size of onnx-fp32."
-    assert in_words(report((SIZE,), "pass", on_target=True)) == "Every check is within budget."
-
-
-def test_markdown_has_verdict_first_and_marks_synthetic_data() -> None:
-    text = as_markdown(report((SIZE, SPEED)))
-    assert text.index("**Verdict: unknown.**") < text.index("## Budget") < text.index("## Measurements")
-    assert "**SYNTHETIC data.**" in text
-    assert "unavailable" in text and "1.23" in text
-
-
-def test_csv_has_every_row_with_units_in_its_columns() -> None:
-    rows = list(csv.DictReader(io.StringIO(as_csv(report((SIZE,))))))
-    assert [r["where"] for r in rows] == ["host", "device"]
-    assert float(rows[0]["p50_ms"]) == 1.234
-    assert rows[1]["p50_ms"] == "" and rows[1]["reason"] == "not present"
-
-
-def test_report_files(tmp_path: Path, finished_run: Path) -> None:
-    location = locate(str(finished_run), finished_run.parent)
-    location = type(location)(tmp_path, location.bundle)
-    written = write_report(report((SIZE, SPEED)), location)
-    assert [path.name for path in written] == [
-        f"rtx4050.{kind}" for kind in ("json", "md", "csv", "html", "svg", "png")
-    ]
-    assert Report.model_validate_json(written[0].read_bytes(), strict=False) == report((SIZE, SPEED))
-    assert written[5].read_bytes().startswith(b"\x89PNG")
-
-
-def test_learning_curve(finished_run: Path) -> None:
-    path = draw_learning_curve(finished_run)
-    assert path == finished_run / "plots" / "learning_curve.png"
-    assert path.stat().st_size > 10_000
-
-
-def test_training_and_export_write_the_card(fresh_run: Path) -> None:
-    """Neither was run by a command."""
-    card = model_card(read_run(fresh_run), load_recipe(str(fresh_run / "recipe.yaml")))
-    for folder in ("model", "bundle"):
-        assert (fresh_run / folder / "README.md").read_text(encoding="utf-8") == card
-
-
-def test_model_card_names_protocol_scores_and_overlap(finished_run: Path) -> None:
-    manifest = read_run(finished_run)
-    card = model_card(manifest, load_recipe(str(finished_run / "recipe.yaml")))
-    assert manifest.test is not None
-    assert f"{manifest.test.accuracy:.4f}" in card
-    assert "random-split" in card and "also training texts" in card
-    real = manifest.model_copy(update={"data": manifest.data.model_copy(update={"synthetic": False})})
-    assert "Synthetic data" not in model_card(real, load_recipe(str(finished_run / "recipe.yaml")))
-
-
-@pytest.mark.parametrize("style", ["plain", "markdown", "csv"])
-def test_comparison(finished_run: Path, style: str) -> None:
-    location = locate(str(finished_run), finished_run.parent)
-    rows = run_records([location]) * 2
-    assert rows[0]["parameters"] == read_run(finished_run).parameters
-    assert rows[0]["onnx-fp16_bytes"] < rows[0]["onnx-fp32_bytes"]
-    text = format_comparison(rows, style)  # type: ignore[arg-type]
-    assert text.count("small") >= 2
-    json.dumps(rows)
+    def test_temporary_profiles_are_not_listed(self, tmp_path: Path) -> None:
+        for name in ("mine.yaml", ".host.yaml.abc.tmp.yaml"):
+            (tmp_path / name).write_text("name: mine", encoding="utf-8")
+        names = profile_names(tmp_path)
+        assert "mine" in names and not [name for name in names if name.startswith(".")]

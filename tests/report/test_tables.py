@@ -1,128 +1,179 @@
-"""Tables of runs and bundles, from a run and bundles of before the move (tests/old_format)."""
+"""Terminal tables of runs, bundles, scores, early exit and calibrations."""
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.table import Table
 
-from edgeformer.artifacts.manifest import BundleManifest, RunManifest
+from edgeformer.artifacts.data_warnings import LEAKS
+from edgeformer.artifacts.device import Calibration, EstimateError, FittedCase
+from edgeformer.artifacts.manifest import BundleManifest
+from edgeformer.artifacts.scores import EarlyExitRow
 from edgeformer.artifacts.workspace import BUNDLE_FILE, read_manifest
-from edgeformer.models import read_recipe_of
-from edgeformer.models.card import model_card
-from edgeformer.report.plots import draw_bundle, draw_learning_curve
-from edgeformer.report.tables import artifact_table, comparable_scores, run_table
+from edgeformer.report.tables import (
+    artifact_table,
+    comparable_scores,
+    early_exit_table,
+    evaluation_table,
+    print_calibration,
+    run_table,
+)
 from edgeformer.run import read_run
-from edgeformer.tasks import all_tasks
+from edgeformer.tasks import all_tasks, task_named
+from edgeformer.tasks.language_modeling import LanguageScore
+from tests.cli.run_cli import edgeformer
+from tests.report.made_reports import rendered
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
 
 
-def manifest_of(name: str) -> BundleManifest:
+def old_bundle(name: str) -> BundleManifest:
     all_tasks()
     return read_manifest(BundleManifest, OLD / name / "bundle" / BUNDLE_FILE)
 
 
-def printed(table: Table) -> str:
-    console = Console(file=io.StringIO(), width=220)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def line_of(text: str, artifact: str) -> list[str]:
+def score_cell(text: str, artifact: str) -> str:
     (line,) = [line.split() for line in text.splitlines() if line.split()[:1] == [artifact]]
-    return line
+    return line[-2]
 
 
-@pytest.mark.parametrize(
-    ("name", "metric", "golden_only"),
-    [
-        ("language-v1", "perplexity", ("onnx-fp32-step", "onnx-fp32-decode", "onnx-fp16-decode")),
-        ("classifier-v1", "accuracy", ("onnx-fp32-step", "onnx-int8-step")),
-    ],
-)
-def test_scores_of_golden_inputs_do_not_stand_under_a_caption_about_validation(
-    name: str, metric: str, golden_only: tuple[str, ...]
-) -> None:
-    bundle = manifest_of(name)
-    text = printed(artifact_table(bundle))
-    assert "of the validation split" in text
-    for artifact in bundle.artifacts:
-        cell = line_of(text, artifact.id)[-2]
-        if artifact.id in golden_only:
-            assert artifact.score is not None and cell == "–"
-        elif artifact.validation is not None:
-            assert float(cell.replace(",", "")) == pytest.approx(getattr(artifact.validation, metric), abs=6e-3)
-
-
-def test_without_a_validation_split_golden_scores_are_shown_as_such() -> None:
-    bundle = manifest_of("language-v1")
-    artifacts = tuple(artifact.model_copy(update={"validation": None}) for artifact in bundle.artifacts)
-    golden = bundle.model_copy(update={"artifacts": artifacts})
-    scores, scored_on = comparable_scores(golden)
-    assert set(scores) == {artifact.id for artifact in bundle.artifacts}
-    assert scored_on is not None and scored_on.startswith("scores on the golden inputs only")
-    text = printed(artifact_table(golden))
-    assert "golden inputs only" in text and "validation split" not in text
-    assert line_of(text, "onnx-fp32-decode")[-2] != "–"
-
-
-def test_the_picture_and_the_table_compare_the_same_scores(tmp_path: Path) -> None:
-    scores, _ = comparable_scores(manifest_of("language-v1"))
-    assert "onnx-fp32" in scores and "onnx-fp32-decode" not in scores
-    assert draw_bundle(manifest_of("language-v1"), tmp_path / "bundle.png").is_file()
-
-
-class TestStoppedInMidEpoch:
-    """``--max-steps`` in mid-epoch: the kept weights are of no whole epoch."""
-
-    def stopped(self) -> RunManifest:
-        changes = {"epochs": 0, "best_epoch": None, "reason": "stopped by --max-steps 7", "steps": 7}
-        return read_run(OLD / "classifier-v1").model_copy(update=changes)
-
-    def test_table(self) -> None:
-        text = " ".join(printed(run_table(self.stopped())).split())
-        assert "7 steps in" in text and "stopped in mid-epoch" in text and "None" not in text
-        whole = " ".join(printed(run_table(read_run(OLD / "classifier-v1"))).split())
-        assert "best epoch" in whole and "mid-epoch" not in whole
-
-    def test_card(self) -> None:
-        card = model_card(self.stopped(), read_recipe_of(OLD / "classifier-v1"))
-        assert "weights of the last step, stopped in mid-epoch, chosen by validation" in card and "None" not in card
-        whole = model_card(read_run(OLD / "classifier-v1"), read_recipe_of(OLD / "classifier-v1"))
-        assert "weights of epoch" in whole and "mid-epoch" not in whole
-
-    @pytest.mark.parametrize(("name", "epoch", "kept"), [("a", 0.31, True), ("b", 1.0, False)])
-    def test_curve_marks_the_weights_of_the_stop(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, epoch: float, kept: bool
+class TestArtifacts:
+    @pytest.mark.parametrize(
+        ("name", "metric", "golden_only"),
+        [
+            ("language-v1", "perplexity", ("onnx-fp32-step", "onnx-fp32-decode", "onnx-fp16-decode")),
+            ("classifier-v1", "accuracy", ("onnx-fp32-step", "onnx-int8-step")),
+        ],
+    )
+    def test_scores_of_golden_inputs_are_not_mixed_with_validation_scores(
+        self, name: str, metric: str, golden_only: tuple[str, ...]
     ) -> None:
-        run = tmp_path / name
-        run.mkdir()
-        (run / "run.json").write_text(self.stopped().model_dump_json(), encoding="utf-8")
-        record = {"kind": "epoch", "step": 7, "epoch": epoch, "train_loss": 0.7, "val_loss": 0.6, "val_accuracy": 0.625}
-        (run / "metrics.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
-        labels: list[str] = []
-        from matplotlib.axes import Axes
+        bundle = old_bundle(name)
+        text = rendered(artifact_table(bundle), 220)
+        assert "of the validation split" in text
+        for artifact in bundle.artifacts:
+            cell = score_cell(text, artifact.id)
+            if artifact.id in golden_only:
+                assert artifact.score is not None and cell == "–"
+            elif artifact.validation is not None:
+                assert float(cell.replace(",", "")) == pytest.approx(getattr(artifact.validation, metric), abs=6e-3)
 
-        draw = Axes.legend
-        monkeypatch.setattr(
-            Axes,
-            "legend",
-            lambda axis, **options: (
-                labels.extend(str(line.get_label()) for line in axis.get_lines()), draw(axis, **options),
-            )[1],
-        )  # fmt: skip
-        assert draw_learning_curve(run).is_file()
-        assert ("kept: 0.6250" in labels) is kept
+    def test_golden_scores_without_a_validation_split(self) -> None:
+        bundle = old_bundle("language-v1")
+        artifacts = tuple(artifact.model_copy(update={"validation": None}) for artifact in bundle.artifacts)
+        golden = bundle.model_copy(update={"artifacts": artifacts})
+        scores, scored_on = comparable_scores(golden)
+        assert set(scores) == {artifact.id for artifact in bundle.artifacts}
+        assert scored_on is not None and scored_on.startswith("scores on the golden inputs only")
+        text = rendered(artifact_table(golden), 220)
+        assert "golden inputs only" in text and "validation split" not in text
+        assert score_cell(text, "onnx-fp32-decode") != "–"
 
 
-def test_an_old_run_keeps_its_curve(tmp_path: Path) -> None:
-    run = Path(shutil.copytree(OLD / "language-v1", tmp_path / "run"))
-    assert draw_learning_curve(run) == run / "plots" / "learning_curve.png"
-    assert (run / "plots" / "loss_per_exit.png").is_file()
+class TestRun:
+    def test_language_model(self, finished_language_run: Path) -> None:
+        manifest = read_run(finished_language_run)
+        score, text = manifest.test, rendered(run_table(manifest), 220)
+        assert isinstance(score, LanguageScore) and score.early_exit is not None
+        for value in (score.perplexity, score.word_perplexity, score.exits["2"].perplexity):
+            assert f"{value:,.2f}" in text
+        assert f"({score.early_exit.mean_loops:.2f} loops)" in text
+        assert "exit 2" in text and "exit 4" not in text, "the last exit has the perplexity of the model"
+        assert LEAKS not in text
+        assert LEAKS in rendered(run_table(manifest.model_copy(update={"leaks": True})), 220)
+
+    def test_run_without_scores(self, finished_language_run: Path) -> None:
+        changes: dict[str, Any] = {"steps": 0, "validation": None, "test": None, "tests": {}}
+        text = rendered(run_table(read_run(finished_language_run).model_copy(update=changes)), 220)
+        assert "not trained here" in text and "no scores: evaluate it first" in text
+        assert not set(text) & set("─━│┃") and "perplexity" not in text, "no table without a row"
+
+    def test_stop_in_mid_epoch(self) -> None:
+        manifest = read_run(OLD / "classifier-v1")
+        assert "best epoch" in rendered(run_table(manifest), 220)
+        stopped = manifest.model_copy(update={"best_epoch": None, "steps": 7})
+        text = " ".join(rendered(run_table(stopped), 220).split())
+        assert "7 steps in" in text and "stopped in mid-epoch" in text and "None" not in text
+
+
+def test_evaluation(finished_language_run: Path) -> None:
+    score, task = read_run(finished_language_run).test, task_named("language-modeling")
+    assert isinstance(score, LanguageScore)
+    text = rendered(evaluation_table("mine", task.rows("torch", "test", score)), 220)
+    lines = [line.split() for line in text.splitlines() if " torch " in f" {line} "]
+    assert [line[2] for line in lines] == ["last", "2"]
+    assert lines[0][5] == f"{score.perplexity:,.2f}" and lines[1][5] == f"{score.exits['2'].perplexity:,.2f}"
+    assert LEAKS not in text
+    assert LEAKS in rendered(evaluation_table("mine", task.rows("torch", "test", score, leaks=True)), 220)
+
+
+def early_exit_row(threshold: float | None, share: float, **changes: Any) -> EarlyExitRow:
+    row = EarlyExitRow(
+        artifact="onnx-fp32-step", split="test", n=10, threshold=threshold, thresholds={"1": threshold or 0.9},
+        mean_loops=2 - share, loss=0.5 + share, accuracy=0.75, share={"1": share, "2": 1 - share},
+    )  # fmt: skip
+    return row.model_copy(update=changes)
+
+
+class TestEarlyExit:
+    def text(self, *rows: EarlyExitRow) -> str:
+        return rendered(early_exit_table("mine", rows))
+
+    def test_thresholds_with_the_same_result_share_a_line(self) -> None:
+        shares = {0.1: 1.0, 0.2: 1.0, 0.25: 1.0, 0.3: 1.0, 0.9: 0.25}
+        text = self.text(*(early_exit_row(threshold, share) for threshold, share in shares.items()))
+        assert "0.1…0.2" in text and " 0.25 " in text and " 0.3 " in text, "a requested threshold has its own line"
+        assert "1: 25.0%, 2: 75.0%" in text and "1.75" in text and "0.7500" in text
+
+    def test_rule_is_named(self) -> None:
+        assert " cosine 0.1 " in self.text(early_exit_row(0.1, 1.0), early_exit_row(0.1, 1.0, rule="cosine"))
+
+    def test_several_providers_are_named(self) -> None:
+        rows = [early_exit_row(0.1, 1.0, provider=name) for name in ("openvino-cpu", "openvino-cpu-bf16")]
+        both = self.text(*rows)
+        assert "computed by" in both and " openvino-cpu " in both and " openvino-cpu-bf16 " in both
+        assert "computed by" not in self.text(rows[0])
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(OLD / "classifier-v1", tmp_path / "artifacts" / "classifier-v1"))
+
+    def test_requested_runtime_is_named_and_not_drawn(self, run: Path, tmp_path: Path) -> None:
+        arguments = ("evaluate", "--artifact", "onnx-fp32-step", "--runtime", "onnxruntime", "--json")
+        document = json.loads(edgeformer(*arguments, cwd=tmp_path).out)
+        rows = [*document["rows"], *document["early_exit"]]
+        assert len(rows) > 3 and {row["provider"] for row in rows} == {"CPUExecutionProvider"}
+        assert not (run / "plots" / "early_exit.png").exists()
+
+    def test_command_prints_and_draws_it(self, run: Path, tmp_path: Path) -> None:
+        arguments = ("evaluate", "--artifact", "onnx-fp32-step", "--threshold", "0.55")
+        outcome = edgeformer(*arguments, cwd=tmp_path)
+        assert outcome.code == 0, outcome.err
+        assert "early exit" in outcome.out and "0.55" in outcome.out and f"drawn: {Path('artifacts')}" in outcome.out
+        assert (run / "plots" / "early_exit.png").read_bytes()[:4] == b"\x89PNG"
+        document = json.loads(edgeformer(*arguments, "--json", cwd=tmp_path).out)
+        assert [(row["exit"], row["n"]) for row in document["rows"]] == [(None, 40), (1, 40)]
+        thresholds = [row["threshold"] for row in document["early_exit"]]
+        assert 0.55 in thresholds and thresholds == sorted(thresholds)
+        assert all(row["accuracy"] is not None and row["perplexity"] is None for row in document["early_exit"])
+
+
+def test_calibration_shows_its_cases_and_its_error() -> None:
+    case = FittedCase(run="light", artifact="onnx-fp32", batch=1, seq=16, measured_ms=2.0, estimated_ms=4.0)
+    calibration = Calibration(
+        created="2026-11-21T00:00:00.000+00:00", processor="a processor", threads=1, provider="CPUExecutionProvider",
+        efficiencies={}, fitted_on=(case,),
+    )  # fmt: skip
+    text = rendered(lambda console: print_calibration(calibration, Path("host.yaml"), console))
+    assert "never checked" in text and "profile host.yaml" in text
+    assert "2.00 ms" in text and "≈ 4.00 ms" in text and "+1.00" in text
+    error = EstimateError(
+        kind="cpu", device="a processor", cases=18, median_log2=0.1, worst_log2=1.0, created=calibration.created
+    )
+    checked = calibration.model_copy(update={"error": error})
+    text = rendered(lambda console: print_calibration(checked, None, console))
+    assert "typically within a factor of 1.07, at worst 2.00" in text

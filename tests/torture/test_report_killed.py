@@ -15,7 +15,7 @@ import pytest
 
 from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.workspace import REPORTS_FOLDER, read_manifest
-from edgeformer.report.report_files import write_report
+from edgeformer.report.documents import write_report
 from edgeformer.run import Location
 from tests.report.made_reports import made_report, made_row, measured
 

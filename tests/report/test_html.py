@@ -1,31 +1,34 @@
-"""The HTML report: well formed, complete, self-contained, escaped; estimates look like estimates."""
+"""The HTML report: well formed, complete, self-contained, escaped; in a browser nothing is hidden by scroll bars."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from edgeformer.artifacts.report import Report
-from edgeformer.report.html_report import as_html
-from edgeformer.report.words import estimate_words
+from edgeformer.artifacts.report import Latency, Memory, Report
+from edgeformer.report.context import estimate_words
 from tests.report.made_reports import (
     CHECKED_ON_CPU,
     estimated,
+    html_of,
     made_report,
     made_row,
     made_search,
     measured,
 )
+from tests.web.browser import Tab, headless
 
 _VOID = {"meta", "br", "img", "hr", "input", "link"}
 _LOADS = {"script", "iframe", "img", "link", "object", "embed", "audio", "video", "source", "image", "base", "form"}
 
 
 class Page(HTMLParser):
-    """What a page holds: tags in order, text, ids, references, rows of tables; and whether every tag is closed."""
+    """Tags in order, text, ids, references and table rows of a page; checks that every tag is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -41,12 +44,12 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        found = {name: value or "" for name, value in attrs}
-        self.ids += [found["id"]] if "id" in found else []
-        self.references += [v for k, v in found.items() if k in ("src", "href", "xlink:href", "srcset", "data")]
-        assert not any(name.startswith("on") for name in found), f"a handler in <{tag}>"
+        attributes = {name: value or "" for name, value in attrs}
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.references += [v for k, v in attributes.items() if k in ("src", "href", "xlink:href", "srcset", "data")]
+        assert not any(name.startswith("on") for name in attributes), f"a handler in <{tag}>"
         if tag == "tr":
-            self.rows.append((found.get("class", ""), []))
+            self.rows.append((attributes.get("class", ""), []))
         if tag in ("td", "th") and self.rows:
             self.rows[-1][1].append("")
         if tag not in _VOID:
@@ -67,13 +70,13 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def made() -> Report:
+def report() -> Report:
     return made_report(search=made_search())
 
 
 @pytest.fixture(scope="module")
-def text(made: Report) -> str:
-    return as_html(made)
+def text(report: Report) -> str:
+    return html_of(report)
 
 
 @pytest.fixture(scope="module")
@@ -81,40 +84,41 @@ def page(text: str) -> Page:
     return Page(text)
 
 
-def test_loads_nothing(text: str, page: Page) -> None:
+def test_page_loads_nothing(text: str, page: Page) -> None:
     assert text.lstrip().startswith("<!DOCTYPE html>")
     assert not _LOADS.intersection(page.tags)
     assert all(reference.startswith("#") for reference in page.references)
     assert "http:" not in text and "https:" not in text and "@import" not in text
-    assert "default-src 'none'" in text, "a browser is told to load nothing, too"
+    assert "default-src 'none'" in text, "the browser loads nothing either"
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)", text))
 
 
-def test_ids_are_unique_and_every_reference_has_its_target(page: Page) -> None:
+def test_ids_are_unique_and_references_have_targets(page: Page) -> None:
     assert len(page.ids) == len(set(page.ids))
     assert {reference[1:] for reference in page.references} <= set(page.ids)
 
 
-def test_every_row_of_the_report_is_there_with_its_status(made: Report, page: Page) -> None:
+def test_every_row_has_its_status(report: Report, page: Page) -> None:
     statuses = ("measured", "estimated", "unavailable")
     # The table of checks has rows of these kinds, too, but no column for the phase.
     rows = [cells for kind, cells in page.rows if kind in statuses and "steady" in cells]
     figures = [cells[2] for cells in rows]
-    assert figures == ["20.0 ms", "unavailable", "≈ 1.00 ms (0.500 to 2.00)"] and len(made.rows) == 3
+    assert figures == ["20.0 ms", "unavailable", "≈ 1.00 ms (0.500 to 2.00)"] and len(report.rows) == 3
 
 
-def test_unstable_stands_in_the_cell_of_its_figure() -> None:
-    """A column of its own lay behind the scroll bar of a window of 1200 pixels."""
-    shaky = made_row(measured(20.0, stable=False))
-    cells = next(cells for _, cells in Page(as_html(made_report(shaky))).rows if "steady" in cells)
+def test_unstable_is_in_the_cell_of_its_figure() -> None:
+    unstable = made_row(measured(20.0, stable=False))
+    cells = next(cells for _, cells in Page(html_of(made_report(unstable))).rows if "steady" in cells)
     assert cells[:3] == ["onnx-fp32", "1 × 128", "20.0 ms (unstable)"]
     search = made_search()
     first = search.candidates[0].model_copy(update={"latency_status": "measured", "stable": False})
-    found = Page(as_html(made_report(search=search.model_copy(update={"candidates": (first, *search.candidates[1:])}))))
-    assert any("1.00 ms (unstable)" in cells for _, cells in found.rows)
+    searched = Page(
+        html_of(made_report(search=search.model_copy(update={"candidates": (first, *search.candidates[1:])})))
+    )
+    assert any("1.00 ms (unstable)" in cells for _, cells in searched.rows)
 
 
-def test_why_a_candidate_is_not_feasible_stands_below_the_table(text: str) -> None:
+def test_reason_why_a_candidate_is_not_feasible_is_below_the_table(text: str) -> None:
     assert "<li>2 (onnx-fp32-big): size 200 MiB is above 100 MiB</li>" in text
 
 
@@ -134,9 +138,9 @@ def test_an_estimate_never_looks_like_a_measurement(page: Page) -> None:
     assert not any("≈" in cell for cells in others for cell in cells)
 
 
-def test_error_of_the_same_kind_of_device_is_stated_without_the_caveat() -> None:
+def test_applicable_error_record_is_stated_without_caveat() -> None:
     own = CHECKED_ON_CPU.model_copy(update={"applies": True, "why_not": None})
-    text = as_html(made_report(estimate_evidence=(own,), estimated_for="cpu"))
+    text = html_of(made_report(estimate_evidence=(own,), estimated_for="cpu"))
     assert "12 cases on Some CPU, 2026-11-21: median error of a time 15.0%, worst 41.0%" in text
     assert "never checked" not in text
     words = estimate_words(made_report(estimate_evidence=(), estimated_for="cpu", device_title="A board"))
@@ -154,35 +158,34 @@ def test_pictures_take_every_colour_from_the_style_sheet(text: str) -> None:
         assert used <= set(re.findall(r"(--[a-z0-9-]+):", block))
 
 
-def test_hostile_names_stay_text() -> None:
+def test_hostile_names_are_escaped() -> None:
     evil = "<script>alert(1)</script>\"'><img src=x onerror=y> $\\frac{1} & -->"
     rows = (made_row(measured(), artifact=evil), made_row(estimated(), "device", artifact=evil))
-    page = Page(as_html(made_report(*rows, run=evil, device_title=evil, notes=(evil,), host={"cpu": evil}, sizes=())))
+    page = Page(html_of(made_report(*rows, run=evil, device_title=evil, notes=(evil,), host={"cpu": evil}, sizes=())))
     assert not _LOADS.intersection(page.tags)
     assert evil in page.text
 
 
-def test_without_matplotlib_the_page_says_so_and_holds_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing = ("canvas", "panels", "trade_panels")
-    for module in drawing:
+def test_without_matplotlib_the_page_has_tables_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("canvas", "charts"):
         monkeypatch.delitem(sys.modules, f"edgeformer.report.{module}", raising=False)
         monkeypatch.delattr(sys.modules["edgeformer.report"], module, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    text = as_html(made_report())
+    text = html_of(made_report())
     assert "<svg" not in text
     assert text.count("matplotlib is not installed") == 5
     assert any("20.0 ms" in cells for _, cells in Page(text).rows)
 
 
 @pytest.mark.parametrize("empty", ["profile", "rows", "checks"])
-def test_what_is_missing_is_said(empty: str) -> None:
+def test_page_says_what_is_missing(empty: str) -> None:
     changes: dict[str, dict[str, object]] = {
         "profile": {"profile": {}},
         "rows": {"rows": (), "sizes": (), "verdict": {"status": "unknown", "checks": ()}},
         "checks": {"verdict": {"status": "unknown", "checks": ()}},
     }
-    text = as_html(made_report(**changes[empty]))
+    text = html_of(made_report(**changes[empty]))
     Page(text)
     expected = {
         "profile": "does not state its bandwidth",
@@ -192,14 +195,66 @@ def test_what_is_missing_is_said(empty: str) -> None:
     assert expected[empty] in text
 
 
-def test_a_sweep_over_threads_tells_its_rows_apart() -> None:
+def test_rows_with_different_threads_are_distinguished() -> None:
     rows = (made_row(measured(20.0), threads=1), made_row(measured(12.0), threads=2))
-    cells = [cell for _, row in Page(as_html(made_report(*rows))).rows for cell in row]
+    cells = [cell for _, row in Page(html_of(made_report(*rows))).rows for cell in row]
     assert "1 × 128, 1 thread" in cells and "1 × 128, 2 threads" in cells
 
 
-def test_a_size_that_nobody_split_is_not_shown_as_no_embeddings() -> None:
+def test_unsplit_size_is_not_shown_as_zero_embeddings() -> None:
     unknown = {"artifact": "onnx-fp32", "embeddings": 0, "block": 0, "heads": 0, "other": 20 * 2**20}
-    text = as_html(made_report(sizes=(unknown,)))
+    text = html_of(made_report(sizes=(unknown,)))
     assert 'id="parts"' not in text, "a table of zeros would say that there are no embeddings"
     assert "what the bytes of onnx-fp32 are for" in text
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    with headless() as browser:
+        yield browser.new_tab()
+
+
+def wide_report() -> Report:
+    """Figures in every column, long artifact names, two runtimes."""
+    rows = []
+    for artifact in ("onnx-fp32", "onnx-int8-trimmed", "onnx-fp16-exit3"):
+        for provider in ("CPUExecutionProvider", "openvino-cpu"):
+            common = {"artifact": artifact, "precision": "fp32", "provider": provider, "throughput_per_s": 12345.0}
+            rows += [
+                made_row(Latency(status="measured", p50=30.1, mean=30.1, n=1), phase="cold", **common),
+                made_row(measured(20.0, p99=50.0, n=1662, cv=0.251), **common),
+                made_row(measured(320.0, stable=False, n=1662, cv=0.251), batch=16, **common),
+            ]
+    refused = Latency(status="unavailable", reason="the model refused 8 × 999")
+    rows.append(made_row(refused, batch=8, memory_bytes=Memory(status="unavailable", reason="it never ran")))
+    rows.append(made_row(estimated(), "device", provider="CUDAExecutionProvider"))
+    interval = {"score": 0.9313, "score_rows": 422, "score_low": 0.9028, "score_high": 0.9535, "stable": False}
+    timed = {"latency_status": "measured", "threads": 2, **interval}
+    search = made_search()
+    first, second = (candidate.model_copy(update=timed) for candidate in search.candidates)
+    second = second.model_copy(update={"artifact": "onnx-int8-trimmed", "provider": "openvino-cpu"})
+    return made_report(*rows, search=search.model_copy(update={"candidates": (first, second)}))
+
+
+def show(tab: Tab, folder: Path, width: int) -> None:
+    page = folder / "report.html"
+    page.write_text(html_of(wide_report()), encoding="utf-8")
+    tab.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+    tab.open(page.as_uri())
+    assert tab.run("innerWidth") == width
+
+
+def test_no_table_scrolls_at_1200_pixels(tab: Tab, tmp_path: Path) -> None:
+    show(tab, tmp_path, 1200)
+    scrolling = "[...document.querySelectorAll('.scroll')].filter(table => table.scrollWidth > table.clientWidth)"
+    assert tab.run(f"{scrolling}.map(table => table.innerText.slice(0, 80))") == []
+    assert tab.run("document.documentElement.scrollWidth") <= 1200
+
+
+def test_status_is_visible_at_400_pixels(tab: Tab, tmp_path: Path) -> None:
+    show(tab, tmp_path, 400)
+    table = "document.querySelector('#measurements ~ .dense')"
+    cells = f"[...{table}.querySelectorAll('td')].filter(cell => /unstable|unavailable/.test(cell.innerText))"
+    edges = tab.run(f"{cells}.map(cell => cell.getBoundingClientRect().right)")
+    assert len(edges) == 7 and max(edges) <= 400, edges
+    assert tab.run("document.documentElement.scrollWidth") <= 400, "tables scroll, the page does not"

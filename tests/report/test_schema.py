@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from edgeformer.artifacts.documents import find, read_yaml, shipped_names
-from edgeformer.report.reference import Document, reference, schema_of
+from edgeformer.report.schema import Document, reference, schema_of
 from tests.cli.run_cli import edgeformer
 from tests.docs.document import ROOT
 

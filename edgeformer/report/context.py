@@ -1,0 +1,645 @@
+"""Report context: the columns, texts and facts of a profile report that the terminal, Markdown, HTML and CSV share.
+
+An estimate is never written like a measurement: it starts with ≈ and has its range. A missing figure has its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from operator import attrgetter
+from textwrap import shorten
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from rich.text import Text
+
+from edgeformer.artifacts.data_warnings import cautions
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.report import (
+    Candidate,
+    Check,
+    EstimateEvidence,
+    Latency,
+    Memory,
+    Report,
+    Row,
+    Search,
+    SizeParts,
+)
+from edgeformer.artifacts.units import format_bytes, markdown
+from edgeformer.report.columns import DASH, Column, Columns, Unit, format_value
+from edgeformer.runtimes import provider_facts
+from edgeformer.tasks import Metric, all_tasks
+
+ABOUT = "≈"
+"""Prefix of every estimated figure."""
+NO_REASON = "no reason was given"
+_REASON_WIDTH = 80
+"""Characters of a reason in a terminal table; the files hold the full text."""
+_MAX_WARNING_LINES = 2
+"""Rows with warnings that get a line each in the terminal; more are counted in one line."""
+_MAX_WARNING_KINDS = 3
+"""Kinds of warnings that the counting line names, the most frequent first."""
+
+
+# Figures
+
+
+def _estimate(value: float | None, low: float | None, high: float | None, unit: Unit, *, range_only: bool) -> str:
+    """Format an estimate: ``≈ 1.23 ms (0.80 to 1.90)``, or its range only: ``≈ 0.80 to 1.90 ms``."""
+    middle = format_value(value, unit) if value is not None else ""
+    if low is None or high is None:
+        return f"{ABOUT} {middle}".rstrip()
+    ends = [format_value(end, unit) for end in (low, high)]
+    units = [end.rpartition(" ")[2] for end in (*ends, middle or ends[1])]
+    if range_only:
+        first = ends[0].rpartition(" ")[0] if units[0] == units[1] else ends[0]
+        return f"{ABOUT} {first} to {ends[1]}"
+    if len(set(units)) == 1 and middle:
+        ends = [end.rpartition(" ")[0] for end in ends]
+    return f"{ABOUT} {middle} ({ends[0]} to {ends[1]})" if middle else f"{ABOUT} ({ends[0]} to {ends[1]})"
+
+
+def _latency(latency: Latency, *, range_only: bool = False) -> str:
+    if latency.p50 is None or latency.status != "estimated":
+        return format_value(latency.p50, "ms")
+    return _estimate(latency.p50, latency.low, latency.high, "ms", range_only=range_only)
+
+
+def latency_text(latency: Latency) -> str:
+    """Format the p50: ``1.23 ms``, ``≈ 1.23 ms (0.80 to 1.90)`` or a dash."""
+    return _latency(latency)
+
+
+def _memory(memory: Memory, *, range_only: bool = False) -> str:
+    if memory.status != "estimated":
+        return format_bytes(memory.peak)
+    return _estimate(memory.peak, memory.low, memory.high, "bytes", range_only=range_only)
+
+
+def _check_value(check: Check, *, range_only: bool = False) -> str:
+    if check.value is None or check.basis != "estimated":
+        return format_value(check.value, _check_unit(check))
+    return _estimate(check.value, check.low, check.high, _check_unit(check), range_only=range_only)
+
+
+def _check_unit(check: Check) -> Unit:
+    units: dict[str, Unit] = {"bytes": "bytes", "mJ": "mj"}
+    return units.get(check.unit, "ms")
+
+
+def check_shape(check: Check) -> str:
+    """Batch × tokens of the call that a check judges; empty for a file's size."""
+    return "" if check.batch is None else f"{check.batch} × {check.seq}"
+
+
+def shape_text(row: Row, report: Report) -> str:
+    """Batch × tokens of a row; ``per token`` for decode rows, and the threads if the report compares thread counts.
+
+    For an imported graph: the sizes of its largest input, and the number of its other inputs.
+    """
+    shape = f"{row.batch} × {row.seq}"
+    if row.inputs:
+        shape = " × ".join(map(str, max(row.inputs.values(), key=prod))) or "1"
+        shape += f" (+{len(row.inputs) - 1})" if len(row.inputs) > 1 else ""
+    # Host rows and device rows may have different thread counts without a comparison of thread counts.
+    counts = {other.threads for other in report.rows if other.where == row.where and other.threads is not None}
+    threads = f", {thread_text(row.threads)}" if len(counts) > 1 and row.threads is not None else ""
+    return f"{shape}{' per token' if row.phase == 'decode' else ''}{threads}"
+
+
+def shape_heading(report: Report) -> str:
+    """Heading of :func:`shape_text`."""
+    return "largest input" if any(row.inputs for row in report.rows) else "batch × tokens"
+
+
+def thread_text(threads: int) -> str:
+    """``1 thread``, ``2 threads``."""
+    return _count(threads, "thread")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def rate_text(rate: float) -> str:
+    """Format operations per second: ``84.2 T/s``, ``120 G/s``."""
+    return f"{rate / 1e12:.3g} T/s" if rate >= 1e12 else f"{rate / 1e9:.3g} G/s"
+
+
+# Columns
+
+MEASUREMENTS_CSV = (
+    "artifact", "precision", "provider", "where", "phase", "batch", "seq", "threads", "status", "p50", "low",
+    "high", "p90", "p95", "p99", "mean", "cv", "n", "stable", "device", "throughput", "memory_status", "memory_peak",
+    "memory_low", "memory_high", "energy", "size", "reason",
+)  # fmt: skip
+"""Columns of the CSV file, an interface for scripts; ``status`` and ``reason`` are the latency's."""
+
+
+def measurement_columns(report: Report) -> Columns[Row]:
+    """Return a column for every figure of a row; each document picks the columns that it has space for."""
+
+    def process(row: Row) -> tuple[str, str, int | None]:
+        return row.artifact, row.provider, row.threads
+
+    host_rows = [row for row in report.rows if row.where == "host"]
+    cold_ms = {process(row): row.latency_ms.p50 for row in host_rows if row.phase == "cold"}
+    # The first call of a process is shown in the first row that the process measured.
+    first_ms = {id(row): cold_ms.pop(process(row), None) for row in host_rows if row.phase != "cold"}
+
+    def first_call(row: Row) -> str:
+        value = first_ms.get(id(row))
+        return format_value(value, "ms") if value is not None else ""
+
+    def latency(row: Row, *, range_only: bool = False) -> Text:
+        style = "italic" if row.latency_ms.status == "estimated" else ""
+        return Text(_latency(row.latency_ms, range_only=range_only), style)
+
+    def latency_with_status(row: Row) -> str:
+        if row.latency_ms.status == "unavailable":
+            return "unavailable"
+        return latency_text(row.latency_ms) + (" (unstable)" if row.latency_ms.stable is False else "")
+
+    def memory(row: Row, *, range_only: bool = False) -> Text:
+        style = "italic" if row.memory_bytes.status == "estimated" else ""
+        return Text(_memory(row.memory_bytes, range_only=range_only), style)
+
+    def why_unavailable(row: Row) -> str:
+        return (row.latency_ms.reason or NO_REASON) if row.latency_ms.status == "unavailable" else ""
+
+    def state(row: Row) -> str:
+        status = row.latency_ms.status
+        words = {"unavailable": "unavailable, see below", "estimated": "estimated"}
+        return words.get(status, "unstable" if row.latency_ms.stable is False else "")
+
+    return Columns(
+        [
+            *(Column(name, attrgetter(name)) for name in ("artifact", "precision")),
+            Column("provider", attrgetter("provider"), "", "runtime", lambda r: provider_facts(r.provider).label,
+                   leaves=5),
+            *(Column(name, attrgetter(name)) for name in ("where", "phase", "batch", "seq")),
+            Column("shape", lambda row: shape_text(row, report), heading=shape_heading(report), number=True),
+            Column("threads", attrgetter("threads")),
+            Column("status", attrgetter("latency_ms.status")),
+            Column("first_call", lambda row: first_ms.get(id(row)), "ms", text=first_call, leaves=2),
+            Column("p50", attrgetter("latency_ms.p50"), "ms", "typical (p50)", latency,
+                   narrow=lambda row: latency(row, range_only=True)),
+            Column("p50_status", attrgetter("latency_ms.p50"), "ms", "typical (p50)", latency_with_status),
+            *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("low", "high")),
+            Column("p90", attrgetter("latency_ms.p90"), "ms", "slow (p90)", leaves=4),
+            *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("p95", "p99", "mean")),
+            Column("cv", attrgetter("latency_ms.cv"), "share"),
+            Column("n", attrgetter("latency_ms.n"), heading="calls", number=True),
+            Column("stable", attrgetter("latency_ms.stable")),
+            Column("device", attrgetter("device_ms"), "ms", "on the card"),
+            Column("throughput", attrgetter("throughput_per_s"), "per_s", "per second", leaves=1),
+            Column("memory_status", attrgetter("memory_bytes.status")),
+            Column("memory_peak", attrgetter("memory_bytes.peak"), "bytes", "memory", memory,
+                   narrow=lambda row: memory(row, range_only=True)),
+            *(Column(f"memory_{end}", attrgetter(f"memory_bytes.{end}"), "bytes") for end in ("low", "high")),
+            Column("energy", attrgetter("energy_mj.value"), "mj"),
+            Column("size", attrgetter("size_bytes"), "bytes", leaves=3),
+            Column("reason", attrgetter("latency_ms.reason")),
+            Column("why_unavailable", why_unavailable, heading="", wraps=True),
+            Column("state", state, heading="", text=lambda row: Text(state(row), "yellow"), flows=True),
+        ]
+    )  # fmt: skip
+
+
+CHECKS: Columns[Check] = Columns(
+    [
+        Column("check", attrgetter("name")),
+        Column("result", attrgetter("status"), mark=True),
+        Column("artifact", attrgetter("artifact")),
+        Column("limit", attrgetter("limit"), text=lambda c: format_value(c.limit, _check_unit(c)), number=True),
+        Column("at", attrgetter("batch"), text=check_shape),
+        Column("value", attrgetter("value"), text=_check_value, number=True,
+               narrow=lambda check: _check_value(check, range_only=True)),
+        Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
+        Column("why", attrgetter("reason"), text=lambda check: check.reason or "", wraps=True),
+    ]
+)  # fmt: skip
+"""Each budget limit of the device with the value that it is compared with."""
+
+SIZES: Columns[SizeParts] = Columns(
+    [
+        Column("artifact", attrgetter("artifact")),
+        Column("embeddings", attrgetter("embeddings"), "bytes"),
+        Column("block", attrgetter("block"), "bytes", "layers or shared block"),
+        Column("heads", attrgetter("heads"), "bytes"),
+        Column("other", attrgetter("other"), "bytes"),
+    ]
+)
+
+
+class ProfileFact(NamedTuple):
+    """A fact of the device profile; ``checked``: whether it was checked on the device (yes, no or empty)."""
+
+    name: str
+    value: str
+    checked: str
+    source: str
+
+
+FACTS: Columns[ProfileFact] = Columns(
+    [
+        Column("fact", attrgetter("name")),
+        Column("value", attrgetter("value")),
+        Column("checked_on_the_device", attrgetter("checked")),
+        Column("source", attrgetter("source"), wraps=True),
+    ]
+)
+
+
+class RankedCandidate(NamedTuple):
+    """A candidate of a search; ``number``: in tables and pictures; ``is_pick``: whether the search picks it."""
+
+    number: int
+    is_pick: bool
+    candidate: Candidate
+
+
+def ranked_candidates(search: Search) -> list[RankedCandidate]:
+    """Number the candidates: feasible first, then by latency."""
+    order = sorted(
+        enumerate(search.candidates), key=lambda c: (not c[1].feasible, c[1].latency_ms is None, c[1].latency_ms or 0.0)
+    )
+    return [RankedCandidate(number, index == search.pick, c) for number, (index, c) in enumerate(order, start=1)]
+
+
+def metric_named(name: str) -> Metric:
+    """Return the metric of a search. Raises ArtifactError if no registered task has it."""
+    for task in all_tasks():
+        if task.metric.name == name:
+            return task.metric
+    raise ArtifactError(f"metric {name!r} belongs to no installed task")
+
+
+def candidate_columns(search: Search, *names: str) -> Columns[RankedCandidate]:
+    """Return the named columns of a search's candidates; runtime, threads and energy only if a candidate has them."""
+    metric, providers = metric_named(search.metric), {c.provider for c in search.candidates}
+    has_intervals = any(candidate.score_low is not None for candidate in search.candidates)
+
+    def number(row: RankedCandidate) -> Text:
+        return Text(f"▶ {row.number}", "green") if row.is_pick else Text(f"  {row.number}")
+
+    def score(row: RankedCandidate) -> str:
+        candidate, text = row.candidate, metric.text(row.candidate.score)
+        if candidate.score_low is None:
+            return text
+        return f"{text} ({metric.text(candidate.score_low)} to {metric.text(candidate.score_high)})"
+
+    def latency(row: RankedCandidate) -> str:
+        candidate = row.candidate
+        if candidate.latency_ms is None:
+            return DASH
+        if candidate.latency_status == "estimated":
+            return _estimate(candidate.latency_ms, candidate.low_ms, candidate.high_ms, "ms", range_only=True)
+        return format_value(candidate.latency_ms, "ms") + (" (unstable)" if candidate.stable is False else "")
+
+    def memory(row: RankedCandidate) -> str:
+        candidate, text = row.candidate, format_bytes(row.candidate.memory_bytes)
+        estimated = candidate.latency_status == "estimated" and candidate.memory_bytes is not None
+        return f"{ABOUT} {text}" if estimated else text
+
+    def verdict(row: RankedCandidate) -> Text:
+        candidate = row.candidate
+        if not candidate.feasible:
+            return Text(shorten(candidate.reason or "not feasible", _REASON_WIDTH, placeholder=" …"), "red")
+        parts = [Text(f"not known: {', '.join(candidate.unknown)}", "yellow")] if candidate.unknown else []
+        parts += [Text(f"score of {candidate.scored_as}", "dim")] if candidate.scored_as else []
+        parts += [Text(f"scored on {candidate.scored_on}", "dim")] if candidate.scored_on else []
+        return Text("; ").join(parts) if parts else Text("feasible", "green")
+
+    columns: Columns[RankedCandidate] = Columns(
+        [
+            Column("number", attrgetter("number"), heading="", text=number),
+            Column("artifact", attrgetter("candidate.artifact")),
+            Column("runtime",
+                   lambda row: provider_facts(row.candidate.provider).label if len(providers) > 1 else None),
+            Column("threads", attrgetter("candidate.threads"), number=True, leaves=2),
+            Column("score", attrgetter("candidate.score"), text=score, number=True,
+                   heading=f"{metric.name} (95 % interval)" if has_intervals else metric.name,
+                   narrow=lambda row: metric.text(row.candidate.score)),
+            Column("latency", attrgetter("candidate.latency_ms"), "ms", text=latency),
+            Column("size", attrgetter("candidate.size_bytes"), "bytes"),
+            Column("memory", attrgetter("candidate.memory_bytes"), "bytes", text=memory, leaves=1),
+            Column("energy", attrgetter("candidate.energy_mj"), "mj", leaves=1),
+            Column("front", attrgetter("candidate.on_front"), text=lambda r: "●" if r.candidate.on_front else "",
+                   leaves=3),
+            Column("feasible", attrgetter("candidate.feasible")),
+            Column("verdict", attrgetter("candidate.reason"), heading="", text=verdict, flows=True),
+        ]
+    )  # fmt: skip
+    return columns.pick(*names).drop_empty(ranked_candidates(search), "runtime", "threads", "energy")
+
+
+# Sentences
+
+
+def names_by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Group (name, reason) pairs by reason, in order; equal names count once."""
+    groups: dict[str, dict[str, None]] = {}
+    for name, reason in pairs:
+        groups.setdefault(reason, {})[name] = None
+    return {reason: [*names] for reason, names in groups.items()}
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``size``, ``size and memory``, ``size, latency and memory``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def verdict_words(report: Report, *, basis: bool = False) -> str:
+    """Return the status for headlines: ``fail``, ``pass``, or ``pass (size and memory only)``.
+
+    Args:
+        report: whose verdict it is.
+        basis: add ``estimated`` if checks rest on estimates, as the badge does.
+    """
+    verdict = report.verdict
+    remarks = [f"{_listed(verdict.judged)} only"] if verdict.is_partial else []
+    if basis and verdict.status != "unknown" and any(check.basis == "estimated" for check in verdict.checks):
+        remarks.append("estimated")
+    return f"{verdict.status} ({', '.join(remarks)})" if remarks else verdict.status
+
+
+def badge_text(report: Report) -> str:
+    """``rtx4050: fail``, ``rtx4050: pass (memory only, estimated)``."""
+    return f"{report.device}: {verdict_words(report, basis=True)}"
+
+
+def badge_markdown(report: Report, file: str) -> str:
+    """Return a line of GitHub-flavoured Markdown that shows the badge; ``file``: its path relative to the document."""
+    return f"![edgeformer {markdown(badge_text(report))}]({quote(file)})"
+
+
+def in_words(report: Report) -> str:
+    """Return the verdict in one or two sentences; for a search, the verdict of its pick."""
+    search, sentence = report.search, _checks_sentence(report)
+    if search is not None and search.pick is None:
+        return f"The search picks nothing: {search.reason}."
+    if search is not None and search.pick is not None:
+        pick, bound = search.candidates[search.pick], ""
+        if pick.bound_inside and search.bound is not None:
+            rows = f"{pick.score_rows:,} rows do not decide whether its {search.metric}"
+            bound = f"; {rows} is at least {search.bound:g}"
+        sentence = f"The search picks {pick.artifact}{bound}. {sentence}"
+    if not report.left_out:
+        return sentence
+    is_all = report.left_out.keys() >= {row.artifact for row in report.rows}
+    excluded = "every artifact" if is_all else _count(len(report.left_out), "artifact")
+    return f"{sentence} Left out: {excluded} that no {report.device_title} can run."
+
+
+def _checks_sentence(report: Report) -> str:
+    verdict, checks = report.verdict, report.verdict.checks
+    checked = {check.name for check in checks}
+    reasons = names_by_reason((kind.name, kind.reason) for kind in verdict.not_judged if kind.name not in checked)
+    not_judged = [
+        f"{_listed(names)} {'was' if len(names) == 1 else 'were'} not judged: {reason}"
+        for reason, names in reasons.items()
+    ]
+    end = "".join(f"; {part}" for part in not_judged) + "."
+    if not checks:
+        return f"Nothing was checked{end}"
+
+    def mark(selected: Iterable[Check]) -> str:
+        return " (estimated)" if any(check.basis == "estimated" for check in selected) else ""
+
+    if verdict.is_partial:
+        names = verdict.judged
+        estimated = [name for name in names if mark(check for check in checks if check.name == name)]
+        subject = "" if len(estimated) == len(names) else f"{_listed(estimated)} "
+        remark = f" ({subject}by estimate only)" if estimated else ""
+        return f"Within the limit{'s' if len(names) > 1 else ''} for {_listed(names)}{remark}{end}"
+    if failed := [check for check in checks if check.status == "fail"]:
+        return "Over budget: " + ", ".join(f"{c.name} of {c.artifact}{mark([c])}" for c in failed) + end
+    passed = [check for check in checks if check.status == "pass"]
+    if unknown := [check for check in checks if check.status == "unknown"]:
+        names = [f"{n}{mark(c for c in passed if c.name == n)}" for n in sorted({check.name for check in passed})]
+        within = f"{' and '.join(names)} within budget; " if names else ""
+        where = ""
+        if all(check.value is None for check in unknown) and not report.on_target:
+            where = f", because no {report.device_title} is in this machine"
+            if mark(passed):  # the missing device is not the reason: others were estimated for it
+                where = f" of {', '.join(dict.fromkeys(check.artifact for check in unknown))}: their rows say why"
+        return f"{within}{' and '.join(sorted({check.name for check in unknown}))} not known{where}{end}"
+    guessed = " and ".join(sorted({check.name for check in checks if check.basis == "estimated"}))
+    return f"Every check is within budget{f'; {guessed} only by estimate' if guessed else ''}{end}"
+
+
+def has_estimates(report: Report) -> bool:
+    """Whether any figure of the report is an estimate."""
+    rows = any("estimated" in (row.latency_ms.status, row.memory_bytes.status) for row in report.rows)
+    return rows or any(check.basis == "estimated" for check in report.verdict.checks)
+
+
+def estimate_words(report: Report) -> str | None:
+    """Return how far the report's estimates can be trusted; None if it has none."""
+
+    def record_text(record: EstimateEvidence) -> str:
+        models = f" of {record.models} models" if record.models is not None else ""
+        cores = f", {record.cores} cores" if record.cores is not None else ""
+        where = f"{record.cases} cases{models} on {record.processor}{cores}, {record.measured}"
+        errors = f"median error of a time {record.median_error:.1%}, worst {record.worst_error:.1%}"
+        return f"{record.source} ({where}: {errors})"
+
+    if not has_estimates(report):
+        return None
+    for record in report.estimate_evidence:
+        if record.applies:
+            return f"estimated, not measured; the estimator's error on record is that of {record_text(record)}"
+    device = "a GPU" if report.estimated_for == "cuda" else report.device_title
+    refused = [f"the record of {record_text(r)} does not apply: {r.why_not}" for r in report.estimate_evidence]
+    return "; ".join([f"estimated, not measured; never checked on {device}", *refused])
+
+
+def split_sizes(report: Report) -> list[SizeParts]:
+    """Return the sizes of the artifacts for which the bundle says what their bytes are for."""
+    return [part for part in report.sizes if part.embeddings or part.block or part.heads]
+
+
+def missing_measurements(report: Report) -> list[tuple[str, str]]:
+    """Return what was not measured, and why; equal reasons together."""
+
+    def gaps() -> Iterator[tuple[str, str]]:
+        for row in report.rows:
+            device = " on the device" if row.where == "device" else ""
+            name, latency = f"{row.artifact} at {shape_text(row, report)}{device}", row.latency_ms
+            if latency.status != "measured":  # the figures below are missing for the same reason
+                is_absent = latency.status == "estimated" and not report.on_target
+                absent = f"; there is no {report.device_title} in this machine" if is_absent else ""
+                yield f"latency of {name}", (latency.reason or NO_REASON) + absent
+            elif row.phase != "cold":  # a cold row is a single call
+                if latency.reason:
+                    yield f"percentiles of {name}", latency.reason
+                if row.memory_bytes.status == "unavailable":
+                    yield f"memory of {name}", row.memory_bytes.reason or NO_REASON
+                if row.energy_mj.status == "unavailable":
+                    yield f"energy of {name}", row.energy_mj.reason or NO_REASON
+        split = {part.artifact for part in split_sizes(report)}
+        for artifact in dict.fromkeys(row.artifact for row in report.rows if row.artifact not in split):
+            reason = "the bundle does not say: an engine, a wrapped file, or an export of an earlier version"
+            yield f"what the bytes of {artifact} are for", reason
+        for check in report.verdict.checks:
+            if check.status == "unknown":
+                yield f"check of {check.name} of {check.artifact}", check.reason or NO_REASON
+
+    return [
+        (", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more", reason)
+        for reason, names in names_by_reason(gaps()).items()
+    ]
+
+
+def warning_words(report: Report, written: bool) -> Iterator[str]:
+    """Yield the warnings of the rows: measured and estimated rows apart, since only a measurement is noisy.
+
+    Up to two rows get a line each; more are counted in one line. Cold rows are single calls: the other rows of their
+    process repeat their warnings.
+
+    Args:
+        report: of `profile`.
+        written: whether report files exist, which hold every row's warnings.
+    """
+    rows = [row for row in report.rows if row.phase != "cold"]
+    where = "the report" if written else "the report's rows"
+    for status in ("measured", "estimated"):
+        of_status = [row for row in rows if row.latency_ms.status == status]
+        warned = [row for row in of_status if row.latency_ms.warnings]
+        if len(warned) <= _MAX_WARNING_LINES:
+            for row in warned:
+                estimate = "estimate of " if status == "estimated" else ""
+                yield f"{estimate}{row.artifact} {shape_text(row, report)}: {'; '.join(row.latency_ms.warnings)}"
+            continue
+        kinds = Counter(kind for row in warned for kind in dict.fromkeys(map(_warning_kind, row.latency_ms.warnings)))
+        named = [f"{kind} ({_count(number, 'row')})" for kind, number in kinds.most_common(_MAX_WARNING_KINDS)]
+        more = f"; and {len(kinds) - _MAX_WARNING_KINDS} more" if len(kinds) > _MAX_WARNING_KINDS else ""
+        counted = f"{len(warned)} of {len(of_status)} estimated rows are less certain"
+        if status == "measured":
+            unstable = sum(row.latency_ms.stable is False for row in warned)
+            counted = f"{len(warned)} of {len(of_status)} rows are noisy, {unstable} not stable"
+        yield f"{counted}: {'; '.join(named)}{more}; row by row in {where}"
+
+
+def _warning_kind(warning: str) -> str:
+    """Return a warning without its figures: up to a colon or a bracket, without numbers."""
+    words = re.split(r"[:(]", warning)[0]
+    return re.sub(r"\s+", " ", re.sub(r"\s*\bby \d[\d.]*%?|\b\d[\d.]*%?( ms)?", "", words)).strip()
+
+
+# Facts
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_plain, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _environment(report: Report, rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return host facts, library versions, and the conditions while ``rows`` were measured, a line each."""
+    lines = []
+    for name, value in report.host.items():
+        if isinstance(value, dict):
+            lines += [(f"{name}: {key}", str(entry)) for key, entry in value.items() if entry is not None]
+        elif value is not None:
+            text = format_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
+            lines.append((name.removesuffix("_bytes").replace("_", " "), text))
+    conditions: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for name, value in row.conditions.items():
+            if value is not None and value != [] and value != {}:
+                conditions.setdefault(name, {})[_plain(value)] = None
+    for name, values in conditions.items():
+        more = [f"and {len(values) - 4} more"] if len(values) > 4 else []
+        lines.append((f"while measuring: {name.replace('_', ' ')}", "; ".join([*[*values][:4], *more])))
+    return lines
+
+
+def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[ProfileFact]:
+    """Yield every fact of the device profile, with its unit."""
+    for key, entry in profile.items():
+        name = f"{prefix}{key}"
+        title = name.replace("_bytes_per_s", "").replace("_bytes", "").replace("_", " ")
+        if isinstance(entry, dict) and {"value", "source"} <= entry.keys():
+            value = entry["value"]
+            text = _plain(value)
+            if name.endswith("_bytes") and isinstance(value, int):
+                text = format_bytes(value)
+            elif name.endswith("bytes_per_s") and isinstance(value, (int, float)):
+                text = f"{value / 1e9:.4g} GB/s"
+            elif name.startswith("peak ") and isinstance(value, (int, float)):
+                text = rate_text(float(value))
+            yield ProfileFact(title, text, "yes" if entry.get("verified") else "no", str(entry["source"]))
+        elif key == "peaks" and isinstance(entry, dict):
+            yield from _profile_facts(entry, "peak ")
+        elif isinstance(entry, (str, int, float)) and not isinstance(entry, bool):
+            yield ProfileFact(title, _plain(entry), "", "")
+
+
+class ReportContext:
+    """Everything that the documents of one report show; they only lay it out.
+
+    Attributes:
+        report: of `profile`.
+        status, badge, mark, sentence: the verdict in a headline, on the badge, as a CSS class, in a sentence.
+        cautions: warnings that belong beside every figure.
+        estimates: how far estimates can be trusted; None: the report has none.
+        parameters: of the model.
+        host: the machine that measured the host rows.
+        host_rows, device_rows: rows measured on this host; rows for the device.
+        methods: how the device rows were estimated.
+        measurements: columns of rows.
+        candidates: what the search compared, ranked; empty without a search.
+        refusals: candidates that are not feasible, and why.
+        warnings: of host rows.
+        gaps: what was not measured, and why.
+        environment: host facts and measuring conditions.
+        facts: of the device profile.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.status, self.badge, self.sentence = verdict_words(report), badge_text(report), in_words(report)
+        self.parameters = f"{report.parameters:,}"
+        self.mark = "partial" if report.verdict.is_partial else report.verdict.status
+        self.cautions, self.estimates = cautions(report), estimate_words(report)
+        self.host = f"{report.host.get('cpu')}, {report.host.get('cores')} cores, {report.host.get('system')}"
+        self.host_rows = [row for row in report.rows if row.where == "host"]
+        self.device_rows = [row for row in report.rows if row.where == "device"]
+        reasons = [row.latency_ms.reason for row in self.device_rows if row.latency_ms.status == "estimated"]
+        self.methods = [reason for reason in dict.fromkeys(reasons) if reason]
+        self.measurements = measurement_columns(report)
+        self.candidates = ranked_candidates(report.search) if report.search is not None else []
+        refused = [row for row in self.candidates if not row.candidate.feasible]
+        self.refusals = names_by_reason(
+            (f"{row.number} ({row.candidate.artifact})", row.candidate.reason or NO_REASON) for row in refused
+        )
+        self.warnings = [
+            f"{row.artifact} at {shape_text(row, report)}, {row.phase}: {'; '.join(row.latency_ms.warnings)}"
+            for row in self.host_rows
+            if row.latency_ms.warnings
+        ]
+        self.gaps = missing_measurements(report)
+        self.environment = _environment(report, self.host_rows)
+        self.facts = [*_profile_facts(report.profile)]
+
+    def terminal_notes(self, *, has_files: bool) -> list[str]:
+        """Return the lines below the terminal's tables; without report files also why checks are unknown."""
+        report, notes = self.report, [*self.report.notes]
+        if not has_files:
+            unknown = [check for check in report.verdict.checks if check.status == "unknown"]
+            reasons = names_by_reason((f"{c.name} of {c.artifact}", c.reason or NO_REASON) for c in unknown)
+            notes += [f"not known: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        # The report's notes already say what was left out of the verdict.
+        absent = [r for r in report.rows if r.latency_ms.status == "unavailable" and r.artifact not in report.left_out]
+        reasons = names_by_reason((row.artifact, row.latency_ms.reason or NO_REASON) for row in absent)
+        notes += [f"{', '.join(names)}: unavailable: {reason}" for reason, names in reasons.items()]
+        return [*notes, *warning_words(report, has_files)]

@@ -1,0 +1,253 @@
+"""A profile report on the terminal and as files: JSON, CSV, Markdown, HTML, a badge and a PNG.
+
+Every document is a layout of the same :class:`ReportContext`.
+"""
+
+from __future__ import annotations
+
+import glob
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from html import escape as escape_html
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from edgeformer.artifacts.files import write_json, write_text
+from edgeformer.artifacts.report import Report, Search
+from edgeformer.artifacts.units import markdown, markdown_line, visible
+from edgeformer.report.canvas import NO_PICTURE
+from edgeformer.report.charts import draw_pictures, draw_report
+from edgeformer.report.columns import coloured
+from edgeformer.report.context import (
+    CHECKS,
+    FACTS,
+    MEASUREMENTS_CSV,
+    SIZES,
+    RankedCandidate,
+    ReportContext,
+    badge_markdown,
+    candidate_columns,
+    check_shape,
+    metric_named,
+    ranked_candidates,
+    shape_heading,
+    split_sizes,
+    thread_text,
+)
+from edgeformer.run import Location
+
+_BADGE_COLOURS = {"pass": "#2e7d46", "fail": "#b3372f", "unknown": "#69707a", "partial": "#8a6a12"}
+_CHARACTER_WIDTH, _BADGE_PADDING = 6.6, 12
+_STALE_AFTER_S = 3600.0
+"""No process takes longer between creating a temporary report file and renaming it."""
+_BASES = {
+    "measured": "times measured on the device",
+    "estimated": "times marked ≈ are estimates for the device",
+    "host": "times of THIS HOST, which say nothing certain of the device",
+}
+_CANDIDATE = ("artifact", "runtime", "threads", "score", "latency", "size", "memory", "energy")
+# First what a narrow window shows without scrolling. A status is in the cell of its figure.
+_HTML_DEVICE = ("artifact", "shape", "p50_status", "phase", "precision", "memory_peak", "why_unavailable")
+_HTML_HOST = (
+    "artifact", "shape", "p50_status", "phase", "provider", "precision", "p90", "p99", "memory_peak", "throughput",
+    "cv", "n", "energy", "size",
+)  # fmt: skip
+
+
+def write_report(report: Report, location: Location) -> list[Path]:
+    """Write ``reports/<device>.{json,md,csv,html,svg}`` and, if matplotlib is installed, a PNG.
+
+    A report for another question than the device's own budget (a search, other limits, one artifact) is named
+    ``<device>-<question>`` and overwrites only its own earlier version.
+
+    Args:
+        report: of `profile`.
+        location: the run that was measured, or a bundle without a run.
+
+    Returns:
+        The paths, in that order.
+    """
+    folder, stem, context = location.reports, report.stem, ReportContext(report)
+    # Temporary files of killed processes. Recent ones stay: another process may be writing them.
+    for leftover in folder.glob(f".{glob.escape(stem)}.*.tmp.*"):
+        with suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > _STALE_AFTER_S:
+                leftover.unlink()
+    write_json(folder / f"{stem}.json", report)
+    documents = {"md": as_markdown, "csv": as_csv, "html": as_html, "svg": badge_svg}
+    for kind, render in documents.items():
+        write_text(folder / f"{stem}.{kind}", render(context))
+    paths = [folder / f"{stem}.{kind}" for kind in ("json", *documents)]
+    picture = draw_report(report, folder / f"{stem}.png")
+    return [*paths, *([picture] if picture is not None else [])]
+
+
+def write_interrupted(report: Report, location: Location) -> Path:
+    """Write what was measured before Ctrl-C to ``reports/interrupted/<device>.json`` and return the path.
+
+    Finished reports are in another folder and are not overwritten.
+    """
+    path = location.reports / "interrupted" / f"{report.stem}.json"
+    write_json(path, report)
+    return path
+
+
+def as_csv(context: ReportContext) -> str:
+    """Return a line per row, units in the column names; ``status`` is the latency's."""
+    return context.measurements.pick(*MEASUREMENTS_CSV).csv(context.report.rows)
+
+
+def as_markdown(context: ReportContext) -> str:
+    """Return GitHub-flavoured Markdown, with the badge and the verdict first. The template escapes all text."""
+
+    def finalize(value: Any) -> Any:
+        return value if isinstance(value, Markup) else markdown(str(value))
+
+    report, search = context.report, context.report.search
+    columns = context.measurements.pick(
+        "artifact", "shape", "where", "phase", "status", "p50_status", "p90", "memory_peak", "size"
+    )
+    candidates = ""
+    if search is not None:
+        rows = [row for row in context.candidates if row.candidate.on_front or row.is_pick]
+        candidates = candidate_columns(search, "number", *_CANDIDATE, "feasible").markdown(rows, attrgetter("is_pick"))
+    return _template("report.md", finalize=finalize).render(
+        context=context,
+        report=report,
+        badge=Markup(badge_markdown(report, f"{report.stem}.svg")),
+        checks=Markup(CHECKS.markdown(report.verdict.checks)),
+        measurements=Markup(columns.markdown(report.rows)),
+        candidates=Markup(candidates),
+    )
+
+
+def as_html(context: ReportContext) -> str:
+    """Return the page. The template escapes all text; the page loads nothing."""
+
+    def finalize(value: Any) -> Any:
+        return visible(value) if type(value) is str else value  # Markup is a subclass of str and stays unchanged
+
+    def candidate_class(row: RankedCandidate) -> str:
+        estimated = "estimated" if row.candidate.latency_status == "estimated" else ""
+        return " ".join(filter(None, (estimated, "pick" if row.is_pick else "")))
+
+    report, search, status = context.report, context.report.search, attrgetter("latency_ms.status")
+    host_columns = context.measurements.pick(*_HTML_HOST).drop_empty(context.host_rows, "p90", "p99", "energy")
+    candidates = None
+    if search is not None:
+        columns = candidate_columns(search, "number", "artifact", "feasible", *_CANDIDATE[1:], "front")
+        candidates = columns.html(context.candidates, candidate_class)
+    return _template("report.html", finalize=finalize, autoescape=True).render(
+        context=context,
+        report=report,
+        pictures=draw_pictures(report),
+        checks=CHECKS.html(
+            report.verdict.checks, lambda c: "estimated" if c.basis == "estimated" and c.value is not None else ""
+        ),
+        candidates=candidates,
+        measured=host_columns.html(context.host_rows, status),
+        device_rows=context.measurements.pick(*_HTML_DEVICE).html(context.device_rows, status),
+        sizes=SIZES.html(split_sizes(report)),
+        facts=FACTS.html(context.facts),
+    )
+
+
+def _template(name: str, **options: Any) -> Any:
+    environment = Environment(
+        loader=PackageLoader("edgeformer.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, **options,
+    )  # fmt: skip
+    environment.filters["line"] = lambda text: Markup(markdown_line(text))
+    return environment.get_template(name)
+
+
+def badge_svg(context: ReportContext) -> str:
+    """Return a self-contained SVG, 20 pixels high: green, red or grey; brown for a pass that is partial.
+
+    The text has a fixed length in every font.
+    """
+    labels = ("edgeformer", escape_html(visible(context.badge)))
+    left, right = (round(len(text) * _CHARACTER_WIDTH) + _BADGE_PADDING for text in (labels[0], visible(context.badge)))
+    texts = "".join(
+        f'<text x="{x:g}" y="14" textLength="{width - _BADGE_PADDING}" lengthAdjust="spacingAndGlyphs">{label}</text>'
+        for x, width, label in ((left / 2, left, labels[0]), (left + right / 2, right, labels[1]))
+    )
+    title = " ".join(labels)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
+        f'aria-label="{title}"><title>{title}</title>'
+        f'<clipPath id="r"><rect width="{left + right}" height="20" rx="3"/></clipPath><g clip-path="url(#r)">'
+        f'<rect width="{left}" height="20" fill="#3b424b"/>'
+        f'<rect x="{left}" width="{right}" height="20" fill="{_BADGE_COLOURS[context.mark]}"/></g>'
+        f'<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{texts}</g>'
+        "</svg>\n"
+    )
+
+
+def print_report(report: Report, files: Sequence[Path], console: Console) -> None:
+    """Print the tables, the verdict, the notes and the report's files.
+
+    Args:
+        report: of `profile`.
+        files: where it was written.
+        console: of the terminal.
+    """
+    context, checks = ReportContext(report), report.verdict.checks
+    rows = [row for row in context.host_rows if row.phase != "cold"]
+    # An artifact that was left out of the verdict and did not run on this host has a note and no figures.
+    rows = [row for row in rows if row.artifact not in report.left_out or row.latency_ms.status != "unavailable"]
+    runtime = ("provider",) if len({row.provider for row in rows}) > 1 else ()
+    columns = context.measurements.pick(
+        "artifact", "size", *runtime, "shape", "first_call", "p50", "p90", "throughput", "memory_peak", "state"
+    )
+    host = f"{report.host.get('cpu', 'CPU')}, {report.host.get('cores', '?')} cores"
+    where = "on this host" if report.judged_from is None else "elsewhere"
+    title = f"{report.run} for {report.device_title}\nmeasured {where}: {'; '.join([host, *context.cautions])}"
+    console.print(columns.terminal(title, rows))
+
+    estimated = [row for row in context.device_rows if row.latency_ms.status == "estimated"]
+    if estimated:
+        counts = sorted({row.threads for row in estimated if row.threads is not None})
+        threads = f", with {', '.join(map(thread_text, counts))}" if counts else ""
+        title = f"NOT MEASURED: estimated for {report.device_title}{threads}"
+        columns = context.measurements.pick("artifact", "shape", "p50", "memory_peak")
+        console.print(columns.terminal(title, estimated, Text(context.estimates or "")))
+
+    shapes = {check_shape(check) for check in checks} - {""}
+    is_imported = any(row.inputs for row in rows)
+    at = f", at {next(iter(shapes))} ({shape_heading(report)})" if len(shapes) == 1 and not is_imported else ""
+    shape = ("at",) if len(shapes) > 1 else ()
+    check_columns = CHECKS.pick("check", "artifact", *shape, "limit", "value", "known_by", "result")
+    console.print(check_columns.terminal(f"Budget of {report.device}{at}", checks))
+    verdict = (f"Verdict for {report.device}: ", "bold"), coloured(context.status)
+    console.print(Text.assemble(*verdict, f". {context.sentence}\n"))
+    for note in context.terminal_notes(has_files=bool(files)):
+        console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
+    if files and not any(path.suffix == ".png" for path in files):
+        console.print(f"no pictures: {NO_PICTURE}", soft_wrap=True, markup=False)
+    for path in files:
+        kind = {".png": "picture", ".svg": "badge  "}.get(path.suffix, "report ")
+        console.print(f"{kind} {path}", soft_wrap=True, markup=False)
+        if path.suffix == ".svg":
+            console.print(f"        {badge_markdown(report, f'reports/{path.name}')}", soft_wrap=True, markup=False)
+
+
+def print_search(search: Search, console: Console) -> None:
+    """Print every candidate of `profile --search`, the pick and why, and what export could add."""
+    sign = "≥" if metric_named(search.metric).higher_is_better else "≤"
+    bound = f" with {search.metric} {sign} {search.bound:g}" if search.bound is not None else ""
+    title = f"Search: least {search.minimize}{bound}; {_BASES[search.basis]}"
+    columns = candidate_columns(search, "number", *_CANDIDATE, "front", "verdict")
+    console.print(columns.terminal(title, ranked_candidates(search)))
+    pick = "[green]pick[/green]" if search.pick is not None else "[red]no pick[/red]"
+    console.print(f"{pick} {escape(search.reason)}", soft_wrap=True)
+    for line in search.not_in_bundle:
+        console.print(f"[dim]not in the bundle[/dim] {escape(line)}", soft_wrap=True, highlight=False)

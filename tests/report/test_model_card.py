@@ -1,0 +1,75 @@
+"""Model card of a run: protocol, scores of every exit, leaks first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeformer.artifacts.data_warnings import LEAKS
+from edgeformer.artifacts.manifest import RunManifest
+from edgeformer.models import load_recipe, read_recipe_of
+from edgeformer.models.card import model_card
+from edgeformer.run import read_run
+from edgeformer.tasks.language_modeling import LanguageScore
+
+OLD = Path(__file__).resolve().parents[1] / "old_format" / "classifier-v1"
+
+
+def card_of(run: Path, manifest: RunManifest | None = None) -> str:
+    return model_card(manifest or read_run(run), load_recipe(str(run / "recipe.yaml")))
+
+
+def leaking(manifest: RunManifest) -> RunManifest:
+    assert manifest.causality is not None
+    causality = manifest.causality.model_copy(update={"leaks": True, "reach": 17})
+    return manifest.model_copy(update={"leaks": True, "causality": causality})
+
+
+def test_training_and_export_write_the_card(fresh_run: Path) -> None:
+    card = card_of(fresh_run)
+    for folder in ("model", "bundle"):
+        assert (fresh_run / folder / "README.md").read_text(encoding="utf-8") == card
+
+
+def test_protocol_scores_and_overlap(finished_run: Path) -> None:
+    manifest = read_run(finished_run)
+    card = card_of(finished_run)
+    assert manifest.test is not None and f"{manifest.test.accuracy:.4f}" in card
+    assert "random-split" in card and "also training texts" in card
+    real = manifest.model_copy(update={"data": manifest.data.model_copy(update={"synthetic": False})})
+    assert "Synthetic data" not in card_of(finished_run, real)
+
+
+def test_language_model_has_every_exit(finished_language_run: Path) -> None:
+    card, score = card_of(finished_language_run), read_run(finished_language_run).test
+    assert isinstance(score, LanguageScore)
+    for loop, exit_score in score.exits.items():
+        assert f"| loop {loop} " in card and f"{exit_score.perplexity:,.2f}" in card
+    assert f"{score.word_perplexity:,.2f}" in card
+    assert "later tokens change no output" in card and "pipeline_tag: text-generation" in card
+    assert "Synthetic data" in card and "LEAKS" not in card
+
+
+def test_leak_comes_before_every_figure(finished_language_run: Path) -> None:
+    card = card_of(finished_language_run, leaking(read_run(finished_language_run)))
+    assert card.index(LEAKS) < card.index("**Model:**") < card.index("## Scores")
+    assert "tokens up to 17 positions later" in card
+
+
+def test_imported_model_has_no_scores(finished_language_run: Path) -> None:
+    changes: dict[str, Any] = {"steps": 0, "validation": None, "test": None, "tests": {}, "reason": "imported from x"}
+    manifest = leaking(read_run(finished_language_run)).model_copy(update=changes)
+    card = card_of(finished_language_run, manifest)
+    assert "**Training:** not here; imported from x" in card
+    assert "## Scores\n\nNone yet." in card
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_stop_in_mid_epoch(is_stopped: bool) -> None:
+    changes = {"epochs": 0, "best_epoch": None, "reason": "stopped by --max-steps 7", "steps": 7}
+    manifest = read_run(OLD).model_copy(update=changes if is_stopped else {})
+    card = model_card(manifest, read_recipe_of(OLD))
+    assert ("weights of the last step, stopped in mid-epoch, chosen by validation" in card) is is_stopped
+    assert ("weights of epoch" in card) is not is_stopped and "None" not in card

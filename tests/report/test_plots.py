@@ -1,0 +1,191 @@
+"""Pictures of runs and bundles: learning curves, text lengths, sizes; titles that fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from edgeformer.artifacts.data_warnings import LEAKS
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.manifest import BundleManifest
+from edgeformer.artifacts.workspace import BUNDLE_FILE, read_manifest
+from edgeformer.report.canvas import drawing
+from edgeformer.report.plots import draw_bundle, draw_learning_curve, draw_text_lengths
+from edgeformer.report.tables import comparable_scores
+from edgeformer.run import read_run
+from edgeformer.tasks import all_tasks
+from edgeformer.tasks.language_modeling import LanguageScore
+from tests.benchmark.search_cases import artifact, bundle
+from tests.report.made_reports import copy_run
+
+OLD = Path(__file__).resolve().parents[1] / "old_format"
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Every figure that is saved."""
+    saved: list[Figure] = []
+    save = Figure.savefig
+
+    def record(figure: Figure, *arguments: Any, **options: Any) -> None:
+        save(figure, *arguments, **options)
+        saved.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", record)
+    return saved
+
+
+def records_of(run: Path, kind: str) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [record for record in records if record["kind"] == kind]
+
+
+class TestLearningCurve:
+    def test_of_a_classifier(self, finished_run: Path) -> None:
+        path = draw_learning_curve(finished_run)
+        assert path == finished_run / "plots" / "learning_curve.png" and path.stat().st_size > 10_000
+
+    def test_four_panels_of_a_run_with_exits(
+        self, finished_language_run: Path, tmp_path: Path, figures: list[Figure]
+    ) -> None:
+        run = copy_run(finished_language_run, tmp_path / "run")
+        path = draw_learning_curve(run)
+        assert path == run / "plots" / "learning_curve.png" and path.read_bytes().startswith(b"\x89PNG")
+        manifest = read_run(run)
+        score = manifest.validation
+        assert isinstance(score, LanguageScore) and score.early_exit is not None
+        curve, per_exit = figures
+        losses, exits, shares, trade = curve.axes
+        epochs = records_of(run, "epoch")
+        lines = {line.get_label(): list(line.get_ydata()) for line in losses.get_lines()}
+        assert lines["validation, last loop"] == [record["val_loss"] for record in epochs]
+        assert lines["training, weighted over exits"] == [record["train_loss"] for record in epochs]
+        perplexities = [exit_.perplexity for exit_ in score.exits.values()]
+        assert [bar.get_height() for bar in exits.patches] == perplexities
+        assert [bar.get_height() for bar in shares.patches] == list(score.early_exit.share.values())
+        by_loops = trade.get_lines()[0]
+        assert list(by_loops.get_xdata()) == [2, 4] and list(by_loops.get_ydata()) == perplexities
+        assert "not time" in trade.get_xlabel()
+        title = curve.get_suptitle()
+        assert f"{manifest.parameters:,} parameters" in title and "SYNTHETIC" in title and LEAKS not in title
+
+        assert (run / "plots" / "loss_per_exit.png").read_bytes().startswith(b"\x89PNG")
+        training, validation = per_exit.axes
+        for axis in (training, validation):
+            assert [line.get_label() for line in axis.get_lines()] == ["loop 2", "loop 4"]
+        steps = records_of(run, "step")
+        assert list(training.get_lines()[1].get_ydata()) == [record["loss_final"] for record in steps]
+        assert list(training.get_lines()[0].get_ydata()) == [record["loss_exit2"] for record in steps]
+
+    def test_leak_is_in_every_title(self, finished_language_run: Path, tmp_path: Path, figures: list[Figure]) -> None:
+        draw_learning_curve(copy_run(finished_language_run, tmp_path / "run", leaks=True))
+        assert len(figures) == 2
+        assert all(LEAKS in " ".join(figure.get_suptitle().split()) for figure in figures)
+
+    def test_run_without_metrics(self, finished_language_run: Path, tmp_path: Path) -> None:
+        run = copy_run(finished_language_run, tmp_path / "run", validation=None)
+        (run / "metrics.jsonl").write_text("", encoding="utf-8")  # stopped in the first epoch
+        path = draw_learning_curve(run)
+        assert path is not None and path.is_file()
+        (run / "metrics.jsonl").unlink()
+        with pytest.raises(ArtifactError, match=r"metrics\.jsonl: no metrics to draw"):
+            draw_learning_curve(run)
+
+    @pytest.mark.parametrize(("epoch", "is_marked"), [(0.31, True), (1.0, False)])
+    def test_weights_of_a_stop_in_mid_epoch_are_marked(
+        self, tmp_path: Path, figures: list[Figure], epoch: float, is_marked: bool
+    ) -> None:
+        changes = {"epochs": 0, "best_epoch": None, "reason": "stopped by --max-steps 7", "steps": 7}
+        manifest = read_run(OLD / "classifier-v1").model_copy(update=changes)
+        (tmp_path / "run.json").write_text(manifest.model_dump_json(), encoding="utf-8")
+        record = {"kind": "epoch", "step": 7, "epoch": epoch, "train_loss": 0.7, "val_loss": 0.6, "val_accuracy": 0.625}
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+        draw_learning_curve(tmp_path)
+        labels = [line.get_label() for axis in figures[0].axes for line in axis.get_lines()]
+        assert ("kept: 0.6250" in labels) is is_marked
+
+    def test_of_an_old_run(self, tmp_path: Path) -> None:
+        run = Path(shutil.copytree(OLD / "language-v1", tmp_path / "run"))
+        assert draw_learning_curve(run) == run / "plots" / "learning_curve.png"
+        assert (run / "plots" / "loss_per_exit.png").is_file()
+
+
+class TestBundle:
+    def test_picture_compares_the_same_scores_as_the_table(self, tmp_path: Path) -> None:
+        all_tasks()
+        manifest = read_manifest(BundleManifest, OLD / "language-v1" / "bundle" / BUNDLE_FILE)
+        scores, _ = comparable_scores(manifest)
+        assert "onnx-fp32" in scores and "onnx-fp32-decode" not in scores
+        path = draw_bundle(manifest, tmp_path / "bundle.png")
+        assert path is not None and path.is_file()
+
+    @pytest.mark.parametrize(
+        ("weights", "label"),
+        [(None, "size (MiB)"), ("w", "size (MiB), with its share of the weights file beside it")],
+    )
+    def test_axis_says_what_the_sizes_include(
+        self, tmp_path: Path, figures: list[Figure], weights: str | None, label: str
+    ) -> None:
+        entry = artifact("onnx-fp32", weights_file=weights)
+        draw_bundle(bundle(entry), tmp_path / "bundle.png")
+        assert figures[0].axes[0].get_xlabel() == label
+
+
+def test_text_lengths(tmp_path: Path, figures: list[Figure]) -> None:
+    run = Path(shutil.copytree(OLD / "classifier-v1", tmp_path / "run"))
+    assert draw_text_lengths(run) is None, "runs of earlier versions have no word counts"
+    manifest = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    sets = list(manifest["data"]["rows"])
+    words = {"min": 1, "median": 7.0, "mean": 9.5, "edges": [0, 2, 4, 6], "texts": [5, 3, 16]}
+    manifest["data"]["text_words"] = {name: {**words, "max": 52 if name == "train" else 5} for name in sets}
+    (run / "run.json").write_text(json.dumps(manifest), encoding="utf-8")
+    path = draw_text_lengths(run)
+    assert path == run / "plots" / "text_lengths.png" and path.is_file()
+    for axis, name in zip(figures[0].axes, sets, strict=True):
+        assert [bar.get_height() for bar in axis.patches] == [5, 3, 16]
+        assert [bar.get_x() for bar in axis.patches] == [-0.5, 1.5, 3.5], "bars are centred on whole numbers"
+        title = axis.get_title()
+        assert title.startswith(f"{name} · 24 texts\n1 to {52 if name == 'train' else 5} words, median 7, mean 9.5\n")
+        assert all(label in title for label in manifest["data"]["label_rows"][name])
+        assert [text.get_text() for text in axis.texts] == (["≥ 4"] if name == "train" else [])
+
+
+LONG_TITLE = "crt_deep · SYNTHETIC data: says nothing about real text · split 1 of 5, seed 42, rows in order · " * 3
+LONG_NAME = "a_run_that_is_named_after_every_setting_in_its_recipe_" * 4
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "small · 41,250 parameters",
+        LONG_TITLE,
+        LONG_NAME,
+        f"{LONG_NAME} {LONG_TITLE}",
+        "from $1 to $2",
+        "a\x1b[31m b",
+        "w" * 400,
+    ],
+)
+@pytest.mark.parametrize(("panels", "size"), [(1, (7.0, 3.6)), (4, (17.5, 4.1))])
+def test_figure_grows_with_the_lines_of_its_title(
+    title: str, panels: int, size: tuple[float, float], tmp_path: Path, figures: list[Figure]
+) -> None:
+    with drawing(tmp_path / "a.png", title, panels, size) as axes:
+        for axis in axes:
+            axis.plot([1, 2], [1, 2])
+    (figure,) = figures
+    lines = figure.get_suptitle()
+    assert "".join(lines.split()) == "".join(title.replace("\x1b", "\ufffd").split()), "no character is lost"
+    (suptitle,) = figure.texts
+    box, text = figure.bbox, suptitle.get_window_extent()
+    assert text.x0 >= 0 and text.x1 <= box.width and text.y0 >= 0 and text.y1 <= box.height
+    assert all(axis.get_window_extent().y1 <= text.y0 for axis in figure.axes), "it covers no axes"
+    breaks = lines.count("\n")
+    assert (breaks > 0) if len(title) > 200 else (breaks == 0)
+    assert figure.get_figheight() == pytest.approx(size[1] + breaks * 11 * 1.2 / 72)
+    assert figure.axes[0].get_window_extent().height > 0.5 * size[1] * figure.dpi
