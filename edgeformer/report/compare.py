@@ -1,186 +1,141 @@
-"""Two profile reports side by side: the rows that both have, their ratio, and whether it is more than noise."""
+"""Two reports side by side, row by row, and runs side by side from their manifests, bundles and reports."""
 
 from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from edgeformer.artifacts.data_warnings import LEAKS
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import RunManifest
+from edgeformer.artifacts.manifest import BundleManifest, RunManifest
 from edgeformer.artifacts.report import Latency, Report, Row, read_report
 from edgeformer.artifacts.units import markdown
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.report.columns import DASH, Column, Columns
-from edgeformer.report.context import latency_text as latency_words
-from edgeformer.report.context import thread_text as thread_words
+from edgeformer.report.context import latency_text, thread_text
 from edgeformer.run import Location, read_run
 from edgeformer.runtimes import default_provider, provider_facts, provider_of
 from edgeformer.tasks import task_named
 
+Style = Literal["plain", "markdown", "csv"]
+Record = dict[str, Any]
+
 RUN_TO_RUN = 0.10
-"""Two runs of the same measurement may differ by this much: what a row that is called stable promises."""
+"""Two runs of the same measurement may differ by this much; rows called stable keep to it."""
+_MEDIAN_INTERVAL = 1.96 * math.sqrt(math.pi / 2)
+"""Half the 95 % interval of a median, in standard deviations / √n."""
 
-_IN_BROWSERS = "onnxruntime-web"
 
-_OF_A_MEDIAN = 1.96 * math.sqrt(math.pi / 2)
-"""Half the 95 % interval of a median, in standard deviations over √n."""
+# Two reports
 
 
 def report_of(location: Location, device: str) -> Report:
-    """The report of a run for a device.
-
-    Args:
-        location: the run, or a bundle without one.
-        device: the profile's name.
-
-    Raises:
-        ArtifactError: there is none.
-    """
+    """Return the report of a run or bundle for a device. Raises ArtifactError if there is none."""
     path = location.reports / f"{device}.json"
-    if not path.is_file():
-        made = f"make it: edgeformer profile {location.argument} --device {device}"
-        others = sorted(other.name for other in location.reports.glob(f"{glob.escape(device)}-*.json"))
-        if others:
-            made += f"; or compare files: those there answer other questions ({', '.join(others)})"
-        raise ArtifactError(f"{path.parents[1]}: has no report for {device}; {made}")
-    return read_report(path)
+    if path.is_file():
+        return read_report(path)
+    remedy = f"make it: edgeformer profile {location.argument} --device {device}"
+    others = sorted(other.name for other in location.reports.glob(f"{glob.escape(device)}-*.json"))
+    if others:
+        remedy += f"; or compare files: those there answer other questions ({', '.join(others)})"
+    raise ArtifactError(f"{path.parents[1]}: has no report for {device}; {remedy}")
 
 
 def compare_reports(first: Report, second: Report) -> Record:
-    """Every row of both, matched by artifact, where, phase, batch and sequence length.
+    """Compare every row of two reports, matched by artifact, where, phase, batch and sequence length.
 
-    Where a report has several rows of one shape (a sweep over threads or runtimes), these tell rows apart too.
+    If a report has several rows of one shape (thread counts or runtimes), provider and threads are matched too.
 
     Args:
         first: report A.
-        second: report B, of which it is said whether it is slower or faster.
+        second: report B, which is called slower or faster.
 
     Returns:
-        ``a`` and ``b`` (what each report is), ``notes``, and ``rows``: the shape, ``a_ms`` and ``b_ms`` (p50), their
-        ``ratio`` b/a, ``noise`` (smallest relative difference that says something), ``mark`` and ``status`` of both.
+        ``a`` and ``b`` (the reports), ``notes``, and ``rows``: the shape, ``a_ms`` and ``b_ms`` (p50), their ``ratio``
+        b/a, ``noise`` (smallest significant relative difference), ``mark`` and ``status`` of both.
     """
     names = ["artifact", "where", "phase", "batch", "seq"]
-    if any(len({_key(row, names) for row in report.rows}) < len(report.rows) for report in (first, second)):
+
+    def key(row: Row) -> tuple[tuple[str, object], ...]:
+        return tuple((name, getattr(row, name)) for name in names)
+
+    if any(len(set(map(key, report.rows))) < len(report.rows) for report in (first, second)):
         names += ["provider", "threads"]
-    ours, theirs = ({_key(row, names): row for row in report.rows} for report in (first, second))
-    return {
-        "a": _about(first),
-        "b": _about(second),
-        "rows": [dict(key) | _pair(ours.get(key), theirs.get(key)) for key in {**ours, **theirs}],
-        "notes": _notes(first, second),
-    }
+    rows_a, rows_b = ({key(row): row.latency_ms for row in report.rows} for report in (first, second))
+    rows = []
+    for shape in {**rows_a, **rows_b}:
+        a, b = rows_a.get(shape), rows_b.get(shape)
+        ratio, noise, mark = _compare_latency(a, b)
+        sides = {"a": a, "b": b}
+        rows.append(
+            {
+                **dict(shape),
+                **{f"{side}_status": latency.status if latency else None for side, latency in sides.items()},
+                **{f"{side}_ms": latency.p50 if latency else None for side, latency in sides.items()},
+                "ratio": ratio,
+                "noise": noise,
+                "mark": mark,
+                **{f"{side}_shown": latency_text(latency) if latency else DASH for side, latency in sides.items()},
+            }
+        )
+    facts_a, facts_b = _conditions(first), _conditions(second)
+    notes = [f"{name}: {fact} and {facts_b[name]}" for name, fact in facts_a.items() if fact != facts_b[name]]
+    return {"a": _identity(first), "b": _identity(second), "rows": rows, "notes": notes}
 
 
-def _about(report: Report) -> Record:
-    # Of the machine, not of the device that it was judged for: one machine has one name in both reports.
+def _identity(report: Report) -> Record:
+    # The machine, not the device that it was judged for: one machine has one name in both reports.
     parts = [report.host.get(part) for part in ("cpu", "gpu")]
     host = " with ".join(str(part) for part in parts if part) or report.device_title
     return {"run": report.run, "device": report.device, "measured_on": host, "created": report.created}
 
 
-def _key(row: Row, names: Sequence[str]) -> tuple[tuple[str, object], ...]:
-    return tuple((name, getattr(row, name)) for name in names)
-
-
-def _pair(a: Row | None, b: Row | None) -> Record:
-    sides = {"a": a.latency_ms if a else None, "b": b.latency_ms if b else None}
-    ratio, noise, mark = _ratio(sides["a"], sides["b"])
+def _conditions(report: Report) -> Record:
+    """Return what should be equal in two reports, by the note for when it is not."""
+    versions = report.host.get("versions")
+    versions = versions if isinstance(versions, dict) else {}
+    providers = {provider_facts(row.provider).label for row in report.rows if row.latency_ms.status == "measured"}
     return {
-        **{f"{side}_status": latency.status if latency else None for side, latency in sides.items()},
-        **{f"{side}_ms": latency.p50 if latency else None for side, latency in sides.items()},
-        "ratio": ratio,
-        "noise": noise,
-        "mark": mark,
-        **{f"{side}_shown": latency_words(latency) if latency else DASH for side, latency in sides.items()},
+        "measured on different machines": report.host.get("cpu"),
+        "judged for different devices": report.device,
+        "measured with different threads": report.host.get("threads"),
+        "measured with different versions of ONNX Runtime": versions.get(
+            "onnxruntime-web", versions.get("onnxruntime")
+        ),
+        "computed by different providers": " and ".join(sorted(providers)) or "nothing",
     }
 
 
-def _ratio(a: Latency | None, b: Latency | None) -> tuple[float | None, float | None, str]:
-    """Ratio b/a, the noise that it is held against, and a word: faster, slower, noise, or why neither."""
+def _compare_latency(a: Latency | None, b: Latency | None) -> tuple[float | None, float | None, str]:
+    """Return the ratio b/a, the noise, and a mark: faster, slower, within the noise, or why none of these."""
     if a is None or b is None:
         return None, None, "only in one report"
     if not a.p50 or not b.p50:
         return None, None, "a time is not known"
     ratio = b.p50 / a.p50
+    direction = "slower" if ratio > 1 else "faster"
     if a.status != b.status:
         return ratio, None, "an estimate beside a measurement"
     if a.status == "estimated":
-        return ratio, None, _estimates(a, b, ratio)
-    sampling = _OF_A_MEDIAN * math.hypot(*((latency.cv or 0.0) / math.sqrt(max(1, latency.n)) for latency in (a, b)))
-    noise = max(RUN_TO_RUN, sampling)
+        if a.low is None or a.high is None or b.low is None or b.high is None:
+            return ratio, None, "estimates without a range"
+        overlap = a.high >= b.low and b.high >= a.low
+        return ratio, None, "within the estimates' ranges" if overlap else f"estimated {direction}"
     if a.n <= 1 or b.n <= 1:
         return ratio, None, "one call each: no spread is known"
+    sampling = _MEDIAN_INTERVAL * math.hypot(*((latency.cv or 0.0) / math.sqrt(latency.n) for latency in (a, b)))
+    noise = max(RUN_TO_RUN, sampling)
     if a.stable is False or b.stable is False:
         return ratio, noise, "not stable"
-    # Of the larger over the smaller, so that it does not matter which report comes first.
-    if max(ratio, 1 / ratio) - 1 < noise:
-        return ratio, noise, "within the noise"
-    return ratio, noise, "slower" if ratio > 1 else "faster"
+    # Larger over smaller: the order of the reports does not matter.
+    return ratio, noise, "within the noise" if max(ratio, 1 / ratio) - 1 < noise else direction
 
 
-def _estimates(a: Latency, b: Latency, ratio: float) -> str:
-    if None in (a.low, a.high, b.low, b.high):
-        return "estimates without a range"
-    apart = (a.high or 0) < (b.low or 0) or (b.high or 0) < (a.low or 0)
-    return f"estimated {'slower' if ratio > 1 else 'faster'}" if apart else "within the estimates' ranges"
-
-
-def _notes(first: Report, second: Report) -> list[str]:
-    sides = [
-        {
-            "measured on different machines": report.host.get("cpu"),
-            "judged for different devices": report.device,
-            "measured with different threads": report.host.get("threads"),
-            "measured with different versions of ONNX Runtime": _runtime_version(report),
-            "computed by different providers": _providers(report),
-        }
-        for report in (first, second)
-    ]
-    return [f"{what}: {a} and {b}" for (what, a), b in zip(sides[0].items(), sides[1].values(), strict=True) if a != b]
-
-
-def _runtime_version(report: Report) -> object:
-    """As a browser or this machine had it; None: the report does not say."""
-    versions = report.host.get("versions")
-    return versions.get(_IN_BROWSERS, versions.get("onnxruntime")) if isinstance(versions, dict) else None
-
-
-def _providers(report: Report) -> str:
-    """What computed the rows that were measured."""
-    found = {provider_facts(row.provider).label for row in report.rows if row.latency_ms.status == "measured"}
-    return " and ".join(sorted(found)) or "nothing"
-
-
-def format_pairs(compared: Record, style: Style) -> str:
-    """The comparison as text; CSV holds the rows only, every figure in full.
-
-    Args:
-        compared: of :func:`compare_reports`.
-        style: how the table is written.
-    """
-    rows = compared["rows"]
-    if style == "csv":
-        names = dict.fromkeys(name for row in rows for name in row if name not in ("a_shown", "b_shown"))
-        return Columns.of_records(names).csv(rows).rstrip("\n")
-    table = (
-        (_PAIRS.markdown(rows) if style == "markdown" else _PAIRS.plain(rows)) if rows else "The reports hold no rows."
-    )
-    lines = [
-        f"{side.upper()}: {about['run']} for {about['device']}, measured on {about['measured_on']}, {about['created']}"
-        for side, about in (("a", compared["a"]), ("b", compared["b"]))
-    ]
-    lines += [f"note: {note}" for note in compared["notes"]]
-    head = "\n".join(f"- {markdown(line)}" for line in lines) if style == "markdown" else "\n".join(lines)
-    return f"{head}\n\n{table}"
-
-
-def _name(row: Record) -> str:
-    threads = f", {thread_words(row['threads'])}" if row.get("threads") is not None else ""
+def _row_name(row: Record) -> str:
+    threads = f", {thread_text(row['threads'])}" if row.get("threads") is not None else ""
     return f"{row['artifact']} {row['batch']} × {row['seq']}{threads}"
 
 
@@ -190,7 +145,7 @@ def _formatted(name: str, layout: str) -> Any:
 
 _PAIRS: Columns[Record] = Columns(
     [
-        Column("row", _name, heading=""),
+        Column("row", _row_name, heading=""),
         Column("where", itemgetter("where")),
         Column("phase", itemgetter("phase")),
         Column("a", itemgetter("a_shown"), heading="A, p50", number=True),
@@ -202,185 +157,151 @@ _PAIRS: Columns[Record] = Columns(
 )
 
 
-# Runs side by side, from their manifests, bundles and reports.
+def format_pairs(compared: Record, style: Style) -> str:
+    """Format the result of :func:`compare_reports`; CSV has the rows only, with all digits."""
+    rows, is_markdown = compared["rows"], style == "markdown"
+    if style == "csv":
+        names = dict.fromkeys(name for row in rows for name in row if name not in ("a_shown", "b_shown"))
+        return Columns.of_records(names).csv(rows).rstrip("\n")
+    lines = [
+        f"{side.upper()}: {report['run']} for {report['device']}, measured on {report['measured_on']}, "
+        f"{report['created']}"
+        for side, report in (("a", compared["a"]), ("b", compared["b"]))
+    ]
+    lines += [f"note: {note}" for note in compared["notes"]]
+    head = "\n".join(f"- {markdown(line)}" if is_markdown else line for line in lines)
+    table = "The reports hold no rows."
+    if rows:
+        table = _PAIRS.markdown(rows) if is_markdown else _PAIRS.plain(rows)
+    return f"{head}\n\n{table}"
 
 
-Style = Literal["plain", "markdown", "csv"]
-Record = dict[str, Any]
-_IN_F1 = ("precision", "recall")
-"""F1 says both, in one line."""
+# Runs
 
 
 def run_records(locations: Sequence[Location]) -> list[Record]:
-    """Figures of runs; one that a run does not have is None. Sizes in bytes, times in ms on their host.
+    """Return figures of runs, or of bundles without a run; sizes in bytes, times in ms on their host.
 
-    A time's name has the provider where that is not the usual one, and the threads where the runs' times are of several
-    numbers of them: what has one name was measured in one way.
-
-    Args:
-        locations: of the runs, or of bundles without their run.
+    The name of a time has the provider if it is not the artifact's usual one, and the threads if the runs were measured
+    with different thread counts: times of one name were measured in one way.
     """
-    timed = [_timed(location) for location in locations]
-    counts = {row.threads for one in timed for row in one.rows if row.threads is not None}
-    return [
-        _told(location) | one.record(threads=len(counts) > 1) for location, one in zip(locations, timed, strict=True)
+    manifests = [location.open_bundle().manifest if location.bundle is not None else None for location in locations]
+    reports = [_newest_reports(*pair) for pair in zip(locations, manifests, strict=True)]
+    rows = [
+        [
+            row
+            for _, report in of_host
+            for row in report.rows
+            if row.where == "host" and row.phase != "cold" and row.latency_ms.status == "measured"
+        ]
+        for of_host, _ in reports
     ]
-
-
-def _told(location: Location) -> Record:
-    """What the manifests of a run and its bundle say."""
-    record: Record = {"run": location.name}
-    if location.run is not None:
-        manifest = read_run(location.run)
-        record["split"] = manifest.data.split + (" (SYNTHETIC)" if manifest.data.synthetic else "")
-        record["parameters"] = manifest.parameters
-        record |= {**_scores(manifest), "train_seconds": manifest.seconds}
-    if location.bundle is not None:
-        bundle = location.open_bundle().manifest
-        record.setdefault("parameters", bundle.parameters)
-        record |= {f"{a.id}_bytes": a.size_bytes for a in bundle.artifacts}
-    return record
-
-
-def _scores(manifest: RunManifest) -> Record:
-    """Of the test set and its exits, then the metric on the others. A leak is said beside the figures it spoils."""
-    task, test = task_named(manifest.task), manifest.test
-    name = task.metric.name
-    others = [column.key for column in task.columns if column.key not in (name, "n", "loss", *_IN_F1)]
-    keys = (name, *others, "loss")
-    exits: Record = {}
-    if test is not None and test.by_exit:
-        exits = {f"{name}_exit{loop}": getattr(test.by_exit[loop], name, None) for loop in list(test.by_exit)[:-1]}
-        exits[f"{name}_early_exit"] = getattr(test.leaving_early, name, None)
-        exits["early_exit_mean_loops"] = getattr(test.leaving_early, "mean_loops", None)
-    return {
-        **({"caution": LEAKS} if manifest.leaks else {}),
-        **{key: getattr(test, key, None) for key in keys},
-        **exits,
-        **{f"{name}_{other}": task.metric.of(score) for other, score in list(manifest.tests.items())[1:]},
-    }
-
-
-class _Measured(NamedTuple):
-    """What a run's scores are scores of."""
-
-    task: str
-    labels: str
-    data: str
-
-
-def score_note(locations: Sequence[Location]) -> str | None:
-    """Why the scores of these runs do not rank them: other tasks, labels or test data; None: they are of the same.
-
-    Args:
-        locations: of the runs; bundles without their run have no scores.
-    """
-    runs = [(location.name, read_run(location.run)) for location in locations if location.run is not None]
-    found = [(name, _measured(manifest)) for name, manifest in runs if manifest.tests]
-    for field, called in zip(_Measured._fields, ("tasks", "labels", "test sets"), strict=True):
-        values = [(name, getattr(measured, field)) for name, measured in found]
-        if len({value for _, value in values}) > 1:
-            shown = "; ".join(f"{name}: {value}" for name, value in values)
-            return f"scores do not rank these runs, whose {called} differ: {shown}"
-    return None
-
-
-def _measured(manifest: RunManifest) -> _Measured:
-    data, test = manifest.data, next(iter(manifest.tests))
-    of, rows = data.fingerprints.get(test, data.fingerprint)[:8], data.rows.get(test, 0)
-    labels = dict.fromkeys(label for by_label in data.label_rows.values() for label in by_label)
-    return _Measured(manifest.task, ", ".join(labels), f"{test}, {rows:,} rows, sha256 {of}")
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """What the reports of a run measured on one host.
-
-    Attributes:
-        host: that of the newest report.
-        rows: the newest ones last, which win where several are of the same; measured, never estimated.
-        usual: artifact → the provider that need not be named; another one is ONNX Runtime's of processors.
-        left_out: reports of other hosts, in words.
-    """
-
-    host: Mapping[str, Any]
-    rows: Sequence[Row]
-    usual: Mapping[str, str]
-    left_out: Sequence[str]
-
-    def record(self, threads: bool) -> Record:
-        """The figures; ``threads``: name their number in each."""
-        found: Record = {"measured_on": self.host.get("cpu")} if self.host else {}
-        if self.left_out:
-            found["reports_left_out"] = "; ".join(self.left_out)
-        for row in self.rows:
-            usual = row.provider == (self.usual.get(row.artifact) or default_provider("cpu"))
+    has_several_threads = len({row.threads for of_run in rows for row in of_run if row.threads is not None}) > 1
+    records = []
+    for location, bundle, (of_host, others), of_run in zip(locations, manifests, reports, rows, strict=True):
+        record: Record = {"run": location.name}
+        if location.run is not None:
+            manifest = read_run(location.run)
+            record["split"] = manifest.data.split + (" (SYNTHETIC)" if manifest.data.synthetic else "")
+            record["parameters"] = manifest.parameters
+            record |= {**_scores(manifest), "train_seconds": manifest.seconds}
+        if bundle is not None:
+            record.setdefault("parameters", bundle.parameters)
+            record |= {f"{artifact.id}_bytes": artifact.size_bytes for artifact in bundle.artifacts}
+        if of_host and of_host[-1][1].host:
+            record["measured_on"] = of_host[-1][1].host.get("cpu")
+        if others:
+            record["reports_left_out"] = "; ".join(f"{name}, of {_machine(report)}" for name, report in others)
+        usual = {a.id: provider_of(a, kind="cpu") for a in bundle.artifacts} if bundle is not None else {}
+        for row in of_run:  # newer rows replace older ones
+            is_usual = row.provider == (usual.get(row.artifact) or default_provider("cpu"))
+            threads = f"{row.threads}threads" if has_several_threads and row.threads is not None else ""
             parts = [row.artifact, "decode" if row.phase == "decode" else "", f"{row.batch}x{row.seq}"]
-            parts += ["" if usual else row.provider]
-            parts += [f"{row.threads}threads" if threads and row.threads is not None else ""]
-            parts += ["" if row.latency_ms.stable else "unstable"]
-            found["_".join([*filter(None, parts), "p50_ms"])] = row.latency_ms.p50
-        return found
+            parts += ["" if is_usual else row.provider, threads, "" if row.latency_ms.stable else "unstable"]
+            record["_".join([*filter(None, parts), "p50_ms"])] = row.latency_ms.p50
+        records.append(record)
+    return records
 
 
-def _timed(location: Location) -> _Timed:
-    manifest = location.open_bundle().manifest if location.bundle is not None else None
-    reports: list[tuple[str, Report]] = []
-    # Not those with a dot in front, which a killed process left unfinished.
-    for path in sorted(location.reports.glob("[!.]*.json")):
+NamedReport = tuple[str, Report]
+
+
+def _newest_reports(location: Location, bundle: BundleManifest | None) -> tuple[list[NamedReport], list[NamedReport]]:
+    """Return the reports of the machine that measured last, oldest first, and those of other machines."""
+    reports = []
+    for path in sorted(location.reports.glob("[!.]*.json")):  # a leading dot: a temporary file
         try:
             report = read_manifest(Report, path)
         except ArtifactError:
             continue
-        if manifest is None or report.created >= manifest.created:  # else of an earlier bundle
+        if bundle is None or report.created >= bundle.created:  # else it measured an earlier bundle
             reports.append((path.name, report))
     reports.sort(key=lambda named: named[1].created)
-    host = reports[-1][1].host if reports else {}
-    there = [report for _, report in reports if _machine(report.host) == _machine(host)]
-    rows = [row for report in there for row in report.rows if row.where == "host" and row.phase != "cold"]
-    return _Timed(
-        host=host,
-        rows=[row for row in rows if row.latency_ms.status == "measured"],
-        usual={one.id: provider_of(one, kind="cpu") for one in manifest.artifacts} if manifest is not None else {},
-        left_out=[
-            f"{name}, of {_machine(report.host)}" for name, report in reports if _machine(report.host) != _machine(host)
-        ],
-    )
+    machine = _machine(reports[-1][1]) if reports else ""
+    of_host = [named for named in reports if _machine(named[1]) == machine]
+    return of_host, [named for named in reports if _machine(named[1]) != machine]
 
 
-def _machine(host: Mapping[str, Any]) -> str:
-    """A host in words, by which two reports' are told apart."""
-    return f"{host.get('cpu')} with {host.get('cores')} cores ({host.get('system')})"
+def _machine(report: Report) -> str:
+    return f"{report.host.get('cpu')} with {report.host.get('cores')} cores ({report.host.get('system')})"
+
+
+def _scores(manifest: RunManifest) -> Record:
+    """Return the scores of the test set and its exits, and the metric on the other test sets; a leak first."""
+    task, test = task_named(manifest.task), manifest.test
+    name = task.metric.name
+    # F1 summarises precision and recall.
+    others = [column.key for column in task.columns if column.key not in (name, "n", "loss", "precision", "recall")]
+    record: Record = {"caution": LEAKS} if manifest.leaks else {}
+    record |= {key: getattr(test, key, None) for key in (name, *others, "loss")}
+    if test is not None and test.by_exit:
+        exits = list(test.by_exit.items())[:-1]
+        record |= {f"{name}_exit{loop}": getattr(score, name, None) for loop, score in exits}
+        record[f"{name}_early_exit"] = getattr(test.leaving_early, name, None)
+        record["early_exit_mean_loops"] = getattr(test.leaving_early, "mean_loops", None)
+    return record | {f"{name}_{other}": task.metric.of(score) for other, score in list(manifest.tests.items())[1:]}
+
+
+def score_note(locations: Sequence[Location]) -> str | None:
+    """Return why the scores of these runs do not rank them (other tasks, labels or test data); None if they do."""
+    facts: dict[str, list[tuple[str, str]]] = {"tasks": [], "labels": [], "test sets": []}
+    for location in locations:
+        if location.run is None or not (manifest := read_run(location.run)).tests:
+            continue
+        data, test = manifest.data, next(iter(manifest.tests))
+        labels = dict.fromkeys(label for by_label in data.label_rows.values() for label in by_label)
+        sha256 = data.fingerprints.get(test, data.fingerprint)[:8]
+        facts["tasks"].append((location.name, manifest.task))
+        facts["labels"].append((location.name, ", ".join(labels)))
+        facts["test sets"].append((location.name, f"{test}, {data.rows.get(test, 0):,} rows, sha256 {sha256}"))
+    for name, values in facts.items():
+        if len({value for _, value in values}) > 1:
+            differing = "; ".join(f"{run}: {value}" for run, value in values)
+            return f"scores do not rank these runs, whose {name} differ: {differing}"
+    return None
 
 
 def format_comparison(rows: Sequence[Record], style: Style) -> str:
-    """Figures down, runs across; CSV keeps one run per line for spreadsheets.
-
-    Args:
-        rows: of :func:`run_records`.
-        style: how the table is written.
-    """
+    """Format the records of :func:`run_records`: figures down, runs across; in CSV a run per line."""
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))
-    figures.sort(key=lambda figure: figure != "caution")  # on top, whichever run brings it
+    figures.sort(key=lambda figure: figure != "caution")
     if style == "csv":
         return Columns.of_records(["run", *figures]).csv(rows).rstrip("\n")
-    columns: Columns[str] = Columns([Column("figure", str, heading="", text=_label), *map(_of_run, rows)])
+
+    def label(figure: str) -> str:
+        return figure.replace("_bytes", " (MiB)").replace("_p50_ms", " p50 (ms)").replace("_", " ")
+
+    def run_column(row: Record) -> Column[str]:
+        def text(figure: str) -> str:
+            value = row.get(figure)
+            if isinstance(value, int):
+                return f"{value / 2**20:.2f}" if figure.endswith("_bytes") else f"{value:,}"
+            if isinstance(value, float):
+                places = 0 if figure == "train_seconds" else 4 if abs(value) < 10 else 2
+                return f"{value:.{places}f}"
+            return DASH if value is None else str(value)
+
+        return Column("run", row.get, heading=str(row["run"]), text=text, number=True)
+
+    columns: Columns[str] = Columns([Column("figure", str, heading="", text=label), *map(run_column, rows)])
     return columns.markdown(figures) if style == "markdown" else columns.plain(figures)
-
-
-def _of_run(row: Record) -> Column[str]:
-    return Column("run", row.get, heading=str(row["run"]), text=lambda name: _shown(name, row.get(name)), number=True)
-
-
-def _label(figure: str) -> str:
-    return figure.replace("_bytes", " (MiB)").replace("_p50_ms", " p50 (ms)").replace("_", " ")
-
-
-def _shown(figure: str, value: object) -> str:
-    if value is None:
-        return DASH
-    if isinstance(value, int):
-        return f"{value / 2**20:.2f}" if figure.endswith("_bytes") else f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.0f}" if figure == "train_seconds" else f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
-    return str(value)

@@ -42,7 +42,7 @@ class Tab:
         self._browser, self._session, self._context = browser, session, context
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        for domain in ("Page", "Runtime", "Log", "ModelAdapter"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
