@@ -1,4 +1,4 @@
-"""Terminal tables of predictions: of some texts at once, or of any number of them, line by line as they come."""
+"""Terminal tables of predictions: of a few texts, of a stream of texts, and of similarities between texts."""
 
 from __future__ import annotations
 
@@ -15,112 +15,108 @@ from edgeformer.artifacts.units import visible
 from edgeformer.inference.similarity import Similarities
 from edgeformer.report.columns import DASH, Column, Columns
 
-MOST_CHARACTERS = 200
-"""Of a text in a table; what is behind them is in JSON."""
-_LEAST_WIDTH = 20
-"""Of the texts in a narrow terminal."""
-_GIVEN = ("text", "pair")
-_NOT_IN_LINES = (*_GIVEN, "truncated", ERROR)
+MAX_TEXT = 200
+"""Characters of a text in a table; JSON has the full text."""
+MAX_MATRIX = 10
+"""Texts of a similarity matrix; more texts are shown each with its nearest neighbour."""
+_MIN_TEXT_WIDTH = 20
+_INPUTS = ("text", "pair")
+_NOT_STREAMED = (*_INPUTS, "truncated", ERROR)
+
+
+def _input_text(prediction: Mapping[str, Any]) -> str:
+    return " ⁄ ".join(str(prediction[key]) for key in _INPUTS if key in prediction)
 
 
 def prediction_table(name: str, artifact: str, predictions: Sequence[dict[str, Any]]) -> Table:
-    """Label and probability per text; in place of them why there is none.
+    """Return label and probability per text, or why there is none.
 
     Args:
         name: of the run or bundle.
-        artifact: that answered.
-        predictions: as JSON has them.
+        artifact: that computed the predictions.
+        predictions: as in the JSON output.
     """
 
     def label(prediction: Mapping[str, Any]) -> Text:
         return Text(prediction["label"], "bold") if prediction.get("label") else Text(DASH)
 
-    def given(prediction: Mapping[str, Any]) -> Text:
+    def probability(prediction: Mapping[str, Any]) -> str:
+        return f"{prediction['probability']:.3f}" if "probability" in prediction else DASH
+
+    def text(prediction: Mapping[str, Any]) -> Text:
+        line = _input_text(prediction)
+        line = line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
         note = (" (cut to the model's length)", "yellow")
-        return Text.assemble(_shortened(_in_one(prediction)), *([note] if prediction.get("truncated") else []))
+        return Text.assemble(line, *([note] if prediction.get("truncated") else []))
 
     columns: Columns[dict[str, Any]] = Columns(
         [
             Column("label", methodcaller("get", "label"), text=label),
-            Column("probability", methodcaller("get", "probability"), text=_probability, number=True),
+            Column("probability", methodcaller("get", "probability"), text=probability, number=True),
             Column("loops", methodcaller("get", "loops"), number=True),
-            Column("text", itemgetter("text"), text=given),
-            Column(ERROR, methodcaller("get", ERROR), text=lambda found: Text(found.get(ERROR, ""), "red")),
+            Column("text", itemgetter("text"), text=text),
+            Column(ERROR, methodcaller("get", ERROR), text=lambda prediction: Text(prediction.get(ERROR, ""), "red")),
         ]
     )
-    return columns.known_in(predictions, "loops", ERROR).terminal(f"{name} · {artifact}", predictions)
-
-
-def _probability(prediction: Mapping[str, Any]) -> str:
-    return f"{prediction['probability']:.3f}" if "probability" in prediction else DASH
-
-
-def _in_one(prediction: Mapping[str, Any]) -> str:
-    return " ⁄ ".join(str(prediction[key]) for key in _GIVEN if key in prediction)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
+    return columns.drop_empty(predictions, "loops", ERROR).terminal(f"{name} · {artifact}", predictions)
 
 
 class PredictionLines:
-    """A table of any length: the widths are fixed before the first row, one line each, texts cut to what is left.
+    """Table of any length, a line per row: widths are fixed before the first row, texts are cut to the rest.
 
     Args:
         stream: for UTF-8 text.
         title: above the table.
         example: a row with every column.
-        width: of a line, in characters of a terminal.
+        width: of the terminal, in characters.
     """
 
     def __init__(self, stream: BinaryIO, title: str, example: Row, width: int) -> None:
         self._stream = stream
-        self._widths = {
-            name: max(len(name), _widest(name, value, example))
-            for name, value in example.items()
-            if name not in _NOT_IN_LINES and not isinstance(value, (dict, list)) and value is not None
-        }
-        taken = sum(column + 2 for column in self._widths.values())
-        self._room = max(_LEAST_WIDTH, width - taken)
-        numbers = {name for name in self._widths if isinstance(example[name], (int, float))}
-        heads = [f"{name:{'>' if name in numbers else '<'}{column}}" for name, column in self._widths.items()]
-        rules = ["─" * column for column in (*self._widths.values(), self._room)]
-        self._say([visible(title), "  ".join([*heads, "text"]), "  ".join(rules)])
+        self._widths: dict[str, int] = {}
+        labels = example.get("probabilities")
+        for name, value in example.items():
+            if name in _NOT_STREAMED or value is None or isinstance(value, (dict, list)):
+                continue
+            if not isinstance(value, str):
+                cells = 6
+            elif isinstance(labels, dict):  # the value is a label
+                cells = min(40, max(cell_len(str(label)) for label in labels))
+            else:
+                cells = 12
+            self._widths[name] = max(len(name), cells)
+        self._text_width = max(_MIN_TEXT_WIDTH, width - sum(column + 2 for column in self._widths.values()))
+        headings = [
+            f"{name:{'>' if isinstance(example[name], (int, float)) else '<'}{column}}"
+            for name, column in self._widths.items()
+        ]
+        rules = ["─" * column for column in (*self._widths.values(), self._text_width)]
+        self._write_lines([visible(title), "  ".join([*headings, "text"]), "  ".join(rules)])
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Add lines."""
-        self._say([self._line(row) for row in rows])
+        """Append a line per row."""
+        lines = []
+        for row in rows:
+            cells = []
+            for name, width in self._widths.items():
+                value = row.get(name)
+                if isinstance(value, (int, float)):
+                    cells.append(f"{value:>{width}{'.3f' if isinstance(value, float) else ''}}")
+                else:
+                    cells.append(_fit(DASH if value in (None, "") else visible(str(value)), width, pad=True))
+            text = str(row[ERROR]) if ERROR in row else " ".join(_input_text(row)[: 4 * self._text_width].split())
+            lines.append("  ".join([*cells, _fit(visible(text), self._text_width)]).rstrip())
+        self._write_lines(lines)
 
     def close(self) -> None:
-        """Nothing stands below the last line."""
+        """Do nothing: the table has no last line."""
 
-    def _line(self, row: Row) -> str:
-        cells = [_cell(row.get(name), width) for name, width in self._widths.items()]
-        text = f"{row[ERROR]}" if ERROR in row else " ".join(_in_one(row)[: 4 * self._room].split())
-        return "  ".join([*cells, _fit(visible(text), self._room)]).rstrip()
-
-    def _say(self, lines: Sequence[str]) -> None:
+    def _write_lines(self, lines: Sequence[str]) -> None:
         self._stream.write("".join([f"{line}\n" for line in lines]).encode("utf-8", "replace"))
 
 
-def _widest(name: str, value: object, example: Row) -> int:
-    """How wide the values of a column are: a label is one of those that have a probability."""
-    others = example.get("probabilities")
-    if isinstance(value, str) and isinstance(others, dict):
-        return min(40, max(cell_len(str(other)) for other in others))
-    return 12 if isinstance(value, str) else 6
-
-
-def _cell(value: object, width: int) -> str:
-    if isinstance(value, float):
-        return f"{value:>{width}.3f}"
-    if isinstance(value, int):
-        return f"{value:>{width}}"
-    return _fit(DASH if value in (None, "") else visible(str(value)), width, pad=True)
-
-
 def _fit(text: str, width: int, *, pad: bool = False) -> str:
-    """Cut to a width, which wide characters fill twice as fast."""
+    """Cut text to a width in terminal cells; wide characters take two."""
     if text.isascii() and len(text) <= width:
         return text.ljust(width) if pad else text
     if cell_len(text) > width:
@@ -128,95 +124,69 @@ def _fit(text: str, width: int, *, pad: bool = False) -> str:
     return set_cell_size(text, width) if pad else text
 
 
-# Terminal tables of what an embedding model says of texts: cosines, and the nearest of a list.
-
-
-MOST_IN_A_MATRIX = 10
-"""More texts than this are shown each with the one that is nearest to it."""
-
-
-def similarity_table(name: str, found: Similarities) -> Table:
-    """How similar the texts are to each other, or which of a list are nearest to each.
+def similarity_table(name: str, similarities: Similarities) -> Table:
+    """Return the cosines of texts with each other, or the nearest texts of a list.
 
     Args:
         name: of the run or bundle.
-        found: of one text or more.
+        similarities: of one or more texts.
     """
-    title = f"{name} · {found.artifact}"
-    if found.nearest is not None:
-        return _nearest(title, found)
-    if len(found.texts) == 1:
-        return _vector(title, found)
-    return _matrix(title, found) if len(found.texts) <= MOST_IN_A_MATRIX else _pairs(title, found)
-
-
-def _nearest(title: str, found: Similarities) -> Table:
-    rows = [
-        (text if rank == 1 else "", rank, match.cosine, match.text)
-        for text, matches in zip(found.texts, found.nearest or (), strict=True)
-        for rank, match in enumerate(matches, start=1)
-    ]
-    columns: list[Column[Any]] = [
-        Column("text", itemgetter(0)),
-        Column("rank", itemgetter(1), number=True),
-        Column("cosine", itemgetter(2), text=lambda row: f"{row[2]:.4f}", number=True),
-        Column("nearest", itemgetter(3)),
-    ]
-    return Columns(columns).terminal(title, rows)
-
-
-def _vector(title: str, found: Similarities) -> Table:
-    vector: Any = found.predictions[0]["vector"]
-    columns: list[Column[Any]] = [
-        Column("dimensions", lambda _: len(vector), number=True),
-        Column("vector", lambda _: ", ".join(f"{number:.4f}" for number in vector[:5]) + ", …"),
-        Column("text", itemgetter(0)),
-    ]
-    caption = Text("give a second text for their cosine, or --nearest FILE; --json has the whole vector")
-    return Columns(columns).terminal(title, [found.texts], caption)
-
-
-def _matrix(title: str, found: Similarities) -> Table:
-    """Two texts have one figure; of more, every text has a number, and a column with its cosines."""
-    texts = found.texts
+    title, texts, cosines = f"{name} · {similarities.artifact}", similarities.texts, similarities.cosines
+    columns: list[Column[Any]]
+    if similarities.nearest is not None:
+        rows = [
+            (text if rank == 1 else "", rank, match.cosine, match.text)
+            for text, matches in zip(texts, similarities.nearest, strict=True)
+            for rank, match in enumerate(matches, start=1)
+        ]
+        columns = [
+            Column("text", itemgetter(0)),
+            Column("rank", itemgetter(1), number=True),
+            _cosine_column("cosine", itemgetter(2)),
+            Column("nearest", itemgetter(3)),
+        ]
+        return Columns(columns).terminal(title, rows)
+    if len(texts) == 1:
+        vector: Any = similarities.predictions[0]["vector"]
+        columns = [
+            Column("dimensions", lambda _: len(vector), number=True),
+            Column("vector", lambda _: ", ".join(f"{number:.4f}" for number in vector[:5]) + ", …"),
+            Column("text", itemgetter(0)),
+        ]
+        caption = Text("give a second text for their cosine, or --nearest FILE; --json has the whole vector")
+        return Columns(columns).terminal(title, [texts], caption)
     if len(texts) == 2:
-        columns: list[Column[Any]] = [
-            Column("cosine", lambda _: found.cosines[0][1], text=lambda _: f"{found.cosines[0][1]:.4f}", number=True),
+        columns = [
+            _cosine_column("cosine", lambda _: cosines[0][1]),
             Column("text", itemgetter(0)),
             Column("other text", itemgetter(1)),
         ]
         return Columns(columns).terminal(title, [texts])
+    if len(texts) <= MAX_MATRIX:
+        columns = [
+            Column("", lambda row: row + 1, number=True),
+            *(
+                _cosine_column(str(index + 1), lambda row, index=index: cosines[row][index] if row != index else None)
+                for index in range(len(texts))
+            ),
+            Column("text", lambda row: texts[row]),
+        ]
+        return Columns(columns).terminal(title, range(len(texts)))
 
-    def cosine(number: int) -> Column[Any]:
-        return Column(
-            f"{number + 1}",
-            lambda row: found.cosines[row][number],
-            text=lambda row: f"{found.cosines[row][number]:.4f}" if row != number else "",
-            number=True,
-        )
+    def nearest(row: int) -> tuple[float, str]:
+        cosine, index = max((value, -index) for index, value in enumerate(cosines[row]) if index != row)
+        return cosine, texts[-index]
 
     columns = [
-        Column("", lambda row: row + 1, number=True),
-        *map(cosine, range(len(texts))),
         Column("text", lambda row: texts[row]),
+        Column("cosine", lambda row: nearest(row)[0], text=lambda row: f"{nearest(row)[0]:.4f}"),
+        Column("nearest", lambda row: nearest(row)[1]),
     ]
     return Columns(columns).terminal(title, range(len(texts)))
 
 
-def _pairs(title: str, found: Similarities) -> Table:
-    """Every text with the other one that is nearest to it."""
-    columns: list[Column[Any]] = [
-        Column("text", lambda row: found.texts[row]),
-        Column("cosine", lambda row: max(_others(found.cosines[row], row)), text=lambda row: _best(found, row)[0]),
-        Column("nearest", lambda row: _best(found, row)[1]),
-    ]
-    return Columns(columns).terminal(title, range(len(found.texts)))
-
-
-def _others(cosines: Sequence[float], row: int) -> list[float]:
-    return [cosine for number, cosine in enumerate(cosines) if number != row]
-
-
-def _best(found: Similarities, row: int) -> tuple[str, str]:
-    cosine, number = max((value, -place) for place, value in enumerate(found.cosines[row]) if place != row)
-    return f"{cosine:.4f}", found.texts[-number]
+def _cosine_column(heading: str, cell: Any) -> Column[Any]:
+    """Return a column with four decimals; empty where there is no cosine."""
+    return Column(
+        heading, cell, text=lambda row: f"{value:.4f}" if (value := cell(row)) is not None else "", number=True
+    )

@@ -1,10 +1,10 @@
-"""JSON Schemas of what edgeformer reads and writes, and the reference of every key that is made of one."""
+"""JSON Schemas of the files that edgeformer reads and writes, and a Markdown reference of their keys."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from operator import or_
 from typing import Any, Literal
@@ -20,7 +20,6 @@ from edgeformer.tasks import all_tasks
 
 Document = Literal["recipe", "profile", "bundle", "report"]
 Schema = dict[str, Any]
-_REFERENCE = "#/$defs/"
 _TITLES: dict[Document, str] = {
     "recipe": "A recipe of edgeformer",
     "profile": "A device profile of edgeformer",
@@ -34,88 +33,74 @@ _LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusi
 
 
 def schema_of(document: Document) -> Schema:
-    """The JSON Schema (2020-12) of a kind of file, as editors take it.
-
-    Of a recipe it is one alternative for each task and family of models that go together.
-    """
-    found = _schema(document)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **found,
-        "title": _TITLES[document],
-    }
-
-
-def _schema(document: Document) -> Schema:
+    """Return the JSON Schema (2020-12) of a file. A recipe has an alternative per task and model family."""
     if document == "recipe":
-        return _recipe_schema()
-    mode: Literal["validation", "serialization"] = "validation" if document == "profile" else "serialization"
-    return _MODELS[document].model_json_schema(mode=mode, by_alias=True)
+        schema = _recipe_schema()
+    else:
+        mode: Literal["validation", "serialization"] = "validation" if document == "profile" else "serialization"
+        schema = _MODELS[document].model_json_schema(mode=mode, by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": _TITLES[document]}
 
 
 def _recipe_schema() -> Schema:
-    pairs = [(t, f) for t in all_tasks() if t.trained for f in REGISTRY.all() if t.name in f.tasks]
-    models: list[Any] = [recipe_type(task.name, model_spec.kind) for task, model_spec in pairs]
-    made = TypeAdapter(reduce(or_, models)).json_schema(mode="validation")
-    alternatives = made.get("anyOf") or [{"$ref": made["$ref"]}]
-    for (_, model_spec), alternative in zip(pairs, alternatives, strict=True):
-        whole = made["$defs"][_section(alternative)]
-        parts = {"": whole, "model": made["$defs"][_section(whole["properties"]["model"])]}
-        for key in model_spec.completed:
+    pairs = [(task, spec) for task in all_tasks() if task.trained for spec in REGISTRY.all() if task.name in spec.tasks]
+    models: list[Any] = [recipe_type(task.name, spec.kind) for task, spec in pairs]
+    schema = TypeAdapter(reduce(or_, models)).json_schema(mode="validation")
+    sections = schema["$defs"]
+    alternatives = schema.get("anyOf") or [{"$ref": schema["$ref"]}]
+    for (_, spec), alternative in zip(pairs, alternatives, strict=True):
+        recipe = sections[_reference(alternative)]
+        parts = {"": recipe, "model": sections[_reference(recipe["properties"]["model"])]}
+        for key in spec.completed:  # the family fills in these keys
             section, _, name = key.rpartition(".")
-            parts[section]["required"] = [one for one in parts[section]["required"] if one != name]
-    return {"type": "object", **made}
+            parts[section]["required"] = [key for key in parts[section]["required"] if key != name]
+    return {"type": "object", **schema}
+
+
+def _reference(schema: Schema) -> str:
+    """Return the name of the section that a schema refers to; empty if it is no reference."""
+    reference = schema.get("$ref")
+    return reference.removeprefix("#/$defs/") if isinstance(reference, str) else ""
+
+
+def _references(schema: Any) -> list[str]:
+    """Return the names of all sections that a part of a schema refers to, in order."""
+    if isinstance(schema, list):
+        return [name for entry in schema for name in _references(entry)]
+    if not isinstance(schema, dict):
+        return []
+    name = _reference(schema)
+    nested = [name for key, entry in schema.items() if key != "discriminator" for name in _references(entry)]
+    return [name, *nested] if name else nested
 
 
 def reference(document: Document) -> str:
-    """Markdown: a table for the whole file, and one for each kind of section in it, in the order of their mention."""
-    whole = schema_of(document)
-    sections: Mapping[str, Schema] = whole.get("$defs", {})
-    tops = [sections[name] for name in _named(whole.get("anyOf", []))] or [whole]
-    shown = _named(whole.get("anyOf", []))
-    pending = [name for name in _mentioned(tops) if name not in shown]
-    parts = [f"# {whole['title']}", _INTRODUCTION.format(document), _table(tops, sections)]
+    """Return Markdown with a table for the file and a table per section, in the order of their first reference."""
+    schema = schema_of(document)
+    sections: Mapping[str, Schema] = schema.get("$defs", {})
+    written = [name for entry in schema.get("anyOf", []) if (name := _reference(entry))]
+    alternatives = [sections[name] for name in written] or [schema]
+    pending = [name for name in _references(alternatives) if name not in written]
+    parts = [f"# {schema['title']}", _INTRODUCTION.format(document), _table(alternatives, sections)]
     while pending:
         name = pending.pop(0)
-        if name in shown:
+        if name in written:
             continue
-        shown.append(name)
+        written.append(name)
         section = sections[name]
         if "properties" not in section:
             continue
-        about = _prose(section.get("description", ""))
-        parts.append(f"## {_title(name, sections)}\n\n{about}\n\n{_table([section], sections)}")
-        pending = [*_mentioned([section]), *pending]
+        # Docstrings become Markdown: "``name``  meaning" is a list entry.
+        paragraphs = section.get("description", "").replace("``", "`").split("\n\n")
+        paragraphs = [re.sub(r"^(`[^`]+`)  +", r"- \1: ", text, flags=re.MULTILINE) for text in paragraphs]
+        description = "\n\n".join(re.sub(r"\n +", "\n  ", text) for text in paragraphs)
+        parts.append(f"## {_title(name, sections)}\n\n{description}\n\n{_table([section], sections)}")
+        pending = [*_references([section]), *pending]
     return "\n\n".join(parts)
 
 
-def _prose(text: str) -> str:
-    """A docstring as Markdown: lists of names and what they mean become lists."""
-    paragraphs = text.replace("``", "`").split("\n\n")
-    listed = [re.sub(r"^(`[^`]+`)  +", r"- \1: ", paragraph, flags=re.MULTILINE) for paragraph in paragraphs]
-    return "\n\n".join(re.sub(r"\n +", "\n  ", paragraph) for paragraph in listed)
-
-
-def _named(alternatives: Iterable[Schema]) -> list[str]:
-    return [_section(one) for one in alternatives if "$ref" in one]
-
-
-def _section(mention: Schema) -> str:
-    return str(mention["$ref"]).removeprefix(_REFERENCE)
-
-
-def _mentioned(schema: Any) -> list[str]:
-    """Names of the sections that a part of a schema refers to, in order."""
-    if isinstance(schema, list):
-        return [name for one in schema for name in _mentioned(one)]
-    if not isinstance(schema, dict):
-        return []
-    own = [_section(schema)] if isinstance(schema.get("$ref"), str) else []
-    return own + [name for key, one in schema.items() if key != "discriminator" for name in _mentioned(one)]
-
-
 def _title(name: str, sections: Mapping[str, Schema]) -> str:
-    """What a section is called: its class; of those that are chosen by their kind, the kind behind it."""
+    """Return the section's class, with its kind if sections are chosen by kind."""
     section = sections[name]
     kind = section.get("properties", {}).get("kind", {}).get("const")
     title = str(section.get("title", name))
@@ -123,23 +108,23 @@ def _title(name: str, sections: Mapping[str, Schema]) -> str:
 
 
 def _table(alternatives: list[Schema], sections: Mapping[str, Schema]) -> str:
-    """The keys of one section; those of several alternatives are shown together."""
-    rows = []
-    for key in dict.fromkeys(key for one in alternatives for key in one.get("properties", {})):
-        found = [one["properties"][key] for one in alternatives if key in one["properties"]]
-        kinds = dict.fromkeys(_type(field, sections) for field in found)
-        needed = all(key in one.get("required", []) for one in alternatives)
-        otherwise = "must be given" if needed else "depends on the kind"
-        default = _value(found[0]["default"]) if "default" in found[0] else otherwise
-        about = markdown(" ".join(found[0].get("description", "").split()))
-        rows.append(f"| `{key}` | {' or '.join(kinds)} | {default} | {about} |")
-    return "\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows])
+    """Return the keys of a section, or of several alternatives together."""
+    rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for key in dict.fromkeys(key for section in alternatives for key in section.get("properties", {})):
+        fields = [section["properties"][key] for section in alternatives if key in section["properties"]]
+        types = dict.fromkeys(_type(field, sections) for field in fields)
+        is_required = all(key in section.get("required", []) for section in alternatives)
+        default = "must be given" if is_required else "depends on the kind"
+        if "default" in fields[0]:
+            default = _value(fields[0]["default"])
+        meaning = markdown(" ".join(fields[0].get("description", "").split()))
+        rows.append(f"| `{key}` | {' or '.join(types)} | {default} | {meaning} |")
+    return "\n".join(rows)
 
 
 def _type(field: Schema, sections: Mapping[str, Schema]) -> str:
-    """What may stand there, in words."""
-    if "$ref" in field:
-        name = _section(field)
+    """Describe the values that a field takes."""
+    if name := _reference(field):
         if "properties" not in sections[name]:
             return _type(sections[name], sections)
         title = _title(name, sections)
@@ -147,15 +132,11 @@ def _type(field: Schema, sections: Mapping[str, Schema]) -> str:
         return f"[{title}](#{anchor})"
     for union in ("anyOf", "oneOf", "allOf"):
         if union in field:
-            return " or ".join(dict.fromkeys(_type(one, sections) for one in field[union]))
+            return " or ".join(dict.fromkeys(_type(entry, sections) for entry in field[union]))
     if "const" in field:
         return _value(field["const"])
     if "enum" in field:
         return ", ".join(_value(value) for value in field["enum"])
-    return _plain(field, sections)
-
-
-def _plain(field: Schema, sections: Mapping[str, Schema]) -> str:
     kind = field.get("type", "anything")
     if kind == "array":
         if "prefixItems" in field:
@@ -176,5 +157,5 @@ def _value(value: object) -> str:
         return "its own defaults"
     if isinstance(value, str) and value and not value.strip():
         return f"`{json.dumps(value)}`"  # a tab
-    shown = str(value).lower() if isinstance(value, bool) else str(value).replace("|", "\\|")
-    return f"`{shown}`" if shown else "empty"
+    text = str(value).lower() if isinstance(value, bool) else str(value).replace("|", "\\|")
+    return f"`{text}`" if text else "empty"
