@@ -154,7 +154,7 @@ def test_a_page_that_fails_leaves_the_old_one(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(publishing, "_write_page", full)
+    monkeypatch.setattr(publishing, "_write_site", full)
     with pytest.raises(OSError, match="No space"):
         publish(Bundle.open(CLASSIFIER), site, PageOptions(fake_libraries))
     assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
