@@ -106,12 +106,11 @@ def draw_pictures(report: Report) -> list[Picture]:
     absent = {"search": report.search is None, "estimates": report.on_target}
     names = [name for name in _CAPTIONS if not absent.get(name)]
     if not can_draw():
-        missing = f"{NO_PICTURE}; the tables hold the same figures"
-        return [Picture(name, *_CAPTIONS[name], missing=missing) for name in names]
-    pictures = []
+        reason = f"{NO_PICTURE}; the tables hold the same figures"
+        return [Picture(name, *_CAPTIONS[name], missing=reason) for name in names]
+    pictures, chart = [], ReportChart(report)
     for name in names:
-        chart = ReportChart(report)
-        height, missing = chart.height(name), chart.missing(name)
+        height, missing = chart.plan(name)
         svg = None if missing else _svg(name, chart, height)
         pictures.append(Picture(name, *_CAPTIONS[name], svg=svg, missing=missing))
     return pictures
@@ -229,8 +228,8 @@ def bubble_legend(report: Report) -> list[str]:
     candidates = _drawn_candidates(report)
     if len(candidates) <= MAX_LABELLED_BUBBLES:
         return []
-    named = [row for row in candidates if row.candidate.on_front or row.is_pick]
-    return [f"{row.number}  {_candidate_label(row)}" for row in named]
+    listed = [row for row in candidates if row.candidate.on_front or row.is_pick]
+    return [f"{row.number}  {_candidate_label(row)}" for row in listed]
 
 
 class ReportChart:
@@ -241,42 +240,33 @@ class ReportChart:
         names = dict.fromkeys(row.artifact for row in report.rows)
         self.colours = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
 
-    def height(self, name: str) -> float:
-        """Return the height of a chart in inches."""
-        report = self.report
-        return {
-            "latency": 0.9 + 0.27 * len(timed_rows(report, "measured")),
-            "estimates": 1.0 + 0.27 * len(timed_rows(report, "estimated")),
-            "roofline": 4.3,
-            "memory": 1.1 + 0.3 * len(_memory_peaks(report)),
-            "sizes": 1.1 + 0.3 * len(self.colours),
-            "search": 3.7 + 0.14 * len(bubble_legend(report)),
-        }[name]
-
-    def missing(self, name: str) -> str | None:
-        """Return why a chart cannot be drawn; None if it can."""
+    def plan(self, name: str) -> tuple[float, str | None]:
+        """Return the height of a chart in inches, and why it cannot be drawn; None if it can."""
         report = self.report
         if name == "roofline":
-            rows, profile = _roofline_rows(report), f"the profile of {report.device}"
+            rows = _roofline_rows(report)
+            missing: str | None = None
             if not rows:
-                return "the work of no artifact was counted"
-            if _bandwidth(report) is None:
-                return f"{profile} does not state its bandwidth"
-            if not any(_peak_rate(report, row.precision) for row in rows):
-                return f"{profile} states no peak rate for these precisions"
-            return None
-        rows_and_reasons: dict[str, tuple[Sequence[object], str]] = {
-            "latency": (timed_rows(report, "measured"), "no time was measured"),
-            "estimates": (timed_rows(report, "estimated"), "nothing was estimated"),
-            "memory": (_memory_peaks(report), "no memory is known"),
-            "sizes": (report.rows, "there are no artifacts"),
-            "search": (_drawn_candidates(report), "no candidate has a score and a time"),
-        }
-        rows, reason = rows_and_reasons[name]
-        return None if rows else reason
+                missing = "the work of no artifact was counted"
+            elif _bandwidth(report) is None:
+                missing = f"the profile of {report.device} does not state its bandwidth"
+            elif not any(_peak_rate(report, row.precision) for row in rows):
+                missing = f"the profile of {report.device} states no peak rate for these precisions"
+            return 4.3, missing
+        measured, estimates = len(timed_rows(report, "measured")), len(timed_rows(report, "estimated"))
+        peaks, artifacts = len(_memory_peaks(report)), len(self.colours)
+        search_height = 3.7 + 0.14 * len(bubble_legend(report))
+        height, count, reason = {
+            "latency": (0.9 + 0.27 * measured, measured, "no time was measured"),
+            "estimates": (1.0 + 0.27 * estimates, estimates, "nothing was estimated"),
+            "memory": (1.1 + 0.3 * peaks, peaks, "no memory is known"),
+            "sizes": (1.1 + 0.3 * artifacts, artifacts, "there are no artifacts"),
+            "search": (search_height, len(_drawn_candidates(report)), "no candidate has a score and a time"),
+        }[name]
+        return height, None if count else reason
 
     def draw(self, name: str, axis: Any) -> None:
-        """Draw a chart for which :meth:`missing` returns None."""
+        """Draw a chart that :meth:`plan` finds possible."""
         if name in ("latency", "estimates"):
             self._times(axis, "measured" if name == "latency" else "estimated")
             return
@@ -338,15 +328,15 @@ class ReportChart:
         parts = {part.artifact: part for part in split_sizes(self.report)}
         in_legend: set[str] = set()
         for y, (name, size) in enumerate(sizes.items()):
-            left = 0.0
+            offset = 0.0
             split = {p: getattr(parts[name], p) for p in _PARTS} if name in parts else {"not split": size}
             for part, value in split.items():
                 colour = GREY if part in ("other", "not split") else PALETTE[_PARTS.index(part)]
                 label = part if part not in in_legend and value else None
                 in_legend.update((part,) if value else ())
-                axis.barh(y, value / _MIB, 0.56, left=left, color=colour, label=label)
-                left += value / _MIB
-            axis.annotate(format_bytes(size), (left, y), (4, 0), **_VALUE_LABEL)
+                axis.barh(y, value / _MIB, 0.56, left=offset, color=colour, label=label)
+                offset += value / _MIB
+            axis.annotate(format_bytes(size), (offset, y), (4, 0), **_VALUE_LABEL)
         ends = [size / _MIB for size in sizes.values()]
         _start_at_zero(axis, [*ends, *self._draw_limits(axis, "size", ends)])
         _label_rows(axis, [shorten_name(name) for name in sizes])
@@ -383,15 +373,15 @@ class ReportChart:
         rows, rate = _roofline_rows(self.report), _bandwidth(self.report)
         assert rate is not None
         intensities = [row.work.operations / row.work.bytes_moved for row in rows if row.work]
-        left, right = min(intensities) / 4, max(intensities) * 8
+        x_min, x_max = min(intensities) / 4, max(intensities) * 8
         for precision in dict.fromkeys(row.precision for row in rows):
             peak = _peak_rate(self.report, precision)
             if peak is None:
                 continue
-            right = max(right, peak / rate * 3)
-            axis.plot([left, peak / rate, right], [left * rate, peak, peak], color=INK, linewidth=1.2)
+            x_max = max(x_max, peak / rate * 3)
+            axis.plot([x_min, peak / rate, x_max], [x_min * rate, peak, peak], color=INK, linewidth=1.2)
             text = f"{precision} peak {rate_text(peak)}"
-            axis.annotate(text, (right, peak), (0, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
+            axis.annotate(text, (x_max, peak), (0, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
         shapes = sorted({(row.batch, row.seq) for row in rows}, key=lambda shape: (shape[0] * shape[1], shape))
         markers = {shape: "Dos^vPph"[index % 8] for index, shape in enumerate(shapes)}
         sources = {
@@ -415,10 +405,12 @@ class ReportChart:
             axis.plot([x], [y], markers[row.batch, row.seq], **style)
         self._roofline_legend(axis, rows, markers, [*dict.fromkeys(sources.values())])
         text = f"{rate / 1e9:.4g} GB/s"
-        axis.annotate(text, (left * 1.6, left * 1.6 * rate), (6, -9), textcoords="offset points", fontsize=8, color=INK)
+        axis.annotate(
+            text, (x_min * 1.6, x_min * 1.6 * rate), (6, -9), textcoords="offset points", fontsize=8, color=INK
+        )
         axis.set_xscale("log")
         axis.set_yscale("log")
-        axis.set_xlim(left, right)
+        axis.set_xlim(x_min, x_max)
         axis.grid(color=FAINT, linewidth=0.8)
         shape = "" if len(shapes) > 1 else f"\nall at {shapes[0][0]} × {shapes[0][1]}"
         label = literal(f"operations per byte moved; roofs: {self.report.device}{shape}")
@@ -505,12 +497,12 @@ def _draw_sample(axis: Any, y: float, latency: Latency, colour: str) -> tuple[fl
         axis.plot([low], [y], "o", color=colour, markersize=5)
         return low, high
     last = len(quantiles) - 1
-    least, p5, p25, p50, p75, p95, most = (quantiles[round(last * q)] for q in (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0))
-    axis.plot([least, most], [y, y], color=colour, linewidth=1)
+    p0, p5, p25, p50, p75, p95, p100 = (quantiles[round(last * q)] for q in (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0))
+    axis.plot([p0, p100], [y, y], color=colour, linewidth=1)
     axis.barh(y, p95 - p5, 0.34, left=p5, color=colour, alpha=0.45)
     axis.barh(y, p75 - p25, 0.62, left=p25, color=colour)
     axis.plot([p50, p50], [y - 0.31, y + 0.31], color=PAPER, linewidth=1.6)
-    return least, most
+    return p0, p100
 
 
 def _draw_estimate(

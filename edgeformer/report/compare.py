@@ -38,9 +38,9 @@ def report_of(location: Location, device: str) -> Report:
     if path.is_file():
         return read_report(path)
     remedy = f"make it: edgeformer profile {location.argument} --device {device}"
-    others = sorted(other.name for other in location.reports.glob(f"{glob.escape(device)}-*.json"))
-    if others:
-        remedy += f"; or compare files: those there answer other questions ({', '.join(others)})"
+    files = sorted(file.name for file in location.reports.glob(f"{glob.escape(device)}-*.json"))
+    if files:
+        remedy += f"; or compare files: those there answer other questions ({', '.join(files)})"
     raise ArtifactError(f"{path.parents[1]}: has no report for {device}; {remedy}")
 
 
@@ -198,7 +198,7 @@ def run_records(locations: Sequence[Location]) -> list[Record]:
     ]
     has_several_threads = len({row.threads for of_run in rows for row in of_run if row.threads is not None}) > 1
     records = []
-    for location, bundle, (of_host, others), of_run in zip(locations, manifests, reports, rows, strict=True):
+    for location, bundle, (of_host, left_out), of_run in zip(locations, manifests, reports, rows, strict=True):
         record: Record = {"run": location.name}
         if location.run is not None:
             manifest = read_run(location.run)
@@ -210,8 +210,8 @@ def run_records(locations: Sequence[Location]) -> list[Record]:
             record |= {f"{artifact.id}_bytes": artifact.size_bytes for artifact in bundle.artifacts}
         if of_host and of_host[-1][1].host:
             record["measured_on"] = of_host[-1][1].host.get("cpu")
-        if others:
-            record["reports_left_out"] = "; ".join(f"{name}, of {_machine(report)}" for name, report in others)
+        if left_out:
+            record["reports_left_out"] = "; ".join(f"{name}, of {_machine(report)}" for name, report in left_out)
         usual = {a.id: provider_of(a, kind="cpu") for a in bundle.artifacts} if bundle is not None else {}
         for row in of_run:  # newer rows replace older ones
             is_usual = row.provider == (usual.get(row.artifact) or default_provider("cpu"))
@@ -236,10 +236,10 @@ def _newest_reports(location: Location, bundle: BundleManifest | None) -> tuple[
             continue
         if bundle is None or report.created >= bundle.created:  # else it measured an earlier bundle
             reports.append((path.name, report))
-    reports.sort(key=lambda named: named[1].created)
+    reports.sort(key=lambda entry: entry[1].created)
     machine = _machine(reports[-1][1]) if reports else ""
-    of_host = [named for named in reports if _machine(named[1]) == machine]
-    return of_host, [named for named in reports if _machine(named[1]) != machine]
+    of_host = [entry for entry in reports if _machine(entry[1]) == machine]
+    return of_host, [entry for entry in reports if _machine(entry[1]) != machine]
 
 
 def _machine(report: Report) -> str:
@@ -251,9 +251,9 @@ def _scores(manifest: RunManifest) -> Record:
     task, test = task_named(manifest.task), manifest.test
     name = task.metric.name
     # F1 summarises precision and recall.
-    others = [column.key for column in task.columns if column.key not in (name, "n", "loss", "precision", "recall")]
+    keys = [column.key for column in task.columns if column.key not in (name, "n", "loss", "precision", "recall")]
     record: Record = {"caution": LEAKS} if manifest.leaks else {}
-    record |= {key: getattr(test, key, None) for key in (name, *others, "loss")}
+    record |= {key: getattr(test, key, None) for key in (name, *keys, "loss")}
     if test is not None and test.by_exit:
         exits = list(test.by_exit.items())[:-1]
         record |= {f"{name}_exit{loop}": getattr(score, name, None) for loop, score in exits}

@@ -421,14 +421,14 @@ def _checks_sentence(report: Report) -> str:
         return "Over budget: " + ", ".join(f"{c.name} of {c.artifact}{mark([c])}" for c in failed) + end
     passed = [check for check in checks if check.status == "pass"]
     if unknown := [check for check in checks if check.status == "unknown"]:
-        names = [f"{n}{mark(c for c in passed if c.name == n)}" for n in sorted({check.name for check in passed})]
-        within = f"{' and '.join(names)} within budget; " if names else ""
+        within = [f"{n}{mark(c for c in passed if c.name == n)}" for n in sorted({check.name for check in passed})]
+        start = f"{' and '.join(within)} within budget; " if within else ""
         where = ""
         if all(check.value is None for check in unknown) and not report.on_target:
             where = f", because no {report.device_title} is in this machine"
             if mark(passed):  # the missing device is not the reason: others were estimated for it
                 where = f" of {', '.join(dict.fromkeys(check.artifact for check in unknown))}: their rows say why"
-        return f"{within}{' and '.join(sorted({check.name for check in unknown}))} not known{where}{end}"
+        return f"{start}{' and '.join(sorted({check.name for check in unknown}))} not known{where}{end}"
     guessed = " and ".join(sorted({check.name for check in checks if check.basis == "estimated"}))
     return f"Every check is within budget{f'; {guessed} only by estimate' if guessed else ''}{end}"
 

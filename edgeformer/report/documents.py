@@ -9,12 +9,11 @@ import glob
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from html import escape as escape_html
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
@@ -160,7 +159,7 @@ def as_html(context: ReportContext) -> str:
     )
 
 
-def _template(name: str, **options: Any) -> Any:
+def _template(name: str, **options: Any) -> Template:
     environment = Environment(
         loader=PackageLoader("edgeformer.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, **options,
@@ -174,21 +173,16 @@ def badge_svg(context: ReportContext) -> str:
 
     The text has a fixed length in every font.
     """
-    labels = ("edgeformer", escape_html(visible(context.badge)))
-    left, right = (round(len(text) * _CHARACTER_WIDTH) + _BADGE_PADDING for text in (labels[0], visible(context.badge)))
-    texts = "".join(
-        f'<text x="{x:g}" y="14" textLength="{width - _BADGE_PADDING}" lengthAdjust="spacingAndGlyphs">{label}</text>'
-        for x, width, label in ((left / 2, left, labels[0]), (left + right / 2, right, labels[1]))
-    )
-    title = " ".join(labels)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
-        f'aria-label="{title}"><title>{title}</title>'
-        f'<clipPath id="r"><rect width="{left + right}" height="20" rx="3"/></clipPath><g clip-path="url(#r)">'
-        f'<rect width="{left}" height="20" fill="#3b424b"/>'
-        f'<rect x="{left}" width="{right}" height="20" fill="{_BADGE_COLOURS[context.mark]}"/></g>'
-        f'<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{texts}</g>'
-        "</svg>\n"
+    labels = ("edgeformer", visible(context.badge))
+    widths = [round(len(label) * _CHARACTER_WIDTH) + _BADGE_PADDING for label in labels]
+    centres = (f"{widths[0] / 2:g}", f"{widths[0] + widths[1] / 2:g}")
+    lengths = [width - _BADGE_PADDING for width in widths]
+    return _template("badge.svg", autoescape=True).render(
+        title=" ".join(labels),
+        width=sum(widths),
+        widths=widths,
+        labels=list(zip(labels, centres, lengths, strict=True)),
+        colour=_BADGE_COLOURS[context.mark],
     )
 
 
@@ -223,10 +217,10 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
 
     shapes = {check_shape(check) for check in checks} - {""}
     is_imported = any(row.inputs for row in rows)
-    at = f", at {next(iter(shapes))} ({shape_heading(report)})" if len(shapes) == 1 and not is_imported else ""
-    shape = ("at",) if len(shapes) > 1 else ()
-    check_columns = CHECKS.pick("check", "artifact", *shape, "limit", "value", "known_by", "result")
-    console.print(check_columns.terminal(f"Budget of {report.device}{at}", checks))
+    shape = f", at {next(iter(shapes))} ({shape_heading(report)})" if len(shapes) == 1 and not is_imported else ""
+    shape_column = ("at",) if len(shapes) > 1 else ()
+    check_columns = CHECKS.pick("check", "artifact", *shape_column, "limit", "value", "known_by", "result")
+    console.print(check_columns.terminal(f"Budget of {report.device}{shape}", checks))
     verdict = (f"Verdict for {report.device}: ", "bold"), coloured(context.status)
     console.print(Text.assemble(*verdict, f". {context.sentence}\n"))
     for note in context.terminal_notes(has_files=bool(files)):

@@ -153,8 +153,8 @@ def _why_unsupported(artifact: ArtifactManifest) -> str | None:
         return f"browsers run ONNX graphs, no {artifact.format}"
     if artifact.role not in ("full", "exit"):
         return "it runs in several calls, which pages do not support"
-    if others := set(artifact.inputs) - {"input_ids", "attention_mask"}:
-        return f"it takes {', '.join(sorted(others))}, which cannot be made from text"
+    if unsupported := set(artifact.inputs) - {"input_ids", "attention_mask"}:
+        return f"it takes {', '.join(sorted(unsupported))}, which cannot be made from text"
     return None
 
 
