@@ -1,4 +1,4 @@
-"""Headless Chromium, told what to do through a pipe (DevTools protocol): no driver, no other package."""
+"""Headless Chromium, controlled through a pipe (DevTools protocol) without a driver or another package."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from typing import Any
 
 import pytest
 
+_OLD = Path(__file__).resolve().parents[1] / "old_format"
+CLASSIFIER, LANGUAGE = _OLD / "classifier-v1" / "bundle", _OLD / "language-v1" / "bundle"
+"""Bundles: a classifier with exits, INT8 and a trimmed vocabulary; a language model with external weights."""
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ELSEWHERE = "elsewhere.test"
-"""This machine by a name that browsers do not trust as they trust localhost."""
+"""A name of this machine that browsers do not treat as localhost."""
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions", "--mute-audio",
     "--disable-background-networking", "--disable-dev-shm-usage", "--remote-debugging-pipe",
-    # As on a machine without a network: no other name or address is found.
+    # No network: no other name or address resolves.
     f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 
 
 class Tab:
-    """One tab of a browser. Everything that it requests and complains about is kept.
+    """A tab of a browser; records requests and errors.
 
     Attributes:
         requests: addresses, in order.
@@ -46,48 +49,48 @@ class Tab:
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command; its result."""
+        """Send a command and return its result."""
         return self._browser.send(method, parameters, self._session, self)
 
     def open(self, address: str) -> None:
-        """Go there, and wait until the page has started."""
+        """Open an address and wait until the page has started."""
         self.send("Page.navigate", url=address)
         self.wait("document.readyState === 'complete' && !document.getElementById('main')?.hidden")
 
     def close(self) -> None:
-        """With its workers, storage and cache."""
+        """Close the tab with its workers, storage and cache."""
         self._browser.send("Target.disposeBrowserContext", {"browserContextId": self._context})
 
     def run(self, expression: str) -> Any:
-        """The value of an expression, or of what it promises. Fails the test with what it throws."""
-        told = self.send(
+        """Return the value of an expression or promise; an exception fails the test."""
+        reply = self.send(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, userGesture=True
         )
-        if "exceptionDetails" in told:
-            details = told["exceptionDetails"]
+        if "exceptionDetails" in reply:
+            details = reply["exceptionDetails"]
             pytest.fail(details.get("exception", {}).get("description", details["text"]))
-        return told["result"].get("value")
+        return reply["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 120.0) -> None:
-        """Until an expression is true."""
+        """Wait until an expression is true."""
         deadline = time.monotonic() + seconds
         while not self.run(f"Boolean({expression})"):
             if time.monotonic() > deadline:
-                said = self.run("document.body?.innerText.slice(0, 2000)")
-                pytest.fail(f"{expression}: not within {seconds} s; {self.complaints}; the page says: {said}")
+                text = self.run("document.body?.innerText.slice(0, 2000)")
+                pytest.fail(f"{expression}: not within {seconds} s; {self.complaints}; the page says: {text}")
             time.sleep(0.02)
 
     def picture(self, file: Path, width: int, *, dark: bool = False) -> None:
-        """The whole page as PNG."""
+        """Write the whole page as PNG."""
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[feature])
         metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
         self.send("Emulation.setDeviceMetricsOverride", **metrics)
-        taken = self.send("Page.captureScreenshot", captureBeyondViewport=True, format="png")
-        file.write_bytes(base64.b64decode(taken["data"]))
+        image = self.send("Page.captureScreenshot", captureBeyondViewport=True, format="png")
+        file.write_bytes(base64.b64decode(image["data"]))
 
-    def hear(self, method: str, parameters: dict[str, Any]) -> None:
-        """An event of this tab."""
+    def handle_event(self, method: str, parameters: dict[str, Any]) -> None:
+        """Record an event of this tab."""
         if method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
         elif method == "Runtime.exceptionThrown":
@@ -99,15 +102,15 @@ class Tab:
 class Browser:
     """A running browser."""
 
-    def __init__(self, process: subprocess.Popen[bytes], told: int, heard: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], write_fd: int, read_fd: int) -> None:
         self._process = process
-        self._told, self._heard = os.fdopen(told, "wb", buffering=0), os.fdopen(heard, "rb", buffering=0)
-        self._rest = b""
+        self._output, self._input = os.fdopen(write_fd, "wb", buffering=0), os.fdopen(read_fd, "rb", buffering=0)
+        self._buffer = b""
         self._count = 0
         self._tabs: dict[str, Tab] = {}
 
     def new_tab(self) -> Tab:
-        """An empty tab, with storage and cache of its own."""
+        """Open an empty tab with its own storage and cache."""
         context = self.send("Target.createBrowserContext", {})["browserContextId"]
         target = self.send("Target.createTarget", {"url": "about:blank", "browserContextId": context})["targetId"]
         session = self.send("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
@@ -117,52 +120,52 @@ class Browser:
     def send(
         self, method: str, parameters: dict[str, Any], session: str | None = None, tab: Tab | None = None
     ) -> dict[str, Any]:
-        """One command; its result. Events that come before it go to their tabs."""
+        """Send a command and return its result; events that arrive first go to their tabs."""
         self._count += 1
         document = {"id": self._count, "method": method, "params": parameters}
         if session is not None:
             document["sessionId"] = session
             if tab is not None:
                 self._tabs.setdefault(session, tab)
-        self._told.write(json.dumps(document).encode() + b"\0")
+        self._output.write(json.dumps(document).encode() + b"\0")
         while True:
             answer = self._next()
             if answer.get("id") == self._count:
                 assert "error" not in answer, f"{method}: {answer['error']}"
-                found: dict[str, Any] = answer["result"]
-                return found
+                result: dict[str, Any] = answer["result"]
+                return result
             if answer.get("sessionId") in self._tabs:
-                self._tabs[answer["sessionId"]].hear(answer["method"], answer.get("params", {}))
+                self._tabs[answer["sessionId"]].handle_event(answer["method"], answer.get("params", {}))
 
     def close(self) -> None:
-        """The pipe; the process is its owner's."""
-        self._told.close()
-        self._heard.close()
+        """Close the pipe, not the process."""
+        self._output.close()
+        self._input.close()
 
     def _next(self) -> dict[str, Any]:
-        while b"\0" not in self._rest:
-            piece = self._heard.read(1 << 16)
+        while b"\0" not in self._buffer:
+            piece = self._input.read(1 << 16)
             assert piece, f"the browser ended with exit code {self._process.poll()}"
-            self._rest += piece
-        message, _, self._rest = self._rest.partition(b"\0")
-        found: dict[str, Any] = json.loads(message)
-        return found
+            self._buffer += piece
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        event: dict[str, Any] = json.loads(message)
+        return event
 
 
 @contextmanager
 def headless() -> Iterator[Browser]:
-    """A browser of its own. Skips the test where there is none."""
+    """Start a browser; skip the test if none is installed."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None or os.name == "nt":
         pytest.skip(f"needs one of {', '.join(_NAMES)}")
-    (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
+    (browser_in, our_out), (our_in, browser_out) = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        # The browser reads from 3 and writes to 4, whatever the numbers are here.
-        script = f'exec "$0" "$@" 3<&{their_in} 4>&{their_out}'
+        # The browser reads from descriptor 3 and writes to 4.
+        script = f'exec "$0" "$@" 3<&{browser_in} 4>&{browser_out}'
         command = ["bash", "-c", script, program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        process = subprocess.Popen(command, pass_fds=(their_in, their_out), stderr=subprocess.DEVNULL)
-        os.close(their_in)
-        os.close(their_out)
+        process = subprocess.Popen(command, pass_fds=(browser_in, browser_out), stderr=subprocess.DEVNULL)
+        os.close(browser_in)
+        os.close(browser_out)
         browser = Browser(process, our_out, our_in)
         try:
             yield browser
@@ -174,7 +177,7 @@ def headless() -> Iterator[Browser]:
 
 @contextmanager
 def served(folder: Path, headers: dict[str, str] | None = None) -> Iterator[str]:
-    """A folder behind a static server on this machine: its address, ending in a slash."""
+    """Serve a folder on this machine and yield its address, with a slash at the end."""
 
     class Handler(SimpleHTTPRequestHandler):
         def end_headers(self) -> None:

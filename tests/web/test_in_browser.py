@@ -1,4 +1,4 @@
-"""The page in headless Chromium: the answers of `predict`, a measured report, no network, no trust in what is shown."""
+"""The page in headless Chromium: same answers as `predict`, a measured report, no network, escaped text."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from edgeformer.tasks.text_answers import NO_NUMBER, Answering
 from edgeformer.web.publish import PageOptions, publish
 from tests.cli.in_process import Edgeformer
 from tests.docs.test_deploy import SENTENCES, TOO_LONG
-from tests.web.browser import ELSEWHERE, Tab, served
-from tests.web.old_bundles import CLASSIFIER, LANGUAGE
+from tests.web.browser import CLASSIFIER, ELSEWHERE, LANGUAGE, Tab, served
 
 pytestmark = pytest.mark.node
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 SHORT = "?min_s=0.05&min_calls=30&warmup_max_s=0.5"
 TOLERANCE = {"onnx-fp32": 1e-4, "onnx-int8": 1e-3}
-"""Of probabilities, of a model whose logits are stretched 300 times."""
-MIDDLE = 0.0255
-"""Half the difference of the small classifier's logits, in the middle of what the sentences get."""
+"""For probabilities of a model whose logits are scaled by 300."""
+LOGIT_OFFSET = 0.0255
+"""Half the difference of the small classifier's logits, averaged over the sentences."""
 
 
 def answer(tab: Tab, artifact: str, text: str, pair: str = "") -> dict[str, Any]:
-    """Type a text and press the button, as a reader does."""
+    """Type a text, press the button, and return the answer."""
     tab.run(
         f"""(() => {{
           const form = document.querySelector("#try form");
@@ -51,7 +50,7 @@ def answer(tab: Tab, artifact: str, text: str, pair: str = "") -> dict[str, Any]
     tab.wait(
         "document.querySelector('#answer dl, #answer .caution') && !document.querySelector('#try button').disabled"
     )
-    found: dict[str, Any] = tab.run(
+    shown: dict[str, Any] = tab.run(
         """(() => {
           const place = document.getElementById("answer");
           const [labels, shares] = ["dt", "dd"].map((name) => [...place.querySelectorAll(name)]);
@@ -59,15 +58,15 @@ def answer(tab: Tab, artifact: str, text: str, pair: str = "") -> dict[str, Any]
             probabilities: Object.fromEntries(
               labels.map((one, index) => [one.textContent, Number(shares[index].dataset.probability)])),
             label: place.dataset.label,
-            said: place.querySelector("p").textContent,
+            message: place.querySelector("p").textContent,
           };
         })()"""
     )
-    return found
+    return shown
 
 
 def measure(tab: Tab, artifacts: Sequence[str], seqs: str = "8, 16", **values: str) -> Report:
-    """Fill in the form, press the button, and read the file that is offered."""
+    """Fill in the form, press the button, and return the report that is offered."""
     fields = {"seq": seqs, **values}
     tab.run(
         f"""(() => {{
@@ -85,114 +84,117 @@ def measure(tab: Tab, artifacts: Sequence[str], seqs: str = "8, 16", **values: s
 
 
 @pytest.fixture(scope="module")
-def decided(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The small classifier, which is hardly sure of anything, with logits that are moved and stretched until it is; and
-    its page."""
-    folder = tmp_path_factory.mktemp("decided")
+def confident(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The small classifier with scaled logits, so that its probabilities differ from 0.5, and its page."""
+    folder = tmp_path_factory.mktemp("confident")
     bundle = folder / "bundle"
     shutil.copytree(CLASSIFIER, bundle)
     manifest = Bundle.open(bundle).manifest
     entries = []
     for entry in manifest.artifacts:
         if entry.id in TOLERANCE and entry.file is not None:
-            stretch(bundle / entry.file)
+            scale_logits(bundle / entry.file)
             entries.append(entry.model_copy(update={"sha256": sha256_of(bundle / entry.file)}))
     seal(bundle, manifest.model_copy(update={"artifacts": tuple(entries)}))
     publish(Bundle.open(bundle), folder / "site", PageOptions(libraries, providers=("wasm",)))
     return bundle, folder / "site"
 
 
-def stretch(file: Path, factor: float = 300, prefix: str = "stretch") -> None:
-    """``logits`` become ``factor`` × (``logits`` - middle); ``prefix``: of the names of what computes it."""
+def scale_logits(file: Path, factor: float = 300, prefix: str = "scale") -> None:
+    """Replace ``logits`` by ``factor`` × (``logits`` - offset); new nodes are named ``prefix``…."""
     model = onnx.load(file)
-    middle = np.array([MIDDLE, -MIDDLE], dtype=np.float32)
-    constants = {f"{prefix}_middle": middle, f"{prefix}_factor": np.array(factor, dtype=np.float32)}
+    offset = np.array([LOGIT_OFFSET, -LOGIT_OFFSET], dtype=np.float32)
+    constants = {f"{prefix}_offset": offset, f"{prefix}_factor": np.array(factor, dtype=np.float32)}
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     for node in model.graph.node:
         node.output[:] = [f"{prefix}_before" if name == "logits" else name for name in node.output]
-    model.graph.node.append(helper.make_node("Sub", [f"{prefix}_before", f"{prefix}_middle"], [f"{prefix}_moved"]))
-    model.graph.node.append(helper.make_node("Mul", [f"{prefix}_moved", f"{prefix}_factor"], ["logits"]))
+    model.graph.node.append(helper.make_node("Sub", [f"{prefix}_before", f"{prefix}_offset"], [f"{prefix}_shifted"]))
+    model.graph.node.append(helper.make_node("Mul", [f"{prefix}_shifted", f"{prefix}_factor"], ["logits"]))
     onnx.save(model, file)
 
 
-def test_it_answers_as_predict_does(decided: tuple[Path, Path], tab: Tab) -> None:
-    bundle, site = decided
+def test_page_answers_as_predict_does(confident: tuple[Path, Path], tab: Tab) -> None:
+    bundle, site = confident
     texts = [*SENTENCES, TOO_LONG]
-    whole = len(Bundle.open(bundle).reader().tokenizer.encode(TOO_LONG).ids)
+    full_length = len(Bundle.open(bundle).reader().tokenizer.encode(TOO_LONG).ids)
     with served(site) as address:
         tab.open(address)
         for artifact, tolerance in TOLERANCE.items():
-            # One by one: rows of an INT8 call share the scale of their activations.
+            # One text per call for INT8: the rows of a call share the scale of their activations.
             calls = [texts] if artifact == "onnx-fp32" else [[text] for text in texts]
             location = locate(str(bundle), bundle)
-            wanted: list[Any] = [right for some in calls for right in predict(location, some, artifact)[1]]
-            assert {one.label for one in wanted} == {"negative", "positive"}
-            for text, right in zip(texts, wanted, strict=True):
-                found = answer(tab, artifact, text)
-                assert found["label"] == right.label, (artifact, text)
-                assert found["probabilities"] == pytest.approx(right.probabilities, abs=tolerance), (artifact, text)
-                assert right.truncated == found["said"].startswith("Cut: "), text
-            assert f"read 48 of {whole} tokens" in found["said"] and "did not count" in found["said"]
+            expected: list[Any] = [prediction for call in calls for prediction in predict(location, call, artifact)[1]]
+            assert {prediction.label for prediction in expected} == {"negative", "positive"}
+            for text, prediction in zip(texts, expected, strict=True):
+                shown = answer(tab, artifact, text)
+                assert shown["label"] == prediction.label, (artifact, text)
+                assert shown["probabilities"] == pytest.approx(prediction.probabilities, abs=tolerance), (
+                    artifact,
+                    text,
+                )
+                assert prediction.truncated == shown["message"].startswith("Cut: "), text
+            assert f"read 48 of {full_length} tokens" in shown["message"] and "did not count" in shown["message"]
     assert tab.complaints == []
 
 
-def test_every_other_artifact_answers_alike(site: Path, tab: Tab) -> None:
-    """Exits, a trimmed vocabulary with a tokenizer of its own, FP16."""
+def test_other_artifacts_answer_as_predict_does(site: Path, tab: Tab) -> None:
+    """Exits, a trimmed vocabulary with its own tokenizer, FP16."""
     text = SENTENCES[0]
     with served(site) as address:
         tab.open(address)
         for artifact in ("onnx-int8-exit1", "onnx-int8-trim", "onnx-fp16"):
-            right: Any = predict(locate(str(CLASSIFIER), CLASSIFIER), [text], artifact)[1][0]
-            assert answer(tab, artifact, text)["probabilities"] == pytest.approx(right.probabilities, abs=1e-4)
-        assert "no label" in answer(tab, "onnx-fp32", "  ")["said"]
+            prediction: Any = predict(locate(str(CLASSIFIER), CLASSIFIER), [text], artifact)[1][0]
+            assert answer(tab, artifact, text)["probabilities"] == pytest.approx(prediction.probabilities, abs=1e-4)
+        assert "no label" in answer(tab, "onnx-fp32", "  ")["message"]
 
 
-def test_an_answer_that_overflows_is_said_to_be_no_number(
-    decided: tuple[Path, Path], libraries: Path, tab: Tab, tmp_path: Path
+def test_overflowing_answer_is_reported_as_no_number(
+    confident: tuple[Path, Path], libraries: Path, tab: Tab, tmp_path: Path
 ) -> None:
-    """300 times the difference of two logits, another 10³⁸ times."""
-    bundle = Path(shutil.copytree(decided[0], tmp_path / "bundle"))
+    bundle = Path(shutil.copytree(confident[0], tmp_path / "bundle"))
     manifest = Bundle.open(bundle).manifest
     entry = manifest.artifacts[0]
     graph = bundle / str(entry.file)
-    stretch(graph, factor=3e38, prefix="again")
-    made = entry.model_copy(update={"sha256": sha256_of(graph)})
-    seal(bundle, manifest.model_copy(update={"artifacts": (made, *manifest.artifacts[1:])}))
+    scale_logits(graph, factor=3e38, prefix="again")
+    scaled = entry.model_copy(update={"sha256": sha256_of(graph)})
+    seal(bundle, manifest.model_copy(update={"artifacts": (scaled, *manifest.artifacts[1:])}))
     assert vars(predict(locate(str(bundle), bundle), ["good"], entry.id)[1][0])["error"] == NO_NUMBER
     publish(Bundle.open(bundle), tmp_path / "site", PageOptions(libraries, (entry.id,), ("wasm",)))
     with served(tmp_path / "site") as address:
         tab.open(address)
-        found = answer(tab, entry.id, "good")
-    assert found["said"] == NO_NUMBER and found["probabilities"] == {}
+        shown = answer(tab, entry.id, "good")
+    assert shown["message"] == NO_NUMBER and shown["probabilities"] == {}
 
 
 def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
-    """Of what a page says of its model, here by hand: two texts at a time, and a threshold for each label."""
+    """The page's manifest, changed by hand: two texts at a time, and a threshold for each label."""
     folder = tmp_path / "site"
     shutil.copytree(site, folder)
-    told = json.loads((folder / "site.json").read_text(encoding="utf-8"))
-    told |= {"pairs": True, "thresholds": {"negative": 0.9, "positive": 0.1}}
-    (folder / "site.json").write_text(json.dumps(told), encoding="utf-8")
+    manifest = json.loads((folder / "site.json").read_text(encoding="utf-8"))
+    manifest |= {"pairs": True, "thresholds": {"negative": 0.9, "positive": 0.1}}
+    (folder / "site.json").write_text(json.dumps(manifest), encoding="utf-8")
     bundle = Bundle.open(CLASSIFIER)
     entry = bundle.manifest.artifacts[0]
     pair = ("the staff was friendly", "the food was bad")
     answering = Answering(bundle.task, bundle.reader(entry), bundle.data)  # `predict` gives this model no pairs
     window = answering.read([pair])
     with bundle.session(entry) as session:
-        right: Any = answering.answers(window, answering.run(session.run, window))[0]
+        prediction: Any = answering.answers(window, answering.run(session.run, window))[0]
     with served(folder) as address:
         tab.open(address)
-        found = answer(tab, "onnx-fp32", *pair)
-        assert found["label"] == "positive" and "tokens read" in found["said"]
-        # Two logits: the difference of their logs is what the softmax of both keeps.
-        logits = {name: np.log(p / (1 - p)) for name, p in found["probabilities"].items()}
+        shown = answer(tab, "onnx-fp32", *pair)
+        assert shown["label"] == "positive" and "tokens read" in shown["message"]
+        # The softmax of two logits depends on their difference only.
+        logits = {name: np.log(p / (1 - p)) for name, p in shown["probabilities"].items()}
         share = 1 / (1 + np.exp(logits["positive"] - logits["negative"]))
-        assert share == pytest.approx(right.probabilities["negative"], abs=1e-5)
-        assert "Shorten them" in answer(tab, "onnx-fp32", TOO_LONG, "short")["said"]
-        assert "Write something" in answer(tab, "onnx-fp32", "one", " ")["said"]
+        assert share == pytest.approx(prediction.probabilities["negative"], abs=1e-5)
+        assert "Shorten them" in answer(tab, "onnx-fp32", TOO_LONG, "short")["message"]
+        assert "Write something" in answer(tab, "onnx-fp32", "one", " ")["message"]
 
 
-def test_it_measures_what_the_commands_take(site: Path, tab: Tab, tmp_path: Path, edgeformer: Edgeformer) -> None:
+def test_measured_report_is_accepted_by_profile_and_compare(
+    site: Path, tab: Tab, tmp_path: Path, edgeformer: Edgeformer
+) -> None:
     with served(site) as address:
         tab.open(address + SHORT)
         report = measure(tab, ["onnx-fp32", "onnx-int8-exit1"], "8, 16", title="a <b>phone</b>")
@@ -215,14 +217,14 @@ def test_it_measures_what_the_commands_take(site: Path, tab: Tab, tmp_path: Path
     assert report.host["versions"]["onnxruntime-web"] and report.device_title == "a <b>phone</b>"
     assert tab.run("document.querySelectorAll('#table tbody tr').length") == 4
     assert tab.run("document.querySelectorAll('#pictures svg path').length") == 4
-    # Shorter rules than the usual ones never pass for these.
+    # A report says when its rules were shorter than the defaults.
     assert any("min_calls 30 instead of 100" in note for note in report.notes)
     assert all(not row.latency_ms.stable for row in report.rows if row.phase == "steady")
     for name in ("a", "b"):
         (tmp_path / f"{name}.json").write_text(report.model_dump_json(), encoding="utf-8")
     judged = ("profile", str(tmp_path / "a.json"), "--device", "raspberry-pi-5", "--json")
     checks = json.loads(edgeformer(*judged))["verdict"]["checks"]
-    statuses = {(one["name"], one["status"]) for one in checks}
+    statuses = {(check["name"], check["status"]) for check in checks}
     assert statuses == {("size", "pass"), ("latency", "unknown"), ("memory", "unknown")}
     edgeformer(*judged, "--max-size", "10KiB", code=3)
     compared = json.loads(edgeformer("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json"))
@@ -230,7 +232,7 @@ def test_it_measures_what_the_commands_take(site: Path, tab: Tab, tmp_path: Path
     assert compared["a"]["measured_on"] == f"a <b>phone</b>, in {report.host['browser']}"
 
 
-def test_an_isolated_page_has_threads_and_a_finer_clock(site: Path, tab: Tab) -> None:
+def test_isolated_page_has_threads_and_a_finer_clock(site: Path, tab: Tab) -> None:
     with served(site, ISOLATED) as address:
         tab.open(address + SHORT)
         cores = tab.run("navigator.hardwareConcurrency")
@@ -240,7 +242,7 @@ def test_an_isolated_page_has_threads_and_a_finer_clock(site: Path, tab: Tab) ->
     assert report.rows[-1].conditions["clock_step_ms"] < 0.05
 
 
-def test_a_page_from_another_machine_without_https_works_and_says_what_it_lacks(site: Path, tab: Tab) -> None:
+def test_insecure_page_works_and_names_what_is_missing(site: Path, tab: Tab) -> None:
     with served(site) as address:
         tab.open(address.replace("127.0.0.1", ELSEWHERE) + SHORT)
         assert tab.run("isSecureContext") is False
@@ -249,8 +251,8 @@ def test_a_page_from_another_machine_without_https_works_and_says_what_it_lacks(
     assert tab.complaints == []
 
 
-def test_a_language_model_is_measured(libraries: Path, tab: Tab, tmp_path: Path) -> None:
-    """Its weights lie beside the graph, and it takes no mask."""
+def test_language_model_is_measured(libraries: Path, tab: Tab, tmp_path: Path) -> None:
+    """It has external weights and takes no mask."""
     publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(libraries, providers=("wasm",)))
     with served(tmp_path / "site") as address:
         tab.open(address + SHORT)
@@ -260,7 +262,7 @@ def test_a_language_model_is_measured(libraries: Path, tab: Tab, tmp_path: Path)
     assert report.subject is not None and report.subject.task == "language-modeling"
 
 
-def test_nothing_is_asked_for_but_its_own_files(site: Path, tab: Tab) -> None:
+def test_page_requests_its_own_files_only(site: Path, tab: Tab) -> None:
     with served(site) as address:
         tab.open(address)
         answer(tab, "onnx-fp32", "fine")
@@ -270,7 +272,7 @@ def test_nothing_is_asked_for_but_its_own_files(site: Path, tab: Tab) -> None:
         assert any("Content Security Policy" in complaint for complaint in tab.complaints)
 
 
-def test_a_damaged_file_is_refused(site: Path, tab: Tab, tmp_path: Path) -> None:
+def test_damaged_file_is_refused(site: Path, tab: Tab, tmp_path: Path) -> None:
     folder = tmp_path / "site"
     shutil.copytree(site, folder)
     graph = folder / "model" / "onnx" / "model.onnx"
@@ -279,13 +281,13 @@ def test_a_damaged_file_is_refused(site: Path, tab: Tab, tmp_path: Path) -> None
     graph.write_bytes(content)
     with served(folder) as address:
         tab.open(address + SHORT)
-        assert "checksum" in answer(tab, "onnx-fp32", "fine")["said"]
+        assert "checksum" in answer(tab, "onnx-fp32", "fine")["message"]
         report = measure(tab, ["onnx-fp32"], "8")
     (row,) = report.rows
     assert row.latency_ms.status == "unavailable" and "checksum" in str(row.latency_ms.reason)
 
 
-def test_what_a_bundle_is_called_is_shown_and_not_obeyed(libraries: Path, tab: Tab, tmp_path: Path) -> None:
+def test_names_are_escaped(libraries: Path, tab: Tab, tmp_path: Path) -> None:
     hostile = "<img src=x onerror='window.hurt=1'>\u202e\x1b[31m"
     shutil.copytree(CLASSIFIER, tmp_path / "bundle")
     manifest = Bundle.open(tmp_path / "bundle").manifest
@@ -295,42 +297,44 @@ def test_what_a_bundle_is_called_is_shown_and_not_obeyed(libraries: Path, tab: T
         tab.open(address + SHORT)
         assert "<img" in tab.run("document.querySelector('h1').textContent") and "<img" in tab.run("document.title")
         answer(tab, "onnx-fp32", "fine")
-        shown = tab.run("document.getElementById('answer').textContent")
-        assert "<img src=x" in shown and "\u202e" not in shown and "\x1b" not in shown
+        text = tab.run("document.getElementById('answer').textContent")
+        assert "<img src=x" in text and "\u202e" not in text and "\x1b" not in text
         assert measure(tab, ["onnx-fp32"], "8").run == hostile
         assert tab.run("document.querySelectorAll('img').length") == 0 and tab.run("window.hurt") is None
 
 
 def modules(tab: Tab, expression: str) -> Any:
-    """The value of an expression in which ``measure`` and ``inputs`` are the page's modules."""
+    """Return the value of an expression; ``measure`` and ``inputs`` are modules of the page."""
     loaded = "Promise.all(['./measure.js', './inputs.js'].map((name) => import(new URL(name, location.href).href)))"
     return tab.run(f"{loaded}.then(([measure, inputs]) => {expression})")
 
 
-def test_it_measures_and_summarises_as_profile_does(site: Path, tab: Tab) -> None:
-    chance = np.random.default_rng(0)
+def test_page_summarises_samples_as_profile_does(site: Path, tab: Tab) -> None:
+    random = np.random.default_rng(0)
     rules = json.loads((site / "site.json").read_text(encoding="utf-8"))["rules"]
-    samples = [(chance.gamma(9, 0.3, n) * np.linspace(1, slope, n)).round(3).tolist() for n, slope in CASES]
+    samples = [(random.gamma(9, 0.3, n) * np.linspace(1, slope, n)).round(3).tolist() for n, slope in CASES]
     with served(site) as address:
         tab.open(address)
-        told = f"(({json.dumps(samples)}).map((one) => [measure.summarise(one, true, [], null, {json.dumps(rules)}), "
-        told += f"measure.drifted(one, {json.dumps(rules)}), measure.windowsAgree(one, {json.dumps(rules)})]))"
-        found = modules(tab, told)
+        calls = ("measure.summarise(sample, true, [], null, rules)", "measure.drifted(sample, rules)",
+                 "measure.windowsAgree(sample, rules)")  # fmt: skip
+        arguments = f"({json.dumps(samples)}, {json.dumps(rules)})"
+        expression = f"((samples, rules) => samples.map((sample) => [{', '.join(calls)}])){arguments}"
+        summaries = modules(tab, expression)
         golden = read_golden(CLASSIFIER / "golden.npz")
         rows = [row.tolist() for row in golden.texts()]
         for batch, seq in ((1, 4), (3, 60), (70, 16)):
-            wanted = [buffer["input_ids"].tolist() for buffer in make_buffers(golden, batch, seq)]
-            assert modules(tab, f"inputs.makeBuffers({json.dumps(rows)}, {batch}, {seq})") == wanted
-    for sample, (latency, drift, agree) in zip(samples, found, strict=True):
-        wanted = summarise(sample, True).model_dump(mode="json")
-        for name, value in wanted.items():
+            expected = [buffer["input_ids"].tolist() for buffer in make_buffers(golden, batch, seq)]
+            assert modules(tab, f"inputs.makeBuffers({json.dumps(rows)}, {batch}, {seq})") == expected
+    for sample, (latency, drift, agree) in zip(samples, summaries, strict=True):
+        expected = summarise(sample, True).model_dump(mode="json")
+        for name, value in expected.items():
             if name in ("low", "high"):  # of estimates
                 continue
-            numbers = isinstance(value, float) or name == "quantiles_ms"
-            assert latency[name] == (pytest.approx(value, rel=1e-9) if numbers else value), name
+            is_number = isinstance(value, float) or name == "quantiles_ms"
+            assert latency[name] == (pytest.approx(value, rel=1e-9) if is_number else value), name
         assert drift == drifted(sample, MeasureRules().window_tolerance)
         assert agree == windows_agree(sample, MeasureRules())
 
 
 CASES = ((1, 1), (2, 1), (19, 3), (63, 1), (64, 1.3), (129, 1), (131, 2), (700, 1.01), (1000, 0.5))
-"""Calls, and how much slower they become."""
+"""Number of calls, and the factor by which they slow down."""

@@ -1,4 +1,4 @@
-"""What the folder of a page holds, what it refuses, and that nobody's files are in its way."""
+"""Folder of a page: contents, errors, existing files; its JavaScript answers; its documentation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ import hashlib
 import json
 import re
 import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 
@@ -20,17 +27,28 @@ from edgeformer.artifacts.page import SITE_FILE, PageManifest
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle, seal
 from edgeformer.runtimes import provider_facts
-from edgeformer.runtimes.web.libraries import CDN, RUNTIMES, TOKENIZER_LIBRARY, LibraryFile, find_local, integrity_of
+from edgeformer.runtimes.web.libraries import (
+    CDN,
+    RUNTIME,
+    RUNTIMES,
+    TOKENIZER_LIBRARY,
+    TOKENIZERS,
+    LibraryFile,
+    find_local,
+    integrity_of,
+)
+from edgeformer.tasks.text_answers import NO_NUMBER
 from edgeformer.web.publish import PageOptions, publish
 from tests.cli.in_process import Edgeformer
-from tests.web.old_bundles import CLASSIFIER, LANGUAGE
+from tests.docs.document import ROOT, programs
+from tests.web.browser import CLASSIFIER, LANGUAGE
 
 FILES = [TOKENIZER_LIBRARY, *(file for runtime in RUNTIMES for file in runtime.files)]
 
 
 @pytest.fixture
 def fake_libraries(tmp_path: Path) -> Path:
-    """``node_modules`` with files of the right names: nothing here runs them."""
+    """``node_modules`` with placeholder files; these tests do not run them."""
     for file in FILES:
         path = tmp_path / "node_modules" / file.package.name / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +60,7 @@ def fake_libraries(tmp_path: Path) -> Path:
 
 
 def downloads(value: object) -> Iterator[dict[str, Any]]:
-    """Everything in site.json that the page downloads."""
+    """Yield everything in site.json that the page downloads."""
     if isinstance(value, dict):
         if value.keys() == {"url", "integrity", "size_bytes"}:
             yield value
@@ -54,13 +72,13 @@ def downloads(value: object) -> Iterator[dict[str, Any]]:
 
 
 def site_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / SITE_FILE).read_text(encoding="utf-8"))
-    return found
+    site: dict[str, Any] = json.loads((folder / SITE_FILE).read_text(encoding="utf-8"))
+    return site
 
 
-def test_every_file_is_there_with_its_checksum(fake_libraries: Path, tmp_path: Path) -> None:
-    made = publish(Bundle.open(CLASSIFIER), tmp_path / "site", PageOptions(fake_libraries))
-    assert read_manifest(PageManifest, tmp_path / "site" / SITE_FILE) == made
+def test_every_file_has_its_checksum(fake_libraries: Path, tmp_path: Path) -> None:
+    manifest = publish(Bundle.open(CLASSIFIER), tmp_path / "site", PageOptions(fake_libraries))
+    assert read_manifest(PageManifest, tmp_path / "site" / SITE_FILE) == manifest
     files = list(downloads(site_of(tmp_path / "site")))
     assert len(files) > 15
     for file in files:
@@ -68,16 +86,18 @@ def test_every_file_is_there_with_its_checksum(fake_libraries: Path, tmp_path: P
         kind, _, digest = file["integrity"].partition("-")
         assert base64.b64encode(hashlib.new(kind, content).digest()).decode() == digest
         assert len(content) == file["size_bytes"]
-    by_id = {one.id: one for one in made.artifacts}
+    by_id = {artifact.id: artifact for artifact in manifest.artifacts}
     assert {"onnx-fp32", "onnx-int8", "onnx-int8-exit1", "onnx-fp16", "onnx-int8-trim"} <= by_id.keys()
-    assert {one.artifact for one in made.left_out} == {
+    assert {entry.artifact for entry in manifest.left_out} == {
         "onnx-fp32-step", "onnx-int8-step", "onnx-fp16-step", "tensorrt-fp16",
     }  # fmt: skip
-    assert by_id["onnx-int8-trim"].reader == "trimmed" and made.readers.keys() == {".", "trimmed"}
-    assert made.readers["."].suffix == 1 and made.readers["."].max_tokens == 48
+    assert by_id["onnx-int8-trim"].reader == "trimmed" and manifest.readers.keys() == {".", "trimmed"}
+    assert manifest.readers["."].suffix == 1 and manifest.readers["."].max_tokens == 48
     sha256 = sha256_of(tmp_path / "site" / by_id["onnx-int8"].graph.url)
-    assert sha256 == made.subject.artifacts["onnx-int8"].sha256 == Bundle.open(CLASSIFIER).artifact("onnx-int8").sha256
-    assert made.versions == {"onnxruntime-web": "9.9.9", "@huggingface/tokenizers": "9.9.9"} and made.offline
+    assert (
+        sha256 == manifest.subject.artifacts["onnx-int8"].sha256 == Bundle.open(CLASSIFIER).artifact("onnx-int8").sha256
+    )
+    assert manifest.versions == {"onnxruntime-web": "9.9.9", "@huggingface/tokenizers": "9.9.9"} and manifest.offline
 
 
 def test_the_page_may_connect_to_its_own_folder_only(fake_libraries: Path, tmp_path: Path) -> None:
@@ -87,14 +107,14 @@ def test_the_page_may_connect_to_its_own_folder_only(fake_libraries: Path, tmp_p
     assert "http:" not in page and "https:" not in page
     scripts = [path.read_text(encoding="utf-8") for path in (tmp_path / "site").glob("*.js")]
     sends_or_runs = re.compile(r"innerHTML|outerHTML|eval\(|XMLHttpRequest|sendBeacon|WebSocket|method:")
-    assert len(scripts) > 10 and [found for script in scripts for found in sends_or_runs.findall(script)] == []
+    assert len(scripts) > 10 and not any(sends_or_runs.search(script) for script in scripts)
     assert "Cross-Origin-Embedder-Policy: require-corp" in (tmp_path / "site" / "_headers").read_text(encoding="utf-8")
 
 
 def test_without_a_folder_libraries_have_fixed_addresses_and_checksums(tmp_path: Path) -> None:
-    made = publish(Bundle.open(CLASSIFIER), tmp_path / "site", PageOptions())
+    manifest = publish(Bundle.open(CLASSIFIER), tmp_path / "site", PageOptions())
     remote = [file for file in downloads(site_of(tmp_path / "site")) if "://" in file["url"]]
-    assert len(remote) == 7 and not made.offline and not (tmp_path / "site" / "libraries").exists()
+    assert len(remote) == 7 and not manifest.offline and not (tmp_path / "site" / "libraries").exists()
     for file in remote:
         assert file["url"].startswith(f"{CDN}/npm/") and "@" in file["url"].rpartition("/npm/")[2]
         assert file["integrity"].startswith("sha384-") and len(base64.b64decode(file["integrity"][7:])) == 48
@@ -104,16 +124,16 @@ def test_without_a_folder_libraries_have_fixed_addresses_and_checksums(tmp_path:
 @pytest.mark.node
 def test_the_checksums_are_those_of_the_packages(libraries: Path) -> None:
     for file in FILES:
-        found = find_local(libraries, file)
-        assert (found.version, found.integrity) == (file.package.version, file.integrity)
-        assert len(found.content) == file.size_bytes
+        local = find_local(libraries, file)
+        assert (local.version, local.integrity) == (file.package.version, file.integrity)
+        assert len(local.content) == file.size_bytes
 
 
 @pytest.mark.parametrize("part", ["..", ".", "onnxruntime-web"])
 def test_libraries_are_found_where_they_are_unpacked(part: str, fake_libraries: Path) -> None:
-    wanted = RUNTIMES[0].binary
-    found = find_local(fake_libraries / part, wanted)
-    assert found.content == wanted.path.encode() and found.integrity == integrity_of(found.content)
+    file = RUNTIMES[0].binary
+    local = find_local(fake_libraries / part, file)
+    assert local.content == file.path.encode() and local.integrity == integrity_of(local.content)
 
 
 def test_a_library_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -127,9 +147,9 @@ def test_a_page_is_replaced_and_nothing_else(
 ) -> None:
     site = tmp_path / "site"
     publish(Bundle.open(CLASSIFIER), site, PageOptions(fake_libraries))
-    (site / "left.txt").write_text("of before", encoding="utf-8")
+    (site / "stale.txt").write_text("stale", encoding="utf-8")
     publish(Bundle.open(CLASSIFIER), site, PageOptions(fake_libraries, ("onnx-int8",), ("wasm",)))
-    assert not (site / "left.txt").exists() and not (site / "model/onnx/model.onnx").exists()
+    assert not (site / "stale.txt").exists() and not (site / "model/onnx/model.onnx").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".site")] == []
     for name, content in (("mine.txt", "mine"), (SITE_FILE, '{"format": "another"}')):
         other = tmp_path / f"with {name}"
@@ -149,15 +169,15 @@ def test_a_page_that_fails_leaves_the_old_one(
 ) -> None:
     site = tmp_path / "site"
     publish(Bundle.open(CLASSIFIER), site, PageOptions(fake_libraries))
-    before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    original = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
 
-    def full(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(publishing, "_write_site", full)
+    monkeypatch.setattr(publishing, "_write_site", fail)
     with pytest.raises(OSError, match="No space"):
         publish(Bundle.open(CLASSIFIER), site, PageOptions(fake_libraries))
-    assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == original
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".site")] == []
 
 
@@ -178,10 +198,15 @@ def test_names_are_escaped(fake_libraries: Path, tmp_path: Path) -> None:
     assert "<script>x" not in page and "&lt;script&gt;x" in page and "\x1b" not in page
 
 
-def test_weights_beside_a_graph_come_along(fake_libraries: Path, tmp_path: Path) -> None:
-    made = publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(fake_libraries))
-    assert made.labels is None and made.silent and made.readers["."].tokenizer is None and made.tokenizers is None
-    by_id = {one.id: one for one in made.artifacts}
+def test_external_weights_are_copied(fake_libraries: Path, tmp_path: Path) -> None:
+    manifest = publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(fake_libraries))
+    assert (
+        manifest.labels is None
+        and manifest.silent
+        and manifest.readers["."].tokenizer is None
+        and manifest.tokenizers is None
+    )
+    by_id = {artifact.id: artifact for artifact in manifest.artifacts}
     assert by_id.keys() == {f"onnx-{p}{e}" for p in ("fp32", "fp16", "int8") for e in ("", "-exit2")}
     (weights,) = by_id["onnx-fp32"].weights
     assert weights.name == "model.onnx_data" and (tmp_path / "site" / weights.file.url).is_file()
@@ -198,11 +223,11 @@ def test_weights_beside_a_graph_come_along(fake_libraries: Path, tmp_path: Path)
         (("--libraries", "nowhere"), "--libraries nowhere"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_requests_are_refused(
     arguments: tuple[str, ...], message: str, tmp_path: Path, edgeformer: Edgeformer
 ) -> None:
-    said = edgeformer("page", str(CLASSIFIER), "-o", str(tmp_path / "site"), *arguments, code=2)
-    assert message in " ".join(said.split()) and not (tmp_path / "site").exists()
+    message_shown = edgeformer("page", str(CLASSIFIER), "-o", str(tmp_path / "site"), *arguments, code=2)
+    assert message in " ".join(message_shown.split()) and not (tmp_path / "site").exists()
 
 
 def test_the_command(fake_libraries: Path, tmp_path: Path, edgeformer: Edgeformer) -> None:
@@ -210,13 +235,13 @@ def test_the_command(fake_libraries: Path, tmp_path: Path, edgeformer: Edgeforme
     command = ("page", str(CLASSIFIER), "-o", str(site), "--libraries", str(fake_libraries), "--artifact", "onnx-int8")
     assert "it works offline" in edgeformer(*command, "--seq", "8,16")
     assert site_of(site)["shapes"] == [[1, 8], [1, 16]]
-    told = json.loads(edgeformer(*command, "--provider", "wasm", "--json"))
-    assert told["artifacts"] == ["onnx-int8"] and told["page"] == str(site)
-    # 48: where the model's texts are cut, though it could take 64; profile REPORT.json looks for that shape
+    document = json.loads(edgeformer(*command, "--provider", "wasm", "--json"))
+    assert document["artifacts"] == ["onnx-int8"] and document["page"] == str(site)
+    # The model's texts are cut to 48 tokens, although it takes 64; profile REPORT.json needs this shape.
     assert site_of(site)["shapes"] == [[1, 16], [1, 48]] and len(site_of(site)["providers"]) == 1
 
 
-def test_what_computes_in_a_browser_is_known() -> None:
+def test_browser_providers_have_labels() -> None:
     assert [provider_facts(runtime.provider).label for runtime in RUNTIMES] == ["WASM", "WebGPU"]
     assert provider_facts("wasm").kind == "cpu" and provider_facts("webgpu").kind is None
 
@@ -224,3 +249,64 @@ def test_what_computes_in_a_browser_is_known() -> None:
 def test_addresses_name_their_version() -> None:
     file: LibraryFile = TOKENIZER_LIBRARY
     assert file.address == f"{CDN}/npm/@huggingface/tokenizers@{file.package.version}/dist/tokenizers.min.mjs"
+
+
+PROBABILITIES = """
+import { probabilities } from "./text.js";
+const batches = [[1, 3], [NaN, 1], [-Infinity, 1], [Infinity, Infinity]];
+const answers = batches.map((logits) => [false, true].map((multilabel) => {
+  try { return probabilities(Float32Array.from(logits), multilabel); } catch (error) { return error.message; }
+}));
+console.log(JSON.stringify(answers));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_javascript_turns_logits_into_probabilities(tmp_path: Path) -> None:
+    site = resources.files("edgeformer.web") / "site"
+    for name in ("text.js", "files.js"):
+        (tmp_path / name).write_text((site / name).read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "package.json").write_text('{"type": "module"}', encoding="utf-8")
+    (tmp_path / "answers.js").write_text(PROBABILITIES, encoding="utf-8")
+    command = ["node", "answers.js"]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    (single, multilabel), *not_finite = json.loads(process.stdout)
+    assert single == pytest.approx([0.119203, 0.880797], abs=1e-6)
+    assert multilabel == pytest.approx([0.731059, 0.952574], abs=1e-6)
+    assert not_finite == [[NO_NUMBER, NO_NUMBER]] * 3
+
+
+DOCUMENT = ROOT / "docs" / "browser.md"
+
+
+def test_documented_server_sends_the_headers_for_threads(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("the page", encoding="utf-8")
+    (tmp_path / "isolated.py").write_text(programs(DOCUMENT)["isolated.py"], encoding="utf-8")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(tmp_path / "isolated.py"), str(tmp_path), str(port)]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    try:
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as response:
+                    headers, content = dict(response.headers), response.read()
+                break
+            except URLError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+    assert content == b"the page"
+    assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
+    assert headers["Cross-Origin-Embedder-Policy"] == "require-corp"
+
+
+def test_documented_versions_and_sizes() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert f"{RUNTIME.name}@{RUNTIME.version} {TOKENIZERS.name}@{TOKENIZERS.version}" in text
+    sizes = [sum(file.size_bytes for file in runtime.files) for runtime in RUNTIMES]
+    assert f"({sum(sizes) / 2**20:.0f} MiB, or {sizes[0] / 2**20:.0f} MiB with `--provider wasm`)" in text
