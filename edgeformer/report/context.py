@@ -23,7 +23,6 @@ from edgeformer.artifacts.report import (
     Check,
     EstimateEvidence,
     Latency,
-    Memory,
     Report,
     Row,
     Search,
@@ -63,32 +62,21 @@ def _estimate(value: float | None, low: float | None, high: float | None, unit: 
     return f"{ABOUT} {middle} ({ends[0]} to {ends[1]})" if middle else f"{ABOUT} ({ends[0]} to {ends[1]})"
 
 
-def _latency(latency: Latency, *, range_only: bool = False) -> str:
+def latency_text(latency: Latency, *, range_only: bool = False) -> str:
+    """Format the p50: ``1.23 ms``, ``≈ 1.23 ms (0.80 to 1.90)`` or a dash."""
     if latency.p50 is None or latency.status != "estimated":
         return format_value(latency.p50, "ms")
     return _estimate(latency.p50, latency.low, latency.high, "ms", range_only=range_only)
 
 
-def latency_text(latency: Latency) -> str:
-    """Format the p50: ``1.23 ms``, ``≈ 1.23 ms (0.80 to 1.90)`` or a dash."""
-    return _latency(latency)
-
-
-def _memory(memory: Memory, *, range_only: bool = False) -> str:
-    if memory.status != "estimated":
-        return format_bytes(memory.peak)
-    return _estimate(memory.peak, memory.low, memory.high, "bytes", range_only=range_only)
+_CHECK_UNITS: dict[str, Unit] = {"bytes": "bytes", "ms": "ms", "mJ": "mj"}
 
 
 def _check_value(check: Check, *, range_only: bool = False) -> str:
+    unit = _CHECK_UNITS.get(check.unit, "")
     if check.value is None or check.basis != "estimated":
-        return format_value(check.value, _check_unit(check))
-    return _estimate(check.value, check.low, check.high, _check_unit(check), range_only=range_only)
-
-
-def _check_unit(check: Check) -> Unit:
-    units: dict[str, Unit] = {"bytes": "bytes", "mJ": "mj"}
-    return units.get(check.unit, "ms")
+        return format_value(check.value, unit)
+    return _estimate(check.value, check.low, check.high, unit, range_only=range_only)
 
 
 def check_shape(check: Check) -> str:
@@ -157,7 +145,7 @@ def measurement_columns(report: Report) -> Columns[Row]:
 
     def latency(row: Row, *, range_only: bool = False) -> Text:
         style = "italic" if row.latency_ms.status == "estimated" else ""
-        return Text(_latency(row.latency_ms, range_only=range_only), style)
+        return Text(latency_text(row.latency_ms, range_only=range_only), style)
 
     def latency_with_status(row: Row) -> str:
         if row.latency_ms.status == "unavailable":
@@ -165,8 +153,10 @@ def measurement_columns(report: Report) -> Columns[Row]:
         return latency_text(row.latency_ms) + (" (unstable)" if row.latency_ms.stable is False else "")
 
     def memory(row: Row, *, range_only: bool = False) -> Text:
-        style = "italic" if row.memory_bytes.status == "estimated" else ""
-        return Text(_memory(row.memory_bytes, range_only=range_only), style)
+        memory = row.memory_bytes
+        if memory.status != "estimated":
+            return Text(format_bytes(memory.peak))
+        return Text(_estimate(memory.peak, memory.low, memory.high, "bytes", range_only=range_only), "italic")
 
     def why_unavailable(row: Row) -> str:
         return (row.latency_ms.reason or NO_REASON) if row.latency_ms.status == "unavailable" else ""
@@ -215,7 +205,7 @@ CHECKS: Columns[Check] = Columns(
         Column("check", attrgetter("name")),
         Column("result", attrgetter("status"), mark=True),
         Column("artifact", attrgetter("artifact")),
-        Column("limit", attrgetter("limit"), text=lambda c: format_value(c.limit, _check_unit(c)), number=True),
+        Column("limit", attrgetter("limit"), text=lambda c: format_value(c.limit, _CHECK_UNITS.get(c.unit, "")), number=True),
         Column("at", attrgetter("batch"), text=check_shape),
         Column("value", attrgetter("value"), text=_check_value, number=True,
                narrow=lambda check: _check_value(check, range_only=True)),
