@@ -419,7 +419,7 @@ class ReportChart:
     def _roofline_legend(
         self, axis: Any, rows: Sequence[Row], markers: dict[tuple[int, int], str], sources: Sequence[str]
     ) -> None:
-        """Draw a legend above the chart, since names beside the points of many artifacts would overlap."""
+        """Draw a legend above the chart, since the names of many artifacts at their points would overlap."""
         from matplotlib.lines import Line2D
 
         style: dict[str, Any] = {"linestyle": "", "markersize": 6}

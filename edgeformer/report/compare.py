@@ -118,7 +118,7 @@ def _compare_latency(a: Latency | None, b: Latency | None) -> tuple[float | None
     ratio = b.p50 / a.p50
     direction = "slower" if ratio > 1 else "faster"
     if a.status != b.status:
-        return ratio, None, "an estimate beside a measurement"
+        return ratio, None, "an estimate and a measurement"
     if a.status == "estimated":
         if a.low is None or a.high is None or b.low is None or b.high is None:
             return ratio, None, "estimates without a range"

@@ -487,7 +487,7 @@ def missing_measurements(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def warning_words(report: Report, written: bool) -> Iterator[str]:
+def warning_lines(report: Report, written: bool) -> Iterator[str]:
     """Yield the warnings of the rows: measured and estimated rows apart, since only a measurement is noisy.
 
     Up to two rows get a line each; more are counted in one line. Cold rows are single calls: the other rows of their
@@ -581,7 +581,7 @@ class ReportContext:
     Attributes:
         report: of `profile`.
         status, badge, mark, sentence: the verdict in a headline, on the badge, as a CSS class, in a sentence.
-        cautions: warnings that belong beside every figure.
+        cautions: warnings that apply to every figure: synthetic data, leaks.
         estimates: how far estimates can be trusted; None: the report has none.
         parameters: of the model.
         host: the machine that measured the host rows.
@@ -633,4 +633,4 @@ class ReportContext:
         absent = [r for r in report.rows if r.latency_ms.status == "unavailable" and r.artifact not in report.left_out]
         reasons = names_by_reason((row.artifact, row.latency_ms.reason or NO_REASON) for row in absent)
         notes += [f"{', '.join(names)}: unavailable: {reason}" for reason, names in reasons.items()]
-        return [*notes, *warning_words(report, has_files)]
+        return [*notes, *warning_lines(report, has_files)]

@@ -76,7 +76,7 @@ def _draw_sizes(axis: Any, artifacts: Sequence[ArtifactManifest], bundle: Bundle
     axis.grid(axis="y", visible=False)
     axis.margins(x=0.45)
     # Several graphs may share one weights file; each size includes the graph's share of it.
-    shared = ", with its share of the weights file beside it" if any(a.weights_file for a in artifacts) else ""
+    shared = ", with its share of the external weights file" if any(a.weights_file for a in artifacts) else ""
     axis.set(xlabel=f"size (MiB){shared}", title=f"size, and {scored_on}" if scored_on is not None else "size")
 
 

@@ -94,7 +94,7 @@ def publish(
         ArtifactError: a file of the bundle is missing or changed.
         OSError: the page cannot be written.
     """
-    output = output.resolve()  # "." has no name for temporary folders beside it
+    output = output.resolve()  # "." has no name for temporary folders next to it
     _require_replaceable(output)
     selected, left_out = _select_artifacts(bundle, options, artifact)
     shapes = _measured_shapes(bundle, options)

@@ -49,7 +49,7 @@ class TestReports:
             (measured(20.0, cv=1.0, n=5000), measured(28.0, cv=1.0, n=5000), "slower"),
             (estimated(1.0, 2.0), estimated(1.9, 3.0), "within the estimates' ranges"),
             (estimated(1.0, 2.0), estimated(2.1, 3.0), "estimated slower"),
-            (measured(1.0), estimated(2.1, 3.0), "an estimate beside a measurement"),
+            (measured(1.0), estimated(2.1, 3.0), "an estimate and a measurement"),
         ],
     )
     def test_mark_of_a_difference(self, a: Latency, b: Latency, mark: str) -> None:

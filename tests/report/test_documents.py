@@ -22,7 +22,7 @@ from edgeformer.report.context import (
     estimate_words,
     in_words,
     measurement_columns,
-    warning_words,
+    warning_lines,
 )
 from edgeformer.report.documents import as_csv, badge_svg, print_search, write_report
 from edgeformer.run import Location
@@ -188,11 +188,11 @@ class TestTerminal:
         rows = [made_row(warned, batch=batch) for batch in (1, 8, 16)] + [made_row(measured(), batch=32)]
         rows += [made_row(measured(n=1, warnings=("2 nodes run on the CPU",)), phase="cold")]
         rows += [made_row(wider, "device", batch=batch) for batch in (1, 8, 16, 32)]
-        assert list(warning_words(made_report(*rows), written=True)) == [
+        assert list(warning_lines(made_report(*rows), written=True)) == [
             "3 of 4 rows are noisy, 3 not stable: the calls vary (3 rows); drifted (3 rows); row by row in the report",
             "4 of 4 estimated rows are less certain: the range is wider (4 rows); row by row in the report",
         ]
-        few = list(warning_words(made_report(*rows[:2], rows[5]), written=True))
+        few = list(warning_lines(made_report(*rows[:2], rows[5]), written=True))
         assert len(few) == 3 and few[2].startswith("estimate of onnx-fp32 1 × 128: the range is wider")
 
     def test_every_runtime_has_its_own_first_call(self) -> None:

@@ -126,7 +126,7 @@ class TestBundle:
 
     @pytest.mark.parametrize(
         ("weights", "label"),
-        [(None, "size (MiB)"), ("w", "size (MiB), with its share of the weights file beside it")],
+        [(None, "size (MiB)"), ("w", "size (MiB), with its share of the external weights file")],
     )
     def test_axis_says_what_the_sizes_include(
         self, tmp_path: Path, figures: list[Figure], weights: str | None, label: str

@@ -33,7 +33,6 @@ from edgeformer.runtimes.web.libraries import (
     RUNTIMES,
     TOKENIZER_LIBRARY,
     TOKENIZERS,
-    LibraryFile,
     find_local,
     integrity_of,
 )
@@ -244,11 +243,6 @@ def test_the_command(fake_libraries: Path, tmp_path: Path, edgeformer: Edgeforme
 def test_browser_providers_have_labels() -> None:
     assert [provider_facts(runtime.provider).label for runtime in RUNTIMES] == ["WASM", "WebGPU"]
     assert provider_facts("wasm").kind == "cpu" and provider_facts("webgpu").kind is None
-
-
-def test_addresses_name_their_version() -> None:
-    file: LibraryFile = TOKENIZER_LIBRARY
-    assert file.address == f"{CDN}/npm/@huggingface/tokenizers@{file.package.version}/dist/tokenizers.min.mjs"
 
 
 PROBABILITIES = """
