@@ -66,10 +66,9 @@ class Column(Generic[R]):
         text: row → text for people, where it differs from the value with its unit. Only the terminal shows the
             colours of a ``Text``.
         number: align right.
-        wraps: long text that HTML may break into lines.
         mark: a status word, shown in its colour.
         narrow: row → shorter text for a terminal that is too narrow for ``text``.
-        flows: the terminal may break the text between words.
+        flows: long text that the terminal and HTML may break between words.
         leaves: order in which the terminal drops columns that do not fit: 1 first; 0 never.
     """
 
@@ -79,7 +78,6 @@ class Column(Generic[R]):
     heading: str | None = None
     text: Callable[[R], str | Text] | None = None
     number: bool = False
-    wraps: bool = False
     mark: bool = False
     narrow: Callable[[R], str | Text] | None = None
     flows: bool = False

@@ -194,7 +194,7 @@ def measurement_columns(report: Report) -> Columns[Row]:
             Column("energy", attrgetter("energy_mj.value"), "mj"),
             Column("size", attrgetter("size_bytes"), "bytes", leaves=3),
             Column("reason", attrgetter("latency_ms.reason")),
-            Column("why_unavailable", why_unavailable, heading="", wraps=True),
+            Column("why_unavailable", why_unavailable, heading="", flows=True),
             Column("state", state, heading="", text=lambda row: Text(state(row), "yellow"), flows=True),
         ]
     )  # fmt: skip
@@ -211,7 +211,7 @@ CHECKS: Columns[Check] = Columns(
         Column("value", attrgetter("value"), text=_check_value, number=True,
                narrow=lambda check: _check_value(check, range_only=True)),
         Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
-        Column("why", attrgetter("reason"), text=lambda check: check.reason or "", wraps=True),
+        Column("why", attrgetter("reason"), text=lambda check: check.reason or "", flows=True),
     ]
 )  # fmt: skip
 """Each budget limit of the device with the value that it is compared with."""
@@ -241,7 +241,7 @@ FACTS: Columns[ProfileFact] = Columns(
         Column("fact", attrgetter("name")),
         Column("value", attrgetter("value")),
         Column("checked_on_the_device", attrgetter("checked")),
-        Column("source", attrgetter("source"), wraps=True),
+        Column("source", attrgetter("source"), flows=True),
     ]
 )
 
