@@ -39,7 +39,13 @@ def test_init_and_train_tell_everything(trained: tuple[Path, Outcome, Outcome]) 
     folder, written, told = trained
     for part in TOLD:
         assert part in written.out and part in told.err + told.out
-    for part in (TEXT, LABEL, "parted by semicolons", "recipe  reviews.yaml", "next    edgeformer train reviews.yaml"):
+    for part in (
+        TEXT,
+        LABEL,
+        "separated by semicolons",
+        "recipe  reviews.yaml",
+        "next    edgeformer train reviews.yaml",
+    ):
         assert part in written.out
     document = json.loads((folder / "artifacts" / "reviews-001" / "run.json").read_text(encoding="utf-8"))
     findings = {finding["kind"]: finding["rows"] for finding in document["data"]["findings"]}
