@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.progress import SILENT
-from edgeformer.inference.evaluate import EvaluateOptions, Scoring, choose
+from edgeformer.inference.evaluate import EvaluateOptions, Evaluator
+from edgeformer.inference.predict import select_candidates
 from edgeformer.run import locate
 from edgeformer.system.host import code_version, describe_host, now
 from edgeformer.tasks.early_exit import first_exits
@@ -39,11 +40,16 @@ def answers_of(arguments: argparse.Namespace) -> tuple[str, str, str, Answers]:
     """Run, artifact, set, and what it answers."""
     location = locate(arguments.bundle, Path("artifacts"))
     steps = location.open_bundle().built("step")
-    (choice,) = choose(location, arguments.artifact or steps[0].id)
-    options = EvaluateOptions(choice.id, arguments.split, arguments.data, text=arguments.text, label=arguments.label)
-    scoring = Scoring(options, SILENT)
-    notes = scoring.notes(choice)[1]
-    return location.name, choice.id, scoring.name(choice), (notes.exits, notes.confidences(), notes.rights())
+    (candidate,) = select_candidates(location, arguments.artifact or steps[0].id)
+    options = EvaluateOptions(candidate.id, arguments.split, arguments.data, text=arguments.text, label=arguments.label)
+    evaluator = Evaluator(options, SILENT)
+    notes = evaluator.record_exits(candidate)[1]
+    return (
+        location.name,
+        candidate.id,
+        evaluator.set_name(candidate),
+        (notes.exits, notes.confidences(), notes.rights()),
+    )
 
 
 def lost_by(answers: Answers, thresholds: dict[int, float]) -> tuple[float, float]:

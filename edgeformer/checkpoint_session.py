@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from edgeformer.runtimes.session import Session
 
 
-def computed_by(runtime: str) -> bool:
-    """Whether ``--runtime`` names what the weights can be computed with: torch on one kind of device."""
-    from edgeformer.runtimes.torch import RUNTIME  # like torch itself, only for those who ask for it
+def is_torch_provider(runtime: str) -> bool:
+    """Return whether ``--runtime`` names a provider of torch, which is what a run's own weights need."""
+    from edgeformer.runtimes.torch import RUNTIME
 
     return RUNTIME.provider_facts(runtime) is not None
 

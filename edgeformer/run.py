@@ -195,6 +195,10 @@ class Location:
             self.opened = Bundle.open(self.require_bundle())
         return self.opened
 
+    def open_model(self) -> Bundle | Run:
+        """Open the bundle where there is one, else the run. Raises ArtifactError where that is damaged."""
+        return self.open_bundle() if self.bundle is not None else self.open_run()
+
 
 def bundle_in(run: Path) -> Path | None:
     """The bundle's folder in a run's; None before anything was exported.

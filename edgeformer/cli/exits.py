@@ -77,7 +77,7 @@ def command(
         encoding=encoding,
     )
     options = GuaranteeOptions(rows, _share(max_drop, "--max-drop"), _share(risk, "--risk"))
-    guarantees = {result.id: result.guarantee for result in promise_exits(location, options, show_progress())}
+    guarantees = promise_exits(location, options, show_progress())
     paying = [id_ for id_, guarantee in guarantees.items() if guarantee.time.pays]
     recommended = min(paying, key=lambda id_: guarantees[id_].time.early_ms["mean"], default=None)
     if as_json:

@@ -81,7 +81,8 @@ def command(
       edgeformer generate path/to/bundle "The album was" --exit 4 --artifact onnx-fp16-step
     """
     from edgeformer.cli.console import say
-    from edgeformer.inference.generate import EarlyExit, GenerateOptions, generate
+    from edgeformer.inference.generate import GenerateOptions, generate
+    from edgeformer.inference.predict import EarlyExit
     from edgeformer.tasks.sampling import Sampling
 
     location, prompts = split_run_and_texts([*(words or ())], artifacts, run, "generate")

@@ -1,11 +1,10 @@
-"""What writes: a step or decode artifact of a bundle, without torch, or the run's own weights in torch."""
+"""Generate: continue a prompt token by token, with a bundle's graphs (no torch) or with a run's own weights (torch)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -13,196 +12,39 @@ from tokenizers import Tokenizer
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
-from edgeformer.checkpoint_session import computed_by
+from edgeformer.checkpoint_session import is_torch_provider
 from edgeformer.data.encoding import PlainText, require_unicode
+from edgeformer.inference.predict import EarlyExit, exit_thresholds
 from edgeformer.run import TORCH, Location, Run
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, providers_asked
-from edgeformer.runtimes.decoder import Decoder
-from edgeformer.tasks.language_modeling import exit_thresholds
 from edgeformer.tasks.metric import top_probability
 from edgeformer.tasks.sampling import Sampler, Sampling
 
+DEFAULT_TOKENS = 64
+"""Largest number of new tokens if ``max_tokens`` is None."""
+
+_DECODER_ROLES = ("decode", "step")
 _PRECISIONS = ("fp32", "fp16", "int8", "int4")
-_WRITING = ("decode", "step")
-
-
-@dataclass(frozen=True)
-class Author:
-    """A language model that can write, before anything heavy of it is opened.
-
-    Attributes:
-        location: what was asked for.
-        model: the bundle, or the run.
-        exits: loops after which it can answer; the last one is the last loop.
-        max_positions: the longest text it takes.
-        trained_length: tokens that it read at once in training.
-        wanted: the artifact that was asked for; None: the best of those that fit.
-        runtime: what ``--runtime`` names; None: the artifact's usual one, or for a run's weights torch.
-    """
-
-    location: Location
-    model: Bundle | Run
-    exits: tuple[int, ...]
-    max_positions: int
-    trained_length: int
-    wanted: str | None = None
-    runtime: str | None = None
-
-    def open(self, exits: Collection[int]) -> tuple[str, Decoder[Any]]:
-        """The id of what writes, and a text that answers after those loops.
-
-        Raises:
-            InputError: the artifact that was asked for cannot answer there.
-            ArtifactError: nothing that can was exported, or it is damaged.
-            MissingDependencyError: what it needs is not installed.
-        """
-        if isinstance(self.model, Run):
-            if self.runtime is not None and not computed_by(self.runtime):
-                raise InputError(f"--runtime {self.runtime}: computes no run's own weights; that is torch")
-            return TORCH, self.model.decoder(self.runtime)
-        chosen = self._pick(self.model, all_loops=set(exits) == {self.exits[-1]})
-        return chosen.id, self.model.decoder(chosen, exits, OpenOptions(self._provider(chosen)))
-
-    def _provider(self, chosen: ArtifactManifest) -> str | None:
-        if self.runtime is None:
-            return None
-        if self.runtime == ALL_RUNTIMES:
-            raise InputError(f"--runtime {self.runtime}: one of them writes; name it")
-        providers = providers_asked(chosen, self.runtime)
-        if not providers:
-            raise InputError(f"--runtime {self.runtime}: does not open {chosen.id}")
-        return providers[0]
-
-    def _pick(self, bundle: Bundle, *, all_loops: bool) -> ArtifactManifest:
-        """The artifact that was asked for, or the best that answers after all loops (or after others too)."""
-        name, with_run, command = bundle.name, self.location.run is not None, _command(self.location)
-        able = writing(bundle)
-        if self.wanted is None:
-            for artifact in able:
-                if all_loops or artifact.role == "step":
-                    return artifact
-            instead = f", or write with --artifact {TORCH}" if with_run else ""
-            raise ArtifactError(
-                f"{name}: --exit and --confidence need the step graphs, which its bundle does not hold; make them "
-                f"with: {command}{instead}"
-            )
-        # Engines write where they are asked for: they do not run everywhere.
-        engines = [artifact for artifact in bundle.built(*_WRITING) if not artifact.is_graph]
-        listed = ", ".join([*(one.id for one in (*able, *engines)), *([TORCH] if with_run else [])]) or "nothing"
-        chosen = next((artifact for artifact in bundle.artifacts if artifact.id == self.wanted), None)
-        if chosen is None:
-            raise InputError(f"--artifact {self.wanted}: {name} writes with {listed}")
-        if chosen.role not in _WRITING:
-            raise InputError(
-                f"--artifact {self.wanted}: reads whole texts and keeps nothing of earlier tokens; {name} writes "
-                f"with {listed}; missing ones are made with: {command}"
-            )
-        if chosen.role == "decode" and not all_loops:
-            raise InputError(
-                f"--artifact {self.wanted}: takes all loops for every token; --exit and --confidence need a step "
-                f"artifact ({name} writes with {listed}; missing ones are made with: {command})"
-            )
-        return chosen
-
-
-def find_author(location: Location, artifact: str | None = None, runtime: str | None = None) -> Author:
-    """The bundle where it holds graphs that write (or ``artifact`` is one of it), else the run.
-
-    Args:
-        location: the run, the bundle, or both.
-        artifact: an artifact's id, or ``torch``; None: the one that ``location`` names, else FP32 before FP16.
-        runtime: what shall compute it, as ``--runtime`` names it.
-
-    Raises:
-        InputError: not a language model, one that sees later tokens, or there is no such artifact.
-        ArtifactError: an unfinished or damaged run, or a bundle by itself whose graphs cannot write.
-    """
-    wanted = artifact or location.artifact
-    if wanted != TORCH and location.bundle is not None:
-        bundle = location.open_bundle()
-        _require_writer(location, bundle)
-        if wanted is not None or writing(bundle):
-            manifest = bundle.manifest
-            most = manifest.max_positions or manifest.max_length
-            return Author(location, bundle, manifest.exits, most, manifest.max_length, wanted, runtime)
-    if wanted not in (None, TORCH):
-        raise InputError(f"--artifact {wanted}: {location.name} has no bundle; make one with: {_command(location)}")
-    if location.run is None:
-        raise ArtifactError(
-            f"{location.bundle}: holds no graphs that write text; export its run again with: {_command(location)}"
-        )
-    run = location.open_run()
-    _require_writer(location, run)
-    run.require_finished()
-    recipe = run.recipe
-    return Author(location, run, run.exits, recipe.model.max_positions, recipe.data.tokens_at_once, None, runtime)
-
-
-def writing(bundle: Bundle) -> list[ArtifactManifest]:
-    """Artifacts that keep what they computed for earlier tokens, those to prefer first: FP32, then the faster."""
-    found = [artifact for artifact in bundle.built(*_WRITING) if artifact.is_graph and not artifact.trimmed]
-    return sorted(found, key=lambda a: (_PRECISIONS.index(a.precision), _WRITING.index(a.role)))
-
-
-def _require_writer(location: Location, model: Bundle | Run) -> None:
-    if not model.task.writes_text:
-        name = location.name
-        text = " TEXT" if model.task.reads_text else ""
-        raise InputError(
-            f"{name}: is a {model.task.noun} and writes no text; use: edgeformer {model.task.use} {name}{text}"
-        )
-    if model.leaks:
-        raise InputError(
-            f"{location.name}: leaks future tokens, so it cannot write: a token's state depends on the tokens after "
-            "it, which are not there yet, and nothing computed for it could be kept. Train it with model.causal: true"
-        )
-
-
-def _command(location: Location) -> str:
-    return f"edgeformer export {location.argument} --exit all"
-
-
-# generate: a prompt becomes a text, token after token.
-
+"""In the order of preference."""
 
 _INCOMPLETE = "\ufffd"
-"""What a tokenizer writes for bytes that are no whole character (yet)."""
+"""What a tokenizer returns for bytes that are not a whole character (yet)."""
 
 _CONTEXT = 8
-"""Earlier tokens that are decoded together with new ones: enough for a character's bytes and a word's first space."""
-
-
-USUAL_TOKENS = 64
-"""That are written at most where nobody says how many."""
-
-
-@dataclass(frozen=True)
-class EarlyExit:
-    """Leave at the first exit whose top probability is at least max(floor, start · decay^(loop − 1)) (paper B, eq. 6).
-
-    Raises:
-        InputError: a value out of its range.
-    """
-
-    start: float = 0.92
-    floor: float = 0.80
-    decay: float = 0.98
-
-    def __post_init__(self) -> None:
-        for name, value in (("threshold", self.start), ("floor", self.floor), ("decay", self.decay)):
-            if not 0 <= value <= 1:
-                raise InputError(f"{name} must be in 0…1, not {value}")
+"""Earlier tokens that are decoded with new ones: enough for the bytes of a character and the space before a word."""
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """How much is written, how, and with what. Without ``exit`` and ``early`` every token takes all loops.
+    """Length, sampling, exits and artifact. Without ``exit`` and ``early`` every token takes all loops.
 
     Attributes:
-        max_tokens: at most; None: the usual number, or for how many the model has room behind the prompt.
-        artifact: an artifact of the bundle that keeps what it computed for earlier tokens, or ``torch``; None: FP32
-            from the bundle where that has one, else torch.
-        runtime: what shall compute it, as ``--runtime`` names it; None: its usual one.
+        max_tokens: new tokens at most; None: ``DEFAULT_TOKENS``, or as many as fit behind the prompt.
+        sampling: how tokens are drawn.
+        exit: every token answers after this loop.
+        early: every token answers at the first exit that is confident enough.
+        artifact: a step or decode artifact of the bundle, or ``torch``; None: FP32 of the bundle, else torch.
+        runtime: ``--runtime``; None: the artifact's default.
     """
 
     max_tokens: int | None = None
@@ -221,16 +63,17 @@ class GenerateOptions:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was written, and what it took.
+    """A generated text and its cost.
 
     Attributes:
-        artifact: what wrote, ``torch`` for the run's own weights.
+        artifact: the artifact's id, or ``torch``.
         text: the new text, without the prompt.
-        tokens: the drawn tokens; the last one ends the text where ``stopped`` is ``boundary``.
+        tokens: the new tokens; the last one ends the text where ``stopped`` is ``boundary``.
         loops: the loop that answered, for each of ``tokens``.
-        prompt_seconds: time until the first new token, loading the model not counted.
+        prompt_seconds: time until the first new token, without loading the model.
+        seconds: time until the last token, without loading the model.
         tokens_per_s: new tokens after the first, per second; None where there is only one.
-        notes: what the reader should know.
+        notes: for the reader.
     """
 
     run: str
@@ -249,177 +92,259 @@ class Generation:
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON output."""
+        """Return the fields for JSON output."""
         return asdict(self)
 
 
 def generate(
     location: Location, prompt: str, options: GenerateOptions, on_text: Callable[[str], None] | None = None
 ) -> Generation:
-    """Go on writing where ``prompt`` ends: with the bundle's graphs, or with the run's own weights in torch.
+    """Continue ``prompt`` with the bundle's graphs, or with the run's own weights in torch.
 
     Args:
         location: the run, the bundle, or both.
         prompt: may be empty.
-        options: how much, how, and with what.
-        on_text: called with each piece of new text as soon as it is there.
+        options: length, sampling, exits and artifact.
+        on_text: called with each piece of new text as soon as it is complete.
 
     Raises:
-        InputError: not a language model, one that sees later tokens, no such exit or artifact, or a text that gets too
-            long.
+        InputError: no causal language model, no such exit or artifact, or a text that is too long.
         ArtifactError: an unfinished or damaged run or bundle, or the graphs that are needed were not exported.
         MissingDependencyError: torch is needed and not installed.
     """
-    author = find_author(location, options.artifact, options.runtime)
-    thresholds = _thresholds(author, options)
-    tokenizer = author.model.reader().tokenizer
+    artifact = options.artifact or location.artifact
+    model = _select_model(location, artifact)
+    if isinstance(model, Run):
+        exits = model.exits
+        max_positions, trained_length = model.recipe.model.max_positions, model.recipe.data.tokens_at_once
+    else:
+        exits, trained_length = model.manifest.exits, model.manifest.max_length
+        max_positions = model.manifest.max_positions or trained_length
+    thresholds = _token_thresholds(model.name, exits, options)
+    tokenizer = model.reader().tokenizer
     plain = PlainText(tokenizer)
     require_unicode("the prompt", prompt)
     ids = [plain.boundary, *plain.encode(prompt).ids]
-    most, notes = _length(len(ids), options.max_tokens, author)
-    artifact, decoder = author.open(thresholds)
+    max_tokens, notes = _limit_tokens(len(ids), options.max_tokens, max_positions, trained_length)
+    if isinstance(model, Run):
+        if options.runtime is not None and not is_torch_provider(options.runtime):
+            raise InputError(f"--runtime {options.runtime}: computes no run's own weights; that is torch")
+        artifact_id, decoder = TORCH, model.decoder(options.runtime)
+    else:
+        entry = _select_decoder(location, model, artifact, all_loops=set(thresholds) == {exits[-1]})
+        provider = None if options.runtime is None else _first_provider(entry, options.runtime)
+        artifact_id, decoder = entry.id, model.decoder(entry, thresholds, OpenOptions(provider))
+
     stream, pieces = TextStream(tokenizer, ids), list[str]()
 
-    def show(piece: str) -> None:
+    def emit(piece: str) -> None:
         if piece:
             pieces.append(piece)
             if on_text is not None:
                 on_text(piece)
 
-    stop, sampler = (plain.boundary, most), Sampler(options.sampling)
-    found = _decode(decoder, ids, stop, sampler, thresholds, lambda token: show(stream.push(token)))
-    show(stream.finish())
-    after_first, seconds = len(found.tokens) - 1, found.seconds - found.prompt_seconds
-    return Generation(
-        run=location.name,
-        artifact=artifact,
-        prompt=prompt,
-        text="".join(pieces),
-        prompt_tokens=len(ids),
-        mean_loops=sum(found.loops) / len(found.loops),
-        stopped="boundary" if found.tokens[-1] == plain.boundary else "max_tokens",
-        provider=decoder.provider,
-        tokens_per_s=after_first / seconds if after_first and seconds > 0 else None,
-        notes=notes,
-        **vars(found),
-    )
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """What :class:`Generation` says of the tokens; times are those in the model and in drawing, not in loading it."""
-
-    tokens: tuple[int, ...]
-    loops: tuple[int, ...]
-    prompt_seconds: float
-    seconds: float
-
-
-def _decode(
-    decoder: Decoder[Any],
-    prompt: Sequence[int],
-    stop: tuple[int, int],
-    sampler: Sampler,
-    thresholds: Mapping[int, float],
-    on_token: Callable[[int], None],
-) -> _Drawn:
-    """Read ``prompt``, then draw tokens until ``stop``.
-
-    Args:
-        decoder: at the start of a text; work done for earlier tokens is kept in it.
-        prompt: at least one token.
-        stop: the token that ends a text, and the largest number of tokens.
-        sampler: draws them.
-        thresholds: loop → smallest top probability that lets it answer, in rising order; a fixed exit is one loop with
-            threshold 0. The last of them answers whoever is left.
-        on_token: called with every token but the one that ends the text, as soon as it is drawn.
-    """
-    end, most = stop
+    sampler, last_exit = Sampler(options.sampling), max(thresholds)
     tokens, loops = list[int](), list[int]()
+    prompt_seconds, unread = 0.0, ids
     started = time.perf_counter()
-    prompt_seconds, new = 0.0, list(prompt)
-    while len(tokens) < most:
-        decoder.read(new)
+    while len(tokens) < max_tokens:
+        decoder.read(unread)
         for loop, threshold in thresholds.items():
             decoder.advance(loop)
             logits = decoder.logits(loop)
-            if loop == max(thresholds) or float(top_probability(np.asarray(logits)[None])[0]) >= threshold:
+            if loop == last_exit or float(top_probability(np.asarray(logits)[None])[0]) >= threshold:
                 break
         token = sampler.pick(logits)
         tokens.append(token)
         loops.append(loop)
         if len(tokens) == 1:
             prompt_seconds = time.perf_counter() - started
-        if token == end:
+        if token == plain.boundary:
             break
-        on_token(token)
-        new = [token]
-    return _Drawn(tuple(tokens), tuple(loops), prompt_seconds, time.perf_counter() - started)
+        emit(stream.push(token))
+        unread = [token]
+    seconds = time.perf_counter() - started
+    emit(stream.finish())
+    later_tokens, later_seconds = len(tokens) - 1, seconds - prompt_seconds
+    return Generation(
+        run=location.name,
+        artifact=artifact_id,
+        prompt=prompt,
+        text="".join(pieces),
+        prompt_tokens=len(ids),
+        tokens=tuple(tokens),
+        loops=tuple(loops),
+        mean_loops=sum(loops) / len(loops),
+        stopped="boundary" if tokens[-1] == plain.boundary else "max_tokens",
+        provider=decoder.provider,
+        prompt_seconds=prompt_seconds,
+        seconds=seconds,
+        tokens_per_s=later_tokens / later_seconds if later_tokens and later_seconds > 0 else None,
+        notes=notes,
+    )
 
 
-def _thresholds(author: Author, options: GenerateOptions) -> dict[int, float]:
-    """Loop → smallest top probability that lets it answer; the last of them always may."""
-    *exits, last = author.exits
+def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
+    """Return the bundle if it holds ``artifact``, or graphs that generate; else the run.
+
+    Args:
+        location: the run, the bundle, or both.
+        artifact: an artifact's id, or ``torch``; None: any.
+
+    Raises:
+        InputError: no causal language model, or no such artifact.
+        ArtifactError: an unfinished or damaged run, or a bundle without its run whose graphs cannot generate.
+    """
+    command = _export_command(location)
+    if artifact != TORCH and location.bundle is not None:
+        bundle = location.open_bundle()
+        _check_generates(location, bundle)
+        if artifact is not None or _decoder_graphs(bundle):
+            return bundle
+    if artifact not in (None, TORCH):
+        raise InputError(f"--artifact {artifact}: {location.name} has no bundle; make one with: {command}")
+    if location.run is None:
+        raise ArtifactError(f"{location.bundle}: holds no graphs that write text; export its run again with: {command}")
+    run = location.open_run()
+    _check_generates(location, run)
+    run.require_finished()
+    return run
+
+
+def _check_generates(location: Location, model: Bundle | Run) -> None:
+    if not model.task.writes_text:
+        name = location.name
+        text = " TEXT" if model.task.reads_text else ""
+        raise InputError(
+            f"{name}: is a {model.task.noun} and writes no text; use: edgeformer {model.task.use} {name}{text}"
+        )
+    if model.leaks:
+        raise InputError(
+            f"{location.name}: leaks future tokens, so it cannot write: a token's state depends on the tokens after "
+            "it, which are not there yet, and nothing computed for it could be kept. Train it with model.causal: true"
+        )
+
+
+def _export_command(location: Location) -> str:
+    return f"edgeformer export {location.argument} --exit all"
+
+
+def _decoder_graphs(bundle: Bundle) -> list[ArtifactManifest]:
+    """Return graphs that keep the work for earlier tokens, in the order of preference."""
+    graphs = [artifact for artifact in bundle.built(*_DECODER_ROLES) if artifact.is_graph and not artifact.trimmed]
+    return sorted(graphs, key=lambda graph: (_PRECISIONS.index(graph.precision), _DECODER_ROLES.index(graph.role)))
+
+
+def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *, all_loops: bool) -> ArtifactManifest:
+    """Return the requested artifact, or the preferred one; only step artifacts can answer before the last loop."""
+    name, command, has_run = bundle.name, _export_command(location), location.run is not None
+    graphs = _decoder_graphs(bundle)
+    if artifact is None:
+        for graph in graphs:
+            if all_loops or graph.role == "step":
+                return graph
+        instead = f", or write with --artifact {TORCH}" if has_run else ""
+        raise ArtifactError(
+            f"{name}: --exit and --confidence need the step graphs, which its bundle does not hold; make them "
+            f"with: {command}{instead}"
+        )
+    # An engine is used only on request, because it does not run on every machine.
+    engines = [entry for entry in bundle.built(*_DECODER_ROLES) if not entry.is_graph]
+    ids = [*(entry.id for entry in (*graphs, *engines)), *([TORCH] if has_run else [])]
+    listed = ", ".join(ids) or "nothing"
+    entry = next((entry for entry in bundle.artifacts if entry.id == artifact), None)
+    if entry is None:
+        raise InputError(f"--artifact {artifact}: {name} writes with {listed}")
+    if entry.role not in _DECODER_ROLES:
+        raise InputError(
+            f"--artifact {artifact}: reads whole texts and keeps nothing of earlier tokens; {name} writes "
+            f"with {listed}; missing ones are made with: {command}"
+        )
+    if entry.role == "decode" and not all_loops:
+        raise InputError(
+            f"--artifact {artifact}: takes all loops for every token; --exit and --confidence need a step "
+            f"artifact ({name} writes with {listed}; missing ones are made with: {command})"
+        )
+    return entry
+
+
+def _first_provider(artifact: ArtifactManifest, runtime: str) -> str:
+    if runtime == ALL_RUNTIMES:
+        raise InputError(f"--runtime {runtime}: one of them writes; name it")
+    providers = providers_asked(artifact, runtime)
+    if not providers:
+        raise InputError(f"--runtime {runtime}: does not open {artifact.id}")
+    return providers[0]
+
+
+def _token_thresholds(name: str, exits: Sequence[int], options: GenerateOptions) -> Mapping[int, float]:
+    """Return loop → smallest top probability at which a token answers, in rising order; the last one is 0."""
+    last = exits[-1]
     if options.exit is not None:
-        if options.exit not in author.exits:
-            listed = ", ".join(map(str, author.exits))
-            raise InputError(f"--exit {options.exit}: {author.model.name} has exits after the loops {listed}")
+        if options.exit not in exits:
+            raise InputError(f"--exit {options.exit}: {name} has exits after the loops {', '.join(map(str, exits))}")
         return {options.exit: 0.0}
     if options.early is None:
         return {last: 0.0}
-    if not exits:
-        raise InputError(f"--confidence: {author.model.name} has no exit before its last loop")
-    early = options.early
-    return {**exit_thresholds(exits, early.start, early.floor, early.decay), last: 0.0}
+    if len(exits) == 1:
+        raise InputError(f"--confidence: {name} has no exit before its last loop")
+    return {**exit_thresholds(exits, options.early), last: 0.0}
 
 
-def _length(prompt_tokens: int, wanted: int | None, author: Author) -> tuple[int, tuple[str, ...]]:
-    """How many tokens to write at most, and notes: on less than usual, and on more than the model was trained on.
+def _limit_tokens(
+    prompt_tokens: int, requested: int | None, max_positions: int, trained_length: int
+) -> tuple[int, tuple[str, ...]]:
+    """Return the largest number of new tokens, and notes on a smaller default and on exceeding the trained length.
 
     Raises:
-        InputError: the prompt, or so many tokens behind it as somebody asked for, do not fit.
+        InputError: the prompt, or the requested number of tokens behind it, does not fit.
     """
-    most, trained = author.max_positions, author.trained_length
-    room = most - prompt_tokens + 1  # the last new token is never read
-    what = f"the prompt has {prompt_tokens} tokens and the model takes at most {most}, so at most {room} can be written"
-    if prompt_tokens > most:
-        raise InputError(f"the prompt has {prompt_tokens} tokens; the model takes at most {most}")
-    if wanted is not None and wanted > room:
-        raise InputError(f"--max-tokens {wanted}: {what}")
-    notes = []
-    if wanted is None and room < USUAL_TOKENS:
-        notes.append(what)
-    written = wanted or min(USUAL_TOKENS, room)
-    if prompt_tokens + written - 1 > trained:
-        notes.append(f"trained on {trained} tokens at a time; what comes behind that is guesswork")
-    return written, tuple(notes)
+    if prompt_tokens > max_positions:
+        raise InputError(f"the prompt has {prompt_tokens} tokens; the model takes at most {max_positions}")
+    available = max_positions - prompt_tokens + 1  # the last new token is never read
+    limits = (
+        f"the prompt has {prompt_tokens} tokens and the model takes at most {max_positions}, so at most {available} "
+        "can be written"
+    )
+    if requested is not None and requested > available:
+        raise InputError(f"--max-tokens {requested}: {limits}")
+    notes = [limits] if requested is None and available < DEFAULT_TOKENS else []
+    max_tokens = requested or min(DEFAULT_TOKENS, available)
+    if prompt_tokens + max_tokens - 1 > trained_length:
+        notes.append(f"trained on {trained_length} tokens at a time; what comes behind that is guesswork")
+    return max_tokens, tuple(notes)
 
 
 class TextStream:
-    """The text of a growing list of tokens that go on from a prompt: never half a character."""
+    """Decodes a growing list of tokens piece by piece, and never returns a part of a character.
+
+    Args:
+        tokenizer: of the model.
+        prompt: tokens before the first new one.
+    """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt)
-        self._read = len(self._ids)
-        self._start = max(0, self._read - _CONTEXT)
+        self._decoded = len(self._ids)
+        self._start = max(0, self._decoded - _CONTEXT)
 
     def push(self, token: int) -> str:
-        """Take a token; returns the text that is complete now, often a word, sometimes nothing yet."""
+        """Add a token; return the text that is complete now, often a word, sometimes nothing yet."""
         self._ids.append(token)
-        return self._new(final=False)
+        return self._new_text(final=False)
 
     def finish(self) -> str:
-        """What is left: bytes that never became a character, as the replacement character."""
-        return self._new(final=True)
+        """Return the remaining text; bytes that are no whole character become the replacement character."""
+        return self._new_text(final=True)
 
-    def _new(self, *, final: bool) -> str:
-        known, text = (
+    def _new_text(self, *, final: bool) -> str:
+        previous, text = (
             str(self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=True))
-            for end in (self._read, None)
+            for end in (self._decoded, None)
         )
         if not final and text.endswith(_INCOMPLETE):
             return ""
-        self._read = len(self._ids)
-        self._start = max(self._start, self._read - _CONTEXT)
-        return text[len(known) :]
+        self._decoded = len(self._ids)
+        self._start = max(self._start, self._decoded - _CONTEXT)
+        return text[len(previous) :]

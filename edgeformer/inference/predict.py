@@ -1,36 +1,205 @@
-"""predict: what a model answers to texts: label and probability, or a vector."""
+"""The batched prediction core: select a model, open it, answer texts in batches.
+
+Every way from a text to an answer uses it: ``predict`` and the Python API call :func:`predict`, ``predict --file``
+calls :func:`opened`, ``serve`` runs the same :class:`Model` in its engine, and ``evaluate`` and ``exits`` open the same
+:class:`Candidate` for labelled rows. Early-exit settings become thresholds in :func:`exit_thresholds`, and only there.
+Importing this module loads neither torch nor onnxruntime.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from edgeformer.artifacts.errors import InputError
-from edgeformer.artifacts.manifest import ExitGuarantee
+from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
+from edgeformer.artifacts.manifest import ArtifactManifest, ExitGuarantee
 from edgeformer.bundle import Bundle
+from edgeformer.checkpoint_session import is_torch_provider
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
-from edgeformer.inference.evaluate import ONE_ANSWERS, Choice, choose
 from edgeformer.run import TORCH, Location, Run
-from edgeformer.runtimes import ALL_RUNTIMES
+from edgeformer.runtime_preference import fastest_here
+from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, providers_asked
+from edgeformer.runtimes.session import Session
+from edgeformer.tasks import TextReader
 from edgeformer.tasks import task as calls
-from edgeformer.tasks.task import Answer
+from edgeformer.tasks.scoring import most_rows
+from edgeformer.tasks.task import Answer, Unanswered
 from edgeformer.tasks.text_answers import Answering, pairs_problem
 
-
-def predicts_vectors(location: Location) -> bool:
-    """Whether it is an embedding model. Raises ArtifactError for a damaged run or bundle."""
-    return _owner_of(location).task.predicts == "vectors"
-
-
-def _owner_of(location: Location) -> Bundle | Run:
-    return location.open_bundle() if location.bundle is not None else location.open_run()
-
+ONE_ANSWERS = f"--runtime {ALL_RUNTIMES}: one of them answers; name it"
+"""Message for commands that use a single session and get ``--runtime all``."""
 
 Confidence = float | Literal["auto"] | None
-"""The top probability that lets a text leave; ``auto``: the thresholds that the bundle promises something of."""
+"""Value of ``--confidence``: a top probability, or ``auto`` for the thresholds of the artifact's guarantee."""
+
+
+@dataclass(frozen=True)
+class EarlyExit:
+    """Leave at the first exit whose top probability is at least max(floor, start · decay^(loop − 1)) (paper B, eq. 6).
+
+    Raises:
+        InputError: a value is out of its range.
+    """
+
+    start: float = 0.92
+    floor: float = 0.80
+    decay: float = 0.98
+
+    def __post_init__(self) -> None:
+        for name, value in (("threshold", self.start), ("floor", self.floor), ("decay", self.decay)):
+            if not 0 <= value <= 1:
+                raise InputError(f"{name} must be in 0…1, not {value}")
+
+
+def exit_thresholds(exits: Sequence[int], setting: float | ExitGuarantee | EarlyExit) -> dict[int, float]:
+    """Resolve an early-exit setting: loop → smallest top probability at which a row or token leaves after that loop.
+
+    This is the only place where a setting becomes thresholds. The last exit has none: it answers whatever is left.
+
+    Args:
+        exits: loops that the artifact can answer after, in rising order.
+        setting: a probability for every exit (``predict --confidence P``, ``evaluate --threshold P`` and its sweep);
+            the guarantee in bundle.json (``predict --confidence auto``); or a schedule (``generate --confidence``).
+    """
+    earlier = exits[:-1]
+    if isinstance(setting, ExitGuarantee):
+        return {int(loop): threshold for loop, threshold in setting.thresholds.items()}
+    if isinstance(setting, EarlyExit):
+        return {loop: max(setting.floor, setting.start * setting.decay ** (loop - 1)) for loop in earlier}
+    return dict.fromkeys(earlier, float(setting))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that can be opened: an artifact of a bundle, or a run's own weights, with a provider.
+
+    Attributes:
+        owner: the bundle or the run.
+        artifact: the bundle's artifact; None: the run's own weights.
+        provider: the execution provider; None: the default of the artifact's format, or of torch.
+    """
+
+    owner: Bundle | Run
+    artifact: ArtifactManifest | None = None
+    provider: str | None = None
+
+    @property
+    def id(self) -> str:
+        """The artifact's id, or ``torch``."""
+        return TORCH if self.artifact is None else self.artifact.id
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """Loops that it can answer after, in rising order; empty: it has one answer, after an unknown loop."""
+        return self.owner.exits if isinstance(self.owner, Run) else self.owner.exits(self._entry)
+
+    @property
+    def answers_with_losses(self) -> bool:
+        """Whether it returns the losses of all exits at once, because their logits do not fit into memory."""
+        return isinstance(self.owner, Run) and self.owner.answers_with_losses
+
+    @property
+    def can_exit_early(self) -> bool:
+        """Whether it answers at several exits with a confidence, so that rows or tokens can leave at each of them."""
+        return len(self.exits) > 1 and self.owner.task.has_confidence
+
+    @property
+    def max_rows(self) -> int | None:
+        """Rows that one call takes; None: any number."""
+        return most_rows(self.artifact) if self.artifact is not None else None
+
+    @property
+    def depends_on_batch(self) -> bool:
+        """Whether an answer depends on the other rows of the call and on padding: INT8 scales activations per call.
+
+        Its guarantee is therefore shown by single texts, and holds for single texts.
+        """
+        return self.artifact is not None and self.artifact.precision == "int8"
+
+    def reader(self) -> TextReader:
+        """Return its tokenizer with the model's limits. Raises ArtifactError or DataError."""
+        return self.owner.reader() if isinstance(self.owner, Run) else self.owner.reader(self._entry)
+
+    def providers(self, runtime: str) -> tuple[str, ...]:
+        """Return the providers of ``--runtime`` that open it. Raises InputError for an unknown runtime."""
+        if self.artifact is not None:
+            return providers_asked(self.artifact, runtime)
+        return (runtime,) if is_torch_provider(runtime) else ()
+
+    def session(self, *, every_exit: bool = False, thresholds: Mapping[int, float] | None = None) -> Session:
+        """Open it.
+
+        Args:
+            every_exit: answer after each of ``exits``.
+            thresholds: let rows leave early, as :func:`exit_thresholds` returns them.
+
+        Raises:
+            InputError: rows cannot leave it early.
+            ArtifactError: a file is missing, changed or not runnable.
+            MissingDependencyError: its runtime is not installed.
+        """
+        if not isinstance(self.owner, Run):
+            exits = self.exits if every_exit else ()
+            return self.owner.session(self._entry, OpenOptions(self.provider, early=thresholds, exits=exits))
+        if thresholds is not None:
+            raise InputError(f"--confidence: needs a step artifact of a bundle, not {TORCH}")
+        return self.owner.session(every_exit=every_exit, provider=self.provider)
+
+    @property
+    def _entry(self) -> ArtifactManifest:
+        assert self.artifact is not None
+        return self.artifact
+
+
+def select_candidates(location: Location, artifact: str | None, runtime: str | None = None) -> list[Candidate]:
+    """Return what ``--artifact ID|all`` and ``--runtime`` select.
+
+    Args:
+        location: the run, the bundle, or both.
+        artifact: an artifact's id, ``torch`` or ``all``; None: the artifact that RUN names, else all artifacts of the
+            bundle that run on this machine.
+        runtime: ``--runtime``: one candidate for each of its providers; None: the provider that a search found fastest
+            on this machine, else the default.
+
+    Raises:
+        InputError: no such artifact, or a runtime that opens none of them.
+        ArtifactError: no usable artifact, or a damaged run or bundle.
+    """
+    bundle = location.open_bundle() if location.bundle is not None else None
+    # Graphs with caches take a text token by token, so they are no candidates.
+    built = bundle.built("full", "exit", "step") if bundle is not None else ()
+    candidates = [Candidate(bundle, entry) for entry in built if bundle is not None]
+    ids = [*(candidate.id for candidate in candidates), *([TORCH] if location.run is not None else [])]
+    if not ids:
+        entries = bundle.artifacts if bundle is not None else ()
+        reasons = "; ".join(f"{entry.id} {entry.status}: {entry.reason}" for entry in entries)
+        raise ArtifactError(f"{location.name}: the bundle holds no usable artifact ({reasons})")
+    name = artifact or location.artifact
+    selected: list[Candidate] = []
+    if name is None and bundle is not None:
+        runnable = {entry.id for entry in built if bundle.cannot_run(entry) is None}
+        selected = [candidate for candidate in candidates if candidate.id in runnable]
+    if not selected:
+        name = name or "all"
+        if name not in (*ids, "all"):
+            raise InputError(f"--artifact {name}: {location.name} has {', '.join(ids)}, or all")
+        if TORCH in ids and name in (TORCH, "all"):
+            candidates.append(Candidate(location.open_run()))
+        selected = [candidate for candidate in candidates if name in (candidate.id, "all")]
+    if runtime is None:
+        preferred = fastest_here(location) if bundle is not None else {}
+        return [replace(candidate, provider=preferred.get(candidate.id)) for candidate in selected]
+    expanded = [
+        replace(candidate, provider=provider) for candidate in selected for provider in candidate.providers(runtime)
+    ]
+    if not expanded:
+        raise InputError(f"--runtime {runtime}: opens none of {', '.join(candidate.id for candidate in selected)}")
+    return expanded
 
 
 @dataclass(frozen=True)
@@ -38,36 +207,44 @@ class Model:
     """An opened model.
 
     Attributes:
-        id: of the artifact, or ``torch``.
-        provider: what computes.
-        answering: how it answers.
-        run: its session's.
-        guarantee: what early exit was promised to cost; None: no text leaves early, or not by those thresholds.
+        name: the run's name.
+        id: the artifact's id, or ``torch``.
+        provider: the execution provider.
+        answering: reads texts and turns outputs into answers.
+        run: the session's ``run``.
+        guarantee: of the early-exit thresholds in use; None: no early exit, or thresholds without a guarantee.
     """
 
+    name: str
     id: str
     provider: str
     answering: Answering
     run: calls.Run
     guarantee: ExitGuarantee | None = None
 
+    def answer(self, texts: Sequence[Text]) -> list[Answer]:
+        """Return one answer per text: read them, run them in batches, convert the outputs."""
+        window = self.answering.read(texts)
+        return self.answering.answers(window, self.answering.run(self.run, window))
+
     def promised(self) -> dict[str, dict[str, object]]:
-        """The guarantee as JSON documents have it; empty where there is none."""
+        """Return the guarantee as a JSON fragment; empty where there is none."""
         return {} if self.guarantee is None else {"guarantee": self.guarantee.model_dump(mode="json")}
 
     def notes(self) -> tuple[str, ...]:
-        """What its reader must know: where the run's own weights are computed, what early exit promises."""
+        """Return notes for the reader: the provider of a run's own weights, and what early exit guarantees."""
         if self.id == TORCH:
             return (f"{self.id}: the run's own weights are computed by {self.provider}",)
         if self.guarantee is None:
             return ()
-        least = ", ".join(f"{value:g} after loop {loop}" for loop, value in self.guarantee.thresholds.items())
-        note = f"{self.id}: texts leave early at probability {least}: {self.guarantee.sentence()}"
+        listed = ", ".join(f"{value:g} after loop {loop}" for loop, value in self.guarantee.thresholds.items())
         time = self.guarantee.time
-        notes = [note] if time.pays else [note, f"{self.id}: {time.sentence()}"]
-        if time.provider == self.provider:
-            return tuple(notes)
-        return *notes, f"that was shown with {time.provider}, and this is {self.provider}"
+        notes = [f"{self.id}: texts leave early at probability {listed}: {self.guarantee.sentence()}"]
+        if not time.pays:
+            notes.append(f"{self.id}: {time.sentence()}")
+        if time.provider != self.provider:
+            notes.append(f"that was shown with {time.provider}, and this is {self.provider}")
+        return tuple(notes)
 
 
 def predict(
@@ -77,27 +254,26 @@ def predict(
     confidence: Confidence = None,
     runtime: str | None = None,
 ) -> tuple[str, list[Answer]]:
-    """Answer raw texts (the tokenizer cleans them). Returns the artifact's id and one answer per text.
-
-    An empty text, and one to which the model answers with what is no number, have an
-    :class:`~edgeformer.tasks.task.Unanswered` in place of a prediction.
+    """Answer raw texts (the tokenizer cleans them).
 
     Args:
         location: the run, the bundle, or both.
-        texts: one or more; of a classifier also pairs of texts.
+        texts: one or more; for a classifier also pairs of texts.
         artifact: an artifact's id, or ``torch``; None: the one that RUN names, else the bundle's first that runs here.
-        runtime: what ``--runtime`` names; None: what ``profile --search`` found fastest here, else the usual one.
-        confidence: a step bundle's host loop stops for a text as soon as its top softmax probability is at least this;
-            ``auto``: at least what `edgeformer exits` found for that loop.
+        confidence: a step artifact stops looping for a text at this top softmax probability; ``auto``: at the
+            thresholds of its guarantee.
+        runtime: ``--runtime``; None: what ``profile --search`` found fastest here, else the default.
+
+    Returns:
+        The artifact's id, and one answer per text. An empty text, and one whose logits are not finite, has an
+        :class:`~edgeformer.tasks.task.Unanswered`.
 
     Raises:
-        InputError: no text, an unknown artifact, a language model, ``confidence`` without a step artifact, or either
-            of ``confidence`` and pairs for an embedding model; pairs for a model of single texts, or these for one of
-            pairs; ``auto`` where nothing was promised.
+        InputError: no text, an unknown artifact, a model that does not answer such texts, or ``confidence`` without a
+            step artifact (``auto``: without a guarantee).
     """
     with opened_for(location, texts, artifact, confidence, runtime) as model:
-        window = model.answering.read(texts)
-        return model.id, model.answering.answers(window, model.answering.run(model.run, window))
+        return model.id, model.answer(texts)
 
 
 @contextmanager
@@ -108,7 +284,7 @@ def opened_for(
     confidence: Confidence = None,
     runtime: str | None = None,
 ) -> Iterator[Model]:
-    """Open a model to answer these texts. Arguments and errors are those of :func:`predict`."""
+    """Check the texts and open a model for them. Arguments and errors are those of :func:`predict`."""
     if not texts:
         raise InputError("no text given; pass it as an argument, or lines on standard input")
     for text in texts:
@@ -123,50 +299,51 @@ def opened_for(
 def opened(
     location: Location, artifact: str | None = None, confidence: Confidence = None, runtime: str | None = None
 ) -> Iterator[Model]:
-    """Open a model that :func:`check` let pass, to answer texts. Arguments and errors are those of :func:`predict`."""
+    """Open a model that passed :func:`check`. Arguments and errors are those of :func:`predict`."""
     if confidence is not None and artifact is None and location.artifact is None:
-        artifact = _step(location, promised=confidence == "auto")
+        steps = location.open_bundle().built("step") if location.bundle is not None else ()
+        if not steps:
+            command = f"edgeformer export {location.argument} --exit all"
+            raise InputError(f"{location.name}: has no step bundle; write one: {command}")
+        with_guarantee = [step for step in steps if confidence == "auto" and step.guarantee is not None]
+        artifact = (with_guarantee or steps)[0].id
     if runtime == ALL_RUNTIMES:
         raise InputError(ONE_ANSWERS)
-    chosen = choose(location, artifact, runtime)[0]
-    owner = chosen.owner
-    guarantee = _guarantee(chosen, location) if confidence == "auto" else None
-    early: dict[int, float] | None = None
-    if guarantee is not None:
-        early = {int(loop): threshold for loop, threshold in guarantee.thresholds.items()}
-    elif confidence is not None:
-        early = dict.fromkeys(chosen.exits[:-1], float(confidence))
-    most_rows = 1 if guarantee is not None and chosen.heeds_neighbours else chosen.most_rows
-    answering = Answering(owner.task, chosen.reader(), owner.data, most_rows)
-    with chosen.session(early=early) as session:
-        yield Model(chosen.id, session.provider, answering, session.run, guarantee)
-
-
-def _step(location: Location, *, promised: bool) -> str:
-    """The first step artifact; with ``promised`` of those that have a guarantee, if any has. Raises InputError."""
-    steps = location.open_bundle().built("step") if location.bundle is not None else ()
-    if not steps:
+    candidate = select_candidates(location, artifact, runtime)[0]
+    entry, owner = candidate.artifact, candidate.owner
+    guarantee = entry.guarantee if entry is not None and confidence == "auto" else None
+    if confidence == "auto" and guarantee is None:
+        is_step = entry is not None and entry.role == "step"
+        reason = "no thresholds were promised anything of" if is_step else "all texts go through all of it"
         raise InputError(
-            f"{location.name}: has no step bundle; write one: edgeformer export {location.argument} --exit all"
-        )
-    return next((step.id for step in steps if promised and step.guarantee is not None), steps[0].id)
-
-
-def _guarantee(chosen: Choice, location: Location) -> ExitGuarantee:
-    found = chosen.artifact.guarantee if chosen.artifact is not None else None
-    if found is None:
-        step = chosen.artifact is not None and chosen.artifact.role == "step"
-        why = "no thresholds were promised anything of" if step else "all texts go through all of it"
-        raise InputError(
-            f"--confidence auto: {chosen.id}: {why}; let held-out rows choose them: edgeformer exits "
+            f"--confidence auto: {candidate.id}: {reason}; let held-out rows choose them: edgeformer exits "
             f"{location.argument} --max-drop 1%, or name one: --confidence 0.95"
         )
-    return found
+    thresholds = None
+    if guarantee is not None:
+        thresholds = exit_thresholds(candidate.exits, guarantee)
+    elif confidence is not None and confidence != "auto":
+        thresholds = exit_thresholds(candidate.exits, confidence)
+    max_rows = 1 if guarantee is not None and candidate.depends_on_batch else candidate.max_rows
+    answering = Answering(owner.task, candidate.reader(), owner.data, max_rows)
+    with candidate.session(thresholds=thresholds) as session:
+        yield Model(owner.name, candidate.id, session.provider, answering, session.run, guarantee)
+
+
+def predicts_vectors(location: Location) -> bool:
+    """Return whether it is an embedding model. Raises ArtifactError for a damaged run or bundle."""
+    return location.open_model().task.predicts == "vectors"
 
 
 def check(location: Location, confidence: Confidence, *, pairs: bool | None) -> None:
-    """Raises InputError for what such a model does not answer; ``pairs``: or else single texts; None: not known yet."""
-    owner = _owner_of(location)
+    """Raise InputError if the model cannot answer such texts.
+
+    Args:
+        location: the run, the bundle, or both.
+        confidence: ``--confidence``.
+        pairs: pairs of texts, or single texts; None: not known yet.
+    """
+    owner = location.open_model()
     name, task = location.name, owner.task
     if task.predicts is None:
         raise InputError(f"{name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
@@ -175,3 +352,101 @@ def check(location: Location, confidence: Confidence, *, pairs: bool | None) -> 
     problem = None if pairs is None else pairs_problem(task, owner.data, pairs=pairs)
     if problem is not None:
         raise InputError(f"--pair: {name}: {problem}")
+
+
+@dataclass(frozen=True)
+class Match:
+    """A text of the list, and the cosine between its vector and the query's."""
+
+    text: str
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Vectors of texts and their cosines.
+
+    Attributes:
+        artifact: id of the artifact that computed the vectors.
+        predictions: one JSON object with the vector per text.
+        cosines: cosine of every pair of texts, [n][n].
+        nearest: for each text its nearest texts of the list, closest first; None: there is no list.
+    """
+
+    artifact: str
+    predictions: list[dict[str, object]]
+    cosines: list[list[float]]
+    nearest: list[list[Match]] | None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts that were compared."""
+        return [str(prediction["text"]) for prediction in self.predictions]
+
+
+@dataclass(frozen=True)
+class Among:
+    """A list of texts to rank.
+
+    Attributes:
+        path: a file with one text per line, or a table with a column of texts.
+        column: of the table; None: the column name of the model's own data, or a well-known one.
+        top: matches per text.
+        encoding: of the file, e.g. cp1252; None: UTF-8.
+    """
+
+    path: Path
+    column: str | None = None
+    top: int = 5
+    encoding: str | None = None
+
+
+def compare_texts(
+    location: Location,
+    texts: Sequence[str],
+    artifact: str | None = None,
+    among: Among | None = None,
+    runtime: str | None = None,
+) -> Similarities:
+    """Compute the vectors of texts, their cosines, and for each text its nearest texts of a list.
+
+    Args:
+        location: of an embedding model.
+        texts: one or more.
+        artifact: as in :func:`predict`.
+        among: the list, whose empty texts are skipped; None: no list.
+        runtime: as in :func:`predict`.
+
+    Raises:
+        InputError: no text, an empty one, an unknown artifact, or a model without vectors.
+        DataError: the list cannot be read, or is empty.
+    """
+    if not predicts_vectors(location):
+        raise InputError(f"{location.name}: makes no vectors of texts, so none is near another")
+    from edgeformer.tasks.embedding import cosines, nearest
+
+    ranked_texts: list[str] = []
+    if among is not None:
+        from edgeformer.data.sources import Columns
+        from edgeformer.data.unlabelled import Reading, unlabelled
+
+        columns = Columns(text=among.column, encoding=among.encoding)
+        reading = Reading(location.open_model().data.parts, columns, single=True)
+        with unlabelled(among.path, sys.stdin.buffer, reading) as source:
+            ranked_texts = [str(text) for text in source.texts()]
+    artifact_id, answers = predict(location, [*texts, *ranked_texts], artifact, runtime=runtime)
+    queries: list[Any] = answers[: len(texts)]  # TextVector: the task's predictions are vectors
+    for number, answer in enumerate(queries, start=1):
+        if isinstance(answer, Unanswered):
+            raise InputError(f"text {number} ({answer.text!r}): {answer.error}, so nothing is similar to it")
+    matches = None
+    if among is not None:
+        vectors: list[Any] = [answer for answer in answers[len(texts) :] if not isinstance(answer, Unanswered)]
+        if not vectors:
+            raise DataError(f"{among.path}: no text in it")
+        matches = [
+            [Match(vectors[number].text, cosine) for number, cosine in ranking]
+            for ranking in nearest(queries, vectors, among.top)
+        ]
+    predictions = [query.as_dict() for query in queries]
+    return Similarities(artifact_id, predictions, cosines(queries, queries).tolist(), matches)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from edgeformer.artifacts.row_files import ERROR, Row
 from edgeformer.artifacts.units import visible
-from edgeformer.inference.similarity import Similarities
+from edgeformer.inference.predict import Similarities
 from edgeformer.report.columns import DASH, Column, Columns
 
 MAX_TEXT = 200

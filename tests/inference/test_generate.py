@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from edgeformer.artifacts.errors import ArtifactError, InputError, MissingDependencyError
-from edgeformer.inference.generate import EarlyExit, GenerateOptions, Generation, generate
+from edgeformer.inference.generate import GenerateOptions, Generation, generate
+from edgeformer.inference.predict import EarlyExit
 from edgeformer.models.weights import load_model
 from edgeformer.run import Location, locate
 from edgeformer.tasks.language_modeling import exit_thresholds

@@ -14,7 +14,8 @@ import pytest
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.bundle import Bundle, seal
-from edgeformer.inference.generate import EarlyExit, GenerateOptions, Generation, generate
+from edgeformer.inference.generate import GenerateOptions, Generation, generate
+from edgeformer.inference.predict import EarlyExit
 from edgeformer.run import Location, locate
 from edgeformer.tasks.sampling import Sampling
 from tests.cli.run_cli import edgeformer

@@ -22,9 +22,9 @@ from edgeformer.artifacts.manifest import ExitGuarantee
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.inference import exits
-from edgeformer.inference.evaluate import EvaluateOptions, choose
-from edgeformer.inference.exits import GuaranteeOptions, _reused, promise_exits
-from edgeformer.inference.predict import Confidence, predict
+from edgeformer.inference.evaluate import EvaluateOptions
+from edgeformer.inference.exits import GuaranteeOptions, promise_exits
+from edgeformer.inference.predict import Confidence, predict, select_candidates
 from edgeformer.run import locate
 from edgeformer.runtimes.onnxruntime.decode import StepSession
 from tests.cli.in_process import Edgeformer, in_process
@@ -227,10 +227,10 @@ def test_what_cannot_be_told_is_not_said_to_pay(promised: Path) -> None:
 def test_timing_ends_after_a_while(
     bundle: Path, held_out: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exits, "_LONGEST_S", 0.0)
+    monkeypatch.setattr(exits, "_TIMING_LIMIT_S", 0.0)
     rows = EvaluateOptions(STEP, data=held_out(ROWS))
-    (found,) = promise_exits(locate(str(bundle), bundle.parent), GuaranteeOptions(rows, 0.08, 0.1))
-    assert found.guarantee.time.rows == 64
+    found = promise_exits(locate(str(bundle), bundle.parent), GuaranteeOptions(rows, 0.08, 0.1))[STEP]
+    assert found.time.rows == 64
 
 
 def test_in_the_bundle_itself(
@@ -247,7 +247,7 @@ def test_rows_that_chose_the_model_are_no_independent_proof(promised: Path) -> N
     """Of the promised bundle they are a file's."""
     found = Bundle.open(promised).artifact(STEP).guarantee
     assert found is not None and found.reused is False and "independent" not in found.sentence()
-    again = found.model_copy(update={"reused": _reused(GuaranteeOptions().rows)})
+    again = found.model_copy(update={"reused": True})
     assert "the same rows chose the epoch or judged the artifact, so this is no independent proof" in again.sentence()
     assert not _reused(EvaluateOptions(split="test")) and not _reused(
         EvaluateOptions(split="validation", data=promised)
@@ -438,8 +438,8 @@ def test_nothing_is_written_where_one_of_the_artifacts_can_promise_nothing(
     assert "wherever a text leaves" in edgeformer("exits", str(bundle), *rows, code=2)
     assert len(tried) == 2 and (bundle / "bundle.json").read_bytes() == before
     monkeypatch.setattr(exits, "promise", promise)
-    both = [one for one in choose(locate(str(bundle), bundle.parent), "all") if one.id in (STEP, other.id)]
-    monkeypatch.setattr(exits, "choose", lambda *_: both)
+    both = [one for one in select_candidates(locate(str(bundle), bundle.parent), "all") if one.id in (STEP, other.id)]
+    monkeypatch.setattr(exits, "select_candidates", lambda *_: both)
     edgeformer("exits", str(bundle), *rows)
     assert guarantee_of(bundle) is not None and guarantee_of(bundle, other.id) is not None
 
