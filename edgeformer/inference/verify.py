@@ -1,8 +1,8 @@
-"""What export would have said of an artifact's answers, said where it runs: its score, and what it loses."""
+"""Verify: check a bundle's files, run golden inputs through its artifacts on this machine, and record the results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from edgeformer.artifacts.verification import ArtifactCheck, Recorded, Verificat
 from edgeformer.artifacts.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, library_versions, provider_facts, providers_asked, runtime_of
-from edgeformer.runtimes.session import Session
 from edgeformer.system import cuda_driver, nvidia
 from edgeformer.system.capability import cpu_flags, installed_version
 from edgeformer.system.host import code_version, cpu_name, now
@@ -27,154 +26,14 @@ from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
 from edgeformer.tasks.scoring import in_pieces, most_rows, open_validation
 
-
-def answering_loop(bundle: Bundle, artifact: ArtifactManifest) -> int:
-    """The loop that an artifact answers after; 0: there are none."""
-    manifest = bundle.manifest
-    return artifact.exit or (manifest.exits[-1] if manifest.exits else manifest.loops) or 0
-
-
-def golden_score(bundle: Bundle, artifact: ArtifactManifest, outputs: Any) -> Score:
-    """The score of what an artifact answers to the golden inputs; ``outputs``: as :meth:`Task.golden_outputs` has them.
-
-    Raises:
-        GoldenError: golden.npz does not hold what is needed.
-    """
-    task, loop = bundle.task, answering_loop(bundle, artifact)
-    if not task.reads_text:
-        return task.golden_score(loop, outputs, bundle.golden(artifact).answers)
-    known = bundle.golden().arrays
-    own = known.get(exit_logits(loop))
-    right = {name: known[name] for name in task.golden_names[1] if name in known}
-    answers = task.right_answers(right, {} if own is None else {loop: own})
-    return task.golden_score(loop, outputs.reshape(-1, outputs.shape[-1]), answers, None, bundle.data)
-
-
-def lost(bundle: Bundle, artifact: ArtifactManifest, scores: Mapping[str, Any]) -> str | None:
-    """What it loses against the FP32 graph on the same rows beyond its bar; None: it is within, or nobody can tell.
-
-    Args:
-        scores: ``validation`` and ``score`` as in a manifest's entry, as far as they are known.
-    """
-    whole = [one for one in bundle.artifacts if one.is_graph and one.precision == "fp32" and not one.trimmed]
-    base = next((one for one in whole if (one.role, one.exit) == (artifact.role, artifact.exit)), None)
-    for name in ("validation", "score"):
-        found: Score | None = scores.get(name)
-        wanted: Score | None = getattr(base, name, None)
-        if found is not None and not isfinite(found.loss):
-            return f"its loss is not finite ({name})"
-        if found is not None and wanted is not None:
-            if found.n != wanted.n:
-                continue  # not the same rows
-            return bundle.task.lost(found, wanted, artifact.precision, trimmed=artifact.trimmed)
-    return None
-
-
-# verify --write: what this machine found of the artifacts that could not run where they were exported.
-#
-# Each is scored as export would have scored it: on the golden inputs, and on the validation split where that can be
-# read
-# here. What is then known of it is what is known of any other artifact.
-
-
-def record(bundle: Bundle, found: Verification, cache: Path | None = None, progress: Progress = SILENT) -> Verification:
-    """Score what ``found`` compared here for the first time, and add it to the bundle's targets.json.
-
-    Args:
-        bundle: that was verified.
-        found: of it, on this machine.
-        cache: where encoded sets are kept; None: nowhere.
-        progress: is told of rows.
-
-    Returns:
-        ``found`` with what was written, or why nothing was.
-
-    Raises:
-        ArtifactError: targets.json is damaged.
-        InputError: files of the bundle are not what was exported, or it is not to be written to.
-    """
-    if found.damaged:
-        raise InputError(f"--write: {bundle.folder} is damaged ({found.damaged[0].file}); nothing was recorded")
-    records = list(_records(bundle, found, cache, progress))
-    if not records:
-        why = "export compared every artifact that runs here" if not _left(bundle) else "none of them runs here"
-        return found.model_copy(update={"recorded": Recorded(file=None, reason=f"nothing to record: {why}")})
-    try:
-        path = bundle.folder / TARGETS_FILE
-        write_json(path, bundle.records.of(bundle.manifest).with_new(records))
-    except OSError as error:
-        raise InputError(f"--write: {bundle.folder / TARGETS_FILE} cannot be written: {error.strerror}") from None
-    return found.model_copy(update={"recorded": Recorded(file=str(path), records=tuple(records))})
-
-
-def _left(bundle: Bundle) -> bool:
-    return any(map(lacks_parity, bundle.artifacts))
-
-
-def _records(bundle: Bundle, found: Verification, cache: Path | None, progress: Progress) -> Iterator[TargetRecord]:
-    for check in found.artifacts:
-        artifact = bundle.artifact(check.artifact)
-        if lacks_parity(artifact) and check.parity is not None and check.status in ("verified", "failed"):
-            yield _record(bundle, artifact, check, cache, progress).signed()
-
-
-def _record(
-    bundle: Bundle, artifact: ArtifactManifest, check: ArtifactCheck, cache: Path | None, progress: Progress
-) -> TargetRecord:
-    parity, scores = check.parity, dict[str, Any]()
-    assert parity is not None
-    gpu = next(iter(cuda_driver.devices()), None) if provider_facts(str(parity.provider)).kind == "cuda" else None
-    runtime = {name: installed_version(name) for name in runtime_of(artifact).distributions}
-    runtime["driver"] = nvidia.driver_version() if gpu is not None else None
-    reason = check.reason
-    # Steps and decode graphs compute what the full graph computes, which is scored.
-    if check.status == "verified" and artifact.role in ("full", "exit"):
-        with bundle.session(artifact) as session:
-            scores = _scores(bundle, artifact, session, cache, progress)
-        reason = lost(bundle, artifact, scores)
-    return TargetRecord(
-        artifact=artifact.id,
-        artifact_sha256=str(files_sha256(artifact, bundle.manifest.files)),
-        device=gpu.name if gpu is not None else cpu_name(),
-        compute_capability=gpu.compute_capability if gpu is not None else None,
-        runtime={name: version for name, version in runtime.items() if version is not None},
-        recorded=now(),
-        code_version=code_version(),
-        status="failed" if reason else "verified",
-        reason=reason,
-        parity=parity,
-        **scores,
-    )
-
-
-def _scores(
-    bundle: Bundle, artifact: ArtifactManifest, session: Session, cache: Path | None, progress: Progress
-) -> dict[str, Any]:
-    """Fields of a record: its score on the golden inputs, and on the validation split or why not on that."""
-    task, manifest, most = bundle.task, bundle.manifest, most_rows(artifact)
-    outputs = task.golden_outputs(bundle.golden(artifact), session.run, most)
-    score = golden_score(bundle, artifact, outputs)
-    if not task.reads_text:
-        return {"score": score}
-    # Of a model that was wrapped there is one set of labelled rows.
-    split = "validation" if manifest.wrapped is None else "test"
-    origin = Origin(cache, bundle.trained_on)
-    validation, missing = open_validation(task, bundle.data, bundle.reader(artifact), origin, progress, split)
-    if validation is None:
-        return {"score": score, "unscored": missing}
-    return {"score": score, "validation": validation(in_pieces(session.run, most), answering_loop(bundle, artifact))}
-
-
-# verify: checksums of a bundle's files, and the golden inputs through every artifact that can run here.
-
-
 INT8_ERROR_FACTOR = 2.0
-"""INT8 kernels round differently on other processors: the largest error may be this many times export's, …"""
+"""INT8 kernels round differently on other processors: the largest error may be this many times export's …"""
 
 INT8_AGREEMENT_LOSS = 0.02
-"""… and top-1 agreement may be this much, or two rows, lower."""
+"""… and the top-1 agreement may be lower by this much, or by two rows."""
 
-_ROWS = 2.5  # two rows, whatever the division rounds to
+_ALLOWED_ROWS = 2.5
+"""Two rows, with a margin for rounding."""
 
 
 def verify(
@@ -183,22 +42,30 @@ def verify(
     """Check a bundle on this machine, without torch and without the data set. Nothing is written.
 
     Args:
-        bundle: opened just now: what it has hashed already is not hashed again.
-        artifact: run this artifact only; the files of all are checked in any case.
-        progress: is told of files and artifacts.
-        runtime: what ``--runtime`` names: a check for each of its providers; None: one with the usual one.
+        bundle: opened just before: files that it has hashed are not hashed again.
+        artifact: run this artifact only; the files of all artifacts are checked in any case.
+        progress: shows files and artifacts.
+        runtime: ``--runtime``: one check for each of its providers; None: one check with the default provider.
 
     Raises:
         ArtifactError: bundle.json names a file outside the bundle, or targets.json is damaged.
         InputError: no such artifact, or no such runtime.
     """
     stale = tuple(filter(None, (record.why_refused(bundle.manifest) for record in bundle.records.records)))
-    chosen = bundle.artifacts if artifact is None else (bundle.artifact(artifact),)
+    entries = bundle.artifacts if artifact is None else (bundle.artifact(artifact),)
     files = _check_files(bundle, progress)
     checks = []
-    with bar(progress, "Running golden inputs", len(chosen), "artifacts"):
-        for entry in chosen:
-            checks += [_check_artifact(bundle, entry, provider) for provider in _providers(entry, runtime)]
+    with bar(progress, "Running golden inputs", len(entries), "artifacts"):
+        for entry in entries:
+            providers: tuple[str | None, ...] = (None,)
+            if runtime is not None and entry.status == "built":
+                # A provider that rounds is checked only if export ran it, too: else there is nothing to compare with.
+                providers = tuple(
+                    provider
+                    for provider in providers_asked(entry, runtime)
+                    if provider_facts(provider).rounds_to is None or provider in entry.rounded
+                )
+            checks += [_check_artifact(bundle, entry, provider) for provider in providers]
             progress.advance()
     return Verification(
         bundle=str(bundle.folder),
@@ -214,11 +81,10 @@ def verify(
 
 
 def _check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
-    """Hash all files that bundle.json names, and look for others.
+    """Hash all files that bundle.json names, and report files that it does not name.
 
-    Hidden files and folders (``.git``, ``.DS_Store``) are passed over: tools leave them, and nothing opens them. So are
-    the reports that ``profile`` writes into a bundle that was copied without its run, and what targets found of it.
-    Raises ArtifactError.
+    Hidden files and folders (``.git``, ``.DS_Store``) are skipped: other tools write them, and nothing opens them. Also
+    skipped are targets.json and the reports that ``profile`` writes into a bundle without a run. Raises ArtifactError.
     """
     needed = {name for artifact in bundle.built() for name in bundle.contents.needed_by(artifact)}
     expected = sorted({*bundle.contents.checksums, *needed})
@@ -227,28 +93,27 @@ def _check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
         for name in expected:
             checks.append(bundle.contents.inspect(name))
             progress.advance()
-    found = {path.relative_to(bundle.folder) for path in bundle.folder.rglob("*") if path.is_file()}
-    others = [path for path in found if path.parts[0] not in (REPORTS_FOLDER, TARGETS_FILE)]
-    extra = sorted(path.as_posix() for path in others if not any(part.startswith(".") for part in path.parts))
-    unexpected = [name for name in extra if name not in expected and name != BUNDLE_FILE]
-    return (*checks, *(FileCheck(file=name, status="unexpected", detail="not in bundle.json") for name in unexpected))
-
-
-def _providers(artifact: ArtifactManifest, runtime: str | None) -> tuple[str | None, ...]:
-    """What to run it with; in fewer bits only where export did so, too: else there is nothing to hold that to."""
-    if artifact.status != "built" or runtime is None:
-        return (None,)
-    asked = providers_asked(artifact, runtime)
-    return tuple(one for one in asked if provider_facts(one).rounds_to is None or one in artifact.rounded)
+    paths = sorted(path.relative_to(bundle.folder) for path in bundle.folder.rglob("*") if path.is_file())
+    for path in paths:
+        is_skipped = path.parts[0] in (REPORTS_FOLDER, TARGETS_FILE) or any(part.startswith(".") for part in path.parts)
+        name = path.as_posix()
+        if not is_skipped and name not in expected and name != BUNDLE_FILE:
+            checks.append(FileCheck(file=name, status="unexpected", detail="not in bundle.json"))
+    return tuple(checks)
 
 
 def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | None) -> ArtifactCheck:
-    """Run one artifact on the golden inputs. Never raises for what is wrong with it: that is what it reports."""
-    found = ArtifactCheck(artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable")
-    found = found.model_copy(update={"notes": _notes(artifact)})
+    """Run one artifact on the golden inputs. Errors are reported in the result, not raised."""
+    audit = artifact.portability
+    notes: tuple[str, ...] = ()
+    if audit is not None:
+        notes = (*audit.notes_here(library_versions().get("onnxruntime", "0"), cpu_flags()), *audit.notes())
+    check = ArtifactCheck(
+        artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable", notes=notes
+    )
 
     def because(reason: object, status: str = "unavailable") -> ArtifactCheck:
-        return found.model_copy(update={"status": status, "reason": str(reason)})
+        return check.model_copy(update={"status": status, "reason": str(reason)})
 
     if artifact.status != "built" or artifact.file is None:
         return because(f"{artifact.status} at export: {artifact.reason}")
@@ -266,45 +131,38 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         return because(f"no answers to compare with: {error}")
     try:
         with bundle.session(artifact, OpenOptions(provider)) as session:
-            outputs, used = bundle.task.golden_outputs(golden, session.run, most_rows(artifact)), session.provider
-        last = bundle.manifest.exits[-1] if bundle.manifest.exits else None
-        exit_ = last if artifact.exit is None else artifact.exit
-        rounds = provider_facts(used).rounds_to is not None
-        precision: Precision = "int8" if rounds else artifact.precision  # by the same bar as at export
-        parity = bundle.task.golden_parity(golden.arrays, outputs, exit_, precision, used)
+            outputs = bundle.task.golden_outputs(golden, session.run, most_rows(artifact))
+            used_provider = session.provider
+        last_exit = bundle.manifest.exits[-1] if bundle.manifest.exits else None
+        loop = last_exit if artifact.exit is None else artifact.exit
+        rounds = provider_facts(used_provider).rounds_to is not None
+        precision: Precision = "int8" if rounds else artifact.precision  # the tolerance that export used
+        parity = bundle.task.golden_parity(golden.arrays, outputs, loop, precision, used_provider)
     except (MissingDependencyError, GoldenError) as error:
         return because(error)
     except ArtifactError as error:
         return because(error, "damaged")
     except EdgeformerError as error:
         return because(error, "failed")
-    recorded = artifact.rounded[used].parity if rounds and used in artifact.rounded else artifact.parity
-    tolerance, problem = _hold(parity, recorded)
-    if parity.tolerance is None and lacks_parity(artifact):
-        tolerance, problem = _hold_by_score(bundle, artifact, parity, outputs)
+    rounded = artifact.rounded.get(used_provider) if rounds else None
+    tolerance, problem = _compare(parity, artifact.parity if rounded is None else rounded.parity)
+    if parity.tolerance is None and lacks_parity(artifact):  # INT8 that export could not run: judged as export would
+        tolerance = "score on the golden inputs"
+        scores = {"score": golden_score(bundle, artifact, outputs)}
+        problem = out_of_tolerance(parity) or score_drop(bundle, artifact, scores)
     status = "failed" if problem else "verified"
-    return found.model_copy(update={"parity": parity, "tolerance": tolerance, "status": status, "reason": problem})
+    return check.model_copy(update={"parity": parity, "tolerance": tolerance, "status": status, "reason": problem})
 
 
-def _hold_by_score(bundle: Bundle, artifact: ArtifactManifest, parity: Parity, outputs: Any) -> tuple[str, str | None]:
-    """As :func:`_hold`, of INT8 that never ran where it was exported: the bar that it would have had there."""
-    problem = out_of_tolerance(parity) or lost(bundle, artifact, {"score": golden_score(bundle, artifact, outputs)})
-    return "score on the golden inputs", problem
+def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str | None]:
+    """Return the tolerance on this machine, and the problem if there is one.
 
+    FP32 and FP16 have export's own tolerances. Export judged INT8 by its task score, which needs the data set; here it
+    has to be about as close to torch as it was at export.
 
-def _notes(artifact: ArtifactManifest) -> tuple[str, ...]:
-    """What its portability audit says: of it anywhere, and of it on this machine."""
-    audit = artifact.portability
-    if audit is None:
-        return ()
-    return (*audit.notes_here(library_versions().get("onnxruntime", "0"), cpu_flags()), *audit.notes())
-
-
-def _hold(parity: Parity, recorded: Parity | None) -> tuple[str | None, str | None]:
-    """What an artifact is held to on this machine, and what is wrong with it (None: nothing); ``recorded``: at export.
-
-    FP32 and FP16 have export's own tolerances. INT8 has none of its own: export judged it by its task score, which
-    needs the data set; here it has to be about as close to torch as it was at export.
+    Args:
+        parity: measured here.
+        recorded: measured at export.
     """
     if parity.tolerance is not None:
         return f"{parity.tolerance_kind} error ≤ {parity.tolerance:.0e}", out_of_tolerance(parity)
@@ -312,12 +170,147 @@ def _hold(parity: Parity, recorded: Parity | None) -> tuple[str | None, str | No
         return None, out_of_tolerance(parity) or "bundle.json does not say how close it was at export"
     if parity.max_abs_error is None or parity.top1_agreement is None:
         return None, out_of_tolerance(parity)
-    spread = parity.max_abs_error / parity.relative_error if parity.relative_error else 0.0
-    error = INT8_ERROR_FACTOR * recorded.max_abs_error + FP16_RELATIVE * spread
-    agreement = recorded.top1_agreement - max(INT8_AGREEMENT_LOSS, _ROWS / parity.n)
-    held = f"error ≤ {error:.1e}, agreement ≥ {agreement:.1%}"
-    if parity.max_abs_error > error:
-        return held, f"error {parity.max_abs_error:.2g} is above {error:.2g} ({recorded.max_abs_error:.2g} at export)"
-    if parity.top1_agreement < agreement:
-        return held, f"top-1 agreement {parity.top1_agreement:.1%} is below {agreement:.1%}"
-    return held, None
+    logit_range = parity.max_abs_error / parity.relative_error if parity.relative_error else 0.0
+    max_error = INT8_ERROR_FACTOR * recorded.max_abs_error + FP16_RELATIVE * logit_range
+    min_agreement = recorded.top1_agreement - max(INT8_AGREEMENT_LOSS, _ALLOWED_ROWS / parity.n)
+    problem = None
+    if parity.max_abs_error > max_error:
+        at_export = f"{recorded.max_abs_error:.2g} at export"
+        problem = f"error {parity.max_abs_error:.2g} is above {max_error:.2g} ({at_export})"
+    elif parity.top1_agreement < min_agreement:
+        problem = f"top-1 agreement {parity.top1_agreement:.1%} is below {min_agreement:.1%}"
+    return f"error ≤ {max_error:.1e}, agreement ≥ {min_agreement:.1%}", problem
+
+
+def golden_score(bundle: Bundle, artifact: ArtifactManifest, outputs: Any) -> Score:
+    """Return the score of an artifact's answers to the golden inputs.
+
+    Args:
+        bundle: of the artifact.
+        artifact: whose answers they are.
+        outputs: as :meth:`Task.golden_outputs` returns them.
+
+    Raises:
+        GoldenError: golden.npz lacks the right answers.
+    """
+    task, loop = bundle.task, _answering_loop(bundle, artifact)
+    if not task.reads_text:
+        return task.golden_score(loop, outputs, bundle.golden(artifact).answers)
+    arrays = bundle.golden().arrays
+    reference = arrays.get(exit_logits(loop))
+    right = {name: arrays[name] for name in task.golden_names[1] if name in arrays}
+    answers = task.right_answers(right, {} if reference is None else {loop: reference})
+    return task.golden_score(loop, outputs.reshape(-1, outputs.shape[-1]), answers, None, bundle.data)
+
+
+def _answering_loop(bundle: Bundle, artifact: ArtifactManifest) -> int:
+    """Return the loop that an artifact answers after; 0: a model without loops."""
+    manifest = bundle.manifest
+    return artifact.exit or (manifest.exits[-1] if manifest.exits else manifest.loops) or 0
+
+
+def score_drop(bundle: Bundle, artifact: ArtifactManifest, scores: Mapping[str, Any]) -> str | None:
+    """Return by how much an artifact's score is worse than the FP32 graph's, if that is more than allowed.
+
+    Args:
+        bundle: of the artifact.
+        artifact: whose scores they are.
+        scores: ``validation`` and ``score``, as in the manifest, as far as they are known.
+
+    Returns:
+        None: within the limit, or there is no score on the same rows to compare with.
+    """
+    reference = None
+    for entry in bundle.artifacts:
+        is_reference = entry.is_graph and entry.precision == "fp32" and not entry.trimmed
+        if reference is None and is_reference and (entry.role, entry.exit) == (artifact.role, artifact.exit):
+            reference = entry
+    for name in ("validation", "score"):
+        score: Score | None = scores.get(name)
+        expected: Score | None = getattr(reference, name, None)
+        if score is not None and not isfinite(score.loss):
+            return f"its loss is not finite ({name})"
+        if score is not None and expected is not None and score.n == expected.n:
+            return bundle.task.lost(score, expected, artifact.precision, trimmed=artifact.trimmed)
+    return None
+
+
+def record(bundle: Bundle, found: Verification, cache: Path | None = None, progress: Progress = SILENT) -> Verification:
+    """Score the artifacts that ran here for the first time, as export would have, and add them to targets.json.
+
+    Args:
+        bundle: the verified bundle.
+        found: its verification on this machine.
+        cache: folder for encoded sets; None: no cache.
+        progress: shows rows.
+
+    Returns:
+        ``found`` with the records that were written, or the reason why there are none.
+
+    Raises:
+        ArtifactError: targets.json is damaged.
+        InputError: files of the bundle have changed since export, or the bundle cannot be written to.
+    """
+    if found.damaged:
+        raise InputError(f"--write: {bundle.folder} is damaged ({found.damaged[0].file}); nothing was recorded")
+    records = []
+    for check in found.artifacts:
+        artifact = bundle.artifact(check.artifact)
+        if lacks_parity(artifact) and check.parity is not None and check.status in ("verified", "failed"):
+            records.append(_target_record(bundle, artifact, check, check.parity, cache, progress))
+    if not records:
+        is_pending = any(map(lacks_parity, bundle.artifacts))
+        why = "none of them runs here" if is_pending else "export compared every artifact that runs here"
+        return found.model_copy(update={"recorded": Recorded(file=None, reason=f"nothing to record: {why}")})
+    path = bundle.folder / TARGETS_FILE
+    try:
+        write_json(path, bundle.records.of(bundle.manifest).with_new(records))
+    except OSError as error:
+        raise InputError(f"--write: {path} cannot be written: {error.strerror}") from None
+    return found.model_copy(update={"recorded": Recorded(file=str(path), records=tuple(records))})
+
+
+def _target_record(
+    bundle: Bundle,
+    artifact: ArtifactManifest,
+    check: ArtifactCheck,
+    parity: Parity,
+    cache: Path | None,
+    progress: Progress,
+) -> TargetRecord:
+    """Score an artifact on the golden inputs, and on the validation split where its data can be read."""
+    scores: dict[str, Any] = {}
+    reason = check.reason
+    # Step and decode graphs compute what the full graph computes, which is scored.
+    if check.status == "verified" and artifact.role in ("full", "exit"):
+        task, max_rows = bundle.task, most_rows(artifact)
+        with bundle.session(artifact) as session:
+            outputs = task.golden_outputs(bundle.golden(artifact), session.run, max_rows)
+            scores["score"] = golden_score(bundle, artifact, outputs)
+            if task.reads_text:
+                # A wrapped model has one set of labelled rows, its test set.
+                split = "validation" if bundle.manifest.wrapped is None else "test"
+                origin = Origin(cache, bundle.trained_on)
+                validate, missing = open_validation(task, bundle.data, bundle.reader(artifact), origin, progress, split)
+                if validate is None:
+                    scores["unscored"] = missing
+                else:
+                    run = in_pieces(session.run, max_rows)
+                    scores["validation"] = validate(run, _answering_loop(bundle, artifact))
+        reason = score_drop(bundle, artifact, scores)
+    gpu = next(iter(cuda_driver.devices()), None) if provider_facts(str(parity.provider)).kind == "cuda" else None
+    versions = {name: installed_version(name) for name in runtime_of(artifact).distributions}
+    versions["driver"] = nvidia.driver_version() if gpu is not None else None
+    return TargetRecord(
+        artifact=artifact.id,
+        artifact_sha256=str(files_sha256(artifact, bundle.manifest.files)),
+        device=gpu.name if gpu is not None else cpu_name(),
+        compute_capability=gpu.compute_capability if gpu is not None else None,
+        runtime={name: version for name, version in versions.items() if version is not None},
+        recorded=now(),
+        code_version=code_version(),
+        status="failed" if reason else "verified",
+        reason=reason,
+        parity=parity,
+        **scores,
+    ).signed()
