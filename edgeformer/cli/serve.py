@@ -56,22 +56,22 @@ def command(
     with needs_extra("serve", "serving"):
         from edgeformer.inference.server import ServeOptions, serve
         from edgeformer.inference.serving_engine import Limits
-    from edgeformer.inference.serving_engine import Served
+    from edgeformer.inference.predict import Model
     from edgeformer.run import locate
 
     seconds, body = _quantities(timeout, max_body)
     limits = Limits(max_batch, queue, seconds, max_texts, max_characters, body, max_connections)
     location = locate(bundle, artifacts)
 
-    def ready(model: Served, address: str) -> None:
+    def ready(model: Model, address: str) -> None:
         from edgeformer.cli.console import say
 
         if as_json:
             import json
 
-            facts = {"url": address, "run": model.name, "artifact": model.artifact, "limits": asdict(limits)}
+            facts = {"url": address, "run": model.name, "artifact": model.id, "limits": asdict(limits)}
             print(json.dumps(facts), flush=True)
-        say(f"{model.name} · {model.artifact}: {address} (Ctrl-C stops it)", err=True)
+        say(f"{model.name} · {model.id}: {address} (Ctrl-C stops it)", err=True)
 
     options = ServeOptions(
         host, port, artifact or location.artifact, limits, (*(allow_host or ()),), (*(allow_origin or ()),)

@@ -1,4 +1,7 @@
-"""Connections that nobody uses: a time limit for heads, which uvicorn has none for. Imports uvicorn."""
+"""HTTP server of a bundle: messages, routes, limits, and running until it is stopped.
+
+Imports uvicorn and starlette (extra ``serve``): import this module only to serve.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import uvicorn
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -21,83 +25,240 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from typing_extensions import Self
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from edgeformer import __version__
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.bundle import Bundle
-from edgeformer.inference.serving_engine import Engine, Limits, OverloadedError, Served, served
-from edgeformer.inference.serving_messages import RefusedError, openapi, read_request
-from edgeformer.inference.serving_metrics import Metrics
+from edgeformer.data.encoding import require_unicode
+from edgeformer.data.rows import Text
+from edgeformer.inference.predict import Model
+from edgeformer.inference.serving_engine import Engine, Limits, Metrics, OverloadedError, served
 from edgeformer.system.signals import switching_often
 from edgeformer.tasks.task import Unanswered
+from edgeformer.tasks.text_answers import Answering
 
-_Protocol: Any = object if TYPE_CHECKING else AutoHTTPProtocol  # which of them is uvicorn's choice
+
+class PredictRequest(BaseModel):
+    """One text, or many; of a classifier of pairs the second texts, too."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str | None = Field(None, description="one text; or else texts")
+    texts: list[str] | None = Field(None, min_length=1, description="many texts")
+    pair: str | None = Field(None, description="with text: the second text of a pair")
+    pairs: list[str] | None = Field(None, description="with texts: the second texts, one for each")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.text is None) == (self.texts is None):
+            raise ValueError("give either text or texts")
+        if (self.pair is not None and self.text is None) or (self.pairs is not None and self.texts is None):
+            raise ValueError("pair belongs to text, and pairs to texts")
+        if self.pairs is not None and len(self.pairs) != len(self.texts or ()):
+            raise ValueError(f"{len(self.pairs)} pairs for {len(self.texts or ())} texts; give one for each")
+        return self
+
+    def rows(self) -> list[Text]:
+        """Return the texts, or pairs of texts."""
+        if self.text is not None:
+            return [self.text if self.pair is None else (self.text, self.pair)]
+        texts = self.texts or []
+        return [*texts] if self.pairs is None else [*zip(texts, self.pairs, strict=True)]
+
+
+class PredictionMessage(BaseModel):
+    """Answer to one text: a label, a vector, or an error."""
+
+    model_config = ConfigDict(extra="allow")
+
+    text: str
+    pair: str | None = None
+    label: str | None = Field(None, description="classifiers: the likeliest label")
+    probability: float | None = Field(None, description="classifiers: of that label")
+    probabilities: dict[str, float] | None = Field(None, description="classifiers: of every label")
+    vector: list[float] | None = Field(None, description="embedding models")
+    truncated: bool | None = Field(None, description="only the beginning of the text was read")
+    error: str | None = Field(None, description="why there is no answer: the text is empty")
+
+
+class PredictResponse(BaseModel):
+    """Answers in the order of the texts."""
+
+    run: str
+    artifact: str
+    predictions: list[PredictionMessage]
+
+
+class Refusal(BaseModel):
+    """Why there is no answer."""
+
+    error: str
+
+
+class RefusedError(InputError):
+    """A request that gets an error response.
+
+    Args:
+        status: of the response.
+        message: what is wrong.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def read_request(body: bytes, limits: Limits, answering: Answering) -> list[Text]:
+    """Parse the body of a request for predictions.
+
+    Args:
+        body: JSON.
+        limits: of the server.
+        answering: of the model, which may take single texts only, or pairs only.
+
+    Raises:
+        RefusedError: invalid JSON, more than the limits allow, or texts that the model does not take.
+    """
+    try:
+        rows = PredictRequest.model_validate_json(body).rows()
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors()[:5]:
+            location = ".".join(map(str, problem["loc"]))
+            message = problem["msg"].removeprefix("Value error, ")
+            problems.append(f"{location}: {message}" if location else message)
+        raise RefusedError(422, "; ".join(problems)) from None
+    if len(rows) > limits.texts:
+        raise RefusedError(422, f"texts: {len(rows):,}, but at most {limits.texts:,} in one request; send several")
+    mismatch = answering.pairs_problem(pairs=not isinstance(rows[0], str))
+    if mismatch is not None:
+        raise RefusedError(422, f"pairs: {mismatch}")
+    for number, row in enumerate(rows):
+        for part in (row,) if isinstance(row, str) else row:
+            if len(part) > limits.characters:
+                excess = f"{len(part):,} characters, but at most {limits.characters:,}"
+                raise RefusedError(422, f"texts[{number}]: has {excess}; give its beginning")
+            try:
+                require_unicode(f"texts[{number}]", part)
+            except InputError as error:
+                raise RefusedError(422, str(error)) from None
+    return rows
+
+
+def openapi(name: str, limits: Limits) -> dict[str, object]:
+    """Return the OpenAPI 3.1 document of a server.
+
+    Args:
+        name: of the run.
+        limits: which the document states.
+    """
+    schemas: dict[str, Any] = {}
+
+    def content(schema: dict[str, str], kind: str = "application/json") -> dict[str, object]:
+        return {"content": {kind: {"schema": schema}}}
+
+    def reference(model: type[BaseModel]) -> dict[str, str]:
+        document = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(document.pop("$defs", {}))
+        schemas[model.__name__] = document
+        return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+    def get(summary: str, body: dict[str, object]) -> dict[str, object]:
+        return {"get": {"summary": summary, "responses": {"200": {**body, "description": summary}}}}
+
+    refusal = content(reference(Refusal))
+    responses: dict[str, Any] = {
+        "200": {"description": "answers in the order of the texts", **content(reference(PredictResponse))},
+        "408": {"description": "the body did not come in time", **refusal},
+        "413": {"description": f"the body is larger than {limits.body_bytes:,} bytes", **refusal},
+        "415": {"description": "the body is not called application/json", **refusal},
+        "422": {"description": "not what is expected, or more than the limits allow", **refusal},
+        "500": {"description": "the model failed: not enough memory for instance", **refusal},
+        "503": {"description": "overloaded, or stopping; Retry-After says when to come again", **refusal},
+        "504": {"description": f"no answer within {limits.timeout_s:g} s", **refusal},
+    }
+    predict = {
+        "summary": "Answer one text or many",
+        "description": f"At most {limits.texts:,} texts of {limits.characters:,} characters.",
+        "requestBody": {"required": True, **content(reference(PredictRequest))},
+        "responses": responses,
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": f"edgeformer serve: {name}", "version": __version__},
+        "paths": {
+            "/predict": {"post": predict},
+            "/healthz": get("It answers; 503 while it stops", content({"type": "object"})),
+            "/metrics": get("Counts for Prometheus", content({"type": "string"}, "text/plain")),
+        },
+        "components": {"schemas": schemas},
+    }
+
+
+_Protocol: Any = object if TYPE_CHECKING else AutoHTTPProtocol  # uvicorn selects the implementation
 
 
 def protocol_within(limits: Limits) -> type[asyncio.Protocol]:
-    """uvicorn's protocol with limits for what comes before a request, and after its answer.
+    """Return uvicorn's protocol with time limits for heads and for taking answers, which uvicorn lacks.
 
-    A connection without a request must send a whole head in ``limits.timeout_s``, and its client must take an answer in
-    the same time, or it is closed. Where more than ``limits.waiting`` have sent no head, so is the one that was silent
-    for longest: a process has a limited number of connections, and there must be one for who asks how the server is.
+    A connection must send a complete head within ``limits.timeout_s``, and its client must take an answer in the same
+    time; otherwise it is closed. If more than ``limits.waiting`` connections have sent no complete head, the oldest of
+    them is closed, so that health checks can always connect.
     """
 
+    def abort_later(transport: asyncio.Transport) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(limits.timeout_s, transport.abort)
+
     class Protocol(_Protocol):  # type: ignore[misc]
-        _waiting: ClassVar[dict[Protocol, asyncio.TimerHandle]] = {}  # in the order in which they began to wait
-        _taking: asyncio.TimerHandle | None = None
+        _head_timers: ClassVar[dict[Protocol, asyncio.TimerHandle]] = {}  # oldest first
+        _write_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
-            self._wait()
-            if len(self._waiting) > limits.waiting:
-                self._waiting.pop(oldest := next(iter(self._waiting))).cancel()
+            self._await_head()
+            if len(self._head_timers) > limits.waiting:
+                oldest = next(iter(self._head_timers))
+                oldest._cancel_timers()
                 oldest.transport.abort()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.cycle is not None and not self.cycle.response_complete:
-                self._came()
-            else:  # no head, or half a one
-                self._wait()
+                if timer := self._head_timers.pop(self, None):
+                    timer.cancel()
+            else:  # no head yet, or a part of one
+                self._await_head()
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._taking = _later(limits.timeout_s, self.transport)
+            self._write_timer = abort_later(self.transport)
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            _cancel(self._taking)
+            if self._write_timer is not None:
+                self._write_timer.cancel()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._came()
-            _cancel(self._taking)
+            self._cancel_timers()
             super().connection_lost(exc)
 
-        def _wait(self) -> None:
-            if self not in self._waiting:
-                self._waiting[self] = _later(limits.timeout_s, self.transport)
+        def _await_head(self) -> None:
+            if self not in self._head_timers:
+                self._head_timers[self] = abort_later(self.transport)
 
-        def _came(self) -> None:
-            _cancel(self._waiting.pop(self, None))
+        def _cancel_timers(self) -> None:
+            for timer in (self._head_timers.pop(self, None), self._write_timer):
+                if timer is not None:
+                    timer.cancel()
 
     return Protocol
 
 
-def _later(seconds: float, transport: asyncio.Transport) -> asyncio.TimerHandle:
-    return asyncio.get_running_loop().call_later(seconds, transport.abort)
-
-
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
-
-
-# The HTTP side: routes, limits and refusals. Imports starlette: import this file only where something is served.
-
-
 _PAGE = files(__package__) / "page"
-_KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
-_ONLY_OURS = {
+_PAGE_FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -106,26 +267,25 @@ _ONLY_OURS = {
 
 
 class Application:
-    """What every route needs.
+    """The routes of a server.
 
     Args:
-        served: the model.
-        engine: that answers with it.
+        model: the served model.
+        engine: that runs it.
         limits: of a request.
         metrics: of the server.
     """
 
-    def __init__(self, served: Served, engine: Engine, limits: Limits, metrics: Metrics) -> None:
-        self._served, self._engine, self._limits, self._metrics = served, engine, limits, metrics
+    def __init__(self, model: Model, engine: Engine, limits: Limits, metrics: Metrics) -> None:
+        self._model, self._engine, self._limits, self._metrics = model, engine, limits, metrics
         self._running = 0
 
     def asgi(self, hosts: Sequence[str], origins: Sequence[str]) -> Starlette:
-        """The application.
+        """Return the ASGI application.
 
         Args:
-            hosts: names by which it may be asked for, else another site's name could be pointed at this machine; empty:
-                any.
-            origins: sites whose pages may read the answers; empty: none but its own.
+            hosts: accepted Host headers, against DNS rebinding; empty: any.
+            origins: sites whose pages may read the answers; empty: only its own page.
         """
         middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)] if hosts else []
         if origins:
@@ -137,8 +297,7 @@ class Application:
             Route("/healthz", self._health),
             Route("/metrics", self._show_metrics),
             Route("/openapi.json", self._openapi),
-            Route("/", _page("page.html")),
-            *(Route(f"/{name}", _page(name)) for name in ("page.css", "page.js")),
+            *(Route("/" if name == "page.html" else f"/{name}", _page(name)) for name in _PAGE_FILES),
         ]
         return Starlette(routes=routes, middleware=middleware)
 
@@ -151,7 +310,7 @@ class Application:
             response = await self._answer(request)
             status = response.status_code
         except ClientDisconnect:
-            status = 499  # what proxies note where the client has gone; nobody reads the response
+            status = 499  # counted as proxies count it; the response goes to no client
             response = Response(status_code=400)
         finally:
             self._running -= 1
@@ -161,36 +320,32 @@ class Application:
         return response
 
     async def _answer(self, request: Request) -> Response:
+        timeout_s = self._limits.timeout_s
         try:
             if self._running > self._limits.connections:
                 raise OverloadedError(f"{self._limits.connections:,} requests are in work", 1)
-            body = await self._body_in_time(request)
-            texts = read_request(body, self._limits, self._served.answering)
-            future = asyncio.wrap_future(self._engine.submit(texts))
-            answers = await asyncio.wait_for(future, self._limits.timeout_s)
+            try:
+                body = await asyncio.wait_for(self._read_body(request), timeout_s)
+            except asyncio.TimeoutError:
+                raise RefusedError(408, f"the body did not come within {timeout_s:g} s") from None
+            texts = read_request(body, self._limits, self._model.answering)
+            answers = await asyncio.wait_for(asyncio.wrap_future(self._engine.submit(texts)), timeout_s)
         except RefusedError as error:
-            return _refusal(error.status, str(error))
+            return JSONResponse({"error": str(error)}, error.status)
         except OverloadedError as error:
-            again = {"Retry-After": str(error.retry_after_s)}
-            return _refusal(503, f"{error}; try again in {error.retry_after_s} s", again)
+            message = f"{error}; try again in {error.retry_after_s} s"
+            return JSONResponse({"error": message}, 503, {"Retry-After": str(error.retry_after_s)})
         except asyncio.TimeoutError:
-            return _refusal(504, f"no answer within {self._limits.timeout_s:g} s")
-        except EdgeformerError as error:  # the model's: not enough memory for instance
-            return _refusal(500, str(error))
+            return JSONResponse({"error": f"no answer within {timeout_s:g} s"}, 504)
+        except EdgeformerError as error:  # of the model, for instance too little memory
+            return JSONResponse({"error": str(error)}, 500)
         self._metrics.texts.inc(len(answers))
         self._metrics.unanswered.inc(sum(isinstance(answer, Unanswered) for answer in answers))
-        found = [answer.as_dict() for answer in answers]
-        return JSONResponse({"run": self._served.name, "artifact": self._served.artifact, "predictions": found})
+        predictions = [answer.as_dict() for answer in answers]
+        return JSONResponse({"run": self._model.name, "artifact": self._model.id, "predictions": predictions})
 
-    async def _body_in_time(self, request: Request) -> bytes:
-        try:
-            return await asyncio.wait_for(self._body(request), self._limits.timeout_s)
-        except asyncio.TimeoutError:
-            raise RefusedError(408, f"the body did not come within {self._limits.timeout_s:g} s") from None
-
-    async def _body(self, request: Request) -> bytes:
-        """The body, never more of it than is allowed. Raises RefusedError."""
-        # A page of another site can send forms and plain text without asking first, but no JSON.
+    async def _read_body(self, request: Request) -> bytes:
+        # A page of another site can send forms and plain text without a preflight request, but not JSON.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "send JSON, with the header Content-Type: application/json")
         body = bytearray()
@@ -201,47 +356,37 @@ class Application:
         return bytes(body)
 
     async def _health(self, _: Request) -> Response:
-        well = self._engine.healthy
-        facts = {"status": "ok" if well else "stopping", "run": self._served.name, "artifact": self._served.artifact}
-        return JSONResponse(facts, 200 if well else 503)
+        healthy = self._engine.healthy
+        facts = {"status": "ok" if healthy else "stopping", "run": self._model.name, "artifact": self._model.id}
+        return JSONResponse(facts, 200 if healthy else 503)
 
     async def _show_metrics(self, _: Request) -> Response:
         return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _openapi(self, _: Request) -> Response:
-        return JSONResponse(openapi(self._served.name, self._limits))
-
-
-def _refusal(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": message}, status, headers)
+        return JSONResponse(openapi(self._model.name, self._limits))
 
 
 def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
     content = (_PAGE / name).read_text(encoding="utf-8")
 
     async def show(_: Request) -> Response:
-        return Response(content, media_type=_KINDS[name], headers=_ONLY_OURS)
+        return Response(content, media_type=_PAGE_FILES[name], headers=_PAGE_HEADERS)
 
     return show
 
 
-# Serving a bundle until somebody stops it. Imports uvicorn: import this file only where something is served.
-
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where and what is served.
+    """Address, artifact and limits of a server.
 
     Attributes:
         host: address to listen at.
         port: 0: a free one.
         artifact: an id; None: the first that runs here.
         limits: of requests.
-        hosts: names by which it may be asked for, beside those of this machine; without any, a server that does not
-            listen at the loopback address alone can be asked for by every name.
+        hosts: accepted Host headers in addition to those of this machine; if empty, a server that listens at more than
+            the loopback address accepts any.
         origins: sites whose pages may read the answers.
     """
 
@@ -253,31 +398,34 @@ class ServeOptions:
     origins: tuple[str, ...] = ()
 
 
-def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Served, str], None]) -> int:
-    """Answer until SIGTERM or Ctrl-C, then finish what was accepted.
+def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Model, str], None]) -> int:
+    """Answer until SIGTERM or Ctrl-C, then finish the accepted requests.
 
     Args:
         bundle: of a classifier or an embedding model.
-        options: where and how.
-        ready: is told the model, and the address of the server, when it listens.
+        options: address, artifact and limits.
+        ready: called with the model and the server's address once it listens.
 
     Returns:
-        How many requests for predictions were answered.
+        The number of requests for predictions that have had a response.
 
     Raises:
-        InputError: the address cannot be had, or the model cannot be served.
+        InputError: the address cannot be used, or the model cannot be served.
         ArtifactError: no artifact can run here, or a file is damaged.
     """
     metrics = Metrics()
+    # Requests on the machine itself (health checks); older versions of starlette cut [::1]:8000 at its first colon.
+    hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]", "::1", "[", *options.hosts)
+    if options.host not in ("127.0.0.1", "localhost", "::1"):
+        hosts = (*hosts, options.host) if options.hosts else ()
     with (
         served(bundle, options.artifact) as model,
-        _listening(options.host, options.port) as listening,
-        Engine(model.answering, model.run, options.limits, metrics) as engine,
+        _listen(options.host, options.port) as listener,
+        Engine(model, options.limits, metrics) as engine,
         switching_often(),
     ):
-        application = Application(model, engine, options.limits, metrics).asgi(_hosts(options), options.origins)
         config = uvicorn.Config(
-            application,
+            Application(model, engine, options.limits, metrics).asgi(hosts, options.origins),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -286,47 +434,33 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Served, str], 
             ws="none",
             timeout_graceful_shutdown=round(options.limits.timeout_s) + 1,
         )
-        ready(model, _address(listening))
-        _until_stopped(uvicorn.Server(config), listening)
+        host, port = listener.getsockname()[:2]
+        ready(model, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        server = uvicorn.Server(config)
+        if threading.current_thread() is not threading.main_thread():
+            server.run([listener])
+        else:
+            # uvicorn raises the signal that stopped it again at its end; ignored, so that this process ends with 0.
+            signals = (signal.SIGINT, signal.SIGTERM)
+            handlers = {number: signal.signal(number, lambda *_: None) for number in signals}
+            try:
+                server.run([listener])
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
     return metrics.responses
 
 
-def _until_stopped(server: uvicorn.Server, listening: socket.socket) -> None:
-    """Run it. A signal that stopped it well, which it raises again at its end, ends this process as if it had not."""
-    if threading.current_thread() is not threading.main_thread():
-        server.run([listening])
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: None) for number in signals}
-    try:
-        server.run([listening])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        made = socket.create_server((host, port), family=family, backlog=1024)
-        # Named as TCP, or asyncio leaves Nagle's algorithm on: every answer would wait 40 ms for the client's ACK.
-        return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach())
+        server_socket = socket.create_server((host, port), family=family, backlog=1024)
+        # asyncio disables Nagle's algorithm only if the socket's protocol is TCP by name. With it every answer would
+        # wait 40 ms for the client's ACK.
+        return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=server_socket.detach())
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise InputError(
                 f"--port {port}: another program listens there; choose another one, or 0 for a free one"
             ) from None
         raise InputError(f"--host {host} --port {port}: {error.strerror or error}") from None
-
-
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _hosts(options: ServeOptions) -> tuple[str, ...]:
-    # Of [::1]:8000 older versions of starlette take what is before the first colon.
-    here = ("localhost", "127.0.0.1", "[::1]", "::1", "[")
-    if options.host in _LOOPBACK:
-        return (*here, *options.hosts)
-    return (*here, *options.hosts, options.host) if options.hosts else ()  # a health check asks from here

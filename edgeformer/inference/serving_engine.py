@@ -1,4 +1,4 @@
-"""What a server takes on at once: every bound that keeps its memory and its answers' age finite."""
+"""Serving without HTTP: limits, metrics, the model of a bundle, and the engine that batches waiting requests."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.data.batching import Int64s
 from edgeformer.data.rows import Text
-from edgeformer.inference.serving_metrics import Metrics
+from edgeformer.inference.predict import Model
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.scoring import in_pieces, most_rows
-from edgeformer.tasks.task import Answer, Run
+from edgeformer.tasks.task import Answer
 from edgeformer.tasks.text_answers import Answering
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a server.
+    """Limits of a server, which bound its memory and the age of its answers.
 
     Attributes:
-        batch: texts of one call of the model; 1: every text by itself.
-        queue: texts that wait; more are refused, with the time after which to try again.
-        timeout_s: from a whole request to its answer; as long may a head, a body, or the taking of an answer need.
-        texts: of one request.
-        characters: of one text.
-        body_bytes: of one request.
+        batch: texts per call of the model; 1: no batches.
+        queue: waiting texts; more are refused, with the time after which to try again.
+        timeout_s: from a complete request to its answer; also for a head, for a body, and for a client to take an
+            answer.
+        texts: per request.
+        characters: per text.
+        body_bytes: per request.
         connections: with a request for predictions; more are refused.
-        waiting: connections that have sent no whole head; where there are more, the oldest of them is closed.
+        waiting: connections without a complete head; with more, the oldest of them is closed.
     """
 
     batch: int = 32
@@ -50,39 +52,59 @@ class Limits:
 
     @property
     def window(self) -> int:
-        """Texts among which those of similar length are found for one call."""
+        """Texts from which those of similar length are selected for a call."""
         return 2 * self.batch if self.batch > 1 else 1
 
 
-# What is served: an artifact of a bundle that answers whole texts. Never torch.
+class Metrics:
+    """Prometheus counters, gauges and histograms of one server; safe to change from any thread."""
 
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "edgeformer_requests_total",
+            "Requests for predictions, by the status of their response.",
+            ["status"],
+            registry=registry,
+        )
+        self.running = Gauge("edgeformer_requests_running", "Requests that have no response yet.", registry=registry)
+        self.request_s = Histogram(
+            "edgeformer_request_seconds",
+            "From a request's first byte to its response.",
+            registry=registry,
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+        )
+        self.texts = Counter("edgeformer_texts_total", "Texts in responses.", registry=registry)
+        self.unanswered = Counter("edgeformer_texts_without_answer_total", "Of these, empty ones.", registry=registry)
+        self.waiting = Gauge("edgeformer_queue_texts", "Texts that wait.", registry=registry)
+        self.call_rows = Histogram(
+            "edgeformer_call_rows",
+            "Texts in one call of the model.",
+            registry=registry,
+            buckets=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
+        )
+        self.call_s = Counter("edgeformer_call_seconds_total", "Time in the model.", registry=registry)
+        resident = Gauge("process_resident_memory_bytes", "Resident memory of the server.", registry=registry)
+        resident.set_function(lambda: psutil.Process().memory_info().rss)
 
-@dataclass(frozen=True)
-class Served:
-    """An opened artifact.
+    @property
+    def responses(self) -> int:
+        """Number of responses to requests for predictions, whatever their status."""
+        return int(sum(sample.value for sample in next(iter(self.requests.collect())).samples))
 
-    Attributes:
-        name: of the run.
-        artifact: its id.
-        labels: the labels; empty: it has none.
-        answering: how it answers.
-        run: its session's, for any number of rows.
-    """
-
-    name: str
-    artifact: str
-    labels: tuple[str, ...]
-    answering: Answering
-    run: Run
+    def text(self) -> str:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry).decode()
 
 
 @contextmanager
-def served(bundle: Bundle, wanted: str | None) -> Generator[Served]:
-    """Open an artifact.
+def served(bundle: Bundle, artifact: str | None) -> Generator[Model]:
+    """Open an artifact of a bundle to answer whole texts.
 
     Args:
         bundle: of a classifier or an embedding model.
-        wanted: an artifact's id; None: the first that runs here.
+        artifact: an artifact's id; None: the first that runs here.
 
     Raises:
         InputError: a model without labels or vectors, an unknown artifact, or one that takes a text token by token.
@@ -94,43 +116,32 @@ def served(bundle: Bundle, wanted: str | None) -> Generator[Served]:
         raise InputError(
             f"{bundle.name}: is a {task.noun}, {why}, so there is nothing to serve; use edgeformer {task.use}"
         )
-    entry = _entry(bundle, wanted)
+    built = bundle.built("full", "exit", "step")
+    if artifact is not None:
+        entry = bundle.artifact(artifact)
+        if entry not in built:
+            raise InputError(f"--artifact {artifact}: {entry.role}, {entry.status}; it does not answer whole texts")
+    else:
+        refusals = {entry.id: bundle.cannot_run(entry) for entry in built}
+        runnable = [entry for entry in built if refusals[entry.id] is None]
+        if not runnable:
+            reasons = "; ".join(f"{id_}: {reason}" for id_, reason in refusals.items()) or "none was built"
+            raise ArtifactError(f"{bundle.folder}: no artifact can run here ({reasons})")
+        entry = runnable[0]
     answering = Answering(task, bundle.reader(entry), bundle.data)
-    labels = tuple(map(str, bundle.manifest.labels or ()))
     with bundle.session(entry) as session:
         run = in_pieces(session.run, most_rows(entry))
-        example = answering.read(["a text"])  # the first call pays for every allocation, before anybody waits
-        answering.run(run, example)
-        yield Served(bundle.name, entry.id, labels, answering, run)
-
-
-def _entry(bundle: Bundle, wanted: str | None) -> ArtifactManifest:
-    whole = bundle.built("full", "exit", "step")
-    if wanted is not None:
-        entry = bundle.artifact(wanted)
-        if entry not in whole:
-            raise InputError(f"--artifact {wanted}: {entry.role}, {entry.status}; it does not answer whole texts")
-        return entry
-    reasons = [f"{entry.id}: {reason}" for entry in whole if (reason := bundle.cannot_run(entry)) is not None]
-    found = next((entry for entry in whole if bundle.cannot_run(entry) is None), None)
-    if found is None:
-        raise ArtifactError(f"{bundle.folder}: no artifact can run here ({'; '.join(reasons) or 'none was built'})")
-    return found
-
-
-# One thread that owns a session and answers what waits, many texts in one call where many wait.
-#
-# Nobody waits for company: while a call runs, others queue up, and the next call takes them together. So a lone text
-# is
-# answered at once, and the busier the server, the larger its batches.
+        model = Model(bundle.name, entry.id, session.provider, answering, run)
+        model.answer(["a text"])  # the first call allocates memory, which no client should wait for
+        yield model
 
 
 class OverloadedError(EdgeformerError):
-    """Too many texts wait, or the server stops.
+    """Too many texts wait, or the server is stopping.
 
     Args:
-        message: which of them.
-        retry_after_s: when there may be room again, in whole seconds.
+        message: what is wrong.
+        retry_after_s: when to try again.
     """
 
     def __init__(self, message: str, retry_after_s: int) -> None:
@@ -145,19 +156,21 @@ class _Request:
 
 
 class Engine:
-    """Answers requests in the order in which they came. Use it as a context manager: its end answers what waits.
+    """Answers requests in the order of their arrival, in one thread that calls the model.
+
+    While a call runs, new requests queue up, and the next call takes them together. A single text is therefore answered
+    at once, and the batches grow with the load. As a context manager it answers the accepted requests at its end.
 
     Args:
-        answering: how the model answers.
-        run: of a session that only this engine's thread calls.
+        model: which only this engine's thread calls.
         limits: of batch and queue.
-        metrics: are told what was done.
+        metrics: to update.
     """
 
-    def __init__(self, answering: Answering, run: Run, limits: Limits, metrics: Metrics) -> None:
-        self._answering, self._run, self._limits, self._metrics = answering, run, limits, metrics
-        self._waiting: deque[_Request] = deque()
-        self._texts = 0
+    def __init__(self, model: Model, limits: Limits, metrics: Metrics) -> None:
+        self._model, self._limits, self._metrics = model, limits, metrics
+        self._queue: deque[_Request] = deque()
+        self._queued_texts = 0
         self._changed = threading.Condition()
         self._closing = False
         self._seconds_per_text = 0.0
@@ -165,33 +178,32 @@ class Engine:
         self._thread.start()
 
     def submit(self, texts: Sequence[Text]) -> Future[list[Answer]]:
-        """Queue one request; its future has an answer per text.
-
-        A future that is cancelled before its turn costs nothing.
+        """Queue one request; its future has one answer per text. A future that is cancelled in time is not run.
 
         Raises:
-            OverloadedError: the queue has no room for it, or the engine is being closed.
+            OverloadedError: the queue is full, or the engine is closing.
         """
         request = _Request(texts)
         with self._changed:
             if self._closing:
                 raise OverloadedError("the server is stopping", 1)
-            # One request that is larger than the queue must have a way in.
-            if self._texts and self._texts + len(texts) > self._limits.queue:
-                raise OverloadedError(f"{self._texts:,} texts are waiting", self._retry_after_s())
-            self._waiting.append(request)
-            self._texts += len(texts)
-            self._metrics.waiting.set(self._texts)
+            # An empty queue accepts any request, also one that is larger than the queue.
+            if self._queued_texts and self._queued_texts + len(texts) > self._limits.queue:
+                retry_after_s = max(1, round(self._queued_texts * self._seconds_per_text))
+                raise OverloadedError(f"{self._queued_texts:,} texts are waiting", retry_after_s)
+            self._queue.append(request)
+            self._queued_texts += len(texts)
+            self._metrics.waiting.set(self._queued_texts)
             self._changed.notify()
         return request.answers
 
     @property
     def healthy(self) -> bool:
-        """It takes requests, and its thread lives."""
+        """Whether it accepts requests, and its thread runs."""
         return not self._closing and self._thread.is_alive()
 
     def close(self) -> None:
-        """Take no more, answer what waits, and end."""
+        """Accept no more requests, answer those in the queue, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -203,64 +215,63 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _retry_after_s(self) -> int:
-        return max(1, round(self._texts * self._seconds_per_text))
-
     def _work(self) -> None:
-        while taken := self._take():
+        while requests := self._next_requests():
             try:
-                self._answer(taken)
-            except Exception:  # of one of them: the others have their answers by themselves
-                for request in taken:
-                    self._answer_alone(request)
+                self._answer(requests)
+            except Exception:  # caused by one of the requests: each gets its own answer or error
+                for request in requests:
+                    try:
+                        self._answer([request])
+                    except Exception as error:  # for the client; the engine goes on
+                        request.answers.set_exception(error)
 
-    def _take(self) -> list[_Request]:
-        """The requests of the next calls; nothing when the engine is closed and all are answered."""
-        taken: list[_Request] = []
+    def _next_requests(self) -> list[_Request]:
+        """Wait for requests and return those of the next calls; empty when the engine is closed and the queue empty."""
+        requests: list[_Request] = []
         count = 0
         with self._changed:
-            while not taken:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
+            while not requests:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
                     return []
-                while self._waiting and (not count or count + len(self._waiting[0].texts) <= self._limits.window):
-                    request = self._waiting.popleft()
-                    self._texts -= len(request.texts)
+                while self._queue and (not count or count + len(self._queue[0].texts) <= self._limits.window):
+                    request = self._queue.popleft()
+                    self._queued_texts -= len(request.texts)
                     if request.answers.set_running_or_notify_cancel():
-                        taken.append(request)
+                        requests.append(request)
                         count += len(request.texts)
-            self._metrics.waiting.set(self._texts)
-        return taken
+            self._metrics.waiting.set(self._queued_texts)
+        return requests
 
     def _answer(self, requests: list[_Request]) -> None:
         started = time.perf_counter()
+        answering = self._model.answering
         texts = [text for request in requests for text in request.texts]
-        window = self._answering.read(texts)
+        window = answering.read(texts)
         batches = similar(window.encoded.lengths, self._limits.batch)
-        outputs = self._answering.run(self._counted, window, batches)
-        answers = self._answering.answers(window, outputs)
+        answers = answering.answers(window, answering.run(self._run_and_count, window, batches))
         self._seconds_per_text = (time.perf_counter() - started) / len(texts)
-        place = 0
+        start = 0
         for request in requests:
-            request.answers.set_result(answers[place : place + len(request.texts)])
-            place += len(request.texts)
+            request.answers.set_result(answers[start : start + len(request.texts)])
+            start += len(request.texts)
 
-    def _answer_alone(self, request: _Request) -> None:
-        try:
-            self._answer([request])
-        except Exception as error:  # whatever it is, who asked must hear of it, and the next ones are served
-            request.answers.set_exception(error)
-
-    def _counted(self, inputs: Arrays) -> Arrays:
+    def _run_and_count(self, inputs: Arrays) -> Arrays:
         started = time.perf_counter()
-        outputs = self._run(inputs)
+        outputs = self._model.run(inputs)
         self._metrics.call_s.inc(time.perf_counter() - started)
         self._metrics.call_rows.observe(len(inputs["input_ids"]))
         return outputs
 
 
 def similar(lengths: Int64s, most: int) -> list[Int64s]:
-    """Row numbers of each call, longest first: at most ``most`` rows, none less than half as long as the longest."""
+    """Return the row numbers of each call, longest rows first: up to ``most`` rows, none shorter than half the longest.
+
+    Args:
+        lengths: tokens of each row.
+        most: rows per call.
+    """
     order = np.argsort(-lengths, kind="stable").astype(np.int64)
     batches: list[Int64s] = []
     start = 0

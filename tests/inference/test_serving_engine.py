@@ -1,10 +1,12 @@
-"""The engine that makes batches, without HTTP: order, bounds, errors, its end."""
+"""The batching engine without HTTP: order, limits, errors and closing."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +15,23 @@ import pytest
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.bundle import Bundle
-from edgeformer.inference.serving_engine import Engine, Limits, OverloadedError, Served, served, similar
-from edgeformer.inference.serving_metrics import Metrics
+from edgeformer.inference.predict import Model
+from edgeformer.inference.serving_engine import Engine, Limits, Metrics, OverloadedError, served, similar
 from edgeformer.tasks.task import Unanswered
 
 OLD = Path(__file__).parents[1] / "old_format"
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Served]:
-    with served(Bundle.open(OLD / "classifier-v1" / "bundle"), None) as found:
-        yield found
+def model() -> Iterator[Model]:
+    with served(Bundle.open(OLD / "classifier-v1" / "bundle"), None) as opened:
+        yield opened
 
 
-class Held:
-    """A session's run that waits until it may go on, and notes the calls."""
+class BlockedRun:
+    """A session's ``run`` that blocks until ``go`` is set, and counts the rows of each call."""
 
-    def __init__(self, model: Served) -> None:
+    def __init__(self, model: Model) -> None:
         self._run = model.run
         self.entered, self.go = threading.Event(), threading.Event()
         self.rows: list[int] = []
@@ -37,108 +39,98 @@ class Held:
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
         self.entered.set()
         assert self.go.wait(30)
+        if inputs["input_ids"].shape[1] > 20:
+            raise EdgeformerError("not enough memory")
         self.rows.append(len(inputs["input_ids"]))
         return self._run(inputs)
+
+
+@contextmanager
+def blocked_engine(model: Model, limits: Limits | None = None) -> Iterator[tuple[Engine, BlockedRun]]:
+    run = BlockedRun(model)
+    with Engine(replace(model, run=run), limits or Limits(), Metrics()) as engine:
+        yield engine, run
 
 
 def label(answer: Any) -> tuple[str, float]:
     return answer.label, answer.probability
 
 
-def alone(model: Served, text: str) -> tuple[str, float]:
-    window = model.answering.read([text])
-    return label(model.answering.answers(window, model.answering.run(model.run, window))[0])
-
-
-def test_what_waits_is_answered_together_and_each_gets_its_own(model: Served) -> None:
-    held = Held(model)
+def test_waiting_requests_are_batched_and_each_gets_its_own_answers(model: Model) -> None:
     texts = [f"{'very ' * (number % 9)}good film {number}" for number in range(40)]
-    with Engine(model.answering, held, Limits(batch=16), Metrics()) as engine:
+    with blocked_engine(model, Limits(batch=16)) as (engine, run):
         futures = [engine.submit([texts[0]])]
-        assert held.entered.wait(30)
+        assert run.entered.wait(30)
         futures += [engine.submit([text, ""]) for text in texts[1:]]
-        held.go.set()
+        run.go.set()
         for text, future in zip(texts, futures, strict=True):
             first, *rest = future.result(30)
-            assert first.text == text and label(first) == pytest.approx(alone(model, text), abs=1e-5)
+            assert first.text == text and label(first) == pytest.approx(label(model.answer([text])[0]), abs=1e-5)
             assert all(isinstance(answer, Unanswered) for answer in rest)
-    assert held.rows[0] == 1 and max(held.rows) > 4 and sum(held.rows) == len(texts)
+    assert run.rows[0] == 1 and max(run.rows) > 4 and sum(run.rows) == len(texts)
 
 
-def test_without_batches_every_request_is_a_call(model: Served) -> None:
-    held = Held(model)
-    held.go.set()
-    with Engine(model.answering, held, Limits(batch=1), Metrics()) as engine:
+def test_batch_1_runs_every_text_alone(model: Model) -> None:
+    with blocked_engine(model, Limits(batch=1)) as (engine, run):
+        run.go.set()
         wait([engine.submit(["good", "bad film"]), engine.submit(["dull"])], 30)
-    assert held.rows == [1, 1, 1]
+    assert run.rows == [1, 1, 1]
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_again(model: Served) -> None:
-    held = Held(model)
-    with Engine(model.answering, held, Limits(queue=3), Metrics()) as engine:
+def test_a_full_queue_refuses_with_a_retry_time(model: Model) -> None:
+    with blocked_engine(model, Limits(queue=3)) as (engine, run):
         first = engine.submit(["good"])
-        assert held.entered.wait(30)
+        assert run.entered.wait(30)
         waiting = [engine.submit(["good", "bad"]), engine.submit(["dull"])]
         with pytest.raises(OverloadedError, match="3 texts are waiting") as refused:
             engine.submit(["one more"])
         assert refused.value.retry_after_s >= 1
-        held.go.set()
+        run.go.set()
         assert [len(future.result(30)) for future in (first, *waiting)] == [1, 2, 1]
         assert len(engine.submit(["good"] * 5).result(30)) == 5  # an empty queue takes any single request
 
 
-def test_its_end_answers_what_was_accepted(model: Served) -> None:
-    held = Held(model)
-    engine = Engine(model.answering, held, Limits(), Metrics())
-    futures = [engine.submit([f"film {number}"]) for number in range(10)]
-    ending = threading.Thread(target=engine.close)
-    ending.start()
-    while engine.healthy:
-        pass
-    with pytest.raises(OverloadedError, match="stopping"):
-        engine.submit(["late"])
-    held.go.set()
-    ending.join(30)
-    assert [future.result(0)[0].text for future in futures] == [f"film {number}" for number in range(10)]
+def test_closing_answers_the_accepted_requests(model: Model) -> None:
+    with blocked_engine(model) as (engine, run):
+        futures = [engine.submit([f"film {number}"]) for number in range(10)]
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        while engine.healthy:
+            pass
+        with pytest.raises(OverloadedError, match="stopping"):
+            engine.submit(["late"])
+        run.go.set()
+        closing.join(30)
+        assert [future.result(0)[0].text for future in futures] == [f"film {number}" for number in range(10)]
 
 
-def test_who_has_gone_costs_no_call(model: Served) -> None:
-    held = Held(model)
-    with Engine(model.answering, held, Limits(), Metrics()) as engine:
+def test_a_cancelled_request_is_not_run(model: Model) -> None:
+    with blocked_engine(model) as (engine, run):
         first = engine.submit(["good"])
-        assert held.entered.wait(30)
-        gone: Future[Any] = engine.submit(["never"])
-        assert gone.cancel()
-        held.go.set()
+        assert run.entered.wait(30)
+        cancelled: Future[Any] = engine.submit(["never"])
+        assert cancelled.cancel()
+        run.go.set()
         first.result(30)
         assert engine.submit(["dull"]).result(30)
-    assert sum(held.rows) == 2
+    assert sum(run.rows) == 2
     with pytest.raises(CancelledError):
-        gone.result(0)
+        cancelled.result(0)
 
 
-def test_an_error_is_only_of_the_request_that_causes_it(model: Served) -> None:
-    entered, go = threading.Event(), threading.Event()
-
-    def run(inputs: Mapping[str, Any]) -> Any:
-        entered.set()
-        assert go.wait(30)
-        if inputs["input_ids"].shape[1] > 10:
-            raise EdgeformerError("not enough memory")
-        return model.run(inputs)
-
-    with Engine(model.answering, run, Limits(), Metrics()) as engine:
+def test_an_error_reaches_only_the_request_that_causes_it(model: Model) -> None:
+    with blocked_engine(model) as (engine, run):
         first = engine.submit(["good"])
-        assert entered.wait(30)
-        small, large = engine.submit(["bad film"]), engine.submit(["very " * 12])
-        go.set()
+        assert run.entered.wait(30)
+        small, large = engine.submit(["bad film"]), engine.submit(["very " * 24])
+        run.go.set()
         assert first.result(30) and small.result(30)
         with pytest.raises(EdgeformerError, match="not enough memory"):
             large.result(30)
         assert engine.submit(["dull"]).result(30)
 
 
-def test_rows_of_a_call_are_of_similar_length() -> None:
+def test_rows_of_a_call_have_similar_lengths() -> None:
     lengths = np.array([3, 40, 4, 21, 20, 2, 19, 40], dtype=np.int64)
     batches = similar(lengths, 3)
     assert [lengths[batch].tolist() for batch in batches] == [[40, 40, 21], [20, 19], [4, 3, 2]]
@@ -147,27 +139,29 @@ def test_rows_of_a_call_are_of_similar_length() -> None:
     assert [len(batch) for batch in similar(np.full(5, 7), 2)] == [2, 2, 1]
 
 
-def test_a_language_model_has_nothing_to_serve() -> None:
+def test_a_language_model_is_refused() -> None:
     opening = served(Bundle.open(OLD / "language-v1" / "bundle"), None)
-    with (
-        pytest.raises(InputError, match="has no labels, so there is nothing to serve; use edgeformer generate"),
-        opening,
-    ):
+    message = "has no labels, so there is nothing to serve; use edgeformer generate"
+    with pytest.raises(InputError, match=message), opening:
         pass
 
 
-def test_metrics_are_in_the_format_of_prometheus() -> None:
+def test_metrics_are_in_prometheus_format() -> None:
     metrics = Metrics()
     metrics.requests.labels(200).inc()
     metrics.request_s.observe(0.003)
     metrics.call_rows.observe(3)
     metrics.call_s.inc(0.25)
     lines = metrics.text().splitlines()
-    assert 'edgeformer_requests_total{status="200"} 1.0' in lines and "edgeformer_requests_running 0.0" in lines
-    assert 'edgeformer_request_seconds_bucket{le="0.0025"} 0.0' in lines
-    assert 'edgeformer_request_seconds_bucket{le="0.005"} 1.0' in lines
-    assert 'edgeformer_request_seconds_bucket{le="+Inf"} 1.0' in lines
-    assert 'edgeformer_call_rows_bucket{le="4.0"} 1.0' in lines and "edgeformer_call_seconds_total 0.25" in lines
+    assert {
+        'edgeformer_requests_total{status="200"} 1.0',
+        "edgeformer_requests_running 0.0",
+        'edgeformer_request_seconds_bucket{le="0.0025"} 0.0',
+        'edgeformer_request_seconds_bucket{le="0.005"} 1.0',
+        'edgeformer_request_seconds_bucket{le="+Inf"} 1.0',
+        'edgeformer_call_rows_bucket{le="4.0"} 1.0',
+        "edgeformer_call_seconds_total 0.25",
+    } <= {*lines}
     names = {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")}
     typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in names} == typed
