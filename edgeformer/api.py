@@ -1,7 +1,6 @@
-"""The Python API: the functions that the commands call, as methods of the two things that they are about.
+"""The Python API, offered as ``edgeformer.train``, ``edgeformer.open`` …: the commands as functions and methods.
 
-Offered as ``edgeformer.train``, ``edgeformer.open``… Nothing heavy is imported before it is needed: training and
-exporting import torch, everything on a bundle does without.
+Heavy packages are imported when they are needed: training and exporting import torch, everything on a bundle does not.
 """
 
 from __future__ import annotations
@@ -30,26 +29,27 @@ if TYPE_CHECKING:
 __all__ = ["Bundle", "Run", "open", "plan", "train", "wrap"]
 
 ARTIFACTS = "artifacts"
-"""The folder that holds the runs, where nobody names another."""
+"""Default folder of the runs."""
 
 
 class Bundle(bundles.Bundle):
-    """An opened bundle, and what can be done with it. None of it needs torch."""
+    """An opened bundle with the commands that work on it, none of which needs torch, except :meth:`export`."""
 
     def predict(
         self, texts: Sequence[Text], *, artifact: str | None = None, confidence: float | Literal["auto"] | None = None
     ) -> list[Any]:
-        """What the model answers to each text, as ``edgeformer predict``.
+        """Answer raw texts, as ``edgeformer predict``.
 
         Args:
-            texts: raw, as many as there are: a session is opened for each call; of a classifier also pairs of texts.
+            texts: as many as there are, because every call opens a session; for a classifier also pairs of texts.
             artifact: an id; None: the first that runs here.
-            confidence: leave a step artifact's loop at this top probability; ``auto``: as `edgeformer exits` chose.
+            confidence: stop a step artifact's loop at this top probability; ``auto``: at the thresholds of
+                `edgeformer exits`.
 
         Returns:
-            Of a classifier a :class:`~edgeformer.tasks.classification.LabelPrediction` per text: label and
-            probability; of an embedding model a :class:`~edgeformer.tasks.embedding.TextVector`. Of a text
-            with nothing in it, or whose answer is no number, an :class:`~edgeformer.tasks.task.Unanswered`.
+            One answer per text: of a classifier a :class:`~edgeformer.tasks.classification.LabelPrediction`, of an
+            embedding model a :class:`~edgeformer.tasks.embedding.TextVector`; for an empty text, or logits that are
+            not finite, an :class:`~edgeformer.tasks.task.Unanswered`.
 
         Raises:
             InputError: no text, an unknown artifact, or a language model.
@@ -61,22 +61,22 @@ class Bundle(bundles.Bundle):
         return predict(self._location, texts, artifact, confidence)[1]
 
     def generate(self, prompt: str, on_text: Callable[[str], None] | None = None, **options: Any) -> Generation:
-        """Go on writing where ``prompt`` ends, as ``edgeformer generate``.
+        """Continue ``prompt``, as ``edgeformer generate``.
 
         Args:
             prompt: may be empty.
-            on_text: called with each piece of new text as soon as it is there.
+            on_text: called with each piece of new text as soon as it is complete.
             options: of :class:`~edgeformer.inference.generate.GenerateOptions`.
 
         Raises:
-            InputError: not a language model, or options that do not go together.
+            InputError: no language model, or incompatible options.
         """
         from edgeformer.inference.generate import GenerateOptions, generate
 
         return generate(self._location, prompt, GenerateOptions(**options), on_text)
 
     def evaluate(self, **options: Any) -> Evaluation:
-        """Scores at every exit and with early exit, as ``edgeformer evaluate``.
+        """Compute scores at every exit and with early exit, as ``edgeformer evaluate``.
 
         Args:
             options: of :class:`~edgeformer.inference.evaluate.EvaluateOptions`: artifact, split, data…
@@ -89,39 +89,53 @@ class Bundle(bundles.Bundle):
         return evaluate(self._location, EvaluateOptions(**options))
 
     def verify(self, artifact: str | None = None) -> Verification:
-        """Checksums of all files, and the golden inputs through every artifact that runs here.
-
-        Args:
-            artifact: run this one only.
+        """Check all files, and run the golden inputs through one artifact, or every artifact that runs here.
 
         Raises:
             ArtifactError: the manifest names a file outside the bundle.
         """
         from edgeformer.inference.verify import verify
 
-        # Of its own: what was hashed when this bundle was opened may have changed since.
+        # Opened again, because files that this bundle has hashed may have changed since.
         return verify(bundles.Bundle.open(self.folder), artifact)
 
     def profile(self, device: str | DeviceProfile | None = None, **options: Any) -> Report:
         """Measure the artifacts on this machine and judge them for a device, as ``edgeformer profile``.
 
         Args:
-            device: a profile, its path, or a shipped name; None: what the recipe was made for.
-            options: of :class:`~edgeformer.benchmark.profile.ProfileOptions`: batches, seqs, artifacts, search…
-                Limits are also taken with their units, as the flags take them: ``max_latency="20ms"``,
-                ``max_size="30MiB"``, ``max_vram="1GiB"`` and ``max_energy="10mJ"``.
+            device: a profile, its path, or a shipped name; None: the recipe's target.
+            options: of :class:`~edgeformer.benchmark.profile.ProfileOptions`: batches, seqs, artifacts, search… Limits
+                can have units as on the command line: ``max_latency="20ms"``, ``max_size="30MiB"``,
+                ``max_vram="1GiB"`` and ``max_energy="10mJ"``.
 
         Raises:
             InputError: no device, an unknown artifact, a limit without its unit, or a shape that the model cannot take.
         """
+        from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
         from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
         from edgeformer.estimate.rates import known_error
 
+        limits: dict[str, tuple[str, Callable[[str], float]]] = {
+            "max_latency": ("max_latency_ms", parse_milliseconds),
+            "max_size": ("max_size_bytes", parse_bytes),
+            "max_vram": ("max_memory_bytes", parse_bytes),
+            "max_energy": ("max_energy_mj", parse_millijoules),
+        }
+        for name, (field, parse) in limits.items():
+            value = options.pop(name, None)
+            if value is None:
+                continue
+            if options.get(field) is not None:
+                raise InputError(f"{name} and {field}: are the same limit; leave out one of them")
+            try:
+                options[field] = parse(str(value))
+            except ValueError as error:
+                raise InputError(f"{name}: {error}; {field} takes a number") from None
         run = runs.run_around(self.folder)
         artifacts = run.parent if run is not None else Path(ARTIFACTS)
-        profile = _device(device or self.manifest.target, artifacts)
-        options.setdefault("estimate_error", known_error(profile, _device("host", artifacts)))
-        return profile_bundle(self._location, profile, ProfileOptions(**_with_limits(options)))
+        profile = _load_device(device or self.manifest.target, artifacts)
+        options.setdefault("estimate_error", known_error(profile, _load_device("host", artifacts)))
+        return profile_bundle(self._location, profile, ProfileOptions(**options))
 
     def export(self, **options: Any) -> Bundle:
         """Add precisions and engines to the bundle of a wrapped file, as ``edgeformer export``. Needs the extra train.
@@ -130,11 +144,11 @@ class Bundle(bundles.Bundle):
             options: of :class:`~edgeformer.export.variants.ExportOptions`: fp16, int8, build, target…
 
         Returns:
-            The bundle with them; one that was rejected says so in its ``status``.
+            The new bundle; a rejected artifact has this ``status``.
 
         Raises:
-            InputError: a bundle of a run, which is exported by its run; unusable options.
-            ArtifactError: it is damaged.
+            InputError: unusable options, or the bundle of a run, which is exported with :meth:`Run.export`.
+            ArtifactError: the bundle is damaged.
         """
         if self.manifest.wrapped is None:
             raise InputError(f"{self.folder}: was exported from a run; export that again")
@@ -150,22 +164,22 @@ class Bundle(bundles.Bundle):
 
 
 class Run(runs.Run):
-    """An opened run, and what can be done with it."""
+    """An opened run with the commands that work on it."""
 
     @property
     def bundle(self) -> Bundle | None:
-        """What was exported of it; None before that. Raises ArtifactError where that is damaged."""
+        """The exported bundle; None: not exported yet. Raises ArtifactError if it is damaged."""
         folder = runs.bundle_in(self.folder)
         return Bundle.open(folder) if folder is not None else None
 
     def export(self, **options: Any) -> Bundle:
-        """Write its bundle, or add to it, as ``edgeformer export``. Needs torch.
+        """Write the run's bundle, or add to it, as ``edgeformer export``. Needs torch.
 
         Args:
             options: of :class:`~edgeformer.export.variants.ExportOptions`: fp16, int8, exits, replace…
 
         Returns:
-            The bundle; an artifact that was rejected says so in its ``status``.
+            The bundle; a rejected artifact has this ``status``.
 
         Raises:
             InputError: unusable options, a model that leaks, or artifacts would be lost and ``replace`` is not set.
@@ -179,14 +193,7 @@ class Run(runs.Run):
         return Bundle.open(self.folder / BUNDLE_FOLDER)
 
     def evaluate(self, **options: Any) -> Evaluation:
-        """Scores of its bundle's artifacts, or of its own weights, as ``edgeformer evaluate``.
-
-        Args:
-            options: of :class:`~edgeformer.inference.evaluate.EvaluateOptions`.
-
-        Raises:
-            InputError: an unknown artifact or split, or unusable data.
-        """
+        """Compute scores of the bundle's artifacts, or of the run's own weights; see :meth:`Bundle.evaluate`."""
         from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 
         location = runs.Location(self.folder, runs.bundle_in(self.folder))
@@ -194,11 +201,7 @@ class Run(runs.Run):
 
 
 def open(path: str | Path) -> Bundle | Run:
-    """Open a run's folder or a bundle's.
-
-    Raises:
-        ArtifactError: there is neither, or it is damaged.
-    """
+    """Open the folder of a run or of a bundle. Raises ArtifactError if it is neither, or damaged."""
     folder = Path(path)
     restore_folder(folder)
     if (folder / RUN_FILE).is_file():
@@ -220,10 +223,10 @@ def train(
         options: of :class:`~edgeformer.training.train.TrainOptions`: name, resume, max_steps…
 
     Raises:
-        InputError: recipe, data or tokenizer cannot be used, or it will not fit into memory.
+        InputError: unusable recipe, data or tokenizer, or too little memory.
         MissingDependencyError: torch is not installed.
     """
-    resolved = _recipe(recipe, overrides)
+    resolved = _load_recipe(recipe, overrides)
     with needs_extra("train", "training"):
         from edgeformer.training.train import TrainOptions
         from edgeformer.training.train import train as run_training
@@ -233,7 +236,7 @@ def train(
 def plan(
     recipe: str | Path | Recipe, device: str | DeviceProfile | None = None, *, overrides: Sequence[str] = ()
 ) -> Plan:
-    """Whether a recipe's training fits a device, and what to change, as ``edgeformer plan``. Needs torch.
+    """Check whether a recipe's training fits a device, and what to change, as ``edgeformer plan``. Needs torch.
 
     Args:
         recipe: a recipe, its path, or a shipped name.
@@ -241,27 +244,27 @@ def plan(
         overrides: ``key.path=value``, as ``--set`` takes them.
 
     Raises:
-        InputError: no device, or a recipe that cannot be used.
+        InputError: no device, or an unusable recipe.
         MissingDependencyError: torch is not installed.
     """
-    resolved = _recipe(recipe, overrides)
-    profile = _device(device or resolved.target, Path(ARTIFACTS))
+    resolved = _load_recipe(recipe, overrides)
+    profile = _load_device(device or resolved.target, Path(ARTIFACTS))
     with needs_extra("train", "planning"):
         from edgeformer.training.plan import plan as run_plan
     return run_plan(resolved, profile)
 
 
 def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
-    """Make a bundle of somebody's ONNX file, as ``edgeformer import onnx``. Needs neither torch nor the package onnx.
+    """Make a bundle of an ONNX file, as ``edgeformer import onnx``. Needs neither torch nor the package onnx.
 
     Args:
         model: the .onnx file.
-        folder: of the bundle.
+        folder: of the new bundle.
         options: of :class:`~edgeformer.export.foreign_graph.WrapOptions`: shapes, ranges, inputs, tokenizer…
 
     Raises:
-        InputError: a size or a range is missing, or the graph cannot be used; the message says what to give.
-        ArtifactError: no ONNX graph, a damaged or a hostile one.
+        InputError: a missing size or range, or an unusable graph; the message says what to give.
+        ArtifactError: no ONNX graph, or a damaged or hostile one.
     """
     from edgeformer.export.import_onnx import WrapOptions
     from edgeformer.export.import_onnx import wrap as run_wrapping
@@ -270,31 +273,7 @@ def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
     return Bundle.open(Path(folder))
 
 
-def _with_limits(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace limits with a unit by the fields of ProfileOptions. Raises InputError for one without a unit."""
-    from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
-
-    numbers = dict(options)
-    limits: dict[str, tuple[str, Callable[[str], float]]] = {
-        "max_latency": ("max_latency_ms", parse_milliseconds),
-        "max_size": ("max_size_bytes", parse_bytes),
-        "max_vram": ("max_memory_bytes", parse_bytes),
-        "max_energy": ("max_energy_mj", parse_millijoules),
-    }
-    for name, (field, parse) in limits.items():
-        value = numbers.pop(name, None)
-        if value is None:
-            continue
-        if numbers.get(field) is not None:
-            raise InputError(f"{name} and {field}: are the same limit; leave out one of them")
-        try:
-            numbers[field] = parse(str(value))
-        except ValueError as error:
-            raise InputError(f"{name}: {error}; {field} takes a number") from None
-    return numbers
-
-
-def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
+def _load_recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
     if isinstance(recipe, (str, Path)):
         from edgeformer.models import load_recipe
 
@@ -304,7 +283,7 @@ def _recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
     return recipe
 
 
-def _device(device: str | DeviceProfile | None, artifacts: Path) -> DeviceProfile:
+def _load_device(device: str | DeviceProfile | None, artifacts: Path) -> DeviceProfile:
     if device is not None and not isinstance(device, str):
         return device
     from edgeformer.artifacts.documents import load_profile, own_profiles

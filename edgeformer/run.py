@@ -1,4 +1,4 @@
-"""Run: a folder with a trained model; and what a RUN argument on the command line stands for."""
+"""Run: a folder with a trained model. Location: the run, bundle and artifact that a RUN argument names."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from typing import TYPE_CHECKING, Any, cast
 from typing_extensions import Self
 
 from edgeformer.artifacts import workspace
-from edgeformer.artifacts.errors import ArtifactError, did_you_mean
+from edgeformer.artifacts.errors import ArtifactError, MissingDependencyError, did_you_mean, install_hint
 from edgeformer.artifacts.files import read_at_most, whole
 from edgeformer.artifacts.manifest import RunManifest, RunStatus
 from edgeformer.bundle import Bundle, bundle_around
-from edgeformer.checkpoint_session import open_decoder, open_session
 from edgeformer.system.leftovers import restore_folder
 from edgeformer.system.lock import owned
 from edgeformer.tasks import Task, TextReader, import_task_of, task_named
+from edgeformer.tasks.early_exit import exit_logits
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
     from edgeformer.artifacts.recipe import Recipe
     from edgeformer.models import ModelSpec
+    from edgeformer.models.adapter import ModelAdapter
     from edgeformer.runtimes.decoder import Decoder
     from edgeformer.runtimes.session import Session
+
 TORCH = "torch"
-"""What the run's own weights are called where an artifact is asked for."""
+"""Artifact id of a run's own weights."""
 
 
 class Run:
     """An opened run.
 
     Attributes:
-        folder: where it lies.
+        folder: of the run.
         manifest: its run.json.
     """
 
@@ -47,43 +49,43 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Read the manifest of the run in ``folder``. Raises ArtifactError where it is missing or damaged."""
+        """Read the manifest of the run in ``folder``. Raises ArtifactError if it is missing or damaged."""
         import_task_of(folder / workspace.RUN_FILE)
         return cls(folder, workspace.read_manifest(RunManifest, folder / workspace.RUN_FILE))
 
     @property
     def name(self) -> str:
-        """As it was trained, whatever its folder is called by now."""
+        """The name at training, which a renamed folder keeps."""
         return self.manifest.run
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The resolved recipe: training it again is the same run. Raises RecipeError."""
+        """The resolved recipe, which reproduces the run. Raises RecipeError."""
         from edgeformer.models import read_recipe_of
 
         return read_recipe_of(self.folder)
 
     @cached_property
     def settled(self) -> Recipe:
-        """The recipe with what its task decided on the validation set, unless that stands there. Raises RecipeError."""
-        found = self.manifest.validation
-        return self.recipe if found is None else cast("Recipe", self.task.settled(self.recipe, found))
+        """The recipe, completed with values that the task derives from the validation score. Raises RecipeError."""
+        score = self.manifest.validation
+        return self.recipe if score is None else cast("Recipe", self.task.settled(self.recipe, score))
 
     @property
     def task(self) -> Task:
-        """What its model is for."""
+        """The model's task."""
         return task_named(self.manifest.task)
 
     @property
     def model_spec(self) -> ModelSpec:
-        """The family of its model."""
+        """The model's family."""
         from edgeformer.models import model_spec_of
 
         return model_spec_of(self.recipe)
 
     @property
     def data(self) -> DataSection:
-        """How to find its data again, and how to read its answers."""
+        """The data section of the completed recipe."""
         return self.settled.data
 
     @property
@@ -93,28 +95,28 @@ class Run:
 
     @property
     def exits(self) -> tuple[int, ...]:
-        """Loops that its weights can answer after, the last one last: those with a head, or all of one head."""
+        """Loops that its weights can answer after, in rising order: those with a head, or all if they share one."""
         model_spec, config = self.model_spec, self.recipe.model
         return model_spec.trained_exits(config) or tuple(range(1, model_spec.loops(config) + 1))
 
     @property
     def answers_with_losses(self) -> bool:
-        """Its weights are scored by losses at every exit that was trained: the logits of all would not fit."""
+        """Whether its weights return the losses of all trained exits, because their logits do not fit into memory."""
         return bool(self.model_spec.trained_exits(self.recipe.model))
 
     @property
     def leaks(self) -> bool:
-        """Whether its model sees what it is asked to predict: by the probe, or by its architecture."""
+        """Whether the model sees what it is asked to predict: by the probe, or by its architecture."""
         return self.manifest.leaks or self.model_spec.leaks(self.recipe.model)
 
     @property
     def status(self) -> RunStatus:
-        """As it is now: a run that says ``running`` and that no process trains was killed, which is interrupted."""
-        said = self.manifest.status
-        return "interrupted" if said == "running" and not owned(self.folder) else said
+        """The current status: a run that says ``running`` but has no process was interrupted."""
+        status = self.manifest.status
+        return "interrupted" if status == "running" and not owned(self.folder) else status
 
     def require_finished(self) -> None:
-        """Raises ArtifactError for a run whose training has not ended well."""
+        """Raise ArtifactError if training has not finished."""
         if self.status == "running":
             raise ArtifactError(f"{self.folder}: is being trained; wait for its end")
         if self.status != "finished":
@@ -122,35 +124,82 @@ class Run:
             raise ArtifactError(f"{self.folder}: is {self.status}, not finished; {hint}")
 
     def reader(self) -> TextReader:
-        """How its model reads text. Raises ArtifactError or DataError."""
+        """Return the model's tokenizer with its limits. Raises ArtifactError or DataError."""
         tokenizer = self.folder / workspace.MODEL_FOLDER / workspace.TOKENIZER_FILE
         if not tokenizer.is_file():
             raise ArtifactError(f"{self.folder}: holds no trained model ({tokenizer.name}); finish its training first")
         return self.task.reader(tokenizer, self.recipe.data, self.recipe.model.vocab_size)
 
     def session(self, *, every_exit: bool = False, provider: str | None = None) -> Session:
-        """Open the weights in torch for scoring; raises as ``checkpoint_session.open_session`` does.
+        """Open the weights in torch for scoring.
 
         Args:
-            every_exit: answer with the logits of every exit, ``logits_exitN``; else as the family scores its models.
-            provider: one of torch's; None: on a CUDA card where torch sees one.
+            every_exit: return the logits of every exit, ``logits_exitN``; else what the model family scores with:
+                ``logits``, or losses where logits do not fit into memory.
+            provider: of torch; None: CUDA where torch sees a card, else the CPU.
+
+        Raises:
+            InputError: the provider is not available here.
+            MissingDependencyError: torch is not installed.
+            ArtifactError: the weights are missing or damaged.
         """
-        return open_session(self.folder, self.recipe, self.exits if every_exit else (), provider)
+        model, adapter = self._load_weights("scoring", provider)
+        from edgeformer.runtimes.torch.session import TorchSession
+
+        if every_exit:
+            names = self.task.golden_names[0]
+            return TorchSession(adapter.exits(model), names, outputs=tuple(map(exit_logits, self.exits)))
+        scorer: Any = adapter.scorer(model)
+        return TorchSession(scorer, scorer.inputs, scorer.optional)
 
     def decoder(self, provider: str | None = None) -> Decoder[Any]:
-        """Open the weights in torch for generation; raises as ``checkpoint_session.open_decoder`` does."""
-        return open_decoder(self.folder, self.recipe, provider)
+        """Open the weights in torch to generate text token by token.
+
+        Args:
+            provider: as in :meth:`session`.
+
+        Raises:
+            InputError: the model family generates no text, or the provider is not available here.
+            MissingDependencyError: torch is not installed.
+            ArtifactError: the weights are missing or damaged.
+        """
+        model, adapter = self._load_weights("writing with", provider)
+        from edgeformer.runtimes.torch.session import torch_decoder
+
+        return torch_decoder(adapter.decoder(model))
+
+    def _load_weights(self, purpose: str, provider: str | None) -> tuple[Any, ModelAdapter]:
+        from edgeformer.runtimes.torch import RUNTIME
+
+        try:
+            from edgeformer.models.weights import load_model
+
+            device = RUNTIME.device(provider)
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                f"{purpose} the run's own weights needs {error.name}: {install_hint('train')}; or export it where that "
+                f"is installed (edgeformer export {self.folder.name}), and choose an artifact of its bundle with "
+                "--artifact"
+            ) from None
+        return load_model(self.folder).to(device), self.model_spec.adapter
+
+
+def is_torch_provider(runtime: str) -> bool:
+    """Return whether ``--runtime`` names a provider of torch, which is what a run's own weights need."""
+    from edgeformer.runtimes.torch import RUNTIME
+
+    return RUNTIME.provider_facts(runtime) is not None
 
 
 @dataclass
 class Location:
-    """What a RUN argument stands for; at least one of ``run`` and ``bundle`` is set.
+    """The folders that a RUN argument names; at least one of ``run`` and ``bundle`` is set.
 
     Attributes:
         run: the run's folder.
         bundle: the bundle's folder.
         artifact: the id of the artifact whose file was named.
-        opened: the bundle, where it was opened already.
+        opened: the bundle, once it is open.
     """
 
     run: Path | None
@@ -160,50 +209,50 @@ class Location:
 
     @cached_property
     def name(self) -> str:
-        """The run's name, the same in every message and document, whatever its folder is called by now."""
+        """The run's name in messages and documents, which a renamed folder keeps."""
         return self.open_run().name if self.run is not None else self.open_bundle().name
 
     @property
     def argument(self) -> str:
-        """What the command line would find the run by; ``RUN`` where only a bundle is at hand."""
+        """The argument that finds the run on the command line; ``RUN`` for a bundle without its run."""
         return whole(self.run).name if self.run is not None else "RUN"
 
     @property
     def reports(self) -> Path:
-        """The folder of its reports; it need not be there."""
+        """The folder of its reports, which may not exist yet."""
         return (self.run or self.require_bundle()) / workspace.REPORTS_FOLDER
 
     def require_run(self) -> Path:
-        """The run's folder. Raises ArtifactError for a bundle without its run."""
+        """Return the run's folder. Raises ArtifactError for a bundle without its run."""
         if self.run is None:
             raise ArtifactError(f"{self.bundle}: is a bundle without its run; this command needs the run's folder")
         return self.run
 
     def require_bundle(self) -> Path:
-        """The bundle's folder. Raises ArtifactError where nothing was exported yet."""
+        """Return the bundle's folder. Raises ArtifactError if the run was not exported yet."""
         if self.bundle is None:
             raise ArtifactError(f"{self.run}: has no bundle yet; make one with: edgeformer export {self.argument}")
         return self.bundle
 
     def open_run(self) -> Run:
-        """The run, read anew. Raises ArtifactError where there is none, or a damaged one."""
+        """Read the run. Raises ArtifactError if there is none, or if it is damaged."""
         return Run.open(self.require_run())
 
     def open_bundle(self) -> Bundle:
-        """The bundle, read once. Raises ArtifactError where there is none, or a damaged one."""
+        """Return the bundle, which is read once. Raises ArtifactError if there is none, or if it is damaged."""
         if self.opened is None:
             self.opened = Bundle.open(self.require_bundle())
         return self.opened
 
     def open_model(self) -> Bundle | Run:
-        """Open the bundle where there is one, else the run. Raises ArtifactError where that is damaged."""
+        """Open the bundle if there is one, else the run. Raises ArtifactError if that is damaged."""
         return self.open_bundle() if self.bundle is not None else self.open_run()
 
 
 def bundle_in(run: Path) -> Path | None:
-    """The bundle's folder in a run's; None before anything was exported.
+    """Return the bundle's folder in a run's; None: nothing was exported yet.
 
-    One that a killed export had moved aside is put back. Raises OSError where it cannot be.
+    A bundle that an interrupted export has moved aside is restored first. Raises OSError if that fails.
     """
     folder = run / workspace.BUNDLE_FOLDER
     restore_folder(folder)
@@ -211,40 +260,39 @@ def bundle_in(run: Path) -> Path | None:
 
 
 def run_around(bundle: Path) -> Path | None:
-    """The run's folder around a bundle's; None for a bundle that was copied without its run."""
+    """Return the run's folder that contains a bundle; None: the bundle was copied without its run."""
     folder = bundle.resolve().parent
     return folder if (folder / workspace.RUN_FILE).is_file() else None
 
 
 def run_folders(artifacts: Path) -> list[Path]:
-    """Folders below ``artifacts`` that hold a run, oldest first."""
+    """Return the folders in ``artifacts`` that hold a run, oldest first."""
 
-    def started(folder: Path) -> tuple[str, str]:
+    def start_time(folder: Path) -> tuple[str, str]:
         try:
-            return str(
-                json.loads(read_at_most(folder / workspace.RUN_FILE, workspace.MOST_JSON_BYTES))["started"]
-            ), folder.name
+            content = read_at_most(folder / workspace.RUN_FILE, workspace.MOST_JSON_BYTES)
+            return str(json.loads(content)["started"]), folder.name
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "", folder.name
 
-    found = [path.parent for path in artifacts.glob(f"*/{workspace.RUN_FILE}") if not path.parent.name.startswith(".")]
-    return sorted(found, key=started)
+    folders = [path.parent for path in artifacts.glob(f"*/{workspace.RUN_FILE}")]
+    return sorted((folder for folder in folders if not folder.name.startswith(".")), key=start_time)
 
 
 def read_run(folder: Path) -> RunManifest:
-    """The manifest of the run in ``folder``. Raises ArtifactError."""
+    """Return the manifest of the run in ``folder``. Raises ArtifactError."""
     return Run.open(folder).manifest
 
 
 def locate(argument: str | None, artifacts: Path) -> Location:
-    """Resolve a RUN argument: a run name, a run folder, a bundle folder, an artifact file, or the newest finished run.
+    """Resolve a RUN argument: a run name, a run folder, a bundle folder, or an artifact file.
 
     Args:
-        argument: as it was typed; None: the newest finished run.
+        argument: from the command line; None: the newest finished run.
         artifacts: the folder that holds the runs.
 
     Raises:
-        ArtifactError: nothing there, or not an edgeformer run or bundle.
+        ArtifactError: nothing has that name, or it is no edgeformer run or bundle.
     """
     if argument is None:
         folders = run_folders(artifacts)
@@ -252,8 +300,8 @@ def locate(argument: str | None, artifacts: Path) -> Location:
             with suppress(ArtifactError):
                 if read_run(folder).status == "finished":
                     return Location(folder, bundle_in(folder))
-        have = f"{len(folders)} unfinished" if folders else "none"
-        raise ArtifactError(f"no finished run in {artifacts} ({have}); train one: edgeformer train quickstart")
+        count = f"{len(folders)} unfinished" if folders else "none"
+        raise ArtifactError(f"no finished run in {artifacts} ({count}); train one: edgeformer train quickstart")
     for candidate in (Path(argument), artifacts / argument):
         if candidate.name == workspace.BUNDLE_FOLDER:
             restore_folder(candidate)
@@ -264,26 +312,26 @@ def locate(argument: str | None, artifacts: Path) -> Location:
         if (candidate / workspace.BUNDLE_FILE).is_file():
             return Location(run_around(candidate), candidate)
         if candidate.is_file():
-            return _of_file(candidate)
+            return _locate_file(candidate)
         if candidate.is_dir() and candidate.name == workspace.BUNDLE_FOLDER:
             raise ArtifactError(f"{candidate}: has no {workspace.BUNDLE_FILE}; it is not a bundle, or a damaged one")
     names = [folder.name for folder in run_folders(artifacts)]
-    shown = f"{did_you_mean(argument, names)}runs in {artifacts}: {', '.join(names[-8:]) or 'none yet'}"
-    raise ArtifactError(f"no run {argument!r}: not a run, bundle or artifact file; {shown}")
+    hint = f"{did_you_mean(argument, names)}runs in {artifacts}: {', '.join(names[-8:]) or 'none yet'}"
+    raise ArtifactError(f"no run {argument!r}: not a run, bundle or artifact file; {hint}")
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is such a file or folder; not where it is no path at all: too long, or with a null character."""
+    """Return whether a file or folder exists; False for an invalid path (too long, or with a null character)."""
     return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
 
 
-def _of_file(file: Path) -> Location:
-    resolved, folder = file.resolve(), bundle_around(file)
+def _locate_file(file: Path) -> Location:
+    folder = bundle_around(file)
     if folder is None:
         hint = f"; make one of it: edgeformer import onnx {file} -o BUNDLE" if file.suffix == ".onnx" else ""
-        beside = f"no {workspace.BUNDLE_FILE} beside it or above it"
-        raise ArtifactError(f"{file}: is not inside a bundle ({beside}){hint}")
-    bundle, name = Bundle.open(folder), resolved.relative_to(folder).as_posix()
+        reason = f"no {workspace.BUNDLE_FILE} beside it or above it"
+        raise ArtifactError(f"{file}: is not inside a bundle ({reason}){hint}")
+    bundle, name = Bundle.open(folder), file.resolve().relative_to(folder).as_posix()
     for artifact in bundle.artifacts:
         if name in (artifact.file, *artifact.parts.values()):
             return Location(run_around(folder), folder, artifact.id, bundle)

@@ -1,8 +1,8 @@
-"""runtimes.json: which runtime a search found fastest on this machine, for what answers texts later on.
+"""runtimes.json: the fastest runtime of each artifact that a search found on this machine.
 
-It lies among the reports, and holds for the processor and the very files that were measured, for the threads and the
-libraries that they were measured with: elsewhere nothing is chosen by it. What else bundle.json says of these files
-(what `edgeformer exits` promises) does not touch it.
+The file lies among the reports. It holds for the processor, the files of the bundle, the number of threads and the
+library versions of the measurement; with any of these changed it is ignored. Other changes of bundle.json, such as the
+guarantee of `edgeformer exits`, do not affect it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from edgeformer.system.host import cpu_name, default_threads
 
 FILE = "runtimes.json"
 _NOISE = 0.975
-"""A runtime that is less than 2.5 % faster than the usual one is not."""
+"""A runtime that is less than 2.5 % faster than the default one is not preferred."""
 
 
 class RuntimeChoice(Frozen):
-    """What a search found.
+    """The fastest providers of a search.
 
-    ``bundle``: :attr:`BundleFiles.fingerprint` (of earlier versions the manifest's sha256). ``threads``: of one
-    operator, those that whatever answers texts computes with. ``versions``: of the libraries. Earlier versions wrote
-    neither, so what they found is not known to hold.
+    Attributes:
+        bundle: :attr:`BundleFiles.fingerprint`; earlier versions wrote the manifest's sha256.
+        threads: of one operator, as inference uses them.
+        versions: of the libraries. Earlier versions wrote neither threads nor versions; such a file is ignored.
+        providers: artifact → provider.
     """
 
     format_version: Literal[1] = 1
@@ -40,64 +42,59 @@ class RuntimeChoice(Frozen):
     providers: dict[str, str]
 
     def holds_for(self, fingerprint: str | None) -> bool:
-        """Whether it was found here, as things are now, of the files with this fingerprint."""
-        found = self.processor, self.bundle, self.threads, self.versions
-        return found == (cpu_name(), fingerprint, default_threads(), library_versions())
+        """Return whether it was measured on this machine with this software, for files with this fingerprint."""
+        measured = self.processor, self.bundle, self.threads, self.versions
+        return measured == (cpu_name(), fingerprint, default_threads(), library_versions())
 
 
 def remember(report: Report, location: Location) -> None:
-    """Keep what a search found fastest of each artifact, where several runtimes were measured on this machine.
+    """Save the fastest provider of each artifact that several runtimes were measured for on this machine.
 
-    Providers that round are kept of the pick alone: its score was held against what was asked for. What was not
-    measured stably is not kept: the usual runtime answers then, as before any search. What was measured with other
-    threads than will answer says nothing about these.
+    A provider that rounds is saved only for the pick of the search, whose score was checked. Candidates are ignored if
+    their measurement was not stable, or used other threads than inference does.
 
     Args:
         report: with or without a search.
-        location: whose reports it is among.
+        location: of the report.
     """
-    search, bundle = report.search, location.open_bundle()
+    search, bundle, threads = report.search, location.open_bundle(), default_threads()
     if search is None or search.basis == "estimated":
         return
+    comparable = [candidate for candidate in search.candidates if candidate.threads in (None, threads)]
+    measured = [one for one in comparable if one.feasible and one.latency_status == "measured" and one.stable]
     pick = None if search.pick is None else search.candidates[search.pick]
-    pick = pick if pick is not None and _answers_so(pick) else None
-    measured = [one for one in search.candidates if one.feasible and one.latency_status == "measured" and one.stable]
-    measured = [one for one in measured if _answers_so(one)]
-    found = {}
+    if pick not in comparable:
+        pick = None
+    providers = {}
     for artifact in bundle.built():
-        own = [one for one in measured if one.artifact == artifact.id]
         if pick is not None and pick.artifact == artifact.id:
-            if pick not in measured:
-                continue
-            found[artifact.id] = pick.provider
-        elif len({one.provider for one in own}) > 1:
-            usual = providers_asked(artifact, ALL_RUNTIMES)[0]
-            exact = [one for one in own if provider_facts(one.provider).rounds_to is None]
-            found[artifact.id] = min(exact, key=lambda one: _cost(one, usual)).provider
+            if pick in measured:
+                providers[artifact.id] = pick.provider
+            continue
+        candidates = [candidate for candidate in measured if candidate.artifact == artifact.id]
+        if len({candidate.provider for candidate in candidates}) > 1:
+            default = providers_asked(artifact, ALL_RUNTIMES)[0]
+
+            def cost(candidate: Candidate, default: str = default) -> float:
+                assert candidate.latency_ms is not None
+                return candidate.latency_ms * (_NOISE if candidate.provider == default else 1)
+
+            exact = [candidate for candidate in candidates if provider_facts(candidate.provider).rounds_to is None]
+            providers[artifact.id] = min(exact, key=cost).provider
     choice = RuntimeChoice(
         processor=cpu_name(),
         bundle=bundle.contents.fingerprint,
         device=report.device,
         created=report.created,
-        threads=default_threads(),
+        threads=threads,
         versions=library_versions(),
-        providers=found,
+        providers=providers,
     )
     write_json(location.reports / FILE, choice)
 
 
-def _answers_so(candidate: Candidate) -> bool:
-    """It was measured with the threads that whatever answers texts computes with."""
-    return candidate.threads in (None, default_threads())
-
-
-def _cost(candidate: Candidate, usual: str) -> float:
-    assert candidate.latency_ms is not None
-    return candidate.latency_ms * (_NOISE if candidate.provider == usual else 1)
-
-
 def fastest_here(location: Location) -> dict[str, str]:
-    """Artifact → provider that a search on this machine found fastest, and that works here; empty: none was run.
+    """Return artifact → provider that a search on this machine found fastest and that still runs; empty: no search.
 
     Args:
         location: with a bundle.

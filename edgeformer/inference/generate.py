@@ -12,10 +12,9 @@ from tokenizers import Tokenizer
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
-from edgeformer.checkpoint_session import is_torch_provider
 from edgeformer.data.encoding import PlainText, require_unicode
 from edgeformer.inference.predict import EarlyExit, exit_thresholds
-from edgeformer.run import TORCH, Location, Run
+from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, providers_asked
 from edgeformer.tasks.metric import top_probability
 from edgeformer.tasks.sampling import Sampler, Sampling

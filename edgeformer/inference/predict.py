@@ -18,10 +18,9 @@ from typing import Any, Literal
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, ExitGuarantee
 from edgeformer.bundle import Bundle
-from edgeformer.checkpoint_session import is_torch_provider
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
-from edgeformer.run import TORCH, Location, Run
+from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtime_preference import fastest_here
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, providers_asked
 from edgeformer.runtimes.session import Session
