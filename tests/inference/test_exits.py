@@ -1,0 +1,442 @@
+"""``exits`` writes guaranteed thresholds into bundle.json, and ``predict --confidence auto`` uses them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.manifest import ExitGuarantee
+from edgeformer.bundle import Bundle, seal
+from edgeformer.data.synthetic import synthetic_reviews
+from edgeformer.inference import exits
+from edgeformer.inference.evaluate import EvaluateOptions
+from edgeformer.inference.exits import GuaranteeOptions, promise_exits
+from edgeformer.inference.predict import Confidence, predict, select_candidates
+from edgeformer.run import Location, locate
+from edgeformer.runtimes.onnxruntime.decode import StepSession
+from tests.cli.in_process import Edgeformer, in_process
+
+OLD = Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle"
+STEP = "onnx-fp32-step"
+ROWS = 400
+GOAL = ("--max-drop", "8%", "--risk", "10%")
+HeldOut = Callable[[int], Path]
+
+
+@pytest.fixture
+def edgeformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
+    return in_process(monkeypatch, capsys)
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lines that the command line prints on stderr."""
+    lines: list[str] = []
+    monkeypatch.setattr("edgeformer.cli.console.say", lambda text, **_: lines.append(text))
+    return lines
+
+
+def step_graphs() -> dict[str, onnx.ModelProto]:
+    """Embed, loop and readout of a model whose second loop changes some answers, mostly those of low confidence.
+
+    A state is two numbers per token; padding has zeros, which stay zeros.
+    """
+    table = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
+    table[0] = 0
+    constants = {"table": table, "speed": np.float32(9), "size": np.float32(0.35), "gain": np.float32(1.2)}
+    constants["tokens"] = np.array([1], dtype=np.int64)
+
+    def model(input_name: str, output_name: str, *nodes: tuple[str, list[str], str]) -> onnx.ModelProto:
+        graph_nodes = [helper.make_node(kind, names, [output]) for kind, names, output in nodes]
+        if nodes[-1][0] == "ReduceSum":
+            graph_nodes[-1].attribute.append(helper.make_attribute("keepdims", 0))
+        used = {name for _, names, _ in nodes for name in names}
+        initializers = [
+            numpy_helper.from_array(np.asarray(constants[name]), name) for name in constants if name in used
+        ]
+        shapes: dict[str, list[Any]] = {"input_ids": ["batch", "seq"], "logits": ["batch", 2]}
+        values = [
+            helper.make_tensor_value_info(
+                name,
+                TensorProto.INT64 if name == "input_ids" else TensorProto.FLOAT,
+                shapes.get(name, ["batch", "seq", 2]),
+            )
+            for name in (input_name, output_name)
+        ]
+        graph = helper.make_graph(graph_nodes, "tiny", values[:1], values[1:], initializers)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+    wave = [("Mul", ["state", "speed"], "fast"), ("Sin", ["fast"], "wave"), ("Mul", ["wave", "size"], "change")]
+    readout = ("Mul", ["state", "gain"], "scaled"), ("ReduceSum", ["scaled", "tokens"], "logits")
+    return {
+        "embed": model("input_ids", "state", ("Gather", ["table", "input_ids"], "state")),
+        "loop": model("state", "next_state", *wave, ("Add", ["state", "change"], "next_state")),
+        "readout": model("state", "logits", *readout),
+    }
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The old classifier's bundle with ``step_graphs`` as its FP32 step artifact. Read only."""
+    folder = tmp_path_factory.mktemp("bundles") / "device"
+    shutil.copytree(OLD, folder)
+    manifest = Bundle.open(folder).manifest
+    for part, graph in step_graphs().items():
+        onnx.save(graph, folder / "onnx" / f"step_{part}.onnx")
+    files = {name: sha256_of(folder / name) for name in manifest.files}
+    loop = sha256_of(folder / "onnx" / "step_loop.onnx")
+    entries = tuple(
+        entry.model_copy(update={"sha256": loop}) if entry.id == STEP else entry for entry in manifest.artifacts
+    )
+    seal(folder, manifest.model_copy(update={"files": files, "artifacts": entries}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def held_out(original: Path, tmp_path_factory: pytest.TempPathFactory) -> HeldOut:
+    """Files of reviews labelled with the model's answers after all loops, so that early exit can only lose."""
+    texts = [row.text for row in synthetic_reviews(ROWS, seed=77)]
+    answers = predict(at(original), texts, STEP)[1]
+    lines = [f"{answer.as_dict()['label']}\t{text}" for answer, text in zip(answers, texts, strict=True)]
+    folder = tmp_path_factory.mktemp("held")
+
+    def file(rows: int) -> Path:
+        path = folder / f"held-{rows}.tsv"
+        path.write_text("label\ttext\n" + "\n".join(lines[:rows]) + "\n", encoding="utf-8")
+        return path
+
+    return file
+
+
+@pytest.fixture(scope="module")
+def promised(original: Path, held_out: HeldOut, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a guarantee. Read only."""
+    folder = Path(shutil.copytree(original, tmp_path_factory.mktemp("promised") / "device"))
+    promise_exits(at(folder), GuaranteeOptions(EvaluateOptions(STEP, data=held_out(ROWS)), 0.08, 0.1))
+    return folder
+
+
+@pytest.fixture
+def bundle(original: Path, tmp_path: Path) -> Path:
+    """A copy without a guarantee."""
+    return Path(shutil.copytree(original, tmp_path / "device"))
+
+
+def at(folder: Path) -> Location:
+    return locate(str(folder), folder.parent)
+
+
+def first_answers(bundle: Path, texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Answers after the first loop."""
+    return [answer.as_dict() for answer in predict(at(bundle), texts, confidence=0.0)[1]]
+
+
+def guarantee_of(bundle: Path, artifact: str = STEP) -> ExitGuarantee:
+    guarantee = Bundle.open(bundle).artifact(artifact).guarantee
+    assert guarantee is not None
+    return guarantee
+
+
+def test_exits_writes_the_thresholds_that_predict_uses(bundle: Path, held_out: HeldOut, edgeformer: Edgeformer) -> None:
+    file = held_out(ROWS)
+    printed = edgeformer("exits", str(bundle), "--data", str(file), *GOAL, "--artifact", STEP, "--json")
+    guarantee = guarantee_of(bundle)
+    assert json.loads(printed)["guarantees"][STEP] == guarantee.model_dump(mode="json")
+    settings = (guarantee.rows, guarantee.split, guarantee.max_drop, guarantee.confidence)
+    assert settings == (ROWS, "held-400.tsv", 0.08, 0.9)
+    assert guarantee.p_value <= guarantee.level == 0.1 and 0 <= guarantee.drop < 0.08 and guarantee.won == 0
+    assert guarantee.full_accuracy == 1.0 and guarantee.accuracy == pytest.approx(1 - guarantee.lost / ROWS)
+    assert sum(guarantee.share.values()) == pytest.approx(1) and 1 <= guarantee.mean_loops < 2
+    assert guarantee.mean_loops == pytest.approx(sum(int(loop) * share for loop, share in guarantee.share.items()))
+    assert guarantee.time.rows == 300 and set(guarantee.time.early_ms) == {"mean", "p50", "p90", "p95"}
+    assert guarantee.time.ratio == pytest.approx(guarantee.time.early_ms["mean"] / guarantee.time.full_ms["mean"])
+    assert 0 < guarantee.lost < 0.08 * ROWS and 0 < guarantee.share["1"] < 1
+
+    texts = [line.split("\t")[1] for line in file.read_text(encoding="utf-8").splitlines()[1:41]]
+    loops = [answer.as_dict()["loops"] for answer in predict(at(bundle), texts, confidence="auto")[1]]
+    threshold = guarantee.thresholds["1"]
+    assert loops == [1 if answer["probability"] >= threshold else 2 for answer in first_answers(bundle, texts)]
+    assert set(loops) == {1, 2}
+    document = json.loads(edgeformer("predict", str(bundle), texts[0], "--confidence", "auto", "--json"))
+    assert document["artifact"] == STEP and document["guarantee"]["thresholds"] == guarantee.thresholds
+
+
+def slow_down(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Add 4 ms to every call of a method of step sessions."""
+    original_method = getattr(StepSession, method)
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.004)
+        return original_method(*arguments)
+
+    monkeypatch.setattr(StepSession, method, slow)
+
+
+def test_early_exit_slower_than_the_full_graph_is_not_recommended(
+    bundle: Path, held_out: HeldOut, edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_down(monkeypatch, "_leave")
+    command = ("exits", str(bundle), "--data", str(held_out(ROWS)), *GOAL, "--artifact", STEP)
+    document = json.loads(edgeformer(*command, "--json"))
+    timing = document["guarantees"][STEP]["time"]
+    assert (document["recommended"], document["pays"]) == (None, {STEP: False})
+    assert timing["full_graph"] == "onnx-fp32" and timing["quickest"] in ("onnx-fp32", STEP)
+    assert 1 < timing["ratio_low"] <= timing["quickest_ratio"] <= timing["ratio_high"]
+    printed = edgeformer(*command).replace("\n", " ")
+    assert "early exit is slower here; use " in printed and "not recommended on this machine" in printed
+    assert "--confidence auto" not in printed
+
+
+def test_early_exit_faster_than_all_loops_is_recommended(
+    bundle: Path, held_out: HeldOut, edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a full graph, it is compared with all loops of the step artifact."""
+    opened = Bundle.open(bundle)
+    opened.record(opened.artifact("onnx-fp32").model_copy(update={"status": "rejected", "reason": "for the test"}))
+    slow_down(monkeypatch, "_states")
+    command = ("exits", str(bundle), "--data", str(held_out(ROWS)), *GOAL, "--artifact", STEP)
+    document = json.loads(edgeformer(*command, "--json"))
+    timing = document["guarantees"][STEP]["time"]
+    assert (document["recommended"], document["pays"]) == (STEP, {STEP: True})
+    assert (timing["full_graph"], timing["full_graph_ms"], timing["quickest"]) == (None, {}, STEP)
+    assert timing["quickest_ratio"] == timing["ratio"] < 1
+    printed = edgeformer(*command).replace("\n", " ")
+    assert "early exit is faster" in printed and f"--confidence auto --artifact {STEP}" in printed
+
+
+def test_unclear_timing_is_not_said_to_pay(promised: Path) -> None:
+    timing = guarantee_of(promised).time
+    unclear = timing.model_copy(update={"ratio_low": 0.9, "ratio_high": 1.1})
+    assert unclear.pays is None and "cannot be told from 300 texts" in unclear.sentence()
+    older = timing.model_copy(update={"quickest_ratio": None, "ratio_low": None, "ratio_high": None})
+    assert older.pays is None and "run edgeformer exits again" in older.sentence()
+
+
+def test_timing_ends_at_its_time_limit(bundle: Path, held_out: HeldOut, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exits, "_TIMING_LIMIT_S", 0.0)
+    options = GuaranteeOptions(EvaluateOptions(STEP, data=held_out(ROWS)), 0.08, 0.1)
+    assert promise_exits(at(bundle), options)[STEP].time.rows == 64
+
+
+def test_exits_of_the_current_folder(
+    bundle: Path, held_out: HeldOut, edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle)
+    edgeformer("exits", ".", "--data", str(held_out(ROWS)), *GOAL, "--artifact", STEP)
+    assert guarantee_of(bundle).rows == ROWS
+    assert not [path.name for path in (*bundle.glob("*.lock"), *bundle.parent.glob(".*"))]
+
+
+def test_a_guarantee_from_reused_rows_says_so(promised: Path) -> None:
+    guarantee = guarantee_of(promised)  # from a file
+    assert guarantee.reused is False and "independent" not in guarantee.sentence()
+    reused = guarantee.model_copy(update={"reused": True})
+    assert "the same rows chose the epoch or judged the artifact, so this is no independent proof" in reused.sentence()
+
+
+def test_predict_prints_the_guarantee(
+    promised: Path, tmp_path: Path, edgeformer: Edgeformer, messages: list[str]
+) -> None:
+    bundle = Path(shutil.copytree(promised, tmp_path / "device"))
+    guarantee = guarantee_of(bundle)
+    for low, high, verdict in (
+        (1.5, 1.6, "early exit is slower here; use "),
+        (0.9, 1.1, "whether early exit is faster cannot be told"),
+        (0.5, 0.6, None),
+    ):
+        timing = guarantee.time.model_copy(update={"ratio_low": low, "ratio_high": high})
+        opened = Bundle.open(bundle)
+        update = {"guarantee": guarantee.model_copy(update={"time": timing})}
+        opened.record(opened.artifact(STEP).model_copy(update=update))
+        messages.clear()
+        edgeformer("predict", str(bundle), "a fine film", "--confidence", "auto")
+        printed = " ".join(messages)
+        assert ("one text takes" in printed) == (verdict is not None) and (verdict or "") in printed
+    assert len(messages) == 1 and "accuracy falls by at most 8 points with 90 % confidence" in messages[0]
+    messages.clear()
+    edgeformer("predict", str(bundle), "a fine film", "--confidence", "0.9")
+    assert messages == []
+
+
+def test_int8_with_a_guarantee_answers_texts_one_by_one(promised: Path, tmp_path: Path) -> None:
+    """INT8 scales activations per call, so in a batch a text would get another answer."""
+    folder = Path(shutil.copytree(promised, tmp_path / "device"))
+    opened, int8 = Bundle.open(folder), "onnx-int8-step"
+    opened.record(opened.artifact(int8).model_copy(update={"guarantee": guarantee_of(folder)}))
+    texts = [row.text for row in synthetic_reviews(12, seed=3)]
+
+    def answers(*texts: str, confidence: Confidence) -> list[dict[str, object]]:
+        return [answer.as_dict() for answer in predict(at(folder), texts, int8, confidence)[1]]
+
+    single = [answers(text, confidence="auto")[0] for text in texts]
+    assert answers(*texts, confidence="auto") == single
+    batched = answers(*texts, confidence=guarantee_of(folder, int8).thresholds["1"])
+    assert batched != single, "without a guarantee the texts are batched"
+
+
+@pytest.fixture
+def text_file(promised: Path, tmp_path: Path) -> tuple[Path, list[dict[str, Any]]]:
+    """A file of texts, one of them empty, and the answers to them."""
+    texts = [row.text for row in synthetic_reviews(90, seed=5)]
+    texts[40] = ""
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    answers = predict(at(promised), texts, confidence="auto")[1]
+    return file, [answer.as_dict() for answer in answers]
+
+
+def check_answers(rows: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) -> None:
+    """Compare labels, loops and errors, in order."""
+
+    def essential(answers: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        return [tuple(answer.get(name) or None for name in ("label", "loops", "error")) for answer in answers]
+
+    assert essential(rows) == essential(expected)
+    assert {row.get("loops") for row in rows} == {None, 1, 2}, "one is empty, some leave early, some do not"
+
+
+def test_a_file_is_answered_with_the_guaranteed_thresholds(
+    promised: Path, text_file: tuple[Path, list[dict[str, Any]]], edgeformer: Edgeformer, tmp_path: Path
+) -> None:
+    file, expected = text_file
+    command = ["predict", str(promised), "--file", str(file), "--confidence", "auto"]
+    guarantee = guarantee_of(promised).model_dump(mode="json")
+    document = json.loads(edgeformer(*command, "--json", code=3))
+    assert document["artifact"] == STEP and document["guarantee"] == guarantee
+    check_answers(document["predictions"], expected)
+    lines = edgeformer(*command, "--format", "jsonl", code=3).splitlines()
+    check_answers([json.loads(line) for line in lines], expected)
+    out = tmp_path / "labels.csv"
+    summary = json.loads(edgeformer(*command, "--output", str(out), "--json", code=3))
+    assert (summary["rows"], summary["errors"], summary["artifact"]) == (90, 1, STEP)
+    assert summary["guarantee"] == guarantee
+    with out.open(encoding="utf-8", newline="") as stream:
+        rows = [{**row, "loops": int(row["loops"]) if row["loops"] else None} for row in csv.DictReader(stream)]
+    check_answers(rows, expected)
+    table = edgeformer(*command, code=3)
+    assert "loops" in table and table.count("\n") >= 90
+
+
+def test_the_guarantee_of_a_file_is_printed_only_with_auto(
+    promised: Path, text_file: tuple[Path, list[dict[str, Any]]], edgeformer: Edgeformer, messages: list[str]
+) -> None:
+    command = ["predict", str(promised), "--file", str(text_file[0])]
+    edgeformer(*command, "--format", "jsonl", "--confidence", "auto", code=3)
+    assert sum("accuracy falls by at most 8 points with 90 % confidence" in line for line in messages) == 1
+    messages.clear()
+    document = json.loads(edgeformer(*command, "--json", "--confidence", "0.9", code=3))
+    assert "guarantee" not in document and not any("accuracy falls" in line for line in messages)
+
+
+def test_auto_without_a_guarantee_is_refused(bundle: Path, edgeformer: Edgeformer, tmp_path: Path) -> None:
+    command = ("predict", str(bundle), "--confidence", "auto")
+    message = edgeformer(*command, "a film", code=2)
+    assert "edgeformer exits" in message and "--confidence 0.95" in message
+    assert "all texts go through all of it" in edgeformer(*command, "a film", "--artifact", "onnx-fp32", code=2)
+    for confidence in ("often", "1.5", "nan"):
+        message = edgeformer("predict", str(bundle), "a film", "--confidence", confidence, code=2)
+        assert "neither a probability" in message
+    (tmp_path / "in.txt").write_text("a film\n", encoding="utf-8")
+    out = tmp_path / "labels.csv"
+    assert "edgeformer exits" in edgeformer(*command, "--file", str(tmp_path / "in.txt"), "--output", str(out), code=2)
+    assert not out.exists()
+
+
+def test_too_few_rows_are_refused_with_the_number_needed(
+    bundle: Path, held_out: HeldOut, edgeformer: Edgeformer
+) -> None:
+    manifest = (bundle / "bundle.json").read_bytes()
+    message = edgeformer("exits", str(bundle), "--data", str(held_out(100)), "--max-drop", "1%", code=2)
+    assert "100 held-out rows are too few" in message
+    needed = int(re.findall(r"at least ([\d,]+)", message)[0].replace(",", ""))
+    assert 400 < needed < 600
+    assert (bundle / "bundle.json").read_bytes() == manifest
+
+
+def test_exits_with_too_large_a_drop_are_refused(
+    bundle: Path, held_out: HeldOut, tmp_path: Path, edgeformer: Edgeformer
+) -> None:
+    """Enough rows, but on each of them the first answer is wrong."""
+    lines = held_out(ROWS).read_text(encoding="utf-8").splitlines()[1:]
+    answers = first_answers(bundle, [line.split("\t")[1] for line in lines])
+    wrong = [line for line, answer in zip(lines, answers, strict=True) if line.split("\t")[0] != answer["label"]]
+    file = tmp_path / "odd.tsv"
+    file.write_text("label\ttext\n" + "\n".join(wrong * (200 // len(wrong) + 1)) + "\n", encoding="utf-8")
+    message = edgeformer("exits", str(bundle), "--data", str(file), "--max-drop", "5%", "--artifact", STEP, code=2)
+    assert "none could leave" in message and re.search(r"some [\d,]+ rows like them would do", message)
+    assert Bundle.open(bundle).artifact(STEP).guarantee is None
+
+
+def test_held_out_rows_in_another_encoding(
+    bundle: Path, held_out: HeldOut, tmp_path: Path, edgeformer: Edgeformer
+) -> None:
+    file = tmp_path / "held-cp1252.tsv"
+    file.write_bytes((held_out(100).read_text(encoding="utf-8") + "positive\tschön und größer\n").encode("cp1252"))
+    command = ("exits", str(bundle), "--data", str(file), "--max-drop", "1%")
+    assert "--encoding cp1252 (evaluate, exits, init, predict)" in edgeformer(*command, code=2)
+    assert "101 held-out rows are too few" in edgeformer(*command, "--encoding", "cp1252", code=2)
+
+
+def test_nothing_is_written_if_one_artifact_fails(
+    bundle: Path, held_out: HeldOut, monkeypatch: pytest.MonkeyPatch, edgeformer: Edgeformer
+) -> None:
+    opened = Bundle.open(bundle)
+    second = opened.artifact(STEP).model_copy(update={"id": "onnx-fp32-step-too"})
+    seal(bundle, opened.manifest.model_copy(update={"artifacts": (*opened.artifacts, second)}))
+    manifest = (bundle / "bundle.json").read_bytes()
+    promise = exits.promise
+    calls: list[Any] = []
+
+    def promise_first(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return promise(*arguments) if len(calls) == 1 else None
+
+    monkeypatch.setattr(exits, "promise", promise_first)
+    command = ("exits", str(bundle), "--data", str(held_out(ROWS)), *GOAL)
+    assert "wherever a text leaves" in edgeformer(*command, code=2)
+    assert len(calls) == 2 and (bundle / "bundle.json").read_bytes() == manifest
+    monkeypatch.setattr(exits, "promise", promise)
+    both = [candidate for candidate in select_candidates(at(bundle), "all") if candidate.id in (STEP, second.id)]
+    monkeypatch.setattr(exits, "select_candidates", lambda *_: both)
+    edgeformer(*command)
+    assert guarantee_of(bundle).rows == guarantee_of(bundle, second.id).rows == ROWS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-drop", "0%"), "above 0 %"),
+        (("--risk", "100%"), "below 100 %"),
+        (("--max-drop", "0.01"), "per cent"),
+        (("--split", "train"), "not trained on"),
+        (("--artifact", "onnx-fp32"), "one graph"),
+        (("--runtime", "all"), "one of them answers; name it"),
+    ],
+)
+def test_bad_input(arguments: tuple[str, ...], message: str, bundle: Path, edgeformer: Edgeformer) -> None:
+    assert message in edgeformer("exits", str(bundle), *arguments, code=2)
+
+
+def test_a_language_model_is_refused(edgeformer: Edgeformer) -> None:
+    language = OLD.parents[1] / "language-v1" / "bundle"
+    assert "cannot be promised" in edgeformer("exits", str(language), code=2)
+
+
+def test_a_concurrent_change_is_not_overwritten(bundle: Path) -> None:
+    opened = Bundle.open(bundle)
+    Bundle.open(bundle).record(opened.artifact(STEP).model_copy(update={"reason": "changed"}))
+    with pytest.raises(ArtifactError, match="changed while it was worked on"):
+        opened.record(opened.artifact(STEP))
