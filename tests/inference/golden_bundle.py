@@ -1,4 +1,4 @@
-"""Tiny bundles whose golden.npz holds what their graphs really answer."""
+"""Tiny bundles whose golden.npz holds the answers of their graphs."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ WORDS = 60
 
 
 def write_classifier(folder: Path) -> Path:
-    """Two artifacts, ``model`` (FP32) and ``other`` (wider, FP16 by name), with golden logits of ``model``."""
+    """Write two artifacts, ``model`` (FP32) with golden logits and ``other`` (wider, rejected)."""
     write_bundle(folder, {"model": classifier_graph(), "other": classifier_graph(width=16)})
-    answers = run_golden(folder, "onnx/model.onnx")
-    change_golden(folder, logits=answers, logits_exit1=answers + 1)
-    # Of the second graph nothing is claimed: it only is a file that could be mistaken for the first.
+    logits = run_golden(folder, "onnx/model.onnx")
+    change_golden(folder, logits=logits, logits_exit1=logits + 1)
     change(folder, "other", status="rejected", reason="not meant to be used")
     return folder
 
 
 def run_golden(folder: Path, file: str) -> NDArray[np.float32]:
-    """What a graph answers to the golden inputs."""
+    """Return a graph's logits for the golden inputs."""
     with np.load(folder / "golden.npz") as golden, OnnxSession(folder / file) as session:
-        answers: NDArray[np.float32] = session.run(dict(golden))["logits"]
-    return answers
+        logits: NDArray[np.float32] = session.run(dict(golden))["logits"]
+    return logits
 
 
 def change_golden(folder: Path, **arrays: NDArray[np.generic]) -> None:
     """Replace arrays of golden.npz, and its checksum in the manifest."""
     path = folder / "golden.npz"
     with np.load(path) as golden:
-        kept = dict(golden)
-    np.savez(path, **{**kept, **arrays})  # type: ignore[arg-type]
+        merged = {**golden, **arrays}
+    np.savez(path, **merged)  # type: ignore[arg-type]
     update(folder, files={**Bundle.open(folder).manifest.files, "golden.npz": sha256_of(path)})
 
 
@@ -58,29 +57,29 @@ def change(folder: Path, artifact: str, **changes: object) -> None:
 
 
 def approve(folder: Path, artifact: str) -> None:
-    """Make the manifest agree with the artifact's file as it is now."""
-    entry = next(e for e in Bundle.open(folder).manifest.artifacts if e.id == artifact)
-    fresh: ArtifactManifest = artifact_of(folder, str(entry.file))
-    change(folder, artifact, sha256=fresh.sha256, size_bytes=fresh.size_bytes)
+    """Update the checksum of an artifact's changed file."""
+    entry: ArtifactManifest = artifact_of(folder, str(Bundle.open(folder).artifact(artifact).file))
+    change(folder, artifact, sha256=entry.sha256, size_bytes=entry.size_bytes)
 
 
 def write_language_model(folder: Path, *, exits: tuple[int, ...] = (1, 2)) -> Path:
-    """One artifact per exit; golden.npz as export writes it for language models."""
+    """Write one artifact per exit, with golden.npz as export writes it for language models."""
     (folder / "onnx").mkdir(parents=True)
     ids = np.random.default_rng(0).integers(0, WORDS, (3, 7))
     arrays: dict[str, NDArray[np.generic]] = {"input_ids": ids, "targets": np.roll(ids, -1, axis=1)}
     np.savez(folder / "golden.npz", input_ids=ids)
     artifacts = []
-    for exit_ in exits:
-        name = "onnx/model.onnx" if exit_ == exits[-1] else f"onnx/model_exit{exit_}.onnx"
-        onnx.save(_language_graph(exit_), folder / name)
+    for loop in exits:
+        is_last = loop == exits[-1]
+        name = "onnx/model.onnx" if is_last else f"onnx/model_exit{loop}.onnx"
+        onnx.save(_language_graph(loop), folder / name)
         logits = run_golden(folder, name)
         order = np.argsort(-logits, axis=-1)[..., :32]
-        arrays[f"top_indices_exit{exit_}"] = order
-        arrays[f"top_values_exit{exit_}"] = np.take_along_axis(logits, order, axis=-1)
-        arrays[f"log_sum_exp_exit{exit_}"] = np.log(np.exp(logits.astype(np.float64)).sum(-1)).astype(np.float32)
-        arrays[f"logits_std_exit{exit_}"] = logits.std()
-        role = {} if exit_ == exits[-1] else {"role": "exit", "exit": exit_}
+        arrays[f"top_indices_exit{loop}"] = order
+        arrays[f"top_values_exit{loop}"] = np.take_along_axis(logits, order, axis=-1)
+        arrays[f"log_sum_exp_exit{loop}"] = np.log(np.exp(logits.astype(np.float64)).sum(-1)).astype(np.float32)
+        arrays[f"logits_std_exit{loop}"] = logits.std()
+        role = {} if is_last else {"role": "exit", "exit": loop}
         artifacts.append(artifact_of(folder, name, **role))
     np.savez(folder / "golden.npz", **arrays)  # type: ignore[arg-type]
     source = [{"kind": "synthetic-reviews", "rows": 10}]
@@ -93,31 +92,27 @@ def write_language_model(folder: Path, *, exits: tuple[int, ...] = (1, 2)) -> Pa
 
 def _language_graph(seed: int) -> onnx.ModelProto:
     rng = np.random.default_rng(seed)
-
-    def weights(name: str, *shape: int) -> onnx.TensorProto:
-        return numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
-
+    shapes = {"table": (WORDS, 8), "head": (8, WORDS)}
+    weights = [
+        numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name) for name, shape in shapes.items()
+    ]
     nodes = [
         helper.make_node("Gather", ["table", "input_ids"], ["state"]),
         helper.make_node("MatMul", ["state", "head"], ["logits"]),
     ]
-    shape = ["batch", "sequence"]
-    graph = helper.make_graph(
-        nodes,
-        "tiny",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, shape)],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [*shape, "words"])],
-        [weights("table", WORDS, 8), weights("head", 8, WORDS)],
-    )
+    axes = ["batch", "sequence"]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, axes)
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [*axes, "words"])
+    graph = helper.make_graph(nodes, "tiny", [ids], [logits], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
-def status_of(found: Verification, artifact: str = "model") -> tuple[str, str]:
-    """An artifact's status, and the reason that is given for it."""
-    check = next(check for check in found.artifacts if check.artifact == artifact)
+def status_of(verification: Verification, artifact: str = "model") -> tuple[str, str]:
+    """Return an artifact's status and the reason for it."""
+    check = next(check for check in verification.artifacts if check.artifact == artifact)
     return check.status, check.reason or ""
 
 
-def damage(found: Verification) -> dict[str, str]:
-    """File → what is wrong with it."""
-    return {check.file: check.status for check in found.damaged}
+def damage(verification: Verification) -> dict[str, str]:
+    """Return damaged file → status."""
+    return {check.file: check.status for check in verification.damaged}

@@ -63,10 +63,8 @@ def step_graphs() -> dict[str, onnx.ModelProto]:
         graph_nodes = [helper.make_node(kind, names, [output]) for kind, names, output in nodes]
         if nodes[-1][0] == "ReduceSum":
             graph_nodes[-1].attribute.append(helper.make_attribute("keepdims", 0))
-        used = {name for _, names, _ in nodes for name in names}
-        initializers = [
-            numpy_helper.from_array(np.asarray(constants[name]), name) for name in constants if name in used
-        ]
+        used = [name for name in constants if any(name in names for _, names, _ in nodes)]
+        initializers = [numpy_helper.from_array(np.asarray(constants[name]), name) for name in used]
         shapes: dict[str, list[Any]] = {"input_ids": ["batch", "seq"], "logits": ["batch", 2]}
         values = [
             helper.make_tensor_value_info(
