@@ -1,189 +1,433 @@
-"""generate writes what the model has learned, token by token, from the exit that it is told to."""
+"""``generate``: the text of torch and of the bundle's graphs, exits, refusals, and the command."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edgeformer.artifacts.errors import ArtifactError, InputError, MissingDependencyError
-from edgeformer.inference.generate import GenerateOptions, Generation, generate
+from edgeformer.bundle import Bundle, seal
+from edgeformer.data.encoding import PlainText
+from edgeformer.inference.generate import GenerateOptions, Generation, TextStream, generate
 from edgeformer.inference.predict import EarlyExit
 from edgeformer.models.weights import load_model
-from edgeformer.run import Location, locate
+from edgeformer.run import locate
 from edgeformer.tasks.language_modeling import exit_thresholds
 from edgeformer.tasks.metric import top_probability
 from edgeformer.tasks.sampling import Sampling
-from tests.inference.language_run import TEXT, write_language_run
+from tests.cli.run_cli import edgeformer
+from tests.export.language_run import EXIT, LOOPS, exported_language_run
+from tests.inference.language_run import TEXT, tokenizer_of, write_language_run
+from tests.runtimes.tiny_bundle import write_bundle
 
-GREEDY = GenerateOptions(max_tokens=80, sampling=Sampling(temperature=0))
+# The run's own weights, which have learned TEXT.
 PROMPT = "The café"
+GREEDY = GenerateOptions(max_tokens=80, sampling=Sampling(temperature=0))
+
+# An exported run with random weights.
+BUNDLE_PROMPT = "a warm film"
+BUNDLE_GREEDY = GenerateOptions(max_tokens=64, sampling=Sampling(temperature=0))
+BUNDLE_SAMPLED = GenerateOptions(max_tokens=64, sampling=Sampling(temperature=1.0, seed=3))
+LOW_THRESHOLD = EarlyExit(start=0.018, floor=0.0, decay=1.0)  # all 300 words are about equally likely
 
 
-def at(run: Path) -> Location:
-    return locate(str(run), run.parent)
+def run_generate(folder: Path, prompt: str, options: GenerateOptions, **changes: Any) -> Generation:
+    return generate(locate(str(folder), folder.parent), prompt, replace(options, **changes))
 
 
-def untimed(generation: Generation) -> Generation:
-    return dataclasses.replace(generation, seconds=0.0, prompt_seconds=0.0, tokens_per_s=None)
+def token_ids(run: Path, generation: Generation) -> list[int]:
+    """Return the tokens of the prompt and of the new text."""
+    tokenizer = Tokenizer.from_file(str(run / "model" / "tokenizer.json"))
+    prompt = [tokenizer.token_to_id("<|endoftext|>"), *tokenizer.encode(generation.prompt).ids]
+    assert len(prompt) == generation.prompt_tokens
+    return [*prompt, *generation.tokens]
 
 
-def test_writes_the_text_that_it_knows_and_stops_at_its_end(language_run: Path) -> None:
+def uncached_logits(run: Path, generation: Generation, loops: Iterable[int]) -> dict[int, np.ndarray]:
+    """Return loop → logits [new tokens, words] of the model without caches."""
+    ids, model = torch.tensor([token_ids(run, generation)[:-1]]), load_model(run)
+    with torch.inference_mode():
+        return {loop: model.logits(ids, loop)[0, generation.prompt_tokens - 1 :].numpy() for loop in loops}
+
+
+def test_generates_the_learned_text_to_its_end(language_run: Path) -> None:
     pieces: list[str] = []
-    found = generate(at(language_run), PROMPT, GREEDY, pieces.append)
-    assert PROMPT + found.text == TEXT
-    assert found.stopped == "boundary" and len(found.tokens) < GREEDY.max_tokens
-    assert "".join(pieces) == found.text and len(pieces) > 10
+    generation = generate(locate(str(language_run), language_run.parent), PROMPT, GREEDY, pieces.append)
+    assert PROMPT + generation.text == TEXT
+    assert generation.stopped == "boundary" and len(generation.tokens) < 80
+    assert "".join(pieces) == generation.text and len(pieces) > 10
     assert not any("\ufffd" in piece for piece in pieces)
-    assert set(found.loops) == {3} and found.mean_loops == 3
-    assert found.tokens_per_s and found.tokens_per_s > 0 and found.seconds > found.prompt_seconds > 0
-    assert found.provider == "torch-cpu"
+    assert set(generation.loops) == {3} and generation.mean_loops == 3
+    assert generation.tokens_per_s and generation.tokens_per_s > 0
+    assert generation.seconds > generation.prompt_seconds > 0
+    assert generation.provider == "torch-cpu"
+    assert run_generate(language_run, "", GREEDY).text == TEXT
 
 
-def test_an_empty_prompt_starts_a_text(language_run: Path) -> None:
-    assert generate(at(language_run), "", GREEDY).text == TEXT
-
-
-def test_stops_after_max_tokens(language_run: Path) -> None:
-    whole = generate(at(language_run), PROMPT, GREEDY)
-    found = generate(at(language_run), PROMPT, dataclasses.replace(GREEDY, max_tokens=5))
-    assert found.tokens == whole.tokens[:5] and found.stopped == "max_tokens"
-    assert whole.text.startswith(found.text)
-
-
-def test_one_token_has_no_speed(language_run: Path) -> None:
-    found = generate(at(language_run), PROMPT, dataclasses.replace(GREEDY, max_tokens=1))
-    assert len(found.tokens) == 1 and found.tokens_per_s is None
-    json.dumps(found.as_dict())
+def test_max_tokens(language_run: Path) -> None:
+    complete = run_generate(language_run, PROMPT, GREEDY)
+    generation = run_generate(language_run, PROMPT, GREEDY, max_tokens=5)
+    assert generation.tokens == complete.tokens[:5] and generation.stopped == "max_tokens"
+    assert complete.text.startswith(generation.text)
+    single = run_generate(language_run, PROMPT, GREEDY, max_tokens=1)
+    assert len(single.tokens) == 1 and single.tokens_per_s is None
+    json.dumps(single.as_dict())
 
 
 @pytest.mark.parametrize("loop", [1, 2, 3])
-def test_fixed_exit_is_that_exits_head(language_run: Path, loop: int) -> None:
-    """Against the uncached model: at each place the likeliest token of that exit."""
-    found = generate(at(language_run), PROMPT, dataclasses.replace(GREEDY, exit=loop, max_tokens=12))
-    assert set(found.loops) == {loop} and found.mean_loops == loop
-    assert uncached(language_run, found, loop) == list(found.tokens)
+def test_a_fixed_exit_uses_the_head_of_that_exit(language_run: Path, loop: int) -> None:
+    generation = run_generate(language_run, PROMPT, GREEDY, exit=loop, max_tokens=12)
+    assert set(generation.loops) == {loop} and generation.mean_loops == loop
+    logits = uncached_logits(language_run, generation, [loop])[loop]
+    assert logits.argmax(-1).tolist() == list(generation.tokens)
 
 
-def uncached(run: Path, found: Generation, loop: int) -> list[int]:
-    ids, model = _ids(run, found), _model(run)
-    with torch.inference_mode():
-        logits = model.logits(torch.tensor([ids[:-1]]), loop)[0]
-    return logits[found.prompt_tokens - 1 :].argmax(-1).tolist()
-
-
-def _model(run: Path) -> torch.nn.Module:
-    return load_model(run)
-
-
-def _ids(run: Path, found: Generation) -> list[int]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(run / "model" / "tokenizer.json"))
-    prompt = [tokenizer.token_to_id("<|endoftext|>"), *tokenizer.encode(found.prompt).ids]
-    assert len(prompt) == found.prompt_tokens
-    return [*prompt, *found.tokens]
-
-
-def test_confidence_leaves_at_the_first_exit_that_is_sure(tmp_path: Path) -> None:
-    run = write_language_run(tmp_path / "artifacts" / "half", steps=18)  # sure of some tokens only
-    options = dataclasses.replace(GREEDY, early=EarlyExit(0.58, 0.5, 0.95), max_tokens=40)
-    found = generate(at(run), PROMPT, options)
+def test_a_token_leaves_at_the_first_confident_exit(tmp_path: Path) -> None:
+    run = write_language_run(tmp_path / "artifacts" / "half", steps=18)  # confident of some tokens only
+    generation = run_generate(run, PROMPT, GREEDY, early=EarlyExit(0.58, 0.5, 0.95), max_tokens=40)
     thresholds = exit_thresholds((1, 2), 0.58, 0.5, 0.95)
-    ids, model = _ids(run, found), _model(run)
-    with torch.inference_mode():
-        logits = {loop: model.logits(torch.tensor([ids[:-1]]), loop)[0].numpy() for loop in (1, 2, 3)}
-    for number, loop in enumerate(found.loops):
-        place = found.prompt_tokens - 1 + number
-        sure = {early: top_probability(logits[early][None, place])[0] for early in thresholds}
-        expected = next((early for early, least in thresholds.items() if sure[early] >= least), 3)
-        assert loop == expected, (number, sure)
-        assert found.tokens[number] == int(logits[loop][place].argmax())
-    assert found.mean_loops == pytest.approx(np.mean(found.loops))
-    assert len(set(found.loops)) > 1  # else this test would show nothing
+    logits = uncached_logits(run, generation, (1, 2, 3))
+    for number, loop in enumerate(generation.loops):
+        confidence = {early: top_probability(logits[early][number][None])[0] for early in thresholds}
+        expected = next((early for early, threshold in thresholds.items() if confidence[early] >= threshold), 3)
+        assert loop == expected, (number, confidence)
+        assert generation.tokens[number] == int(logits[loop][number].argmax())
+    assert generation.mean_loops == pytest.approx(np.mean(generation.loops))
+    assert len(set(generation.loops)) > 1, "else the test shows nothing"
 
 
-def test_thresholds_decide_how_many_loops_are_taken(language_run: Path) -> None:
-    def loops(early: EarlyExit) -> float:
-        return generate(at(language_run), PROMPT, dataclasses.replace(GREEDY, early=early, max_tokens=20)).mean_loops
-
-    assert loops(EarlyExit(start=0.0, floor=0.0)) == 1
-    assert loops(EarlyExit(start=1.0, floor=1.0)) == 3
+def test_extreme_thresholds(language_run: Path) -> None:
+    for early, loops in ((EarlyExit(start=0.0, floor=0.0), 1), (EarlyExit(start=1.0, floor=1.0), 3)):
+        assert run_generate(language_run, PROMPT, GREEDY, early=early, max_tokens=20).mean_loops == loops
 
 
-def test_seed_decides(language_run: Path) -> None:
-    def drawn(seed: int) -> Generation:
-        return untimed(generate(at(language_run), "Tea", GenerateOptions(30, Sampling(temperature=3.0, seed=seed))))
+def test_sampling(language_run: Path) -> None:
+    def sample(seed: int) -> tuple[int, ...]:
+        return run_generate(language_run, "Tea", GenerateOptions(30, Sampling(temperature=3.0, seed=seed))).tokens
 
-    assert drawn(1) == drawn(1)
-    assert drawn(1).tokens != drawn(2).tokens
-
-
-def test_top_k_of_one_is_greedy(language_run: Path) -> None:
-    sampling = Sampling(temperature=2.0, top_k=1)
-    assert generate(at(language_run), PROMPT, GenerateOptions(80, sampling)).text == TEXT[len(PROMPT) :]
+    assert sample(1) == sample(1) != sample(2)
+    top_1 = GenerateOptions(80, Sampling(temperature=2.0, top_k=1))
+    assert run_generate(language_run, PROMPT, top_1).text == TEXT[len(PROMPT) :]
 
 
-def test_says_when_it_goes_beyond_what_was_trained(language_run: Path) -> None:
-    found = generate(at(language_run), "Tea", GenerateOptions(90, Sampling(temperature=0)))
-    assert found.notes == ("trained on 64 tokens at a time; what comes behind that is guesswork",)
-    assert generate(at(language_run), "Tea", GenerateOptions(20)).notes == ()
+def test_exceeding_the_trained_length_is_noted(language_run: Path) -> None:
+    note = "trained on 64 tokens at a time; what comes behind that is guesswork"
+    assert run_generate(language_run, "Tea", GREEDY, max_tokens=90).notes == (note,)
+    assert run_generate(language_run, "Tea", GREEDY, max_tokens=20).notes == ()
+    assert len(run_generate(language_run, "Tea", GREEDY, max_tokens=94).tokens) <= 94
 
 
-class TestRefusals:
-    def test_text_that_gets_too_long(self, language_run: Path) -> None:
-        with pytest.raises(InputError, match=r"--max-tokens 96: the prompt has 3 tokens .* at most 96, so at most 94"):
-            generate(at(language_run), "Tea", GenerateOptions(96))
-        with pytest.raises(InputError, match="the prompt has 401 tokens; the model takes at most 96"):
-            generate(at(language_run), "#" * 400, GenerateOptions(1))
-        found = generate(at(language_run), "Tea", GenerateOptions(94, Sampling(temperature=0)))
-        assert len(found.tokens) <= 94
+@pytest.mark.parametrize(
+    ("prompt", "changes", "message"),
+    [
+        ("Tea", {"max_tokens": 96}, "--max-tokens 96: the prompt has 3 tokens .* at most 96, so at most 94"),
+        ("#" * 400, {"max_tokens": 1}, "the prompt has 401 tokens; the model takes at most 96"),
+        (PROMPT, {"exit": 7}, "--exit 7: tiny has exits after the loops 1, 2, 3"),
+        ("a\udc80", {}, "not valid Unicode"),
+        (PROMPT, {"exit": 1, "early": EarlyExit()}, "either a fixed exit or exit by confidence"),
+        (PROMPT, {"max_tokens": 0}, "max_tokens must be at least 1"),
+    ],
+)
+def test_bad_options(language_run: Path, prompt: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run_generate(language_run, prompt, GREEDY, **changes)
 
-    def test_exit_that_it_does_not_have(self, language_run: Path) -> None:
-        with pytest.raises(InputError, match="--exit 7: tiny has exits after the loops 1, 2, 3"):
-            generate(at(language_run), PROMPT, GenerateOptions(exit=7))
 
-    @pytest.mark.parametrize("changes", [{"exit": 1, "early": EarlyExit()}, {"max_tokens": 0}])
-    def test_options_that_make_no_sense(self, changes: dict[str, object]) -> None:
-        with pytest.raises(InputError):
-            GenerateOptions(**changes)  # type: ignore[arg-type]
+def test_a_threshold_out_of_range_is_refused() -> None:
+    with pytest.raises(InputError, match=r"floor must be in 0…1, not 1\.5"):
+        EarlyExit(floor=1.5)
 
-    def test_threshold_out_of_range(self) -> None:
-        with pytest.raises(InputError, match=r"floor must be in 0…1, not 1\.5"):
-            EarlyExit(floor=1.5)
 
-    def test_a_model_that_looks_ahead(self, tmp_path: Path) -> None:
-        run = write_language_run(tmp_path / "artifacts" / "cheat", steps=1, causal=False)
-        with pytest.raises(InputError, match="cheat: leaks future tokens, so it cannot write"):
-            generate(at(run), PROMPT, GREEDY)
+def test_a_model_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
+    run = write_language_run(tmp_path / "artifacts" / "cheat", steps=1, causal=False)
+    with pytest.raises(InputError, match="cheat: leaks future tokens, so it cannot write"):
+        run_generate(run, PROMPT, GREEDY)
 
-    def test_a_model_without_exits_has_no_confidence(self, tmp_path: Path) -> None:
-        run = write_language_run(tmp_path / "artifacts" / "plain", steps=1, exits=(), loops=1)
-        with pytest.raises(InputError, match="--confidence: plain has no exit before its last loop"):
-            generate(at(run), PROMPT, GenerateOptions(early=EarlyExit()))
 
-    def test_an_unfinished_run(self, language_run: Path, tmp_path: Path) -> None:
-        run = tmp_path / "artifacts" / "broken"
-        shutil.copytree(language_run, run)
-        document = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        (run / "run.json").write_text(json.dumps({**document, "status": "interrupted"}), encoding="utf-8")
-        with pytest.raises(ArtifactError, match="is interrupted, not finished"):
-            generate(at(run), PROMPT, GREEDY)
+def test_confidence_needs_an_earlier_exit(tmp_path: Path) -> None:
+    run = write_language_run(tmp_path / "artifacts" / "plain", steps=1, exits=(), loops=1)
+    with pytest.raises(InputError, match="--confidence: plain has no exit before its last loop"):
+        run_generate(run, PROMPT, GREEDY, early=EarlyExit())
 
-    def test_half_a_surrogate_pair(self, language_run: Path) -> None:
-        with pytest.raises(InputError, match="not valid Unicode"):
-            generate(at(language_run), "a\udc80", GREEDY)
 
-    def test_without_torch(self, language_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in [name for name in sys.modules if name.startswith("edgeformer.models")]:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.delitem(sys.modules, "edgeformer.runtimes.torch.session", raising=False)
-        monkeypatch.setitem(sys.modules, "torch", None)
-        with pytest.raises(MissingDependencyError, match=r'needs torch: python -m pip install "\.\[train\]"'):
-            generate(at(language_run), PROMPT, GREEDY)
+def test_an_unfinished_run_is_refused(language_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(language_run, tmp_path / "artifacts" / "broken"))
+    document = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    (run / "run.json").write_text(json.dumps({**document, "status": "interrupted"}), encoding="utf-8")
+    with pytest.raises(ArtifactError, match="is interrupted, not finished"):
+        run_generate(run, PROMPT, GREEDY)
+
+
+def test_a_runs_own_weights_need_torch(language_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("edgeformer.models")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "edgeformer.runtimes.torch.session", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingDependencyError, match=r'needs torch: python -m pip install "\.\[train\]"'):
+        run_generate(language_run, PROMPT, GREEDY)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported_language_run(tmp_path_factory)
+
+
+@pytest.fixture
+def copied(exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "artifacts" / "tiny"))
+
+
+@pytest.mark.parametrize("options", [BUNDLE_GREEDY, BUNDLE_SAMPLED])
+@pytest.mark.parametrize(
+    ("changes", "artifact"),
+    [({}, "onnx-fp32-decode"), ({"exit": LOOPS}, "onnx-fp32-decode"), ({"exit": EXIT}, "onnx-fp32-step"),
+     ({"early": LOW_THRESHOLD}, "onnx-fp32-step"), ({"artifact": "onnx-fp32-step"}, "onnx-fp32-step")],
+)  # fmt: skip
+def test_graphs_generate_the_text_of_torch(
+    exported: Path, options: GenerateOptions, changes: dict[str, Any], artifact: str
+) -> None:
+    generation = run_generate(exported, BUNDLE_PROMPT, options, **changes)
+    expected = run_generate(exported, BUNDLE_PROMPT, options, **{**changes, "artifact": "torch"})
+    assert len(expected.tokens) == 64 or expected.stopped == "boundary"
+    assert generation.tokens == expected.tokens and generation.loops == expected.loops
+    assert generation.text == expected.text
+    assert (generation.artifact, generation.provider) == (artifact, "CPUExecutionProvider")
+    assert (expected.artifact, expected.provider) == ("torch", "torch-cpu")
+    if "early" in changes and options is BUNDLE_SAMPLED:
+        assert set(generation.loops) == {EXIT, LOOPS}, "else the test shows little"
+
+
+@pytest.mark.parametrize("artifact", ["onnx-fp16-decode", "onnx-fp16-step", "onnx-int8-decode", "onnx-int8-step"])
+def test_other_precisions_can_be_requested(exported: Path, artifact: str) -> None:
+    generation = run_generate(exported, BUNDLE_PROMPT, BUNDLE_SAMPLED, artifact=artifact, max_tokens=8)
+    assert generation.artifact == artifact and len(generation.tokens) == 8
+
+
+def test_a_named_runtime_generates_the_same_or_is_refused(exported: Path) -> None:
+    default = run_generate(exported, BUNDLE_PROMPT, BUNDLE_GREEDY, max_tokens=4)
+    named = run_generate(exported, BUNDLE_PROMPT, BUNDLE_GREEDY, max_tokens=4, runtime="onnxruntime")
+    assert named.provider == "CPUExecutionProvider" and named.tokens == default.tokens
+    for runtime, message in (("torch-cpu", "does not open onnx-fp32-decode"), ("all", "name it"), ("fast", "no such")):
+        with pytest.raises(InputError, match=f"--runtime {runtime}: .*{message}"):
+            run_generate(exported, BUNDLE_PROMPT, BUNDLE_GREEDY, runtime=runtime)
+
+
+@pytest.mark.parametrize("file", ["step_loop_fp16.onnx", "step_embed_fp16.onnx"])
+def test_an_artifact_can_be_named_by_its_file(exported: Path, file: str) -> None:
+    generation = run_generate(exported / "bundle" / "onnx" / file, BUNDLE_PROMPT, BUNDLE_SAMPLED, max_tokens=2)
+    assert generation.artifact == "onnx-fp16-step"
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["onnx"] = sys.modules["safetensors"] = None
+from edgeformer.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        ((), {}),
+        (("--exit", str(EXIT)), {"exit": EXIT}),
+        (("--confidence", "--threshold", "0.018", "--floor", "0"), {"early": LOW_THRESHOLD}),
+    ],
+)
+def test_a_bundle_needs_no_torch(
+    exported: Path, tmp_path: Path, flags: tuple[str, ...], changes: dict[str, Any]
+) -> None:
+    shutil.copytree(exported / "bundle", tmp_path / "device")
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "generate", "device", BUNDLE_PROMPT, "--seed", "3", "--json", *flags],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUTF8": "1"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    expected = run_generate(exported, BUNDLE_PROMPT, BUNDLE_SAMPLED, artifact="torch", **changes)
+    assert document["tokens"] == list(expected.tokens) and document["loops"] == list(expected.loops)
+    assert document["provider"] == "CPUExecutionProvider" and document["artifact"].startswith("onnx-fp32-")
+
+
+@pytest.mark.parametrize(
+    ("kept", "artifact"),
+    [
+        (("onnx-fp32", "onnx-fp32-decode"), "onnx-fp32-decode"),
+        (("onnx-fp32-step", "onnx-fp16-decode"), "onnx-fp32-step"),
+        (("onnx-fp32", "onnx-fp16-step", "onnx-fp16-decode"), "onnx-fp16-decode"),
+        (("onnx-fp32", "onnx-fp16"), "torch"),
+        ((), "torch"),
+    ],
+)
+def test_the_best_available_artifact_generates(
+    copied: Path, tmp_path: Path, kept: tuple[str, ...], artifact: str
+) -> None:
+    manifest = Bundle.open(copied / "bundle").manifest
+    entries = tuple(entry for entry in manifest.artifacts if entry.id in kept)
+    seal(copied / "bundle", manifest.model_copy(update={"artifacts": entries}))
+    assert run_generate(copied, BUNDLE_PROMPT, BUNDLE_GREEDY).artifact == artifact
+    if artifact == "onnx-fp32-decode":
+        for changes in ({"exit": EXIT}, {"early": LOW_THRESHOLD}):
+            with pytest.raises(ArtifactError, match=r"need the step graphs.* edgeformer export tiny --exit all"):
+                run_generate(copied, BUNDLE_PROMPT, BUNDLE_GREEDY, **changes)
+    if artifact == "torch":
+        device = Path(shutil.copytree(copied / "bundle", tmp_path / "device"))
+        with pytest.raises(ArtifactError, match=r"no graphs that write text; .* edgeformer export RUN --exit all"):
+            run_generate(device, BUNDLE_PROMPT, BUNDLE_GREEDY)
+
+
+def test_a_run_without_a_bundle_generates_with_torch(copied: Path) -> None:
+    shutil.rmtree(copied / "bundle")
+    assert run_generate(copied, BUNDLE_PROMPT, BUNDLE_GREEDY).artifact == "torch"
+    with pytest.raises(InputError, match="--artifact onnx-fp32-step: tiny has no bundle; make one with: edgeformer"):
+        run_generate(copied, BUNDLE_PROMPT, BUNDLE_GREEDY, artifact="onnx-fp32-step")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"artifact": "onnx-fp32"}, "reads whole texts and keeps nothing of earlier tokens"),
+        ({"artifact": "nothing"}, "tiny writes with onnx-fp32-decode, onnx-fp32-step, .*, torch"),
+        ({"artifact": "onnx-fp32-decode", "exit": EXIT}, "takes all loops for every token; .* need a step artifact"),
+        ({"exit": 9}, "--exit 9: tiny has exits after the loops 1, 2"),
+        ({"max_tokens": 90}, "the model takes at most 80"),
+    ],
+)
+def test_bad_options_for_a_bundle(exported: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run_generate(exported, BUNDLE_PROMPT, BUNDLE_GREEDY, **changes)
+
+
+def test_bundles_that_cannot_generate_are_refused(copied: Path, tmp_path: Path) -> None:
+    manifest = Bundle.open(copied / "bundle").manifest
+    seal(copied / "bundle", manifest.model_copy(update={"leaks": True}))
+    with pytest.raises(InputError, match="tiny: leaks future tokens, so it cannot write"):
+        run_generate(copied, BUNDLE_PROMPT, BUNDLE_GREEDY)
+    with pytest.raises(InputError, match="is a classifier and writes no text; use: edgeformer predict"):
+        run_generate(write_bundle(tmp_path / "bundle"), BUNDLE_PROMPT, BUNDLE_GREEDY)
+
+
+@pytest.mark.parametrize("file", ["onnx/decode.onnx", "onnx/model.onnx_data", "tokenizer.json", "config.json"])
+def test_damaged_files_are_refused(copied: Path, file: str) -> None:
+    path = copied / "bundle" / file
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match=f"{path.name}: changed since it was exported"):
+        run_generate(copied, BUNDLE_PROMPT, BUNDLE_GREEDY)
+
+
+@pytest.fixture
+def folder(language_run: Path) -> Path:
+    """The folder that contains artifacts/tiny."""
+    return language_run.parent.parent
+
+
+def test_the_command_prints_the_text_on_stdout_and_figures_on_stderr(folder: Path, exported: Path) -> None:
+    outcome = edgeformer("generate", PROMPT, "--temperature", "0", "--runtime", "torch-cpu", cwd=folder)
+    assert outcome.code == 0 and outcome.out == TEXT + "\n"
+    assert "tiny: " in outcome.err and "3.00 loops per token" in outcome.err and "tokens/s on torch-cpu" in outcome.err
+    assert edgeformer("generate", "tiny", "--temperature", "0", cwd=folder, stdin=f"{PROMPT}\n").out == TEXT + "\n"
+    options = ("--temperature", "0", "--max-tokens", "4", "--artifact", "onnx-fp16-step")
+    outcome = edgeformer("generate", str(exported), BUNDLE_PROMPT, *options, cwd=folder)
+    assert outcome.code == 0 and outcome.out.startswith(BUNDLE_PROMPT)
+    assert "on CPUExecutionProvider, onnx-fp16-step]" in outcome.err
+
+
+def test_the_command_prints_json(folder: Path) -> None:
+    options = ("--temperature", "0", "--confidence", "--floor", "0.1", "--json")
+    document = json.loads(edgeformer("generate", "tiny", PROMPT, *options, cwd=folder).out)
+    keys = {"text", "prompt", "tokens", "loops", "mean_loops", "seconds", "tokens_per_s", "stopped", "run"}
+    assert keys <= document.keys()
+    assert document["prompt"] + document["text"] == TEXT
+    assert len(document["loops"]) == len(document["tokens"]) and document["stopped"] == "boundary"
+
+
+def test_the_default_length_is_limited_by_the_model(folder: Path) -> None:
+    options = (PROMPT * 12, "--temperature", "0")
+    errors = edgeformer("generate", "tiny", *options, "--max-tokens", "96", cwd=folder).err
+    available = int(errors.split("so at most ")[1].split()[0])
+    assert 1 < available < 64
+    document = json.loads(edgeformer("generate", "tiny", *options, "--json", cwd=folder).out)
+    assert len(document["tokens"]) <= available
+    assert any(f"at most {available} can be written" in note for note in document["notes"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny", "a", "b"], "one prompt at a time"),
+        (["nothing", PROMPT], "no run 'nothing'"),
+        (["a", "--max-tokens", "900"], "takes at most 96"),
+        (["a", "--top-p", "0"], "top_p must be above 0"),
+        (["a", "--floor", "0.5"], "belong to --confidence"),
+        (["a", "--exit", "1", "--confidence"], "either a fixed exit or exit by confidence"),
+        (["a", "--runtime", "onnxruntime"], "--runtime onnxruntime: computes no run's own weights; that is torch"),
+        (["CLASSIFIER", "a film"], "is a classifier and writes no text; use: edgeformer predict"),
+        ([], "no prompt given"),
+    ],
+)
+def test_bad_input_of_the_command(folder: Path, finished_run: Path, arguments: list[str], message: str) -> None:
+    arguments = [argument.replace("CLASSIFIER", str(finished_run)) for argument in arguments]
+    outcome = edgeformer("generate", *arguments, cwd=folder)
+    assert outcome.code == 2 and outcome.out == "" and "Traceback" not in outcome.err
+    assert message in " ".join(outcome.err.split())
+
+
+HARD_TEXT = "naïve 漢字 👩‍👩‍👧 e\u0301 \t two  spaces\nline"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return tokenizer_of([TEXT])
+
+
+def stream_pieces(tokenizer: Tokenizer, prompt: str, text: str) -> list[str]:
+    plain = PlainText(tokenizer)
+    stream = TextStream(tokenizer, [plain.boundary, *plain.encode(prompt).ids])
+    return [*(stream.push(token) for token in plain.encode(text).ids), stream.finish()]
+
+
+@pytest.mark.parametrize("prompt", ["", PROMPT, "漢"])
+@pytest.mark.parametrize("text", [TEXT, HARD_TEXT, "€", " leading space", "x" * 40, "a\ufffdb\ufffd"])
+def test_streamed_pieces_are_the_text_in_complete_characters(tokenizer: Tokenizer, prompt: str, text: str) -> None:
+    pieces = stream_pieces(tokenizer, prompt, text)
+    assert "".join(pieces) == text
+    assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
+    assert sum(piece != "" for piece in pieces) > 1 or len(text) == 1
+
+
+def test_streamed_text_is_not_held_back(tokenizer: Tokenizer) -> None:
+    pieces = stream_pieces(tokenizer, "", "a漢b")
+    assert pieces[0] == "a" and pieces[-2] == "b" and pieces[-1] == ""
+
+
+def test_streamed_bytes_that_are_no_character_become_replacement_characters(tokenizer: Tokenizer) -> None:
+    plain = PlainText(tokenizer)
+    lead = plain.encode("漢").ids[0]
+    stream = TextStream(tokenizer, [plain.boundary])
+    assert stream.push(lead) == "" and stream.finish() == "\ufffd"
+    stream = TextStream(tokenizer, [plain.boundary])
+    assert stream.push(lead) == "" and stream.push(plain.encode("a").ids[0]) == "\ufffda"
+
+
+def test_streaming_with_a_tokenizer_that_marks_word_starts() -> None:
+    words = Tokenizer(models.WordLevel({"</s>": 0, "▁one": 1, "▁two": 2, "▁three": 3}, unk_token="</s>"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    stream = TextStream(words, [1])
+    assert [stream.push(2), stream.push(3)] == [" two", " three"]
