@@ -1,4 +1,4 @@
-"""predict does everything once, and imports nothing that an answer does not need."""
+"""``predict``: answers, errors of single texts, early exit, and what it imports."""
 
 from __future__ import annotations
 
@@ -12,19 +12,35 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.inference.predict import predict
-from edgeformer.run import locate
+from edgeformer.run import Location, locate
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from tests.cli.in_process import in_process
+from edgeformer.tasks.task import Unanswered
+from tests.cli.in_process import Edgeformer, in_process
 
 OLD = Path(__file__).parents[1] / "old_format"
-LONG = 12
-"""Tokens."""
+CLASSIFIER = OLD / "classifier-v1"
 TEXTS = ["a fine film", "dull and long", "neither good nor bad, and much too long for its own good"]
+OVERFLOW = "the model's answer is no number (overflow)"
 
 
-class CountedTokenizer:
-    """A real tokenizer whose calls are counted."""
+@pytest.fixture
+def location() -> Location:
+    return locate(str(CLASSIFIER), OLD)
+
+
+@pytest.fixture
+def edgeformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
+    return in_process(monkeypatch, capsys)
+
+
+def answers_of(location: Location, texts: list[Any], **options: Any) -> list[Any]:
+    return list(predict(location, texts, **options)[1])
+
+
+class CountingTokenizer:
+    """A tokenizer that records the texts of each call."""
 
     def __init__(self, tokenizer: Any, calls: list[int]) -> None:
         self._tokenizer, self._calls = tokenizer, calls
@@ -34,106 +50,121 @@ class CountedTokenizer:
         return self._tokenizer.encode_batch_fast(texts)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("encode"):
-            raise AssertionError(f"{name}: texts are encoded in one place")
+        assert not name.startswith("encode"), f"{name}: texts are encoded in one place"
         return getattr(self._tokenizer, name)
 
 
-def test_texts_are_encoded_once_and_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once every text was encoded a second time for its length, and the first batch ran a second time to warm up."""
-    location = locate(str(OLD / "classifier-v1"), OLD)
-    expected = predict(location, TEXTS)[1]
+def test_texts_are_encoded_once_and_run_once(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = predict(location, TEXTS)
     encoded: list[int] = []
-    ran: list[int] = []
-    real_run = OnnxSession.run
+    rows: list[int] = []
+    run_session = OnnxSession.run
 
-    def counted(session: OnnxSession, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        ran.append(len(inputs["input_ids"]))
-        return real_run(session, inputs)
+    def record_rows(session: OnnxSession, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        rows.append(len(inputs["input_ids"]))
+        return run_session(session, inputs)
 
-    bundle = location.open_bundle()
-    reader = bundle.reader()
-    object.__setattr__(reader, "tokenizer", CountedTokenizer(reader.tokenizer, encoded))
-    monkeypatch.setattr(OnnxSession, "run", counted)
-    assert predict(location, TEXTS)[1] == expected
-    assert encoded == [3] and ran == [3]
+    reader = location.open_bundle().reader()
+    object.__setattr__(reader, "tokenizer", CountingTokenizer(reader.tokenizer, encoded))
+    monkeypatch.setattr(OnnxSession, "run", record_rows)
+    assert predict(location, TEXTS) == expected
+    assert encoded == [3] and rows == [3]
 
 
-@pytest.fixture
-def overflowing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs that answer texts of more than LONG tokens with what is no number."""
-    real_run = OnnxSession.run
+def test_a_prediction_is_the_likeliest_label(finished_run: Path) -> None:
+    location = locate(str(finished_run), finished_run.parent)
+    artifact, predictions = predict(location, ["Wonderful!!! <br /> I loved it", "terrible, awful, boring " * 40])
+    assert artifact == "onnx-fp32"
+    assert [prediction.truncated for prediction in predictions] == [False, True]  # type: ignore[attr-defined]
+    for prediction in predictions:
+        probabilities: dict[str, float] = prediction.probabilities  # type: ignore[attr-defined]
+        assert prediction.label == max(probabilities, key=probabilities.__getitem__)  # type: ignore[attr-defined]
+        assert prediction.probability == max(probabilities.values())  # type: ignore[attr-defined]
+        assert sum(probabilities.values()) == pytest.approx(1.0)
+
+
+def test_texts_without_an_answer_have_an_error(location: Location, edgeformer: Edgeformer) -> None:
+    empty, answer = answers_of(location, [" ", "a"])
+    assert isinstance(empty, Unanswered) and np.isfinite(answer.probability)
+    document = json.loads(edgeformer("predict", str(CLASSIFIER), "", "--json", code=3))
+    assert document["predictions"] == [{"text": "", "error": "the text is empty"}]
+    table = edgeformer("predict", str(CLASSIFIER), "", "good film", code=3)
+    assert "the text is empty" in table and "good film" in table
+    assert "error" not in edgeformer("predict", str(CLASSIFIER), "good film")
+
+
+def test_no_text_and_language_models_are_refused(location: Location) -> None:
+    with pytest.raises(InputError, match="no text given"):
+        predict(location, [])
+    with pytest.raises(InputError, match=r"is a language model.*edgeformer generate"):
+        predict(locate(str(OLD / "language-v1"), OLD), ["a text"])
+
+
+def overflow_above(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Make graphs return NaN and infinity for longer texts."""
+    run_session = OnnxSession.run
 
     def run(session: OnnxSession, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        outputs = real_run(session, inputs)
-        lengths = inputs["attention_mask"].sum(axis=1)
-        outputs["logits"][lengths > LONG] = np.nan, np.inf
+        outputs = run_session(session, inputs)
+        outputs["logits"][inputs["attention_mask"].sum(axis=1) > tokens] = np.nan, np.inf
         return outputs
 
     monkeypatch.setattr(OnnxSession, "run", run)
 
 
-@pytest.mark.usefixtures("overflowing")
-def test_what_is_no_number_is_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_overflow_is_an_error_and_no_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgeformer: Edgeformer
 ) -> None:
-    """A label was given for it: the first one, with the probability NaN, which is no JSON either."""
-    run, texts = in_process(monkeypatch, capsys), ["a fine film", "long " * LONG, "", "dull"]
-    model = str(OLD / "classifier-v1")
-    why = "the model's answer is no number (overflow)"
-    errors = [None, why, "the text is empty", None]
-    document = json.loads(run("predict", model, *texts, "--json", code=3))
-    assert [one.get("error") for one in document["predictions"]] == errors
-    assert {one["label"] for one in document["predictions"] if "label" in one} <= {"positive", "negative"}
+    overflow_above(monkeypatch, 12)
+    texts = ["a fine film", "long " * 12, "", "dull"]
+    document = json.loads(edgeformer("predict", str(CLASSIFIER), *texts, "--json", code=3))
+    errors = [prediction.get("error") for prediction in document["predictions"]]
+    assert errors == [None, OVERFLOW, "the text is empty", None]
+    labels = {prediction["label"] for prediction in document["predictions"] if "label" in prediction}
+    assert labels <= {"positive", "negative"}
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    command = ("predict", model, "--file", str(file), "--output", str(tmp_path / "out.csv"), "--json")
-    assert json.loads(run(*command, code=3))["errors"] == 2
-    assert why in (tmp_path / "out.csv").read_text(encoding="utf-8")
+    options = ("--file", str(file), "--output", str(tmp_path / "out.csv"), "--json")
+    assert json.loads(edgeformer("predict", str(CLASSIFIER), *options, code=3))["errors"] == 2
+    assert OVERFLOW in (tmp_path / "out.csv").read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("overflowing")
-def test_where_nothing_is_a_number_a_file_has_its_columns_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_file_has_all_columns_if_every_answer_overflows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgeformer: Edgeformer
 ) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "LONG", 0)
+    overflow_above(monkeypatch, 0)
     file, out = tmp_path / "texts.txt", tmp_path / "out.csv"
     file.write_text("a fine film\n", encoding="utf-8")
-    in_process(monkeypatch, capsys)(
-        "predict", str(OLD / "classifier-v1"), "--file", str(file), "--output", str(out), code=3
-    )
+    edgeformer("predict", str(CLASSIFIER), "--file", str(file), "--output", str(out), code=3)
     head, row = out.read_text(encoding="utf-8").splitlines()
-    assert head.startswith("text,label,probability") and row.endswith("the model's answer is no number (overflow)")
+    assert head.startswith("text,label,probability") and row.endswith(OVERFLOW)
 
 
-def test_more_texts_than_a_batch_keep_their_order() -> None:
-    location = locate(str(OLD / "classifier-v1"), OLD)
+def test_answers_keep_their_order_and_do_not_depend_on_the_batch(location: Location) -> None:
     texts = [f"{'very ' * (number % 7)}good film number {number}" for number in range(70)]
-    together = predict(location, texts)[1]
-    assert [found.text for found in together] == texts
+    batched = answers_of(location, texts)
+    assert [answer.text for answer in batched] == texts
     for number in (0, 13, 69):
-        alone = predict(location, [texts[number]])[1][0]
-        assert alone.probability == pytest.approx(together[number].probability, abs=1e-5)
+        (single,) = answers_of(location, [texts[number]])
+        assert single.probability == pytest.approx(batched[number].probability, abs=1e-5)
 
 
-def test_the_tokenizer_cuts_nothing_afterwards() -> None:
-    location = locate(str(OLD / "classifier-v1"), OLD)
-    long = "good film " * 200
-    assert [found.truncated for found in predict(location, [long, "good film"])[1]] == [True, False]
+def test_the_tokenizer_is_left_without_truncation(location: Location) -> None:
+    long_text = "good film " * 200
+    assert [answer.truncated for answer in answers_of(location, [long_text, "good film"])] == [True, False]
     tokenizer = location.open_bundle().reader().tokenizer
-    assert tokenizer.truncation is None and len(tokenizer.encode(long).ids) > 200
+    assert tokenizer.truncation is None and len(tokenizer.encode(long_text).ids) > 200
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.5001, 1.0])
-def test_rows_leave_a_step_artifact_when_they_are_sure(confidence: float) -> None:
-    location = locate(str(OLD / "classifier-v1"), OLD)
-    artifact, found = predict(location, TEXTS, confidence=confidence)
+def test_texts_leave_a_step_artifact_at_the_confidence(location: Location, confidence: float) -> None:
+    artifact, answers = predict(location, TEXTS, confidence=confidence)
     assert artifact == "onnx-fp32-step"
-    first, last = (predict(location, TEXTS, name)[1] for name in ("onnx-fp32-exit1", "onnx-fp32"))
-    for one, early, late in zip(found, first, last, strict=True):
-        sure = early.probability >= confidence
-        assert one.loops == (1 if sure else 2)
-        assert one.probability == pytest.approx((early if sure else late).probability, abs=1e-5)
+    first, last = (answers_of(location, TEXTS, artifact=name) for name in ("onnx-fp32-exit1", "onnx-fp32"))
+    for answer, early, late in zip(answers, first, last, strict=True):
+        leaves = early.probability >= confidence
+        assert answer.as_dict()["loops"] == (1 if leaves else 2)
+        assert answer.as_dict()["probability"] == pytest.approx((early if leaves else late).probability, abs=1e-5)
 
 
 NOT_NEEDED = (
@@ -152,9 +183,9 @@ finally:
 """
 
 
-def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
-    """What decides how long one waits for it; `benchmarks/predict_start.py` measures that."""
-    arguments = ["predict", str(OLD / "classifier-v1" / "bundle"), "a fine film", "--json"]
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["predictions"][0]["text"] == "a fine film"
-    assert done.stderr.strip() == "[]"
+def test_an_answer_imports_only_what_it_needs() -> None:
+    """`benchmarks/predict_start.py` measures the time that imports take."""
+    arguments = ["predict", str(CLASSIFIER / "bundle"), "a fine film", "--json"]
+    result = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout)["predictions"][0]["text"] == "a fine film"
+    assert result.stderr.strip() == "[]"
