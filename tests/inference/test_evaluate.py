@@ -112,7 +112,7 @@ def test_an_artifact_can_be_named_by_its_file(finished_run: Path) -> None:
         ({"split": "tset"}, "--split 'tset'"),
         (
             {"artifact": "onnx-fp32", "threshold": 0.5},
-            "onnx-fp32 cannot leave early; .*edgeformer export .* --exit all",
+            "onnx-fp32 cannot leave early; .* --exit all",
         ),
         ({"threshold": 1.5}, "a probability is in 0…1"),
         ({"label": "stars"}, "give the file with --data FILE"),

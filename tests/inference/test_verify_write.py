@@ -1,0 +1,201 @@
+"""``verify --write``: artifacts that export could not run are scored on their target, and a search uses these scores.
+
+A reference runtime stands in for an engine's: export is made to believe that it does not run there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.artifacts.report import Report, Search
+from edgeformer.artifacts.verification import Recorded, Verification
+from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
+from edgeformer.benchmark.search import SearchOptions
+from edgeformer.bundle import Bundle
+from edgeformer.export.export import export
+from edgeformer.export.variants import ExportOptions
+from edgeformer.inference.verify import record, verify
+from edgeformer.run import Location
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.tasks.classification import Classification
+from tests.cli.run_cli import edgeformer
+from tests.fakes.install import installed
+from tests.inference.golden_bundle import change
+
+ENGINE = "onnx-reference-fp32"
+FAST = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _reference_runtime() -> Iterator[None]:
+    with installed("reference_runtime"), pytest.MonkeyPatch.context() as patch:
+        # ONNX's own evaluator, which child processes use, takes a minute for a validation split.
+        session = importlib.import_module("edgeformer_reference.session").ReferenceSession
+        patch.setattr(session, "run", lambda self, inputs: OnnxSession(self._path).run(inputs))
+        yield
+
+
+@pytest.fixture
+def wrong_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the reference runtime add 1 to every output."""
+    session = importlib.import_module("edgeformer_reference.session").ReferenceSession
+    run = session.run
+
+    def shifted(self: object, inputs: object) -> dict[str, object]:
+        return {name: array + 1 for name, array in run(self, inputs).items()}
+
+    monkeypatch.setattr(session, "run", shifted)
+
+
+def export_engine(run: Path, *, runs_on_host: bool) -> ArtifactManifest:
+    """Export the reference runtime's artifact again."""
+    runtime = importlib.import_module("edgeformer_reference").ReferenceRuntime
+    with pytest.MonkeyPatch.context() as patch:
+        if not runs_on_host:
+            patch.setattr(runtime, "cannot_run", lambda self, artifact: "device: it is not here")
+        bundle = export(run, ExportOptions(build=("reference",)))
+    return next(artifact for artifact in bundle.artifacts if artifact.id == ENGINE)
+
+
+@pytest.fixture(scope="module")
+def unscored_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose bundle holds an engine without parity and scores. Read only."""
+    run = Path(shutil.copytree(finished_run, tmp_path_factory.mktemp("unscored") / "small"))
+    engine = export_engine(run, runs_on_host=False)
+    assert engine.status == "built" and engine.score is None and engine.validation is None
+    assert engine.parity is not None and engine.parity.status == "unavailable"
+    return run
+
+
+@pytest.fixture
+def run(unscored_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(unscored_run, tmp_path / "small"))
+
+
+def profile(run: Path, accuracy: float = 0.5) -> tuple[Report, Search]:
+    """Search for the fastest artifact with an accuracy; return the report and its search."""
+    search = SearchOptions({"accuracy": accuracy})
+    options = ProfileOptions(
+        batches=(1,), seqs=(16,), rules=FAST, threads=(1,), artifacts=(ENGINE,), search=search
+    )  # fmt: skip
+    report = profile_bundle(Location(run, run / "bundle"), load_profile("host"), options)
+    assert report.search is not None
+    return report, report.search
+
+
+def verify_and_record(run: Path) -> tuple[Verification, Recorded]:
+    bundle = Bundle.open(run / "bundle")
+    verification = record(bundle, verify(bundle))
+    assert verification.recorded is not None
+    return verification, verification.recorded
+
+
+def test_export_compares_and_scores_what_it_can_run(finished_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished_run, tmp_path / "small"))
+    engine = export_engine(run, runs_on_host=True)
+    graph = Bundle.open(run / "bundle").artifact("onnx-fp32")
+    assert engine.parity is not None and engine.parity.max_abs_error is not None
+    assert (engine.parity.status, engine.parity.provider) == ("measured", "onnx-reference")
+    assert engine.parity.max_abs_error < 1e-4
+    assert engine.score is not None and engine.validation is not None and graph.validation is not None
+    assert vars(engine.validation)["accuracy"] == vars(graph.validation)["accuracy"]
+    (candidate,) = profile(run)[1].candidates
+    assert candidate.feasible and candidate.scored_on is None
+
+
+@pytest.mark.usefixtures("wrong_answers")
+def test_export_rejects_wrong_answers(finished_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished_run, tmp_path / "small"))
+    engine = export_engine(run, runs_on_host=True)
+    assert engine.status == "rejected" and "parity: absolute error" in str(engine.reason) and engine.file is None
+
+
+def test_a_search_picks_an_engine_after_verify_write(run: Path) -> None:
+    _, search = profile(run)
+    reason = str(search.candidates[0].reason)
+    assert search.pick is None and "never scored" in reason and "verify --write" in reason
+
+    manifest = (run / "bundle" / "bundle.json").read_bytes()
+    outcome = edgeformer("verify", str(run), "--write", "--json", cwd=run)
+    assert outcome.code == 0, outcome.err
+    (written,) = json.loads(outcome.out)["recorded"]["records"]
+    assert (written["artifact"], written["status"], written["unscored"]) == (ENGINE, "verified", None)
+    assert written["device"] and written["runtime"].keys() == {"onnx"} and written["validation"]["accuracy"] > 0.5
+    assert (run / "bundle" / "bundle.json").read_bytes() == manifest
+    assert verify(Bundle.open(run / "bundle")).exit_code == 0, "targets.json is not an unexpected file"
+
+    _, search = profile(run)
+    assert search.pick == 0 and search.candidates[0].scored_on == written["device"]
+    assert search.candidates[0].score == written["validation"]["accuracy"]
+    assert profile(run, accuracy=0.9999)[1].pick is None
+    printed = edgeformer("verify", str(run), "--write", cwd=run).out
+    assert f"recorded: {ENGINE} on {written['device']}: verified" in printed and "targets.json" in printed
+
+
+def test_a_record_of_another_build_is_stale(run: Path) -> None:
+    verify_and_record(run)
+    targets = (run / "bundle" / "targets.json").read_bytes()
+    entry = export_engine(run, runs_on_host=False)  # the same bytes, so the record remains valid
+    assert (run / "bundle" / "targets.json").read_bytes() == targets and entry.validation is None
+    assert profile(run)[1].pick == 0
+
+    engine = run / "bundle" / str(entry.file)
+    content = engine.read_bytes() + b"\x7a\x01x"  # an unknown field: another file with the same graph
+    engine.unlink()
+    engine.write_bytes(content)
+    change(run / "bundle", ENGINE, sha256=sha256_of(engine), size_bytes=len(content))
+    report, search = profile(run)
+    assert search.pick is None
+    assert any("stale" in note and "built again" in note for note in report.notes)
+    assert "stale" in edgeformer("verify", str(run), cwd=run).out
+
+
+@pytest.mark.usefixtures("wrong_answers")
+def test_an_engine_that_fails_on_its_target_is_never_picked(run: Path) -> None:
+    verification, recorded = verify_and_record(run)
+    assert verification.exit_code == 3
+    assert [(entry.status, entry.score) for entry in recorded.records] == [("failed", None)]
+    _, search = profile(run)
+    assert search.pick is None and "parity: absolute error" in str(search.candidates[0].reason)
+
+
+def test_without_the_data_an_engine_is_compared_but_not_scored(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_set(*_: object, **__: object) -> None:
+        raise DataError("reviews.tsv: no such file")
+
+    monkeypatch.setattr(Classification, "read_set", read_set)
+    (entry,) = verify_and_record(run)[1].records
+    assert entry.status == "verified" and entry.score is not None
+    assert "reviews.tsv: no such file" in str(entry.unscored)
+    _, search = profile(run)
+    assert search.pick is None
+    assert "it was compared, but not scored on the validation split" in str(search.candidates[0].reason)
+
+
+def test_nothing_is_recorded_of_complete_or_damaged_bundles(run: Path, finished_run: Path) -> None:
+    _, recorded = verify_and_record(finished_run)
+    assert recorded.file is None and "export compared every artifact" in str(recorded.reason)
+    golden = run / "bundle" / "golden.npz"
+    content = golden.read_bytes()
+    golden.unlink()
+    golden.write_bytes(content[:-9])
+    with pytest.raises(InputError, match=r"is damaged \(golden.npz\); nothing was recorded"):
+        verify_and_record(run)
+
+
+def test_a_damaged_targets_file_is_refused(run: Path) -> None:
+    (run / "bundle" / "targets.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"targets\.json: damaged"):
+        profile(run)
+    assert edgeformer("verify", str(run), cwd=run).code == 2
