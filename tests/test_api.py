@@ -1,4 +1,4 @@
-"""The Python API: what the commands do, without a command, and without torch where a bundle is enough."""
+"""The Python API: it does what the commands do, without torch if a bundle is enough."""
 
 from __future__ import annotations
 
@@ -50,36 +50,35 @@ def test_the_package_itself_imports_nothing() -> None:
 
 
 def test_a_prediction_in_one_line_without_torch() -> None:
-    """README's own line, and the figures in it."""
+    """The line in the README, compared with the command."""
     (line,) = re.findall(r'python -c "(import edgeformer; .*)"', README.read_text(encoding="utf-8"))
     program = (
         "import sys; sys.modules['torch'] = sys.modules['datasets'] = sys.modules['matplotlib'] = None\n"
         f"{line.replace('print(', 'print((').removesuffix(')')})[0].probabilities)"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], cwd=OLD / "classifier-v1", capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     outcome = command("predict", "bundle", "a fine film", "--json", cwd=OLD / "classifier-v1")
-    assert eval(done.stdout) == json.loads(outcome.out)["predictions"][0]["probabilities"]
+    assert eval(result.stdout) == json.loads(outcome.out)["predictions"][0]["probabilities"]
 
 
-def test_what_it_offers_is_listed_and_nothing_else() -> None:
+def test_dir_lists_the_public_names() -> None:
     assert {"Bundle", "Run", "open", "plan", "train"} <= set(dir(edgeformer))
     with pytest.raises(AttributeError, match="has no attribute 'close'"):
         _ = edgeformer.close
     assert (Path(edgeformer.__file__).parent / "py.typed").is_file()
 
 
-def test_the_commands_that_are_functions_are_told_alike() -> None:
-    """README once said that all of them are."""
-    told = re.search(r"Python programs call\s+(.*?) as functions", README.read_text(encoding="utf-8"), re.DOTALL)
+def test_readme_and_api_docs_name_the_same_functions() -> None:
+    sentence = re.search(r"Python programs call\s+(.*?) as functions", README.read_text(encoding="utf-8"), re.DOTALL)
     table = re.findall(
         r"^\| .* \| `([\w ]+)` \|$", (README.parent / "docs" / "api.md").read_text(encoding="utf-8"), re.M
     )
-    assert told is not None and set(re.findall(r"`([\w ]+)`", told[1])) == set(table)
-    of_both = {*dir(edgeformer), *dir(edgeformer.Bundle), *dir(edgeformer.Run)}
-    assert table and {"wrap" if command == "import onnx" else command for command in table} <= of_both
+    assert sentence is not None and set(re.findall(r"`([\w ]+)`", sentence[1])) == set(table)
+    names = {*dir(edgeformer), *dir(edgeformer.Bundle), *dir(edgeformer.Run)}
+    assert table and {"wrap" if command == "import onnx" else command for command in table} <= names
 
 
 def test_open_tells_runs_from_bundles(tmp_path: Path) -> None:
@@ -90,18 +89,18 @@ def test_open_tells_runs_from_bundles(tmp_path: Path) -> None:
         edgeformer.open(tmp_path)
 
 
-def test_one_text_is_not_many_letters() -> None:
+def test_predict_refuses_a_single_string() -> None:
     with pytest.raises(InputError, match="a list of texts"):
         classifier().predict("a fine film")
 
 
-def test_verify_looks_again(tmp_path: Path) -> None:
+def test_verify_hashes_files_again(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(OLD / "classifier-v1" / "bundle", tmp_path / "bundle"))
     bundle = edgeformer.Bundle.open(folder)
     assert bundle.verify("onnx-fp32").exit_code == 0
     (folder / "onnx" / "model.onnx").write_bytes(b"changed")
-    found = bundle.verify("onnx-fp32")
-    assert isinstance(found, Verification) and found.exit_code == 2
+    verification = bundle.verify("onnx-fp32")
+    assert isinstance(verification, Verification) and verification.exit_code == 2
 
 
 def test_evaluate_and_generate_are_the_commands(tmp_path: Path) -> None:
@@ -110,20 +109,20 @@ def test_evaluate_and_generate_are_the_commands(tmp_path: Path) -> None:
     run = edgeformer.Run.open(tmp_path / "classifier-v1")
     (row,) = run.evaluate(artifact="onnx-fp32").rows
     assert run.bundle is not None
-    (again,) = run.bundle.evaluate(artifact="onnx-fp32").rows
-    assert (row.accuracy, row.loss) == (again.accuracy, again.loss)
-    assert [kept.loss for kept in read_evaluation(run.folder).rows if kept.artifact == "onnx-fp32"] == [row.loss]
+    (bundle_row,) = run.bundle.evaluate(artifact="onnx-fp32").rows
+    assert (row.accuracy, row.loss) == (bundle_row.accuracy, bundle_row.loss)
+    assert [saved.loss for saved in read_evaluation(run.folder).rows if saved.artifact == "onnx-fp32"] == [row.loss]
     language = edgeformer.open(tmp_path / "language-v1" / "bundle")
     assert isinstance(language, edgeformer.Bundle)
     pieces: list[str] = []
-    written = language.generate("a good", pieces.append, max_tokens=5)
-    assert "".join(pieces) == written.text and written.run == language.name
+    generation = language.generate("a good", pieces.append, max_tokens=5)
+    assert "".join(pieces) == generation.text and generation.run == language.name
     with pytest.raises(InputError, match="is a language model, which has no labels"):
         language.predict(["a fine film"])
 
 
-def test_the_document_runs(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block of docs/api.md, in one namespace; the measurements are cut short."""
+def test_the_api_docs_run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every block of docs/api.md in one namespace, with short measurements."""
     short = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
     monkeypatch.setattr(edgeformer.Bundle, "profile", partialmethod(edgeformer.Bundle.profile, rules=short))
     blocks = re.findall(r"^```python\n(.*?)^```$", API.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -135,7 +134,7 @@ def test_the_document_runs(finished_run: Path, tmp_path: Path, monkeypatch: pyte
     assert {artifact.status for artifact in namespace["exported"].artifacts} == {"built"}
 
 
-def test_the_document_lists_every_option_with_its_default() -> None:
+def test_the_api_docs_list_every_option_with_its_default() -> None:
     calls: dict[str, tuple[Any, Any]] = {
         "edgeformer.train(": (edgeformer.train, TrainOptions),
         "edgeformer.plan(": (edgeformer.plan, None),
@@ -150,30 +149,30 @@ def test_the_document_lists_every_option_with_its_default() -> None:
     for call, (function, options) in calls.items():
         place = section.index(f"`{call}")
         table = section[section.index("| option |", place) :].partition("\n\n")[0]
-        found: dict[str, object] = {}
+        documented: dict[str, object] = {}
         for names, default in re.findall(r"^\| (`.+?`) \| `(.+?)` \| ", table, re.MULTILINE):
-            found |= dict.fromkeys(re.findall(r"`(\w+)`", names), eval(default, {"Sampling": Sampling}))
-        wanted = {
+            documented |= dict.fromkeys(re.findall(r"`(\w+)`", names), eval(default, {"Sampling": Sampling}))
+        expected = {
             field.name: field.default_factory() if callable(field.default_factory) else field.default  # type: ignore[misc]
             for field in (dataclasses.fields(options) if options is not None else ())
         }
         parameters = inspect.signature(function).parameters.values()
-        wanted |= {one.name: one.default for one in parameters if one.kind == one.KEYWORD_ONLY}
+        expected |= {option.name: option.default for option in parameters if option.kind == option.KEYWORD_ONLY}
         if call == "bundle.profile(":
-            wanted |= dict.fromkeys(("max_latency", "max_size", "max_vram", "max_energy"))
-        assert found == wanted, call
+            expected |= dict.fromkeys(("max_latency", "max_size", "max_vram", "max_energy"))
+        assert documented == expected, call
 
 
-def test_limits_are_taken_with_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[ProfileOptions] = []
+def test_limits_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[ProfileOptions] = []
 
     def profile_bundle(location: object, profile: object, options: ProfileOptions) -> None:
-        given.append(options)
+        calls.append(options)
 
     monkeypatch.setattr("edgeformer.benchmark.profile.profile_bundle", profile_bundle)
     bundle = classifier()
     bundle.profile("host", max_latency="20ms", max_size="30MiB", max_vram="1GiB", max_energy="10mJ")
-    (options,) = given
+    (options,) = calls
     assert (options.max_latency_ms, options.max_size_bytes) == (20, 30 * 2**20)
     assert (options.max_memory_bytes, options.max_energy_mj) == (2**30, 10)
     for limit in ("20", 20, "20GiB"):
@@ -181,7 +180,7 @@ def test_limits_are_taken_with_their_units(monkeypatch: pytest.MonkeyPatch) -> N
             bundle.profile("host", max_latency=limit)
     with pytest.raises(InputError, match="max_latency and max_latency_ms: are the same limit"):
         bundle.profile("host", max_latency="20ms", max_latency_ms=20.0)
-    assert len(given) == 1
+    assert len(calls) == 1
 
 
 def test_a_path_outside_of_the_clone_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +189,10 @@ def test_a_path_outside_of_the_clone_warns(tmp_path: Path, monkeypatch: pytest.M
         edgeformer.plan("quickstart", "profiles/rtx4050.yaml")
 
 
-def test_a_file_of_somebody_else(tmp_path: Path) -> None:
+def test_wrap_and_export_an_onnx_file(tmp_path: Path) -> None:
     bundle = edgeformer.wrap(save(tmp_path, graphs.embedding(rows=64)), tmp_path / "bundle", seed=3)
     assert bundle.verify().exit_code == 0
-    more = bundle.export(int8=True)
-    assert [artifact.id for artifact in more.artifacts] == ["onnx-fp32", "onnx-int8"]
+    exported = bundle.export(int8=True)
+    assert [artifact.id for artifact in exported.artifacts] == ["onnx-fp32", "onnx-int8"]
     with pytest.raises(InputError, match="exported from a run"):
         classifier().export()

@@ -1,4 +1,4 @@
-"""Bundle: what its manifest lists is opened after a check, and nothing else."""
+"""Bundle: only files that the manifest lists are opened, after a comparison with their checksums."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def opened(folder: Path) -> Bundle:
     return Bundle.open(folder)
 
 
-def test_opens_what_the_manifest_lists(folder: Path) -> None:
+def test_listed_artifacts_open(folder: Path) -> None:
     bundle, ids = opened(folder), np.ones((1, 4), np.int64)
     with bundle.session(bundle.artifact("model"), OpenOptions(threads=1)) as session:
         assert session.provider == default_provider()
@@ -44,12 +44,12 @@ def test_opens_what_the_manifest_lists(folder: Path) -> None:
             session.run({"input_ids": np.ones((1, 25), np.int64), "attention_mask": np.ones((1, 25), np.int64)})
 
 
-def test_unknown_artifacts_are_refused_with_those_there_are(folder: Path) -> None:
+def test_unknown_artifacts_are_refused_with_the_existing_ids(folder: Path) -> None:
     with pytest.raises(InputError, match=r"--artifact absent: .*bundle has model"):
         opened(folder).artifact("absent")
 
 
-def test_a_truncated_file_says_how_much_is_there(folder: Path) -> None:
+def test_a_truncated_file_is_refused_with_its_size(folder: Path) -> None:
     file = folder / "onnx" / "model.onnx"
     file.write_bytes(file.read_bytes()[:1000])
     bundle = opened(folder)
@@ -109,7 +109,7 @@ def test_a_link_to_the_outside_is_outside(folder: Path) -> None:
         bundle.session(bundle.artifact("model"))
 
 
-def test_nothing_without_a_checksum_is_opened(folder: Path) -> None:
+def test_files_without_a_checksum_are_not_opened(folder: Path) -> None:
     write_manifest(folder, [artifact_of(folder, "onnx/model.onnx", sha256=None)], files={})
     bundle = opened(folder)
     with pytest.raises(ArtifactError, match=r"model needs onnx/model\.onnx, which is not listed with a checksum"):
@@ -118,13 +118,13 @@ def test_nothing_without_a_checksum_is_opened(folder: Path) -> None:
         bundle.golden()
 
 
-def test_what_was_not_built_is_refused_with_its_reason(folder: Path) -> None:
+def test_an_artifact_that_was_not_built_is_refused_with_the_reason(folder: Path) -> None:
     artifact = artifact_of(folder, "onnx/model.onnx", status="rejected", reason="parity 0.4 above 0.05", file=None)
     with pytest.raises(ArtifactError, match=r"not built \(rejected: parity 0\.4"):
         opened(folder).session(artifact)
 
 
-def test_an_engine_is_refused_with_what_it_was_built_for(folder: Path) -> None:
+def test_an_engine_for_another_gpu_is_refused(folder: Path) -> None:
     built_for = {"compute_capability": "8.9"}
     artifact = artifact_of(folder, "onnx/model.onnx", format="tensorrt-rtx", built_for=built_for)
     write_manifest(folder, [artifact])
@@ -134,12 +134,12 @@ def test_an_engine_is_refused_with_what_it_was_built_for(folder: Path) -> None:
         opened(folder).session(artifact)
 
 
-def test_an_unknown_format_cannot_run_and_says_what_can(folder: Path) -> None:
+def test_an_unknown_format_cannot_run(folder: Path) -> None:
     refusal = opened(folder).cannot_run(artifact_of(folder, "onnx/model.onnx", format="abacus"))
     assert refusal is not None and "'abacus'" in refusal and "onnx" in refusal
 
 
-def test_a_companion_that_was_changed_is_not_read(folder: Path) -> None:
+def test_changed_golden_inputs_are_not_read(folder: Path) -> None:
     assert len(opened(folder).golden()) == 5
     with (folder / "golden.npz").open("ab") as file:
         file.write(b"x")
@@ -174,9 +174,9 @@ def test_exits_and_loops() -> None:
 
 def test_trimmed_artifacts_have_their_own_tokenizer_and_golden_inputs() -> None:
     bundle = opened(OLD / "classifier-v1" / "bundle")
-    whole, trimmed = bundle.artifact("onnx-fp16"), bundle.artifact("onnx-fp16-trim")
-    assert bundle.reader(trimmed).vocabulary < bundle.reader(whole).vocabulary
-    assert bundle.reader(whole) is bundle.reader() is not bundle.reader(trimmed)
+    untrimmed, trimmed = bundle.artifact("onnx-fp16"), bundle.artifact("onnx-fp16-trim")
+    assert bundle.reader(trimmed).vocabulary < bundle.reader(untrimmed).vocabulary
+    assert bundle.reader(untrimmed) is bundle.reader() is not bundle.reader(trimmed)
     assert int(bundle.golden(trimmed).arrays["input_ids"].max()) < bundle.reader(trimmed).vocabulary
 
 
@@ -208,12 +208,12 @@ def test_importing_it_loads_no_runtime() -> None:
         "import sys, edgeformer.bundle, edgeformer.run; edgeformer.runtimes.all_runtimes()\n"
         "print([name for name in ('torch', 'onnxruntime') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def graph_with(location: str, *, inside: bool = False) -> onnx.ModelProto:
-    """The tiny classifier whose head lies in another file; ``inside``: of a graph in a node's attribute."""
+    """Return the tiny classifier with its head in another file; ``inside``: named by a subgraph of a node."""
     model = classifier_graph()
     head = next(tensor for tensor in model.graph.initializer if tensor.name == "head")
     foreign = onnx.TensorProto()
@@ -221,8 +221,8 @@ def graph_with(location: str, *, inside: bool = False) -> onnx.ModelProto:
     external_data_helper.set_external_data(foreign, location, offset=0, length=len(head.raw_data))
     foreign.ClearField("raw_data")
     if inside:
-        nothing = helper.make_graph([], "branch", [], [], [foreign])
-        model.graph.node.append(helper.make_node("If", ["input_ids"], [], then_branch=nothing, else_branch=nothing))
+        branch = helper.make_graph([], "branch", [], [], [foreign])
+        model.graph.node.append(helper.make_node("If", ["input_ids"], [], then_branch=branch, else_branch=branch))
     else:
         head.CopyFrom(foreign)
     return model
@@ -233,7 +233,7 @@ def weights_of_head() -> bytes:
 
 
 class TestExternalData:
-    """A graph has a runtime read whatever it names: only files that the manifest lists, and only as they were."""
+    """A graph can name files for the runtime to read; only unchanged files of the manifest are allowed."""
 
     def bundle(self, folder: Path, location: str, files: dict[str, bytes], *, inside: bool = False) -> Bundle:
         (folder / "onnx" / "model.onnx").write_bytes(graph_with(location, inside=inside).SerializeToString())
@@ -299,22 +299,24 @@ class TestExternalData:
         folder = tmp_path / "bundle"
         shutil.copytree(OLD / "classifier-v1" / "bundle", folder)
         path = folder / "onnx" / "model.onnx"
-        model, before = onnx.load(path), sha256_of(path)
+        model, original_sha256 = onnx.load(path), sha256_of(path)
         table = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
         (folder / "onnx" / "secret.bin").write_bytes(table.raw_data)
         external_data_helper.set_external_data(table, "secret.bin", offset=0, length=len(table.raw_data))
         table.ClearField("raw_data")
         path.write_bytes(model.SerializeToString())
         manifest = folder / "bundle.json"
-        manifest.write_text(manifest.read_text(encoding="utf-8").replace(before, sha256_of(path)), encoding="utf-8")
+        manifest.write_text(
+            manifest.read_text(encoding="utf-8").replace(original_sha256, sha256_of(path)), encoding="utf-8"
+        )
         (tmp_path / "data.tsv").write_text("label\ttext\nnegative\tx\npositive\ty\n", encoding="utf-8")
-        more = {
+        arguments = {
             "evaluate": ["--data", "data.tsv", "--artifact", "onnx-fp32"],
             "predict": ["text", "--artifact", "onnx-fp32"],
             "profile": ["--device", "host", "--batch", "1", "--seq", "8"],
             "verify": ["--json"],
         }
-        outcome = edgeformer_command(command, str(folder), *more[command], cwd=tmp_path)
+        outcome = edgeformer_command(command, str(folder), *arguments[command], cwd=tmp_path)
         assert outcome.code in (2, 3), outcome
         assert "secret.bin, which is not listed" in (outcome.out + outcome.err), outcome
 
@@ -332,7 +334,7 @@ def test_locations_are_those_that_the_onnx_package_sees(path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\xff" * 20, b"\x3a\xff\xff\xff\xff\x0f", b"\x3b\x3c", b"\x3a\x05abc", b"\x08"]
 )
-def test_bytes_that_are_no_graph(tmp_path: Path, content: bytes) -> None:
+def test_invalid_graphs_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(ArtifactError, match="is no ONNX graph"):

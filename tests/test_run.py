@@ -1,4 +1,4 @@
-"""Run, and what a RUN argument stands for: however it is found, its name stays the one it was trained under."""
+"""Runs and RUN arguments: names, locations, and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def artifacts(tmp_path: Path) -> Path:
     return tmp_path / "artifacts"
 
 
-def test_a_run_says_what_it_is() -> None:
+def test_properties_of_a_run() -> None:
     run = Run.open(OLD / "language-v1")
     assert (run.name, run.task.name, run.model_spec.kind) == (TRAINED_AS["language-v1"], "language-modeling", "crt")
     assert run.exits == (2, 4) and run.answers_with_losses and not run.leaks
@@ -42,12 +42,12 @@ def test_a_run_says_what_it_is() -> None:
     assert classifier.reader().vocabulary == classifier.recipe.model.vocab_size
 
 
-def test_an_unfinished_run_is_said_to_be(artifacts: Path) -> None:
+def test_an_unfinished_run_is_refused(artifacts: Path) -> None:
     path = artifacts / "renamed" / "run.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
     command = re.escape(f"--resume --name renamed --artifacts {artifacts}")
-    for said in ("interrupted", "running"):  # which no process trains
-        path.write_text(json.dumps({**manifest, "status": said}), encoding="utf-8")
+    for status in ("interrupted", "running"):  # no process trains it
+        path.write_text(json.dumps({**manifest, "status": status}), encoding="utf-8")
         with pytest.raises(
             ArtifactError, match=rf"is interrupted, not finished; go on with: edgeformer train .*{command}"
         ):
@@ -62,7 +62,7 @@ def test_an_unfinished_run_is_said_to_be(artifacts: Path) -> None:
         Run.open(artifacts / "renamed").reader()
 
 
-def test_every_way_to_a_run_gives_the_same_name(artifacts: Path, tmp_path: Path) -> None:
+def test_all_arguments_for_a_run_give_the_same_name(artifacts: Path, tmp_path: Path) -> None:
     run = artifacts / "renamed"
     shutil.copytree(run / "bundle", tmp_path / "device")
     places = {
@@ -80,7 +80,7 @@ def test_every_way_to_a_run_gives_the_same_name(artifacts: Path, tmp_path: Path)
     assert locate(None, artifacts).run == run
 
 
-def test_a_location_of_what_is_open(artifacts: Path) -> None:
+def test_the_location_of_an_open_bundle(artifacts: Path) -> None:
     opened = Bundle.open(artifacts / "renamed" / "bundle")
     assert opened._location == locate("renamed", artifacts)
     assert opened._location.open_bundle() is opened, "read once"
@@ -100,7 +100,7 @@ def test_commands_agree_on_the_name(artifacts: Path, tmp_path: Path) -> None:
             assert json.loads(outcome.out)["run"] == TRAINED_AS["classifier-v1"]
 
 
-def test_what_is_not_there_is_said(artifacts: Path, tmp_path: Path) -> None:
+def test_missing_runs_and_bundles_are_refused(artifacts: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"no run 'renmaed': .*; did you mean 'renamed'\? runs in"):
         locate("renmaed", artifacts)
     with pytest.raises(ArtifactError, match=r"--resume: no run 'Renmaed' in .*; did you mean 'renamed'\? runs"):
@@ -131,13 +131,13 @@ def test_a_list_of_runs_fits_80_columns(artifacts: Path, tmp_path: Path) -> None
     (artifacts / "broken").mkdir()
     (artifacts / "broken" / "run.json").write_text("{", encoding="utf-8")
     outcome = edgeformer("list", "runs", "--artifacts", str(artifacts), cwd=tmp_path)
-    table, found, problem = outcome.out.partition("unreadable: ")
+    table, separator, problem = outcome.out.partition("unreadable: ")
     lines = [line.rstrip().removesuffix(" (SYNTHETIC)") for line in table.splitlines() if "─" not in line]
-    assert outcome.code == 0 and max(map(len, lines)) <= 80 and found and "Invalid JSON" in problem
+    assert outcome.code == 0 and max(map(len, lines)) <= 80 and separator and "Invalid JSON" in problem
     assert "accuracy" in outcome.out and "perplexity" in outcome.out
 
 
-def test_scores_of_other_data_are_said_not_to_rank(artifacts: Path, tmp_path: Path) -> None:
+def test_scores_on_different_data_do_not_rank_runs(artifacts: Path, tmp_path: Path) -> None:
     first = artifacts / "renamed"
     shutil.copytree(first, artifacts / "same")
     shutil.copytree(first, artifacts / "other")
