@@ -144,13 +144,13 @@ def _refusal(
         )
     if promised is None:
         return f"{set_name}: {candidate.id} loses more than {goal} allows wherever a text leaves, even at probability 1"
-    lost, won = promised.stopped_by or (promised.lost, promised.won)
-    enough = rows_that_would_do(lost, won, count, options.max_drop, level)
+    losses, gains = promised.stopped_by or (promised.lost, promised.won)
+    enough = rows_that_would_do(losses, gains, count, options.max_drop, level)
     advice = f"some {enough:,} rows like them would do" if enough else "more rows like them would not help"
     return (
         f"{set_name}: of {count:,} held-out rows none could leave {candidate.id} early under {goal}: the next "
-        f"threshold gets {lost:,} rows wrong that are right with all loops, and {won:,} the other way; {advice}, or a "
-        "larger --max-drop"
+        f"threshold gets {losses:,} rows wrong that are right with all loops, and {gains:,} the other way; {advice}, "
+        "or a larger --max-drop"
     )
 
 

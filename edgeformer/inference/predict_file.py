@@ -41,26 +41,26 @@ class _End(Generic[T]):
 
 def ahead(
     items: Iterable[T],
-    most: int = 1,
+    max_ahead: int = 1,
     *,
     stopped: threading.Event | None = None,
     taker: threading.Event | None = None,
     leave: Callable[[], bool] = lambda: False,
 ) -> Generator[T]:
-    """Yield the same items, produced by a thread that is up to ``most`` items ahead.
+    """Yield the same items, produced by a thread that is up to ``max_ahead`` items ahead.
 
     An exception of ``items`` is raised in the place of its item. Closing this generator ends the thread after the item
     that it is working on, and waits for it.
 
     Args:
         items: to produce; the thread closes a generator.
-        most: capacity of the queue.
+        max_ahead: capacity of the queue.
         stopped: set when this generator is closed.
         taker: set when the consumer stops waiting; the items then end.
         leave: called when this generator is closed; True: do not wait for the thread, which may be blocked on input
             that never comes.
     """
-    produced: queue.Queue[T | _End[T]] = queue.Queue(most)
+    produced: queue.Queue[T | _End[T]] = queue.Queue(max_ahead)
     closed = stopped or threading.Event()
 
     def put(item: T | _End[T]) -> None:
@@ -240,7 +240,7 @@ def predict_file(
 
     def run_and_count(inputs: Arrays) -> Arrays:
         nonlocal rows_run
-        if stopped.is_set():  # do not finish a window whose answers nobody takes
+        if stopped.is_set():  # the consumer has ended: do not finish the window
             raise InterruptedError
         outputs = model.run(inputs)
         count = len(inputs["input_ids"])

@@ -265,18 +265,18 @@ class Engine:
         return outputs
 
 
-def similar(lengths: Int64s, most: int) -> list[Int64s]:
-    """Return the row numbers of each call, longest rows first: up to ``most`` rows, none shorter than half the longest.
+def similar(lengths: Int64s, max_rows: int) -> list[Int64s]:
+    """Return the row numbers of each call, longest rows first. No row is shorter than half the longest of its call.
 
     Args:
         lengths: tokens of each row.
-        most: rows per call.
+        max_rows: of one call.
     """
     order = np.argsort(-lengths, kind="stable").astype(np.int64)
     batches: list[Int64s] = []
     start = 0
     for place in range(1, len(order) + 1):
-        if place == len(order) or place - start == most or 2 * lengths[order[place]] < lengths[order[start]]:
+        if place == len(order) or place - start == max_rows or 2 * lengths[order[place]] < lengths[order[start]]:
             batches.append(order[start:place])
             start = place
     return batches

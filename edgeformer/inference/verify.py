@@ -235,39 +235,41 @@ def score_drop(bundle: Bundle, artifact: ArtifactManifest, scores: Mapping[str, 
     return None
 
 
-def record(bundle: Bundle, found: Verification, cache: Path | None = None, progress: Progress = SILENT) -> Verification:
+def record(
+    bundle: Bundle, verification: Verification, cache: Path | None = None, progress: Progress = SILENT
+) -> Verification:
     """Score the artifacts that ran here for the first time, as export would have, and add them to targets.json.
 
     Args:
         bundle: the verified bundle.
-        found: its verification on this machine.
+        verification: of it on this machine.
         cache: folder for encoded sets; None: no cache.
         progress: shows rows.
 
     Returns:
-        ``found`` with the records that were written, or the reason why there are none.
+        The verification with the records that were written, or the reason why there are none.
 
     Raises:
         ArtifactError: targets.json is damaged.
         InputError: files of the bundle have changed since export, or the bundle cannot be written to.
     """
-    if found.damaged:
-        raise InputError(f"--write: {bundle.folder} is damaged ({found.damaged[0].file}); nothing was recorded")
+    if verification.damaged:
+        raise InputError(f"--write: {bundle.folder} is damaged ({verification.damaged[0].file}); nothing was recorded")
     records = []
-    for check in found.artifacts:
+    for check in verification.artifacts:
         artifact = bundle.artifact(check.artifact)
         if lacks_parity(artifact) and check.parity is not None and check.status in ("verified", "failed"):
             records.append(_target_record(bundle, artifact, check, check.parity, cache, progress))
     if not records:
         is_pending = any(map(lacks_parity, bundle.artifacts))
         why = "none of them runs here" if is_pending else "export compared every artifact that runs here"
-        return found.model_copy(update={"recorded": Recorded(file=None, reason=f"nothing to record: {why}")})
+        return verification.model_copy(update={"recorded": Recorded(file=None, reason=f"nothing to record: {why}")})
     path = bundle.folder / TARGETS_FILE
     try:
         write_json(path, bundle.records.of(bundle.manifest).with_new(records))
     except OSError as error:
         raise InputError(f"--write: {path} cannot be written: {error.strerror}") from None
-    return found.model_copy(update={"recorded": Recorded(file=str(path), records=tuple(records))})
+    return verification.model_copy(update={"recorded": Recorded(file=str(path), records=tuple(records))})
 
 
 def _target_record(

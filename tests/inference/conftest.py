@@ -11,5 +11,5 @@ from tests.inference.language_run import write_language_run
 
 @pytest.fixture(scope="session")
 def language_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """artifacts/tiny: knows one text by heart. Read it only."""
+    """artifacts/tiny, which has memorized one text. Read only."""
     return write_language_run(tmp_path_factory.mktemp("language") / "artifacts" / "tiny")

@@ -1,4 +1,4 @@
-"""A language model that has learned one text by heart in a few seconds, as a run on disk."""
+"""A run on disk with a small language model that has memorized one text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tokenizer_of(texts: list[str]) -> Tokenizer:
 
 
 def recipe_of(vocabulary: int, **model: Any) -> LanguageRecipe:
-    """crt_mini, far smaller."""
+    """Return crt_mini with a much smaller model."""
     document = load_recipe("crt_mini").model_dump()
     document["name"] = "tiny"
     document["data"]["sequence_length"] = 64
@@ -42,12 +42,12 @@ def recipe_of(vocabulary: int, **model: Any) -> LanguageRecipe:
         document["data"]["mode"] = "paragraphs"
     if not document["model"]["exits"]:
         document["training"]["exit_weight"] = 0.0
-    found: LanguageRecipe = recipe_type("language-modeling", "crt").model_validate(document)
-    return found
+    recipe: LanguageRecipe = recipe_type("language-modeling", "crt").model_validate(document)
+    return recipe
 
 
 def write_language_run(folder: Path, steps: int = 40, **model: Any) -> Path:
-    """Train on TEXT until it is known (or not quite, in fewer steps), and write the run. Returns its folder."""
+    """Train on TEXT until it is memorized (with 40 steps), write the run, and return its folder."""
     tokenizer = tokenizer_of([TEXT])
     recipe = recipe_of(tokenizer.get_vocab_size(), **model)
     plain = PlainText(tokenizer)

@@ -73,13 +73,12 @@ def test_texts_are_encoded_once_and_run_once(location: Location, monkeypatch: py
 
 def test_a_prediction_is_the_likeliest_label(finished_run: Path) -> None:
     location = locate(str(finished_run), finished_run.parent)
-    artifact, predictions = predict(location, ["Wonderful!!! <br /> I loved it", "terrible, awful, boring " * 40])
-    assert artifact == "onnx-fp32"
-    assert [prediction.truncated for prediction in predictions] == [False, True]  # type: ignore[attr-defined]
+    predictions = answers_of(location, ["Wonderful!!! <br /> I loved it", "terrible, awful, boring " * 40])
+    assert [prediction.truncated for prediction in predictions] == [False, True]
     for prediction in predictions:
-        probabilities: dict[str, float] = prediction.probabilities  # type: ignore[attr-defined]
-        assert prediction.label == max(probabilities, key=probabilities.__getitem__)  # type: ignore[attr-defined]
-        assert prediction.probability == max(probabilities.values())  # type: ignore[attr-defined]
+        probabilities: dict[str, float] = prediction.probabilities
+        assert prediction.label == max(probabilities, key=probabilities.__getitem__)
+        assert prediction.probability == max(probabilities.values())
         assert sum(probabilities.values()) == pytest.approx(1.0)
 
 
