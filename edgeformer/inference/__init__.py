@@ -1,1 +1,1 @@
-"""Scores and predictions of the artifacts of a bundle, and of a run's own weights. torch only for the latter."""
+"""Inference: predict, evaluate, generate, serve and verify. torch is imported only for a run's own weights."""
