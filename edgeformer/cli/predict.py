@@ -181,7 +181,7 @@ def command(
     if not texts and not sys.stdin.isatty():
         texts = [line.strip() for line in stdin().split("\n") if line.strip()]
     if nearest is not None or (predicts_vectors(location) and not pair and options.confidence is None):
-        from edgeformer.inference.similarity import Among, compare_texts
+        from edgeformer.inference.predict import Among, compare_texts
 
         among = Among(nearest, text, top or _NEAREST, encoding) if nearest is not None else None
         similarities = compare_texts(location, texts, artifact, among, runtime)

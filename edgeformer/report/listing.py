@@ -11,7 +11,6 @@ from rich.text import Text
 
 from edgeformer.artifacts.documents import load_profile, own_profiles, profile_names, shipped_names
 from edgeformer.artifacts.errors import ArtifactError, RecipeError
-from edgeformer.artifacts.manifest import RunManifest
 from edgeformer.models import load_recipe
 from edgeformer.report.columns import Column, Columns
 from edgeformer.run import Run, bundle_in, run_folders

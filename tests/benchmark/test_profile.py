@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgeformer.report.report_files import write_report
+from edgeformer.report.words import badge_text, in_words
+from tests.web.old_bundles import LANGUAGE
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, InputError
@@ -21,14 +24,11 @@ from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bun
 from edgeformer.benchmark.request import Target, question_of
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle, seal
-from edgeformer.report.report_files import write_report
-from edgeformer.report.words import badge_text, in_words
 from edgeformer.run import Location
 from edgeformer.system import nvidia
 from edgeformer.system.host import usable_cores
 from edgeformer.tasks.classification import ClassificationScore
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
-from tests.web.old_bundles import LANGUAGE
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
 FAST = ProfileOptions(rules=RULES, threads=(1,))
