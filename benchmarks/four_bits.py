@@ -22,9 +22,8 @@ from tokenizers import Tokenizer
 
 from edgeformer.data.trimming import Keeping
 from edgeformer.export import int4
-from edgeformer.export.bundle_folder import trim_subject
-from edgeformer.export.exportable import open_exportable
 from edgeformer.export.int8 import quantized_graphs
+from edgeformer.export.run_source import open_exportable, trim_subject
 from edgeformer.models.tracing import cut_out
 from edgeformer.run import Run
 from edgeformer.runtimes.onnxruntime.session import OnnxSession

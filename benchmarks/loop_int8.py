@@ -35,8 +35,9 @@ from benchmarks.int8_methods import clean, latency, static
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.export import int4, int8
 from edgeformer.export.audit import audit_sharing
-from edgeformer.export.exportable import Exportable, measure_drift, open_exportable
 from edgeformer.export.graphs import write_graph
+from edgeformer.export.judging import measure_drift
+from edgeformer.export.run_source import Exportable, open_exportable
 from edgeformer.models.tracing import state_name
 from edgeformer.run import Run
 from edgeformer.runtimes.onnxruntime.session import OnnxSession

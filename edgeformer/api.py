@@ -153,9 +153,9 @@ class Bundle(bundles.Bundle):
         if self.manifest.wrapped is None:
             raise InputError(f"{self.folder}: was exported from a run; export that again")
         with needs_extra("train", "exporting"):
+            from edgeformer.export.export import export
             from edgeformer.export.variants import ExportOptions
-            from edgeformer.export.wrapped import export_wrapped
-        export_wrapped(self.folder, ExportOptions(**options))
+        export(self.folder, ExportOptions(**options))
         return Bundle.open(self.folder)
 
     @property

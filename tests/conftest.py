@@ -135,14 +135,14 @@ def wrapped_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny wrapped graph with a real engine for an RTX 4050. Read it; copy it before changing anything."""
     if util.find_spec("tensorrt_rtx") is None:
         pytest.skip("tensorrt-rtx, of the extra rtx, is not installed: it builds engines without a GPU")
+    from edgeformer.export.export import export
     from edgeformer.export.import_onnx import wrap
     from edgeformer.export.variants import ExportOptions
-    from edgeformer.export.wrapped import export_wrapped
     from tests.export import graphs
 
     folder = tmp_path_factory.mktemp("engine")
     wrap(graphs.save(folder, graphs.embedding(rows=64, width=16)), folder / "bundle")
-    export_wrapped(folder / "bundle", ExportOptions(build=("tensorrt",), target="rtx4050"))
+    export(folder / "bundle", ExportOptions(build=("tensorrt",), target="rtx4050"))
     return folder / "bundle"
 
 

@@ -153,7 +153,6 @@ def command(
         with needs_extra("train", "exporting"):
             from edgeformer.export.export import export
             from edgeformer.export.variants import ExportOptions
-            from edgeformer.export.wrapped import export_wrapped
         options = ExportOptions(
             fp16=fp16,
             int8=int8,
@@ -171,7 +170,7 @@ def command(
             cache=artifacts / ".cache" / "tokens",
             profiles=own_profiles(artifacts),
         )
-        bundle = (export_wrapped if wrapped else export)(folder if wrapped else folder.parent, options, progress)
+        bundle = export(folder if wrapped else folder.parent, options, progress)
         from edgeformer.report.plots import draw_bundle
 
         picture = draw_bundle(bundle, (location.reports if wrapped else folder.parent / "plots") / "bundle.png")

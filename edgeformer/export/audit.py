@@ -180,8 +180,8 @@ def float32_operators(graph: onnx.ModelProto) -> dict[str, int]:
     return dict(counted)
 
 
-def added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """What was counted in several graphs, together."""
+def sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Add up counts of several graphs."""
     total: Counter[str] = Counter()
     for count in counts:
         total.update(count)

@@ -1,270 +1,156 @@
-"""export: a run becomes a bundle."""
+"""Export: write the artifacts of a trained run, or of a bundle that ``import onnx`` made.
+
+One pipeline: trace or read the FP32 graph → convert to each precision → build engines → measure parity and scores →
+manifest. The reference is torch FP32 for a run and the FP32 graph for an imported one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from tokenizers import Tokenizer
 
 from edgeformer.artifacts.documents import own_profiles
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import replacing_folder
-from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import SILENT, Progress
-from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, TOKENIZER_FILE
+from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
 from edgeformer.bundle import seal
-from edgeformer.data.trimming import Keeping
-from edgeformer.export.bundle_folder import (
-    TrimmedSubject,
-    bundle_manifest,
-    complete_trimmed,
-    remove_rejected,
-    trim_subject,
-    write_companions,
-)
-from edgeformer.export.calibration import Calibration, training_rows
-from edgeformer.export.exportable import Exportable, largest_activation, open_exportable, read_json
-from edgeformer.export.graphs import write_graphs
-from edgeformer.export.judging import Baseline, Judge, judged_here
-from edgeformer.export.previous import Asked, Previous, made_from
-from edgeformer.export.variants import (
-    TRIMMED_FOLDER,
-    ExportOptions,
-    Plans,
-    Variant,
-    builders_asked,
-    plans_of,
-    variants_of,
-)
-from edgeformer.models.tracing import Graphs
-from edgeformer.models.weights import MODEL_FOLDER
+from edgeformer.export.graph_source import GraphSource
+from edgeformer.export.previous import PreviousBundle
+from edgeformer.export.run_source import RunSource
+from edgeformer.export.variants import ExportOptions, Plans, plan_builders, requested_builders
 from edgeformer.run import Run
-from edgeformer.runtimes import Builder, BuildJob, Unavailable, all_builders
+from edgeformer.runtimes import Builder, Unavailable, all_builders
 from edgeformer.runtimes.runtime import ENGINES_FOLDER, Target
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import claiming
-from edgeformer.tasks import Origin, TextReader
-from edgeformer.tasks.scoring import Validation, open_validation
 
-_FP16_NOTE = (
-    "FP16: a CPU computes these graphs in FP32, so their parity, drift and scores here show what rounding the weights "
-    "costs; overflow was looked for in the FP32 model's activations; `edgeformer verify` on the target shows the rest"
-)
+Source = RunSource | GraphSource
 
 
-@dataclass(frozen=True)
-class _Export:
-    """What every variant of one export is made and judged with."""
+def export(folder: Path, options: ExportOptions | None = None, progress: Progress = SILENT) -> BundleManifest:
+    """Write the bundle of a run, or add artifacts to a bundle that ``import onnx`` made.
 
-    folder: Path
-    previous: Previous
-    options: ExportOptions
-    subject: Exportable
-    trimmed: TrimmedSubject | None
-    validations: dict[bool, Validation | None]  # by whether the vocabulary is trimmed
-    plans: Plans
-    rows: Calibration
-    largest: float
-    baseline: Baseline
-    notes: list[str]
-    progress: Progress
-
-
-def export(run: Path, options: ExportOptions | None = None, progress: Progress = SILENT) -> BundleManifest:
-    """Write ``run``'s bundle: FP32 ONNX always, the rest as ``options`` say, each checked against torch FP32.
-
-    An artifact that fails its bar is listed as ``rejected`` with the reason, without a file, and nothing after it is
-    built unless ``keep_going``. What the run's bundle holds already and ``options`` do not ask for stays in it, as long
-    as it was made of the same weights. The previous bundle is replaced only when the new one is complete.
-
-    Raises:
-        ArtifactError: the run is unfinished or damaged.
-        InputError: the model leaks future tokens, or has no such exit; something in the bundle would be lost, and
-            ``replace`` is not set; another process exports the same run.
-    """
-    options = options or ExportOptions()
-    for flag, value in (("--vocab-keep", options.vocab_keep), ("--vocab-max", options.vocab_max)):
-        if value is not None and not options.vocab_trim:
-            raise InputError(f"{flag}: says what --vocab-trim keeps; add that")
-    builders = builders_asked(options)
-    opened = Run.open(run)
-    opened.require_finished()
-    with claiming(run / BUNDLE_FOLDER):
-        remove_leftovers(run / BUNDLE_FOLDER)
-        return _export(opened, options, builders, progress)
-
-
-def _export(opened: Run, options: ExportOptions, builders: Sequence[Builder], progress: Progress) -> BundleManifest:
-    run, manifest = opened.folder, opened.manifest
-    subject = open_exportable(opened, allow_leak=options.allow_leak)
-    if subject.parameters != manifest.parameters:
-        raise EdgeformerError(
-            f"{run}: the run has {manifest.parameters:,} parameters, its model {subject.parameters:,}"
-        )
-    facts = subject.task.bundle_facts(subject.recipe, read_json(run / MODEL_FOLDER / CONFIG_FILE, dict))
-    exits, tokenizer = _exits(options, subject), _tokenizer(run / MODEL_FOLDER / TOKENIZER_FILE)
-    reader = TextReader(tokenizer, facts["pad_id"], manifest.vocabulary)
-    rows = training_rows(opened.settled, subject.task, reader, manifest.data.fingerprints.get("train"))
-    builders = (*builders, *_joining(options, builders, rows))
-    plans = plans_of(builders, options, subject.recipe.target, options.profiles or own_profiles(run.parent))
-    source, previous = made_from(run), Previous(run / BUNDLE_FOLDER)
-    if not options.replace:
-        asked = Asked(options, exits, [target for _, target in plans if isinstance(target, Target)])
-        previous = Previous.read(run, subject, source, asked)
-        previous.refuse_to_lose(but=previous.again)
-    keeping = Keeping(options.vocab_keep or 0, options.vocab_max)
-    trimmed = trim_subject(subject, manifest, tokenizer, keeping) if options.vocab_trim else None
-    readers = {False: reader}
-    if trimmed is not None:
-        readers[True] = trimmed.reader
-    origin = Origin(options.cache or run.parent / ".cache" / "tokens", manifest.data.fingerprints)
-    task, data = subject.task, opened.settled.data
-    found = {which: open_validation(task, data, reader, origin, progress) for which, reader in readers.items()}
-    validations = {which: validation for which, (validation, _) in found.items()}
-    few = f"so task scores and the bars on them are those of the golden inputs; {task.few}"
-    notes = list(dict.fromkeys(f"{why}, {few}" for _, why in found.values() if why is not None))
-    largest = 0.0
-    if options.fp16:
-        largest = largest_activation(subject.adapter.exits(subject.model), *subject.inputs.values())
-        notes.append(_FP16_NOTE)
-    with replacing_folder(run / BUNDLE_FOLDER) as folder:
-        job = _Export(
-            folder, previous, options, subject, trimmed, validations, plans, rows, largest, {}, notes, progress
-        )
-        facts |= {"made_from": source}
-        return _write(job, opened, exits, facts)
-
-
-def _write(job: _Export, run: Run, exits: list[int], facts: dict[str, Any]) -> BundleManifest:
-    """Fill the new bundle's folder.
+    FP32 ONNX is always in it, other artifacts as ``options`` request. Each is compared with the FP32 reference; one
+    that misses a tolerance is listed as ``rejected`` with the reason, without a file, and nothing after it is built
+    unless ``keep_going``. Older artifacts that are not requested stay if they were made of the same weights. The
+    existing bundle is replaced only when the new one is complete.
 
     Args:
-        exits: that become graphs.
-        facts: for bundle.json.
+        folder: of the run, or of the imported bundle.
+
+    Raises:
+        ArtifactError: the run is unfinished or damaged, or the bundle is damaged.
+        InputError: the model leaks future tokens; an option does not fit; an artifact would be lost, and ``replace``
+            is not set; another process exports the same bundle.
     """
-    write_companions(job.folder, run.folder, run.manifest, job.subject)
-    if job.trimmed is not None:
-        (job.folder / TRIMMED_FOLDER).mkdir()
-    artifacts = remove_rejected(job.folder, job.previous.with_made(_build(job, exits)))
-    if job.trimmed is not None:
-        complete_trimmed(job.folder / TRIMMED_FOLDER, run.folder, job.trimmed, artifacts)
-    job.previous.bring(artifacts, job.folder)
-    job.notes.extend(f"{one.id}: {note}" for one in artifacts if one.portability for note in one.portability.notes())
-    facts["notes"] = job.previous.with_notes(job.notes)
-    bundle = bundle_manifest(job.folder, run.manifest, job.subject, artifacts, facts)
-    job.previous.bring_records(bundle, job.folder)
-    return seal(job.folder, bundle)
+    options = options or ExportOptions()
+    sizes = {"--vocab-keep": options.vocab_keep is not None, "--vocab-max": options.vocab_max is not None}
+    is_imported = (folder / BUNDLE_FILE).is_file() and not (folder / RUN_FILE).is_file()
+    if is_imported:
+        needs_run = {"--exit": bool(options.exits), "--vocab-trim": options.vocab_trim, **sizes}
+        for flag, is_set in {**needs_run, "--allow-leak": options.allow_leak}.items():
+            if is_set:
+                raise InputError(f"{flag}: {folder} holds an imported graph, whose loops and vocabulary are unknown")
+    for flag, is_set in sizes.items():
+        if is_set and not options.vocab_trim:
+            raise InputError(f"{flag}: says what --vocab-trim keeps; add that")
+    builders = requested_builders(options)
+    run = None if is_imported else Run.open(folder)
+    if run is not None:
+        run.require_finished()
+    bundle_folder = folder if run is None else folder / BUNDLE_FOLDER
+    with claiming(bundle_folder):
+        remove_leftovers(bundle_folder)
+        source: Source
+        if run is None:
+            source, profiles = GraphSource.open(folder, options, progress), own_profiles(folder.parent)
+        else:
+            source, profiles = RunSource.open(run, options, progress), own_profiles(run.folder.parent)
+        builders += _joining_builders(source, builders)
+        plans = plan_builders(builders, options, source.usual_target, options.profiles or profiles)
+        previous = PreviousBundle(source.folder)
+        if not options.replace:
+            previous = source.previous([target for _, target in plans if isinstance(target, Target)])
+            previous.refuse_losses(ignored=previous.rebuilt)
+        return _write_bundle(source, plans, previous)
 
 
-def _tokenizer(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises plain Exceptions
-        raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
+def _joining_builders(source: Source, named: Sequence[Builder]) -> tuple[Builder, ...]:
+    """Return builders that were not named, but produce a requested precision and work on this machine."""
+    options = source.options
+    if not options.joining or not isinstance(source, RunSource) or source.calibration_problem is not None:
+        return ()
+    requested = {"int8": options.int8, "fp16": options.fp16}
+    joining = [builder for builder in all_builders() if builder.joins is not None and requested.get(builder.joins)]
+    return tuple(builder for builder in joining if builder not in named and isinstance(builder.plan(None), Target))
 
 
-def _exits(options: ExportOptions, subject: Exportable) -> list[int]:
-    """The exits that become graphs, the full graph's always among them and first. Raises InputError."""
-    known = subject.exits
-    wanted = known if options.exits == "all" else options.exits
-    for exit_ in wanted:
-        if exit_ not in known:
-            names = ", ".join(map(str, known))
-            raise InputError(f"--exit {exit_}: {subject.recipe.name} has exits after the loops {names}; or give all")
-    return [subject.last, *sorted(set(wanted) - {subject.last})]
+def _write_bundle(source: Source, plans: Plans, previous: PreviousBundle) -> BundleManifest:
+    """Build everything in a temporary folder, which then takes the place of the existing bundle."""
+    with replacing_folder(source.folder) as folder:
+        protected = source.begin(folder)
+        new = list(_until_rejected(source.make_graphs(folder, previous), keep_going=source.options.keep_going))
+        if source.options.keep_going or all(artifact.status != "rejected" for artifact in new):
+            graphs = tuple(artifact for artifact in (*source.base, *new) if artifact.status == "built")
+            engines = _build_engines(source, plans, folder, graphs)
+            new += _until_rejected(engines, keep_going=source.options.keep_going)
+        artifacts = remove_rejected(folder, [*source.base, *previous.merge(new)], protected)
+        for artifact in artifacts:
+            if artifact.portability is not None:
+                source.notes.extend(f"{artifact.id}: {note}" for note in artifact.portability.notes())
+        manifest = source.manifest(folder, artifacts, previous)
+        previous.write_records(manifest, folder)
+        return seal(folder, manifest)
 
 
-def _build(job: _Export, exits: list[int]) -> list[ArtifactManifest]:
-    artifacts: list[ArtifactManifest] = []
-    small = job.trimmed.subject if job.trimmed is not None else None
-    for variant, subject, graphs in variants_of(job.subject, small, job.options, job.folder, job.progress):
-        try:
-            for artifact in _variant(job, variant, subject, graphs(), exits):
-                artifacts.append(artifact)
-                if _stops(job, artifact):
-                    break
-        except EdgeformerError as error:
-            if variant == Variant("fp32"):
-                raise  # there is no bundle without it
-            lost = _nothing(variant.id(), ONNX, variant.precision, "rejected", str(error))
-            artifacts.append(lost.model_copy(update={"trimmed": variant.trimmed}))
-        if any(_stops(job, artifact) for artifact in artifacts):
-            break
-    else:
-        artifacts += _engines(job, artifacts)
-    return artifacts
+def _until_rejected(artifacts: Iterator[ArtifactManifest], *, keep_going: bool) -> Iterator[ArtifactManifest]:
+    """Yield artifacts up to the first rejected one, which stops the build."""
+    for artifact in artifacts:
+        yield artifact
+        if artifact.status == "rejected" and not keep_going:
+            return
 
 
-def _variant(
-    job: _Export, variant: Variant, subject: Exportable, graphs: Graphs, exits: list[int]
+def _build_engines(
+    source: Source, plans: Plans, folder: Path, graphs: tuple[ArtifactManifest, ...]
 ) -> Iterator[ArtifactManifest]:
-    """The artifacts of one variant, each written and judged."""
-    wanted = [subject.last] if variant.trimmed else exits
-    validation = job.validations[variant.trimmed]
-    vocabulary = job.trimmed.vocabulary if job.trimmed is not None and variant.trimmed else None
-    with write_graphs(job.folder, variant, graphs, wanted, job.previous.graphs(variant)) as written:
-        job.previous.carry(variant, written, job.folder)
-        judge = Judge(job.folder, subject, variant, validation, vocabulary, job.largest, job.baseline)
-        for artifact in judge.all(written):
-            yield judge.rounded(artifact) if job.options.joining else artifact
-        if written.steps and len(subject.states) > 1:
-            job.notes.append(judge.step_note(written))
-
-
-def _joining(options: ExportOptions, named: Sequence[Builder], rows: Calibration) -> Iterator[Builder]:
-    """Builders that nobody named, of a precision that is wanted: where they work, and have rows to calibrate with."""
-    wanted = {"int8": options.int8, "fp16": options.fp16} if options.joining and rows.missing is None else {}
-    for builder in all_builders():
-        asked = builder.joins is not None and wanted.get(builder.joins) and builder not in named
-        if asked and isinstance(builder.plan(None), Target):
-            yield builder
-
-
-def _engines(job: _Export, artifacts: list[ArtifactManifest]) -> Iterator[ArtifactManifest]:
-    """What each builder makes of the graphs that passed, or one entry that says why it makes nothing."""
-    request = BuildJob(
-        bundle=job.folder,
-        graphs=tuple(artifact for artifact in artifacts if artifact.status == "built"),
-        precision="fp16" if job.options.fp16 else "fp32",
-        max_length=job.subject.recipe.data.tokens_at_once,
-        max_positions=job.subject.recipe.model.max_positions,
-        cache=job.options.cache.parent if job.options.cache is not None else None,
-        progress=job.progress,
-        note=job.notes.append,
-        module=lambda: job.subject.adapter.whole(job.subject.model).eval(),
-        calibration=job.rows.read,
-        judge=lambda entry, path, session: _judge(job, entry).built(entry, path, session),
-    )
-    for builder, target in job.plans:
+    """Yield what each builder makes of the graphs that passed, or an entry that says why it builds nothing."""
+    job = source.build_job(folder, graphs)
+    for builder, target in plans:
         if isinstance(target, Unavailable):
-            precision = target.precision or request.precision
-            yield _nothing(f"{target.format}-{precision}", target.format, precision, "unavailable", target.reason)
+            precision = target.precision or job.precision
+            yield ArtifactManifest(
+                id=f"{target.format}-{precision}", file=None, format=target.format, precision=precision,
+                status="unavailable", reason=target.reason,
+            )  # fmt: skip
             continue
-        (job.folder / ENGINES_FOLDER).mkdir(exist_ok=True)
-        for artifact in builder.build(target, request):
-            judge = _judge(job, artifact)
-            judged = judged_here(artifact, judge, request.max_positions)
-            yield judge.rounded(judged) if job.options.joining else judged
-            if _stops(job, judged):
-                return
+        (folder / ENGINES_FOLDER).mkdir(exist_ok=True)
+        for entry in builder.build(target, job):
+            judge = source.judge(folder, entry)
+            artifact = judge.judge_engine(entry)
+            if source.can_join and source.options.joining:
+                artifact = judge.add_rounded(artifact)
+            reason = artifact.reason and artifact.reason.replace(str(folder), str(source.folder))
+            yield artifact.model_copy(update={"reason": reason})
 
 
-def _judge(job: _Export, entry: ArtifactManifest) -> Judge:
-    variant, subject, vocabulary = Variant(entry.precision, entry.trimmed), job.subject, None
-    if entry.trimmed and job.trimmed is not None:
-        subject, vocabulary = job.trimmed.subject, job.trimmed.vocabulary
-    validation = job.validations[entry.trimmed]
-    return Judge(job.folder, subject, variant, validation, vocabulary, job.largest, job.baseline)
+def remove_rejected(
+    folder: Path, artifacts: Sequence[ArtifactManifest], protected: set[str] | None = None
+) -> list[ArtifactManifest]:
+    """Delete the files of artifacts that were not built, weights beside them too, and return the entries without them.
 
+    Clients find graphs by name, not in bundle.json: a rejected graph must not lie where they would load it.
 
-def _nothing(
-    id_: str, format_: str, precision: Precision, status: Literal["rejected", "unavailable"], reason: str
-) -> ArtifactManifest:
-    return ArtifactManifest(id=id_, file=None, format=format_, precision=precision, status=status, reason=reason)
-
-
-def _stops(job: _Export, artifact: ArtifactManifest) -> bool:
-    return artifact.status == "rejected" and not job.options.keep_going
+    Args:
+        protected: names of files that no artifact lists, but that stay.
+    """
+    no_files: dict[str, object] = {"file": None, "parts": {}, "sha256": None, "weights_file": None}
+    entries = [entry if entry.status == "built" else entry.model_copy(update=no_files) for entry in artifacts]
+    listed = {name for entry in entries for name in (entry.file, entry.weights_file, *entry.parts.values())}
+    # Builders may write ONNX files into the engines folder; a set has each path once.
+    for path in {*folder.rglob("*.onnx"), *folder.rglob("*.onnx_data"), *(folder / ENGINES_FOLDER).glob("*")}:
+        if path.relative_to(folder).as_posix() not in listed | (protected or set()):
+            path.unlink()
+    return entries

@@ -14,7 +14,7 @@ from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
-from edgeformer.export.previous import Asked, Previous
+from edgeformer.export.previous import PreviousBundle, Requested
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.verify import verify
 from edgeformer.runtimes.runtime import Target
@@ -128,16 +128,18 @@ def engine(id_: str = "tensorrt-rtx-fp16", device: str = "rtx4050", **facts: obj
 
 def test_an_engine_that_cannot_be_built_again_stays(tmp_path: Path) -> None:
     absent = engine(file=None, status="unavailable", reason="no GPU")
-    (kept,) = Previous(tmp_path, stays={absent.id: engine(kept=True)}).with_made([absent])
+    (kept,) = PreviousBundle(tmp_path, kept={absent.id: engine(kept=True)}).merge([absent])
     assert (kept.status, kept.kept) == ("built", True) and "cannot be made again: no GPU" in str(kept.reason)
 
 
 def test_an_engine_of_another_device_does_not_take_the_place_of_one(tmp_path: Path) -> None:
-    asked = Asked(ExportOptions(fp16=True), [6], [Target("tensorrt-rtx", "rtx4090")])
-    assert not asked.again(engine()) and "another device than --target rtx4090" in str(asked.displaced(engine()))
-    same = Asked(ExportOptions(fp16=True), [6], [Target("tensorrt-rtx", "rtx4050")])
-    assert same.again(engine()) and same.displaced(engine()) is None
-    assert not same.again(engine(role="exit", exit=2)) and same.again(engine(role="exit", exit=6))
+    requested = Requested(ExportOptions(fp16=True), [6], [Target("tensorrt-rtx", "rtx4090")])
+    assert not requested.includes(engine()) and "another device than --target rtx4090" in str(
+        requested.replaces_device(engine())
+    )
+    same = Requested(ExportOptions(fp16=True), [6], [Target("tensorrt-rtx", "rtx4050")])
+    assert same.includes(engine()) and same.replaces_device(engine()) is None
+    assert not same.includes(engine(role="exit", exit=2)) and same.includes(engine(role="exit", exit=6))
 
 
 def test_what_was_not_reached_stays_unless_its_weights_are_gone(tmp_path: Path) -> None:
@@ -147,8 +149,8 @@ def test_what_was_not_reached_stays_unless_its_weights_are_gone(tmp_path: Path) 
 
     rejected = graph("onnx-int8", file=None, status="rejected", reason="too bad")
     old = graph("onnx-int8-exit2", kept=True)
-    previous = Previous(tmp_path, stays={old.id: old}, needed={old.id: [str(old.file), "onnx/weights"]})
-    assert previous.with_made([rejected]) == [rejected, old]
+    previous = PreviousBundle(tmp_path, kept={old.id: old}, required_files={old.id: [str(old.file), "onnx/weights"]})
+    assert previous.merge([rejected]) == [rejected, old]
     fp32 = graph("onnx-fp32", weights_file="onnx/weights")
     with pytest.raises(InputError, match=r"lose onnx-int8-exit2 .*--keep-going"):
-        previous.with_made([fp32, rejected])
+        previous.merge([fp32, rejected])

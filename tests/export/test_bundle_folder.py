@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
-from edgeformer.export.bundle_folder import remove_rejected
+from edgeformer.export.export import remove_rejected
 
 
 def test_a_rejected_variant_leaves_neither_graph_nor_weights(tmp_path: Path) -> None:

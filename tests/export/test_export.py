@@ -17,7 +17,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.export.audit import audit_sharing, stored_twice
 from edgeformer.export.export import export
-from edgeformer.export.exportable import FP16_LARGEST, largest_activation
+from edgeformer.export.fp16 import FP16_MAX, max_abs_activation
 from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -154,10 +154,10 @@ def test_damaged_weights_keep_the_old_bundle(fresh_run: Path, tmp_path: Path) ->
 def test_activation_beyond_fp16_is_seen_although_the_cpu_provider_hides_it(fresh_run: Path) -> None:
     model = load_model(fresh_run)
     ids, mask = np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)
-    assert largest_activation(model, ids, mask) < FP16_LARGEST
+    assert max_abs_activation(model, ids, mask) < FP16_MAX
     with torch.no_grad():
         model.layers[0].ffn.w3.bias[3] = 1e5
-    assert largest_activation(model, ids, mask) > FP16_LARGEST
+    assert max_abs_activation(model, ids, mask) > FP16_MAX
 
 
 def test_fp16_computes_softmax_in_fp32(fresh_run: Path, artifacts: dict[str, ArtifactManifest]) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgeformer.export.exportable import measure_drift
 from edgeformer.export.graphs import weights_file, write_graph
+from edgeformer.export.judging import measure_drift
 from edgeformer.models.tracing import cut_out, export_graph, text_spec
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 

@@ -13,7 +13,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.export.fp16 import SAFE_ACTIVATION, halve, largest_values
+from edgeformer.export.fp16 import SAFE_ACTIVATION, convert_to_fp16, max_abs_values
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array, Session
 from tests.export import graphs
@@ -27,7 +27,7 @@ def halved(graph: onnx.ModelProto, workplace: Path, feed: dict[str, Array] | Non
     def run(session: Session) -> list[dict[str, Array]]:
         return [session.run(feed or {})]
 
-    made = onnx_ir.to_proto(halve(model, largest_values(model, run, workplace) if feed else {}))
+    made = onnx_ir.to_proto(convert_to_fp16(model, max_abs_values(model, run, workplace) if feed else {}))
     onnx.checker.check_model(made, full_check=True)
     return made
 
@@ -71,7 +71,7 @@ def test_squares_that_overflow_stay_fp32(tmp_path: Path) -> None:
     """A blanket conversion is infinite in the norm; the reference evaluator really computes in FP16."""
     graph, feed = graphs.norm(large=300), {"x": normal(3, 8)}
     wanted = answers(graph, feed, tmp_path)["y"]
-    blanket = onnx_ir.to_proto(halve(onnx_ir.from_proto(graph), {}))
+    blanket = onnx_ir.to_proto(convert_to_fp16(onnx_ir.from_proto(graph), {}))
     with np.errstate(over="ignore", invalid="ignore"):
         careless = ReferenceEvaluator(blanket).run(None, feed)[0]
     assert not np.abs(careless - wanted).max() < 0.1, "who does not look at the numbers loses them"

@@ -12,9 +12,9 @@ import pytest
 
 from edgeformer.artifacts.manifest import Parity
 from edgeformer.artifacts.scores import Score
-from edgeformer.export.audit import added
-from edgeformer.export.exportable import FP16_LARGEST
-from edgeformer.export.judging import Judge, _rows
+from edgeformer.export.audit import sum_counts
+from edgeformer.export.fp16 import FP16_MAX
+from edgeformer.export.judging import Judge
 from edgeformer.export.variants import Variant
 from edgeformer.tasks.parity import measure_parity
 
@@ -35,8 +35,8 @@ class Asked:
         self.lost_of.append((found.loss, wanted.loss, precision, trimmed))
         return self.finds
 
-    def parity(self, logits: Any, reference: Any, precision: Any, provider: str) -> Parity:
-        return measure_parity(logits, reference, precision, provider)
+    def parity(self, exit_: int, outputs: Any, precision: Any, provider: str) -> Parity:
+        return measure_parity(outputs, {1: OTHER, 2: REFERENCE}[exit_], precision, provider)
 
     def score(self, exit_: int, logits: np.ndarray) -> Score:
         assert logits.shape == REFERENCE.shape
@@ -54,13 +54,19 @@ def asked() -> Asked:
 
 
 def judge(
-    asked: Asked, precision: Any = "fp16", *, trimmed: bool = False, largest: float = 1.0, **changes: Any
+    asked: Asked, precision: Any = "fp16", *, trimmed: bool = False, max_activation: float = 1.0, **changes: Any
 ) -> Judge:
-    subject = SimpleNamespace(references={1: OTHER, 2: REFERENCE}, last=2, task=asked, score=asked.score)
+    reference: Any = SimpleNamespace(
+        last=2, task=asked, parity=asked.parity, score=asked.score, rejection_hint="; import real inputs"
+    )
     given: dict[str, Any] = {"validation": asked.validation, "baseline": {}, **changes}
     return Judge(
-        bundle=Path(), subject=subject, variant=Variant(precision, trimmed), vocabulary=None, largest=largest, **given
-    )  # type: ignore[arg-type]
+        folder=Path(),
+        reference=reference,
+        variant=Variant(precision, trimmed),
+        max_activation=max_activation,
+        **given,
+    )
 
 
 def run(inputs: Any) -> Any:
@@ -72,24 +78,24 @@ HELD = {1: (Score(n=2, loss=1.5), Score(n=9, loss=15.0)), 2: (Score(n=2, loss=2.
 
 def test_fp32_sets_what_the_others_are_held_to_and_is_held_to_nothing(asked: Asked) -> None:
     first = judge(asked, "fp32")
-    found = first._judge(2, REFERENCE, run, "CPU")
+    found = first.compare(2, REFERENCE, run, "CPU")
     assert (found["reason"], found["score"], found["validation"]) == (None, Score(n=2, loss=2.0), Score(n=9, loss=20.0))
     assert first.baseline == {2: (Score(n=2, loss=2.0), Score(n=9, loss=20.0))}
     assert asked.validated == [(run, 2)] and asked.lost_of == []
     parity: Any = found["parity"]
     assert (parity.provider, parity.max_abs_error, parity.tolerance_kind) == ("CPU", 0.0, "absolute")
     kept = judge(asked, "fp32", baseline=dict(HELD))
-    kept._judge(2, REFERENCE, run, "CPU")
+    kept.compare(2, REFERENCE, run, "CPU")
     assert kept.baseline == HELD, "step graphs come later, and are judged on the golden inputs alone"
 
 
 @pytest.mark.parametrize(("exit_", "logits"), [(1, OTHER), (2, REFERENCE)])
 def test_each_exit_is_compared_with_its_own_reference_and_scores(asked: Asked, exit_: int, logits: np.ndarray) -> None:
-    found = judge(asked, baseline=dict(HELD))._judge(exit_, logits, run, "CPU")
+    found = judge(asked, baseline=dict(HELD)).compare(exit_, logits, run, "CPU")
     assert found["reason"] is None and asked.scored == [exit_]
     assert asked.lost_of == [(10.0 * exit_, 10.0 * exit_ + 5, "fp16", False)], "on the validation split"
     asked.finds = "accuracy 0.5 below FP32's"
-    assert judge(asked, baseline=dict(HELD))._judge(exit_, logits, run, "CPU")["reason"] == asked.finds
+    assert judge(asked, baseline=dict(HELD)).compare(exit_, logits, run, "CPU")["reason"] == asked.finds
 
 
 @pytest.mark.parametrize(
@@ -103,42 +109,44 @@ def test_each_exit_is_compared_with_its_own_reference_and_scores(asked: Asked, e
 def test_without_a_validation_of_both_the_golden_inputs_decide(
     asked: Asked, changes: dict[str, Any], ran: Callable[..., Any] | None
 ) -> None:
-    judge(asked, "int8", **{"baseline": dict(HELD), **changes})._judge(2, REFERENCE, ran, "CPU")
+    judge(asked, "int8", **{"baseline": dict(HELD), **changes}).compare(2, REFERENCE, ran, "CPU")
     assert asked.lost_of == [(2.0, 2.5, "int8", False)]
     assert asked.validated == ([(run, 2)] if "baseline" in changes else [])
 
 
 def test_a_trimmed_fp32_graph_is_held_to_the_untrimmed_one(asked: Asked) -> None:
     held = dict(HELD)
-    judge(asked, "fp32", trimmed=True, baseline=held)._judge(2, REFERENCE, run, "CPU")
+    judge(asked, "fp32", trimmed=True, baseline=held).compare(2, REFERENCE, run, "CPU")
     assert asked.lost_of == [(20.0, 25.0, "fp32", True)] and held == HELD
 
 
 def test_without_a_score_of_fp32_nothing_is_compared(asked: Asked) -> None:
-    found = judge(asked, baseline={1: HELD[1]})._judge(2, REFERENCE, run, "CPU")
+    found = judge(asked, baseline={1: HELD[1]}).compare(2, REFERENCE, run, "CPU")
     assert found["reason"] is None and asked.lost_of == []
 
 
 def test_who_is_out_of_tolerance_is_not_compared_any_more(asked: Asked) -> None:
     asked.finds = "a loss"
-    found = judge(asked, baseline=dict(HELD))._judge(2, REFERENCE + np.float32(1), run, "CPU")
+    found = judge(asked, baseline=dict(HELD)).compare(2, REFERENCE + np.float32(1), run, "CPU")
     assert "relative error" in str(found["reason"]) and asked.lost_of == []
     assert (found["score"], found["validation"]) == (Score(n=2, loss=2.0), Score(n=9, loss=20.0))
 
 
 @pytest.mark.parametrize(
-    ("precision", "largest", "overflows"),
+    ("precision", "max_activation", "overflows"),
     [
-        ("fp16", FP16_LARGEST, False),
-        ("fp16", np.nextafter(FP16_LARGEST, 1e9), True),
+        ("fp16", FP16_MAX, False),
+        ("fp16", np.nextafter(FP16_MAX, 1e9), True),
         ("fp16", float("inf"), True),
         ("fp32", float("inf"), False),
         ("int8", 1e9, False),
     ],
 )
-def test_an_activation_beyond_fp16_rejects_fp16(asked: Asked, precision: str, largest: float, overflows: bool) -> None:
-    made = judge(asked, precision, largest=largest, baseline=dict(HELD))
-    reason = made._judge(2, REFERENCE, run, "CPU")["reason"]
+def test_an_activation_beyond_fp16_rejects_fp16(
+    asked: Asked, precision: str, max_activation: float, *, overflows: bool
+) -> None:
+    made = judge(asked, precision, max_activation=max_activation, baseline=dict(HELD))
+    reason = made.compare(2, REFERENCE, run, "CPU")["reason"]
     assert (reason is not None) is overflows
     if overflows:
         assert "FP16 ends at 65504 (overflow)" in str(reason) and asked.lost_of == []
@@ -147,7 +155,7 @@ def test_an_activation_beyond_fp16_rejects_fp16(asked: Asked, precision: str, la
 def test_of_what_is_no_number_no_score_is_made(asked: Asked) -> None:
     wrong = REFERENCE.copy()
     wrong[0, 0] = np.nan
-    found = judge(asked, baseline=dict(HELD))._judge(2, wrong, run, "CPU")
+    found = judge(asked, baseline=dict(HELD)).compare(2, wrong, run, "CPU")
     assert set(found) == {"parity", "reason"} and "not finite" in str(found["reason"])
     assert asked.scored == asked.validated == asked.lost_of == []
 
@@ -159,15 +167,14 @@ def test_a_loss_that_is_not_finite_on_validation_text_rejects(asked: Asked, loss
         made = judge(
             asked, precision, baseline=baseline, validation=lambda run, exit_: Score.model_construct(n=9, loss=loss)
         )
-        found = made._judge(2, REFERENCE, run, "CPU")
+        found = made.compare(2, REFERENCE, run, "CPU")
         assert found["reason"] == "its loss is not finite on validation text"
         assert found["score"] == Score(n=2, loss=2.0) and set(found) == {"parity", "score", "reason"}
     assert baseline == {} and asked.lost_of == []
     far = judge(asked, baseline=baseline, validation=lambda run, exit_: Score.model_construct(n=9, loss=loss))
-    assert "relative error" in str(far._judge(2, REFERENCE + np.float32(1), run, "CPU")["reason"]), "the first reason"
+    assert "relative error" in str(far.compare(2, REFERENCE + np.float32(1), run, "CPU")["reason"]), "the first reason"
 
 
 def test_answers_of_batches_are_rows_and_counts_areadded() -> None:
-    assert _rows(np.arange(24).reshape(2, 4, 3)).tolist() == np.arange(24).reshape(8, 3).tolist()
-    assert added([{"a": 1, "b": 2}, {"b": 3}, {}]) == {"a": 1, "b": 5}
-    assert added([]) == {}
+    assert sum_counts([{"a": 1, "b": 2}, {"b": 3}, {}]) == {"a": 1, "b": 5}
+    assert sum_counts([]) == {}

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
-from edgeformer.export import judging, variants
+from edgeformer.export import int8, judging
 from edgeformer.export.export import export
-from edgeformer.export.exportable import FP16_LARGEST, largest_activation
+from edgeformer.export.fp16 import FP16_MAX, max_abs_activation
 from edgeformer.export.variants import ExportOptions
 from edgeformer.models.weights import load_model
 from edgeformer.tasks.language_modeling import LOSS as LANGUAGE_LOSS
@@ -51,22 +51,22 @@ def test_activations_that_are_no_numbers_are_an_overflow(run: Path, broken: floa
     model = load_model(run)
     with torch.no_grad():
         model.layers[0].attention.qkv.weight[0, 0] = broken
-    assert largest_activation(model, np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)) == float("inf")
+    assert max_abs_activation(model, np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)) == float("inf")
 
 
 def test_attention_scores_beyond_fp16_are_seen_although_torch_keeps_them_to_itself(run: Path) -> None:
     model = load_model(run)
     ids, mask = np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)
-    assert largest_activation(model, ids, mask) < FP16_LARGEST
+    assert max_abs_activation(model, ids, mask) < FP16_MAX
     attention = model.layers[0].attention
     size = attention.heads * attention.head_size
     with torch.no_grad():
         attention.qkv.weight[: 2 * size] *= 1500  # queries and keys stay in range, their products do not
     seen: list[float] = []
     hook = attention.qkv.register_forward_hook(lambda _, __, given: seen.append(float(given.abs().max())))
-    assert largest_activation(model, ids, mask) > FP16_LARGEST
+    assert max_abs_activation(model, ids, mask) > FP16_MAX
     hook.remove()
-    assert max(seen) < FP16_LARGEST
+    assert max(seen) < FP16_MAX
 
 
 def test_a_decode_graph_that_answers_nonsense_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_what_cannot_be_made_does_no_harm_to_the_rest(run: Path, monkeypatch: py
         calls.append(graphs)
         raise EdgeformerError("INT8: these weights would stay FP32: w")
 
-    monkeypatch.setattr(variants, "quantized_graphs", refuse)
+    monkeypatch.setattr(int8, "quantized_graphs", refuse)
     stopped = export(run, ExportOptions(int8=True, vocab_trim=True)).artifacts
     assert {artifact.id: artifact.status for artifact in stopped} == {"onnx-fp32": "built", "onnx-int8": "rejected"}
     assert "would stay FP32" in str(stopped[-1].reason) and len(calls) == 1

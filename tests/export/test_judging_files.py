@@ -23,7 +23,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision, V
 from edgeformer.artifacts.scores import Score
 from edgeformer.export import judging
 from edgeformer.export.graphs import Written
-from edgeformer.export.judging import Judge
+from edgeformer.export.judging import RunJudge
 from edgeformer.export.variants import Variant
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.parity import measure_parity
@@ -120,6 +120,7 @@ class Subject:
         self.needed, self.parameters = dict(NEEDED), PARAMETERS
         self.task = self
         self.finds: str | None = None
+        self.rejection_hint = ""
         self.scored: list[tuple[int, np.ndarray, Any]] = []
         self.compared: list[Any] = []
         self.validated: list[tuple[Path, int]] = []
@@ -128,8 +129,14 @@ class Subject:
         self.scored.append((exit_, logits, rows))
         return Score(n=len(logits), loss=float(len(self.scored)))
 
-    def parity(self, logits: Any, reference: Any, precision: Precision, provider: str) -> Parity:
-        return measure_parity(logits, reference, precision, provider)
+    def golden_outputs(self, run: Callable[..., Any], max_rows: int | None = None) -> np.ndarray:
+        logits: np.ndarray = run(self.inputs)["logits"]
+        return logits.reshape(-1, logits.shape[-1])
+
+    def parity(
+        self, exit_: int, outputs: Any, precision: Precision, provider: str, positions: Any = slice(None)
+    ) -> Parity:
+        return measure_parity(outputs, REFERENCES[exit_][positions], precision, provider)
 
     def lost(self, found: Score, wanted: Score, precision: str, *, trimmed: bool) -> str | None:
         self.compared.append((found.loss, wanted.loss, precision, trimmed))
@@ -145,9 +152,15 @@ class Subject:
 VOCABULARY = Vocabulary(kept=6, original=9, coverage=0.5, unknown=0.25, changed_rows=1, rows=3)
 
 
-def judge(bundle: Path, subject: Subject, variant: Variant | None = None, **changes: Any) -> Judge:
-    given: Any = {"validation": subject.validation, "vocabulary": None, "largest": 1.0, "baseline": {}, **changes}
-    return Judge(bundle=bundle, subject=subject, variant=variant or Variant("fp32"), **given)  # type: ignore[arg-type]
+def judge(bundle: Path, subject: Subject, variant: Variant | None = None, **changes: Any) -> RunJudge:
+    given: Any = {
+        "validation": subject.validation,
+        "vocabulary": None,
+        "max_activation": 1.0,
+        "baseline": {},
+        **changes,
+    }
+    return RunJudge(folder=bundle, reference=subject, variant=variant or Variant("fp32"), **given)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +187,7 @@ STEPS = {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "rea
 
 def test_a_full_graph_is_described_by_its_own_file(bundle: Path) -> None:
     subject = Subject()
-    found = judge(bundle, subject).graph(written(), 3, None)
+    found = judge(bundle, subject).judge_graph(written(), 3, None)
     path = bundle / "onnx" / "model.onnx"
     assert (found.id, found.file, found.format, found.precision) == ("onnx-fp32", "onnx/model.onnx", "onnx", "fp32")
     assert (found.role, found.exit, found.parts, found.trimmed, found.vocabulary) == ("full", None, {}, False, None)
@@ -203,7 +216,7 @@ def test_a_full_graph_is_described_by_its_own_file(bundle: Path) -> None:
 
 def test_a_graph_up_to_an_exit_is_held_to_that_exit(bundle: Path) -> None:
     subject = Subject()
-    found = judge(bundle, subject).graph(written(), 1, None)
+    found = judge(bundle, subject).judge_graph(written(), 1, None)
     assert (found.id, found.file, found.role, found.exit) == ("onnx-fp32-exit1", "onnx/model_exit1.onnx", "exit", 1)
     assert found.status == "built" and found.size_bytes == 2000
     assert found.sharing is not None and found.sharing.unique_parameters == found.sharing.stored_parameters == 43
@@ -215,15 +228,15 @@ def test_a_graph_up_to_an_exit_is_held_to_that_exit(bundle: Path) -> None:
 def test_what_is_stored_more_often_than_needed_is_rejected_unless_something_else_is_wrong(bundle: Path) -> None:
     subject = Subject()
     subject.needed[3] = 39
-    found = judge(bundle, subject).graph(written(), 3, None)
+    found = judge(bundle, subject).judge_graph(written(), 3, None)
     assert (found.status, found.reason) == ("rejected", "stores 40 parameters for a model of 39")
     subject.finds = "accuracy 0.5 below FP32's"
     fp16 = judge(bundle, subject, Variant("fp16"), baseline={3: (Score(n=1, loss=1.0), None)})
-    assert fp16.graph(written(), 3, None).reason == "accuracy 0.5 below FP32's"
+    assert fp16.judge_graph(written(), 3, None).reason == "accuracy 0.5 below FP32's"
 
 
 def test_operators_in_fp32_are_told_of_fp16_and_integers_of_int8(bundle: Path, tmp_path: Path) -> None:
-    fp16 = judge(bundle, Subject(), Variant("fp16")).graph(written(), 3, None)
+    fp16 = judge(bundle, Subject(), Variant("fp16")).judge_graph(written(), 3, None)
     assert (fp16.id, fp16.precision, fp16.quantized) == ("onnx-fp16", "fp16", {})
     assert list(fp16.ops_in_fp32.items()) == [("Gather", 1), ("MatMul", 1), ("Mul", 3)]
     whole = np.arange(24, dtype=np.int8).reshape(6, 4)
@@ -231,7 +244,7 @@ def test_operators_in_fp32_are_told_of_fp16_and_integers_of_int8(bundle: Path, t
     steps += [*loops(3), ("MatMul", ["state_loop3", "head"], "logits")]
     stored = {"table": whole, "vector": VECTOR, "head": HEADS[3]}
     write(tmp_path / "onnx" / "model.onnx", steps, READ, {"logits": LOGITS}, stored)
-    int8 = judge(tmp_path, Subject(), Variant("int8")).graph(written(), 3, None)
+    int8 = judge(tmp_path, Subject(), Variant("int8")).judge_graph(written(), 3, None)
     assert (int8.id, int8.quantized, int8.ops_in_fp32) == ("onnx-int8", {"Gather": 1}, {})
     assert int8.parts_bytes == {"embeddings": 24, "block": 16, "heads": 48, "other": 1000 - 88}
 
@@ -241,11 +254,11 @@ def test_weights_beside_the_graph_are_named_and_no_size_is_negative(tmp_path: Pa
     write_exit(path, 3)
     files = written(exits={3: "trimmed/onnx/model_fp16.onnx"}, size_bytes={"trimmed/onnx/model_fp16.onnx": 159})
     maker = judge(tmp_path, Subject(), Variant("fp16", trimmed=True), vocabulary=VOCABULARY)
-    found = maker.graph(files, 3, None)
+    found = maker.judge_graph(files, 3, None)
     assert (found.id, found.trimmed, found.vocabulary) == ("onnx-fp16-trim", True, VOCABULARY)
     assert found.weights_file is None and found.parts_bytes["other"] == 0
     path.with_name("model_fp16.onnx_data").write_bytes(b"weights")
-    assert maker.graph(files, 3, None).weights_file == "trimmed/onnx/model_fp16.onnx_data"
+    assert maker.judge_graph(files, 3, None).weights_file == "trimmed/onnx/model_fp16.onnx_data"
 
 
 def write_probe(bundle: Path, table: np.ndarray) -> None:
@@ -257,35 +270,37 @@ def write_probe(bundle: Path, table: np.ndarray) -> None:
 def test_everything_that_was_written_is_judged_in_turn(bundle: Path, request: pytest.FixtureRequest) -> None:
     write_probe(bundle, TABLE * np.float32(1.5))
     request.addfinalizer((bundle / "onnx" / ".states.onnx").unlink)
-    all_: list[ArtifactManifest] = list(judge(bundle, Subject()).all(written(steps=STEPS, decode="onnx/decode.onnx")))
+    all_: list[ArtifactManifest] = list(
+        judge(bundle, Subject()).judge_all(written(steps=STEPS, decode="onnx/decode.onnx"))
+    )
     ids = ["onnx-fp32", "onnx-fp32-exit1", "onnx-fp32-step", "onnx-fp32-decode"]
     assert [found.id for found in all_] == ids
     assert [found.drift is not None for found in all_] == [True, False, False, False], "the full graph's"
     drift = all_[0].drift
     assert drift is not None and drift.tolerance == 1e-4 and drift.first_beyond == 1
     assert [(row.loop, row.rms_error) for row in drift.loops] == [(loop, pytest.approx(0.5)) for loop in (1, 2, 3)]
-    few = list(judge(bundle, Subject()).all(written()))
+    few = list(judge(bundle, Subject()).judge_all(written()))
     assert [found.id for found in few] == ids[:2]
 
 
 def test_states_that_were_not_looped_have_no_drift(bundle: Path) -> None:
     """There is no graph with states here: it must not be asked for."""
-    (found,) = judge(bundle, Subject(states=1)).all(written(exits={3: "onnx/model.onnx"}))
+    (found,) = judge(bundle, Subject(states=1)).judge_all(written(exits={3: "onnx/model.onnx"}))
     assert found.drift is None
     with pytest.raises(Exception, match=r"\.states\.onnx"):
-        next(judge(bundle, Subject(states=2)).all(written()))
+        next(judge(bundle, Subject(states=2)).judge_all(written()))
 
 
 def test_an_artifact_is_run_when_the_one_before_it_was_taken(bundle: Path) -> None:
     subject = Subject(states=1)
-    artifacts = judge(bundle, subject).all(written())
+    artifacts = judge(bundle, subject).judge_all(written())
     assert next(artifacts).id == "onnx-fp32" and len(subject.scored) == 1
     assert next(artifacts).id == "onnx-fp32-exit1" and len(subject.scored) == 2
 
 
 def test_the_parts_of_a_step_bundle_are_run_and_counted_together(bundle: Path) -> None:
     subject = Subject()
-    found = judge(bundle, subject).steps(written(steps=STEPS))
+    found = judge(bundle, subject).judge_steps(written(steps=STEPS))
     assert (found.id, found.role, found.parts, found.file) == ("onnx-fp32-step", "step", STEPS, "onnx/loop.onnx")
     assert found.sha256 == sha256_of(bundle / "onnx" / "loop.onnx")
     assert (found.inputs, found.outputs) == (
@@ -309,7 +324,7 @@ SECOND_HALF = [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17]
 
 def test_a_decode_graph_answers_for_the_second_half_of_every_window(bundle: Path) -> None:
     subject = Subject(("input_ids",))
-    found = judge(bundle, subject).decode(written(decode="onnx/decode.onnx"))
+    found = judge(bundle, subject).judge_decode(written(decode="onnx/decode.onnx"))
     assert (found.id, found.role, found.file, found.exit) == ("onnx-fp32-decode", "decode", "onnx/decode.onnx", None)
     assert (found.size_bytes, found.status, found.reason) == (4000, "built", None)
     assert found.inputs["past_key_values.0.key"] == "float32[batch, past]"
@@ -326,7 +341,7 @@ def test_a_decode_graph_answers_for_the_second_half_of_every_window(bundle: Path
 def test_a_decode_graph_is_held_to_the_reference_on_the_same_rows(bundle: Path, trimmed: bool) -> None:
     subject = Subject(("input_ids",))
     subject.finds = "perplexity 9 % above FP32's"
-    found = judge(bundle, subject, Variant("int8", trimmed)).decode(written(decode="onnx/decode.onnx"))
+    found = judge(bundle, subject, Variant("int8", trimmed)).judge_decode(written(decode="onnx/decode.onnx"))
     assert (found.status, found.reason) == ("rejected", subject.finds)
     assert found.score == Score(n=12, loss=1.0), "its own, not the reference's"
     assert subject.compared == [(1.0, 2.0, "int8", trimmed)]
@@ -336,17 +351,19 @@ def test_a_decode_graph_is_held_to_the_reference_on_the_same_rows(bundle: Path, 
 
 def test_a_decode_graph_out_of_tolerance_or_range_is_not_compared(bundle: Path, tmp_path: Path) -> None:
     subject = Subject(("input_ids",))
-    found = judge(bundle, subject, Variant("fp16"), largest=1e9).decode(written(decode="onnx/decode.onnx"))
+    found = judge(bundle, subject, Variant("fp16"), max_activation=1e9).judge_decode(written(decode="onnx/decode.onnx"))
     assert "FP16 ends at" in str(found.reason) and found.score == Score(n=12, loss=1.0) and subject.compared == []
     write_decode(tmp_path / "onnx" / "decode.onnx", TABLE * np.float32(2))
-    found = judge(tmp_path, subject, Variant("fp16"), largest=1e9).decode(written(decode="onnx/decode.onnx"))
+    found = judge(tmp_path, subject, Variant("fp16"), max_activation=1e9).judge_decode(
+        written(decode="onnx/decode.onnx")
+    )
     assert "relative error" in str(found.reason) and subject.compared == [], "the first reason"
     broken = TABLE.copy()
     broken[1] = np.nan
     write_decode(tmp_path / "onnx" / "decode.onnx", broken)
     for precision in ("fp32", "int8"):
         subject.scored.clear()
-        found = judge(tmp_path, subject, Variant(precision)).decode(written(decode="onnx/decode.onnx"))  # type: ignore[arg-type]
+        found = judge(tmp_path, subject, Variant(precision)).judge_decode(written(decode="onnx/decode.onnx"))  # type: ignore[arg-type]
         assert "not finite" in str(found.reason) and found.score is None
         assert subject.scored == subject.compared == []
 

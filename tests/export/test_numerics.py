@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.export.exportable import DRIFT_TOLERANCE, largest_activation, measure_drift
+from edgeformer.export.fp16 import max_abs_activation
+from edgeformer.export.judging import DRIFT_TOLERANCE, measure_drift
 
 
 class Chain(nn.Module):
@@ -49,7 +50,7 @@ class Times(nn.Module):
     ],
 )
 def test_the_largest_number_between_any_two_modules_counts(factors: tuple[float, ...], largest: float) -> None:
-    found = largest_activation(Chain(*factors), np.array([[1, -2], [0, 3]]))
+    found = max_abs_activation(Chain(*factors), np.array([[1, -2], [0, 3]]))
     assert found == pytest.approx(largest)
 
 
@@ -72,19 +73,19 @@ class Watched(nn.Module):
 def test_whole_numbers_and_nothing_at_all_do_not_overflow() -> None:
     model = Watched()
     ids = np.full((2, 3), 10**6)
-    assert largest_activation(model, ids, np.ones((2, 3), dtype=np.int64)) == 0.5
+    assert max_abs_activation(model, ids, np.ones((2, 3), dtype=np.int64)) == 0.5
 
 
 def test_nothing_stays_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Chain(1.0, 2.0)
-    largest_activation(model, np.array([1]))
+    max_abs_activation(model, np.array([1]))
 
     def broken(self: Times, x: Tensor) -> Tensor:
         raise RuntimeError("no")
 
     monkeypatch.setattr(Times, "forward", broken)
     with pytest.raises(RuntimeError, match="no"):
-        largest_activation(model, np.array([1]))
+        max_abs_activation(model, np.array([1]))
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -101,7 +102,7 @@ class Attention(nn.Module):
 
 def test_scores_of_attention_are_seen_as_a_graph_computes_them() -> None:
     model = Attention()
-    assert largest_activation(model, np.array([1])) == 4 * 6 * 7 / 4**0.5
+    assert max_abs_activation(model, np.array([1])) == 4 * 6 * 7 / 4**0.5
     assert torch.equal(model.given, torch.full((1, 2, 3, 4), 4.0)), "and it answers as ever, mask and all"
 
 

@@ -16,8 +16,8 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.data.cleaning import normalizers
 from edgeformer.data.tokenization import train_tokenizer
 from edgeformer.data.trimming import Trimmed, trim_tokenizer
-from edgeformer.export.bundle_folder import trimmed_companions
 from edgeformer.export.graphs import write_graph
+from edgeformer.export.run_source import write_trimmed_companions
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.encoder import adapter as graphs
 from edgeformer.models.encoder.adapter import ADAPTER
@@ -130,7 +130,7 @@ def test_companions_have_the_new_numbers(folder: Path, trimmed: Trimmed, origina
     target = tmp_path / "trimmed"
     target.mkdir()
     moved = shifted(trimmed)
-    trimmed_companions(folder, moved, target)
+    write_trimmed_companions(folder, moved, target)
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     assert config["vocab_size"] == len(trimmed.kept) and config["hidden_size"] == 32 and config["bos_token_id"] is None
     for name in ("pad", "cls", "sep", "unk"):
@@ -147,10 +147,10 @@ def test_damaged_companions_are_refused(folder: Path, trimmed: Trimmed, tmp_path
     config = folder / "config.json"
     lost = Trimmed(trimmed.tokenizer, np.setdiff1d(trimmed.kept, [0]))
     with pytest.raises(ArtifactError, match="pad_token_id 0 is no token of the trimmed vocabulary"):
-        trimmed_companions(folder, lost, tmp_path)
+        write_trimmed_companions(folder, lost, tmp_path)
     config.write_text("[]", encoding="utf-8")
     with pytest.raises(ArtifactError, match="damaged"):
-        trimmed_companions(folder, trimmed, tmp_path)
+        write_trimmed_companions(folder, trimmed, tmp_path)
     shutil.rmtree(folder)
     with pytest.raises(ArtifactError, match=r"config\.json: missing or damaged"):
-        trimmed_companions(folder, trimmed, tmp_path)
+        write_trimmed_companions(folder, trimmed, tmp_path)

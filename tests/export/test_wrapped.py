@@ -13,9 +13,9 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import BundleManifest
 from edgeformer.bundle import Bundle
+from edgeformer.export.export import export as export_bundle
 from edgeformer.export.import_onnx import WrapOptions, wrap
 from edgeformer.export.variants import ExportOptions
-from edgeformer.export.wrapped import export_wrapped
 from edgeformer.inference.verify import verify
 from tests.cli.run_cli import edgeformer
 from tests.export import graphs
@@ -28,7 +28,7 @@ ROWS = "text\tlabel\n" + "".join(f"word{number % 7} word{number % 3}\tl{number %
 
 def export(folder: Path, **options: object) -> dict[str, tuple[str, str | None]]:
     """Artifact → status and reason."""
-    made = export_wrapped(folder, ExportOptions(**options))  # type: ignore[arg-type]
+    made = export_bundle(folder, ExportOptions(**options))  # type: ignore[arg-type]
     return {artifact.id: (artifact.status, artifact.reason) for artifact in made.artifacts}
 
 
@@ -104,7 +104,7 @@ def test_weights_beside_the_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"exits": "all"}, "--exit: .* nobody knows loops"),
+        ({"exits": "all"}, "--exit: .* loops and vocabulary are unknown"),
         ({"vocab_trim": True}, "--vocab-trim"),
         ({"vocab_keep": 0}, "--vocab-keep"),
         ({"vocab_max": 9}, "--vocab-max"),
@@ -141,7 +141,7 @@ def test_replacing_keeps_nothing_but_the_graph_that_was_wrapped(bundle: Path) ->
 def test_a_graph_that_is_narrow_already_gets_no_narrower(bundle: Path, tmp_path: Path, flag: str) -> None:
     export(bundle, fp16=True)
     wrap(bundle / "onnx/model_fp16.onnx", tmp_path / "half")
-    with pytest.raises(InputError, match="its graph is FP16 already; give the FP32 one to wrap"):
+    with pytest.raises(InputError, match="its graph is FP16 already; import the FP32 one"):
         export(tmp_path / "half", **{flag: True})
 
 

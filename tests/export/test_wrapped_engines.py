@@ -12,9 +12,9 @@ from onnx import helper
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
+from edgeformer.export.export import export as export_bundle
 from edgeformer.export.import_onnx import wrap
 from edgeformer.export.variants import ExportOptions
-from edgeformer.export.wrapped import export_wrapped
 from edgeformer.inference.verify import verify
 from edgeformer.runtimes.tensorrt.state import tensorrt_state
 from tests.export import graphs
@@ -29,7 +29,7 @@ def bundle(wrapped_engine: Path, tmp_path: Path) -> Path:
 
 
 def built(bundle: Path, device: str = "rtx4050", **options: object) -> ArtifactManifest:
-    export_wrapped(bundle, ExportOptions(build=("tensorrt",), target=device, **options))  # type: ignore[arg-type]
+    export_bundle(bundle, ExportOptions(build=("tensorrt",), target=device, **options))  # type: ignore[arg-type]
     return Bundle.open(bundle).artifact(ID)
 
 
@@ -59,7 +59,7 @@ def test_one_that_cannot_be_built_again_stays(bundle: Path, monkeypatch: pytest.
     assert str(left.reason).startswith("kept; it cannot be made again: NVIDIA GeForce RTX 4050")
     assert "tensorrt-rtx builds for it on any machine, but here package: not installed" in str(left.reason)
     assert intact(bundle)
-    export_wrapped(bundle, ExportOptions(fp16=True))
+    export_bundle(bundle, ExportOptions(fp16=True))
     assert Bundle.open(bundle).artifact(left.id).reason is None, "nobody asked for it this time"
 
 

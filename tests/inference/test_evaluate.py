@@ -253,7 +253,7 @@ def test_scores_do_not_depend_on_the_batch(language_run: Path, monkeypatch: pyte
 
 def test_batches_hold_as_many_rows_as_fit_and_every_row_once() -> None:
     lengths = np.array([10, 40, 3, 100, 25, 3, 3])
-    batches = cut_batches(lengths, most=3, tokens=50)
+    batches = cut_batches(lengths, max_rows=3, tokens=50)
     assert [lengths[batch].tolist() for batch in batches] == [[100], [40], [25, 10], [3, 3, 3]]
     assert sorted(np.concatenate(batches).tolist()) == list(range(7))
 

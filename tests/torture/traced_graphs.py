@@ -11,7 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # a fork of a process with OpenMP threads w
 
 import edgeformer.cli  # noqa: F401
 from edgeformer.export.export import export  # noqa: F401
-from edgeformer.export.exportable import open_exportable
+from edgeformer.export.run_source import open_exportable
 from edgeformer.models.tracing import Graphs
 from edgeformer.run import Run
 from tests.torture.export_children import OLD

@@ -1,0 +1,579 @@
+"""Export of a trained run: the torch FP32 model is the reference, and its graphs are traced in every precision."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import nn
+
+from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError, MissingDependencyError
+from edgeformer.artifacts.files import sha256_of, write_json, write_text
+from edgeformer.artifacts.golden import write_golden
+from edgeformer.artifacts.manifest import (
+    ONNX,
+    ArtifactManifest,
+    BundleManifest,
+    Parity,
+    Precision,
+    RunManifest,
+    Vocabulary,
+)
+from edgeformer.artifacts.progress import Progress, bar
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.artifacts.scores import Score
+from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, TOKENIZER_FILE
+from edgeformer.data.batching import collate
+from edgeformer.data.encoding import encode_texts
+from edgeformer.data.tokenization import special_ids
+from edgeformer.data.trimming import ALL_USED, Keeping, Trimmed
+from edgeformer.export import int4, int8
+from edgeformer.export.fp16 import max_abs_activation
+from edgeformer.export.graphs import write_graphs
+from edgeformer.export.judging import Baseline, RunJudge
+from edgeformer.export.previous import SOURCES, TOKENIZER_CONFIG, PreviousBundle, Requested
+from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant
+from edgeformer.models import ModelSpec, model_spec_of
+from edgeformer.models.adapter import ModelAdapter, count_parameters
+from edgeformer.models.card import CARD_FILE, model_card
+from edgeformer.models.norms import half_for_export
+from edgeformer.models.tracing import Graphs
+from edgeformer.models.weights import GOLDEN_INPUTS, MODEL_FOLDER, load_model
+from edgeformer.run import Run
+from edgeformer.runtimes import BuildJob
+from edgeformer.runtimes.runtime import Calls, Target
+from edgeformer.runtimes.session import Array
+from edgeformer.system.host import code_version, now
+from edgeformer.tasks import Origin, Task, TextReader, task_named
+from edgeformer.tasks import Run as SessionRun
+from edgeformer.tasks.scoring import Validation, in_pieces, open_validation
+
+Logits = NDArray[np.float32]
+Tokens = dict[str, NDArray[np.int64]]
+T = TypeVar("T")
+
+CALIBRATION_ROWS = 300
+"""NNCF's default. Rows go through the model one by one, so that padding does not widen the ranges."""
+
+_FP16_NOTE = (
+    "FP16: a CPU computes these graphs in FP32, so their parity, drift and scores here show what rounding the weights "
+    "costs; overflow was looked for in the FP32 model's activations; `edgeformer verify` on the target shows the rest"
+)
+
+
+@dataclass(frozen=True)
+class Exportable:
+    """A model in evaluation mode on the CPU, with torch FP32's answers that its graphs are compared with.
+
+    Attributes:
+        exits: loops that answer, in rising order; the last one is the full model.
+        parameters: of the full model, each counted once.
+        needed: exit → parameters that its graph needs.
+        inputs: real validation inputs, int64 [n, S] each.
+        answers: right answers, as the task scores them.
+        references: exit → torch FP32 logits of the inputs, float32 [rows or tokens, C].
+        states: loop → torch FP32 hidden states, float32 [n, S, d].
+        golden: content of golden.npz.
+        leaks: the model sees what it predicts.
+    """
+
+    recipe: Recipe
+    task: Task
+    model_spec: ModelSpec
+    model: nn.Module
+    exits: tuple[int, ...]
+    parameters: int
+    needed: dict[int, int]
+    inputs: Tokens
+    answers: Mapping[str, Array]
+    references: dict[int, Logits]
+    states: dict[int, Logits]
+    golden: dict[str, Array]
+    leaks: bool
+    rejection_hint: str = ""
+
+    @property
+    def adapter(self) -> ModelAdapter:
+        """The family's torch half."""
+        return self.model_spec.adapter
+
+    @property
+    def last(self) -> int:
+        """Exit of the full graph."""
+        return self.exits[-1]
+
+    @property
+    def loops(self) -> int:
+        """How often a step artifact runs its loop graph."""
+        return len(self.states)
+
+    @property
+    def max_positions(self) -> int:
+        """Tokens that the model takes."""
+        return self.recipe.model.max_positions
+
+    def golden_outputs(self, run: SessionRun, max_rows: int | None = None) -> Logits:
+        """Return a session's logits of the golden inputs, [rows or tokens, C]."""
+        logits = in_pieces(run, max_rows)(self.inputs)["logits"]
+        return logits.reshape(-1, logits.shape[-1])
+
+    def parity(
+        self,
+        exit_: int,
+        outputs: Logits,
+        precision: Precision,
+        provider: str,
+        positions: NDArray[np.int64] | None = None,
+    ) -> Parity:
+        """Compare logits with torch FP32's. ``positions``: golden rows or tokens that they answer; None: all."""
+        reference = self.references[exit_]
+        return self.task.parity(outputs, reference if positions is None else reference[positions], precision, provider)
+
+    def score(self, exit_: int, outputs: Logits, positions: NDArray[np.int64] | None = None) -> Score:
+        """Score logits on the golden inputs, or on ``positions`` of them."""
+        return self.task.golden_score(exit_, outputs, self.answers, positions, self.recipe.data)
+
+
+def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
+    """Load a run's weights and golden inputs, and probe the model for leaks of future tokens.
+
+    Raises:
+        ArtifactError: a file of the run is missing or damaged.
+        InputError: the model leaks, and ``allow_leak`` is not set.
+    """
+    names, answers = task_named(run.recipe.task).golden_names
+    path = run.folder / MODEL_FOLDER / GOLDEN_INPUTS
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
+            arrays = {name: loaded[name] for name in (*names, *answers)}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
+    if any(array.dtype != np.int64 or 0 in array.shape for array in arrays.values()):
+        raise ArtifactError(f"{path}: damaged (int64 arrays with rows are expected); train the run again")
+    model = load_model(run.folder)
+    try:
+        causality = run.model_spec.adapter.causality(model)
+    except ValueError as error:
+        raise ArtifactError(
+            f"{run.folder}: the causality probe found nothing to judge: {error}; train it again"
+        ) from None
+    # A run whose architecture leaked stays marked, even if training shrank the leak below what the probe detects.
+    leaks = (causality is not None and causality.leaks) or run.manifest.leaks
+    if leaks and not allow_leak:
+        evidence = "run.json says so"
+        if causality is not None and causality.leaks:
+            evidence = f"outputs depend on tokens up to {causality.reach} positions ahead"
+        raise InputError(
+            f"{run.folder}: this model leaks future tokens ({evidence}), so its scores are void; "
+            "export it all the same, marked as leaking, with --allow-leak"
+        )
+    return with_references(
+        run.settled,
+        model,
+        {name: arrays[name] for name in names},
+        {name: arrays[name] for name in answers},
+        leaks=leaks,
+    )
+
+
+def with_references(
+    recipe: Recipe, model: nn.Module, inputs: Tokens, answers: Mapping[str, Array], *, leaks: bool
+) -> Exportable:
+    """Compute torch FP32's answers to the inputs; the arguments are those of :class:`Exportable`."""
+    task, model_spec = task_named(recipe.task), model_spec_of(recipe)
+    exits: Any = model_spec.adapter.exits(model)
+    with torch.inference_mode():
+        outputs = exits(*map(torch.from_numpy, inputs.values()))
+    count = len(exits.exits)
+    logits = {exit_: output.numpy() for exit_, output in zip(exits.exits, outputs[:count], strict=True)}
+    golden_answers = {name: answers[name] for name in task.golden_names[1]}
+    return Exportable(
+        recipe=recipe,
+        task=task,
+        model_spec=model_spec,
+        model=model,
+        exits=exits.exits,
+        parameters=count_parameters(model),
+        needed=model_spec.adapter.needed(model),
+        inputs=inputs,
+        answers=task.right_answers(answers, logits),
+        references={exit_: output.reshape(-1, output.shape[-1]) for exit_, output in logits.items()},
+        states={loop: state.numpy() for loop, state in enumerate(outputs[count:], start=1)},
+        golden={**inputs, **golden_answers, **task.golden_answers(logits)},
+        leaks=leaks,
+    )
+
+
+def _read_json(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
+    """Parse a JSON object of a run's folder. Raises ArtifactError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise TypeError("an object is expected")
+        return parse(content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
+
+
+@dataclass(frozen=True)
+class TrimmedModel:
+    """A model with a trimmed vocabulary, its tokenizer, and what trimming did to the validation text."""
+
+    subject: Exportable
+    trimmed: Trimmed
+    vocabulary: Vocabulary
+
+    @property
+    def reader(self) -> TextReader:
+        """How the trimmed model reads text."""
+        tokenizer = self.trimmed.tokenizer
+        return TextReader(tokenizer, special_ids(tokenizer).pad, self.vocabulary.kept)
+
+
+def trim_subject(
+    subject: Exportable, manifest: RunManifest, tokenizer: Tokenizer, keeping: Keeping = ALL_USED
+) -> TrimmedModel:
+    """Trim a model's embedding table to the tokens that its training text uses.
+
+    The golden inputs are the model's, renumbered; a removed token becomes the unknown one. References are those of the
+    trimmed model in torch, so parity is about the graphs. The cost of trimming is in the validation score.
+
+    Raises:
+        InputError: the vocabulary of such a model cannot be trimmed.
+        DataError: the training text is not available, or the tokenizer cannot be trimmed.
+    """
+    trimmed, vocabulary = subject.task.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints, keeping)
+    new_ids = np.full(vocabulary.original, special_ids(trimmed.tokenizer).unk, dtype=np.int64)
+    new_ids[trimmed.kept] = np.arange(len(trimmed.kept))
+    inputs = {**subject.inputs, "input_ids": new_ids[subject.inputs["input_ids"]]}
+    model = subject.adapter.trim(subject.model, torch.from_numpy(trimmed.kept))
+    small = with_references(subject.recipe, model, inputs, subject.answers, leaks=subject.leaks)
+    return TrimmedModel(small, trimmed, vocabulary)
+
+
+def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path) -> None:
+    """Write config.json, tokenizer.json and tokenizer_config.json for a trimmed vocabulary.
+
+    Args:
+        model_folder: the run's ``model``, whose files give everything else.
+
+    Raises:
+        ArtifactError: a file is missing or damaged, or names a token that was removed.
+    """
+    numbers = {str(old): new for new, old in enumerate(trimmed.kept.tolist())}
+
+    def new_id(old: object, name: str, key: str) -> int:
+        if str(old) not in numbers:
+            raise ArtifactError(
+                f"{model_folder / name}: {key} {old!r} is no token of the trimmed vocabulary; train the run again"
+            )
+        return numbers[str(old)]
+
+    config = _read_json(model_folder / CONFIG_FILE, dict)
+    for key, old in config.items():
+        if key.endswith("_token_id") and old is not None:
+            config[key] = new_id(old, CONFIG_FILE, key)
+    write_json(target / CONFIG_FILE, {**config, "vocab_size": len(trimmed.kept)})
+    tokenizer_config, key = _read_json(model_folder / TOKENIZER_CONFIG, dict), "added_tokens_decoder"
+    if key in tokenizer_config:
+        tokens = tokenizer_config[key].items()
+        tokenizer_config[key] = {str(new_id(old, TOKENIZER_CONFIG, key)): token for old, token in tokens}
+    write_json(target / TOKENIZER_CONFIG, tokenizer_config)
+    write_text(target / TOKENIZER_FILE, trimmed.tokenizer.to_str(pretty=True))
+
+
+@dataclass
+class RunSource:
+    """A finished run, as the source of an export.
+
+    Attributes:
+        exits: that become graphs, the last one first.
+        facts: the task's fields of bundle.json.
+        validations: whether the vocabulary is trimmed → scorer of the validation split.
+    """
+
+    run: Run
+    options: ExportOptions
+    progress: Progress
+    subject: Exportable
+    exits: list[int]
+    tokenizer: Tokenizer
+    reader: TextReader
+    facts: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    validations: dict[bool, Validation | None] = field(default_factory=dict)
+    baseline: Baseline = field(default_factory=dict)
+    max_activation: float = 0.0
+    base: tuple[ArtifactManifest, ...] = ()
+    can_join = True
+
+    @classmethod
+    def open(cls, run: Run, options: ExportOptions, progress: Progress) -> RunSource:
+        """Load the model, and check the options against it.
+
+        Raises:
+            ArtifactError: the run is damaged.
+            InputError: the model leaks future tokens, or lacks a requested exit.
+        """
+        folder = run.folder
+        subject = open_exportable(run, allow_leak=options.allow_leak)
+        if subject.parameters != run.manifest.parameters:
+            raise EdgeformerError(
+                f"{folder}: the run has {run.manifest.parameters:,} parameters, its model {subject.parameters:,}"
+            )
+        facts = subject.task.bundle_facts(subject.recipe, _read_json(folder / MODEL_FOLDER / CONFIG_FILE, dict))
+        requested = subject.exits if options.exits == "all" else options.exits
+        for exit_ in requested:
+            if exit_ not in subject.exits:
+                names = ", ".join(map(str, subject.exits))
+                raise InputError(
+                    f"--exit {exit_}: {subject.recipe.name} has exits after the loops {names}; or give all"
+                )
+        exits = [subject.last, *sorted(set(requested) - {subject.last})]
+        path = folder / MODEL_FOLDER / TOKENIZER_FILE
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises plain Exceptions
+            raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
+        reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary)
+        return cls(run, options, progress, subject, exits, tokenizer, reader, facts)
+
+    @property
+    def folder(self) -> Path:
+        """Of the bundle."""
+        return self.run.folder / BUNDLE_FOLDER
+
+    @property
+    def usual_target(self) -> str | None:
+        """Device profile of the recipe."""
+        return self.subject.recipe.target
+
+    @cached_property
+    def trimmed(self) -> TrimmedModel | None:
+        """The model with a trimmed vocabulary, where it is requested."""
+        if not self.options.vocab_trim:
+            return None
+        keeping = Keeping(self.options.vocab_keep or 0, self.options.vocab_max)
+        return trim_subject(self.subject, self.run.manifest, self.tokenizer, keeping)
+
+    @cached_property
+    def _sources(self) -> dict[str, str]:
+        return {name: sha256_of(self.run.folder / name) for name in SOURCES}
+
+    def _open_validations(self) -> None:
+        """Open the validation split for each vocabulary, and note why where it cannot be read."""
+        readers = {False: self.reader} | ({True: self.trimmed.reader} if self.trimmed is not None else {})
+        cache = self.options.cache or self.run.folder.parent / ".cache" / "tokens"
+        origin, task = Origin(cache, self.run.manifest.data.fingerprints), self.subject.task
+        for is_trimmed, reader in readers.items():
+            self.validations[is_trimmed], problem = open_validation(
+                task, self.run.settled.data, reader, origin, self.progress
+            )
+            note = f"{problem}, so task scores and the bars on them are those of the golden inputs; {task.few}"
+            if problem is not None and note not in self.notes:
+                self.notes.append(note)
+
+    def previous(self, targets: Sequence[Target]) -> PreviousBundle:
+        """Look at the bundle that is replaced."""
+        requested = Requested(self.options, self.exits, targets)
+        return PreviousBundle.of_run(self.folder, self.subject.golden, self._sources, requested)
+
+    def begin(self, new: Path) -> set[str]:
+        """Write everything beside the graphs: tokenizer, configuration, model card, golden inputs.
+
+        Raises:
+            ArtifactError: a file of the run is missing or damaged.
+        """
+        model_folder, subject = self.run.folder / MODEL_FOLDER, self.subject
+        for name in (TOKENIZER_FILE, TOKENIZER_CONFIG):
+            if not (model_folder / name).is_file():
+                raise ArtifactError(f"{model_folder / name}: missing; train the run again")
+            shutil.copyfile(model_folder / name, new / name)
+        # Like bundle.json: the recipe may say more than training did.
+        answers = subject.task.answer_config(subject.recipe.data)
+        config = _read_json(
+            model_folder / CONFIG_FILE, lambda content: subject.model_spec.client_config({**content, **answers})
+        )
+        write_json(new / CONFIG_FILE, config)
+        if (model_folder / CARD_FILE).is_file():  # it may have been edited by hand
+            shutil.copyfile(model_folder / CARD_FILE, new / CARD_FILE)
+        else:
+            write_text(new / CARD_FILE, model_card(self.run.manifest, subject.recipe))
+        write_golden(new, subject.golden)
+        if self.trimmed is not None:
+            (new / TRIMMED_FOLDER).mkdir()
+        self._open_validations()
+        if self.options.fp16:
+            exits = subject.adapter.exits(subject.model)
+            self.max_activation = max_abs_activation(exits, *subject.inputs.values())
+            self.notes.append(_FP16_NOTE)
+        return set()
+
+    def judge(self, folder: Path, entry: ArtifactManifest | Variant) -> RunJudge:
+        """Judge of artifacts of this variant."""
+        variant = Variant(entry.precision, entry.trimmed)
+        trimmed = self.trimmed if variant.trimmed else None
+        return RunJudge(
+            folder=folder,
+            reference=trimmed.subject if trimmed is not None else self.subject,
+            variant=variant,
+            validation=self.validations[variant.trimmed],
+            baseline=self.baseline,
+            max_activation=self.max_activation,
+            vocabulary=trimmed.vocabulary if trimmed is not None else None,
+        )
+
+    def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:
+        """Trace, write and judge the graphs of every variant. A variant that cannot be made is rejected."""
+        for variant, subject, make in self._trace(folder):
+            exits = [subject.last] if variant.trimmed else self.exits
+            try:
+                graphs = make()
+                with write_graphs(folder, variant, graphs, exits, previous.graph_paths(variant)) as written:
+                    previous.note_rewritten(variant, written, folder)
+                    judge = self.judge(folder, variant)
+                    for artifact in judge.judge_all(written):
+                        yield judge.add_rounded(artifact) if self.options.joining else artifact
+                    if written.steps and len(subject.states) > 1:
+                        self.notes.append(judge.step_note(written))
+            except EdgeformerError as error:
+                if variant == Variant("fp32"):
+                    raise  # there is no bundle without it
+                yield ArtifactManifest(
+                    id=variant.id(), file=None, format=ONNX, precision=variant.precision,
+                    trimmed=variant.trimmed, status="rejected", reason=str(error),
+                )  # fmt: skip
+
+    def _trace(self, folder: Path) -> Iterator[tuple[Variant, Exportable, Callable[[], Graphs]]]:
+        """Yield every variant with its model, and what makes its graphs.
+
+        FP16 comes last: the FP32 model is converted in place, so that there is one copy of the weights.
+
+        Args:
+            folder: of the new bundle, on whose disk INT8 is made: the system's temporary folder may be small.
+        """
+        options, subject = self.options, self.subject
+        steps = options.exits == "all"
+        small = self.trimmed.subject if self.trimmed is not None else None
+
+        def make_fp16(model: Exportable, graphs: Graphs, *, steps: bool) -> Graphs:
+            with bar(self.progress, "Making the FP16 graphs", None):
+                return model.adapter.trace_half(model.model, tuple(model.inputs), graphs, steps=steps)
+
+        with bar(self.progress, "Tracing the FP32 graphs", None):
+            graphs = subject.adapter.trace(subject.model, tuple(subject.inputs), steps=steps)
+        yield Variant("fp32"), subject, lambda: graphs
+        if options.int8:
+            yield Variant("int8"), subject, lambda: int8.quantized_graphs(graphs, folder)
+        if options.int4:
+            yield Variant("int4"), subject, lambda: int4.quantized_graphs(graphs)
+        if small is not None:
+            with bar(self.progress, "Tracing the trimmed FP32 graphs", None):
+                trimmed = small.adapter.trace_trimmed(small.model, tuple(small.inputs), graphs)
+            if options.int8:
+                yield Variant("int8", True), small, lambda: int8.quantized_graphs(trimmed, folder)
+            if options.int4:
+                yield Variant("int4", True), small, lambda: int4.quantized_graphs(trimmed)
+            if not (options.int8 or options.int4 or options.fp16):
+                yield Variant("fp32", True), small, lambda: trimmed
+        if options.fp16:
+            half_for_export(subject.model)
+            yield Variant("fp16"), subject, lambda: make_fp16(subject, graphs, steps=steps)
+            if small is not None:
+                half_for_export(small.model)
+                yield Variant("fp16", True), small, lambda: make_fp16(small, trimmed, steps=False)
+
+    def build_job(self, folder: Path, graphs: tuple[ArtifactManifest, ...]) -> BuildJob:
+        """What builders get."""
+        subject = self.subject
+        return BuildJob(
+            bundle=folder,
+            graphs=graphs,
+            precision="fp16" if self.options.fp16 else "fp32",
+            max_length=subject.recipe.data.tokens_at_once,
+            max_positions=subject.max_positions,
+            cache=self.options.cache.parent if self.options.cache is not None else None,
+            progress=self.progress,
+            note=self.notes.append,
+            module=lambda: subject.adapter.whole(subject.model).eval(),
+            calibration=self.calibration_calls,
+            judge=lambda entry, path, session: self.judge(folder, entry).judge_built(entry, path, session),
+        )
+
+    @property
+    def calibration_problem(self) -> str | None:
+        """Why there are no texts of the training split to calibrate with; None: they may be read."""
+        task = self.subject.task
+        if task.predicts is None or type(task).known_sets is Task.known_sets:
+            return f"rows of the training split are read of texts with labels only, not for a {task.noun}"
+        if self.run.manifest.data.fingerprints.get("train") is None:
+            return "what the model was trained on is not known"
+        return None
+
+    def calibration_calls(self) -> Calls:
+        """Read a fixed sample of the training texts, as inputs of one row each. Raises DataError."""
+        if self.calibration_problem is not None:
+            raise DataError(self.calibration_problem)
+        data: Any = self.run.settled.data
+        try:
+            texts = self.subject.task.known_sets(data).get("train")
+        except (InputError, MissingDependencyError) as error:
+            raise DataError(f"the training split cannot be read: {error}") from None
+        if texts is None or not len(texts):
+            raise DataError("the training split cannot be read: its data names no such part")
+        if texts.fingerprint() != self.run.manifest.data.fingerprints["train"]:
+            raise DataError("the training split is not the one of this model's training; its data changed since")
+        sample = np.random.default_rng(0).permutation(len(texts))[:CALIBRATION_ROWS]
+        encoded, _ = encode_texts(self.reader.tokenizer, texts.take(sample).texts, data.tokens_at_once)
+        return [collate(encoded, np.array([row]), self.reader.pad) for row in range(len(encoded))]
+
+    def manifest(self, folder: Path, artifacts: Sequence[ArtifactManifest], previous: PreviousBundle) -> BundleManifest:
+        """Complete the trimmed repository, and describe the new folder: bundle.json.
+
+        Raises:
+            ArtifactError: a file of the run is missing or damaged, or names a token that was trimmed away.
+        """
+        run, recipe, spec = self.run.manifest, self.subject.recipe, self.subject.model_spec
+        trimmed_folder, model_folder = folder / TRIMMED_FOLDER, self.run.folder / MODEL_FOLDER
+        built = {artifact.precision for artifact in artifacts if artifact.trimmed and artifact.status == "built"}
+        if self.trimmed is not None and built:
+            write_trimmed_companions(model_folder, self.trimmed.trimmed, trimmed_folder)
+            config = _read_json(trimmed_folder / CONFIG_FILE, dict) | self.subject.task.answer_config(recipe.data)
+            order: tuple[Precision, ...] = ("int8", "int4", "fp16", "fp32")  # clients load the first by default
+            write_json(trimmed_folder / CONFIG_FILE, spec.client_config(config, min(built, key=order.index)))
+            write_golden(trimmed_folder, self.trimmed.subject.golden)
+        elif self.trimmed is not None:
+            shutil.rmtree(trimmed_folder)
+        previous.link_kept(artifacts, folder)
+        graphs = {artifact.file for artifact in artifacts}
+        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        return BundleManifest(
+            run=run.run,
+            task=run.task,
+            created=now(),
+            **self.facts,
+            notes=previous.merge_notes(self.notes),
+            made_from=self._sources,
+            exits=spec.trained_exits(recipe.model),
+            loops=spec.loops(recipe.model),
+            leaks=self.subject.leaks,
+            max_positions=recipe.model.max_positions,
+            parameters=run.parameters,
+            synthetic=run.data.synthetic,
+            target=recipe.target,
+            data=recipe.data,
+            data_fingerprints=run.data.fingerprints,
+            files={name: sha256_of(folder / name) for name in names if name not in graphs},
+            artifacts=tuple(artifacts),
+            code_version=code_version(),
+        )
