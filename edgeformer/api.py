@@ -259,8 +259,8 @@ def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
 
     Args:
         model: the .onnx file.
-        folder: of the new bundle.
-        options: of :class:`~edgeformer.export.foreign_graph.WrapOptions`: shapes, ranges, inputs, tokenizer…
+        folder: of the bundle.
+        options: of :class:`~edgeformer.export.import_onnx.WrapOptions`: shapes, ranges, inputs, tokenizer…
 
     Raises:
         InputError: a missing size or range, or an unusable graph; the message says what to give.

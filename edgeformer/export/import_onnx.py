@@ -1,123 +1,469 @@
-"""wrap: somebody's ONNX file becomes a bundle, as it is, with golden inputs and what ONNX Runtime answers in FP32."""
+"""``import onnx``: make a bundle of a foreign ONNX file, with golden inputs and its answers in ONNX Runtime.
+
+The file is copied bit for bit. With a tokenizer and labels it becomes a text classifier; otherwise a graph of task
+``tensors``, of which only inputs and outputs are known. Neither torch nor the package onnx is needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
-from edgeformer.artifacts.errors import EdgeformerError, InputError
-from edgeformer.artifacts.files import replacing_folder, sha256_of
-from edgeformer.artifacts.golden import write_golden
-from edgeformer.artifacts.manifest import BundleManifest
+import numpy as np
+
+from edgeformer import __version__
+from edgeformer.artifacts.data_config import DataConfig
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.files import replacing_folder, sha256_of, write_json
+from edgeformer.artifacts.golden import INPUT, OUTPUT, write_golden
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Sharing
 from edgeformer.artifacts.progress import SILENT, Progress, bar
-from edgeformer.artifacts.workspace import BUNDLE_FILE
+from edgeformer.artifacts.units import format_bytes
+from edgeformer.artifacts.workspace import BUNDLE_FILE, CONFIG_FILE, REMEDY, TOKENIZER_FILE
 from edgeformer.bundle import Bundle, seal
-from edgeformer.export.foreign_graph import GRAPH, ForeignGraph, Told, WrapOptions, Wrapping, begin, read_foreign
-from edgeformer.export.golden_inputs import answer_tensors, answer_texts, plan_tensors, require_classifier
-from edgeformer.runtimes import default_provider
+from edgeformer.data.sources import file_source
+from edgeformer.data.tokenization import special_ids, tokenizer_from_file, tokens_of
+from edgeformer.export.foreign_graph import (
+    ForeignGraph,
+    Range,
+    Shape,
+    describe_draw,
+    draw,
+    find_axes,
+    plan_ranges,
+    read_foreign,
+    read_inputs,
+    shape_text,
+)
+from edgeformer.runtimes import ArtifactFiles, OpenOptions, default_provider, library_versions, runtime_of
+from edgeformer.runtimes.session import Array, Session
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import claiming
-from edgeformer.tasks import Task, task_named
+from edgeformer.tasks import Task, TextReader, task_named
+from edgeformer.tasks.scoring import score_batches
+from edgeformer.tasks.tensors import TensorData
 
-__all__ = ["WrapOptions", "wrap", "wrap_cached"]
-
+GRAPH = "onnx/model.onnx"
+"""File name in the bundle, where clients of Hugging Face repositories look for a graph."""
 WRAPPED_FOLDER = "wrapped"
-"""Where the bundles of files lie that were profiled without being wrapped before, below the folder of the runs."""
-_STEADY = 1e-3
-"""Two identical calls may differ by this much of an output's spread."""
+"""Folder below the runs for bundles of files that are profiled without being imported first."""
+
+GOLDEN_ROWS, GOLDEN_CALLS = 64, 8
+"""Golden inputs of a text classifier, and of other graphs."""
+_RANDOM_TOKENS = 32
+"""Tokens of a random text."""
+_BATCH = 32
+_MAX_RANDOM_BYTES, _MAX_BYTES = 48 << 20, 200 << 20
+"""Of all golden inputs and outputs: above the first fewer calls are drawn, above the second the import fails."""
+_REPEAT_TOLERANCE = 1e-3
+"""Largest difference of two identical calls, relative to the output's standard deviation."""
+_STILL_IMPORTABLE = "without --tokenizer and --labels it can be imported as a graph of tensors"
+
+
+@dataclass(frozen=True)
+class WrapOptions:
+    """What the graph does not say itself.
+
+    Attributes:
+        shapes: input → sizes, see :data:`~edgeformer.export.foreign_graph.Shape`.
+        ranges: input → smallest and largest number of random golden inputs.
+        inputs: an .npz file with golden inputs, instead of random ones.
+        seed: of random golden inputs.
+        tokenizer: a tokenizer.json: with ``labels``, the graph is a text classifier.
+        labels: names of its classes, in the order of its logits.
+        data: a labelled file for golden inputs and scores.
+        max_length: tokens that a classifier's texts are cut to.
+        replace: replace an existing bundle.
+    """
+
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    inputs: Path | None = None
+    seed: int = 0
+    tokenizer: Path | None = None
+    labels: tuple[str, ...] = ()
+    data: Path | None = None
+    max_length: int = 128
+    replace: bool = False
+
+    def key(self, graph: ForeignGraph) -> str:
+        """Return a key of these options and the file's content: 8 hexadecimal digits."""
+        weights = [sha256_of(path) for path in _weight_paths(graph)]
+        inputs = sha256_of(self.inputs) if self.inputs is not None and self.inputs.is_file() else None
+        parts = [sha256_of(graph.path), weights, dict(self.shapes), dict(self.ranges), inputs, self.seed, __version__]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class _Import:
+    """A graph that was copied into the folder of a new bundle.
+
+    Attributes:
+        entry: its artifact, before it ran.
+    """
+
+    graph: ForeignGraph
+    folder: Path
+    options: WrapOptions
+    progress: Progress
+    entry: ArtifactManifest
+
+    def open(self) -> Session:
+        """Open the graph on the CPU. Raises ArtifactError, with the path of the imported file."""
+        files = ArtifactFiles(self.entry, self.folder / GRAPH)
+        try:
+            return runtime_of(self.entry).open(files, OpenOptions(default_provider("cpu")))
+        except ArtifactError as error:
+            text = str(error).replace(str(self.folder / GRAPH), str(self.graph.path))
+            raise ArtifactError(text.removesuffix(f"; {REMEDY}")) from None
+
+    def run(self, session: Session, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one call. Raises InputError where the graph refuses it."""
+        try:
+            return {name: np.asarray(array) for name, array in session.run(inputs).items()}
+        except InputError as error:
+            raise InputError(f"{self.graph.path}: {error}; other sizes or numbers may work: --shape, --range") from None
+
+
+@dataclass(frozen=True)
+class _Golden:
+    """Golden inputs and answers of an imported graph.
+
+    Attributes:
+        arrays: content of golden.npz.
+        facts: fields of bundle.json: data, labels, lengths, notes.
+        score: of the graph on the golden inputs.
+        validation: its score on labelled data.
+    """
+
+    arrays: Mapping[str, Array]
+    facts: Mapping[str, Any]
+    score: Any
+    validation: Any = None
+
+
+@dataclass(frozen=True)
+class _Classifier:
+    """Golden inputs of a text classifier: a graph from token ids to logits, with its tokenizer."""
+
+    reader: TextReader
+    task: Task
+
+    @classmethod
+    def check(cls, graph: ForeignGraph, options: WrapOptions) -> _Classifier:
+        """Check inputs and outputs of the graph.
+
+        Raises:
+            InputError: it does not map token ids to one row of logits per text, or has other classes than the labels.
+            DataError: the tokenizer cannot be used.
+        """
+        if options.tokenizer is None or len(options.labels) < 2:
+            raise InputError("--tokenizer and --labels belong together, and there must be two labels or more")
+        flag, count = f"--labels {','.join(options.labels)}", len(options.labels)
+        if not all(label.strip() for label in options.labels):
+            raise InputError(f"{flag}: has a class without a name; name all {count}")
+        if len(set(options.labels)) != count:
+            raise InputError(f"{flag}: gives a name twice; needs {count} different names")
+        if options.inputs is not None or options.ranges or options.shapes:
+            raise InputError("--inputs, --range and --shape are for graphs without a tokenizer")
+        outline = graph.outline
+        for port in outline.inputs:
+            is_fixed = port.shape is None or len(port.shape) != 2 or any(isinstance(size, int) for size in port.shape)
+            if port.name not in ("input_ids", "attention_mask") or port.dtype != "int64" or is_fixed:
+                raise InputError(
+                    f"{graph.path}: input {port.name!r} {shape_text(port)}: a classifier of texts takes input_ids, and "
+                    f"perhaps attention_mask, int64 [rows, tokens] of any size; {_STILL_IMPORTABLE}"
+                )
+        logits = next((port for port in outline.outputs if port.name == "logits"), None)
+        if logits is None or "input_ids" not in [port.name for port in outline.inputs]:
+            names = ", ".join(port.name for port in outline.outputs)
+            raise InputError(
+                f"{graph.path}: a classifier has an output `logits`, this one has {names}; {_STILL_IMPORTABLE}"
+            )
+        if logits.shape is not None and isinstance(logits.shape[-1], int) and logits.shape[-1] != count:
+            raise InputError(f"{flag}: the graph has {logits.shape[-1]} classes: {shape_text(logits)}")
+        tokenizer = tokenizer_from_file(options.tokenizer)
+        vocabulary, rows = tokens_of(tokenizer), outline.tables.get("input_ids")
+        if rows is not None and rows < vocabulary:
+            raise InputError(
+                f"--tokenizer {options.tokenizer}: has {vocabulary:,} tokens, the graph's table {rows:,} rows"
+            )
+        pad = special_ids(tokenizer, str(options.tokenizer)).pad
+        return cls(TextReader(tokenizer, pad, vocabulary), task_named("classification"))
+
+    def answer(self, job: _Import) -> _Golden:
+        """Write tokenizer and configuration, run the golden rows, and score the labelled file if there is one.
+
+        Raises:
+            DataError: the labelled file cannot be read.
+            InputError: the graph refuses a row, or its logits are not [rows, classes].
+        """
+        options, task = job.options, self.task
+        parts: Any = {"test": (file_source(options.data.resolve()),)} if options.data else {}
+        data = DataConfig(
+            parts=parts, split="imported", labels=options.labels, cleaning="none", max_length=options.max_length
+        )
+        shutil.copyfile(str(options.tokenizer), job.folder / TOKENIZER_FILE)
+        config: dict[str, object] = {
+            "vocab_size": self.reader.vocabulary,
+            "id2label": {str(number): label for number, label in enumerate(data.labels)},
+            "label2id": {label: number for number, label in enumerate(data.labels)},
+            "max_length": data.max_length,
+            "pad_token_id": self.reader.pad,
+        }
+        write_json(job.folder / CONFIG_FILE, config)
+        reader, validation = task.reader(job.folder / TOKENIZER_FILE, data, self.reader.vocabulary), None
+        rows: Any = task.read_file(data, reader, options.data) if options.data is not None else None
+        with job.open() as session:
+            if rows is not None:
+                count = min(GOLDEN_ROWS, len(rows))
+                numbers = np.random.default_rng(options.seed).choice(len(rows), count, replace=False)
+                arrays: dict[str, Array] = dict(task.batch(rows, numbers, reader.pad))
+                origin = f"{count} rows of {Path(str(options.data)).name}, seed {options.seed}"
+            else:
+                arrays = self._random_texts(options)
+                origin = f"random tokens, seed {options.seed}; without labels their accuracy is agreement with FP32"
+            logits = job.run(session, arrays)["logits"]
+            expected = (len(arrays["input_ids"]), len(options.labels))
+            if logits.shape != expected or logits.dtype != np.float32:
+                raise InputError(
+                    f"{job.graph.path}: `logits` are {logits.dtype}{list(logits.shape)} of {expected[0]} rows and "
+                    f"{expected[1]} labels; {_STILL_IMPORTABLE}"
+                )
+            arrays = {"labels": logits.argmax(-1).astype(np.int64), **arrays}
+            if rows is not None:
+                meter, batches = task.meter(), task.call_batches(rows, _BATCH, reader.vocabulary)
+                with bar(job.progress, "Scoring on the labelled file", len(rows), "rows"):
+                    calls = (task.batch(rows, numbers, reader.pad) for numbers in batches)
+                    score_batches(session.run, calls, meter, warm_up=False, advance=job.progress.advance)
+                validation = meter.score()
+        golden = {**arrays, **task.golden_answers({0: logits})}
+        golden.pop("logits_exit0")
+        facts = {
+            "data": data,
+            "labels": options.labels,
+            "max_length": options.max_length,
+            "pad_id": reader.pad,
+            "notes": (f"golden inputs: {origin}",),
+        }
+        return _Golden(golden, facts, task.golden_score(0, logits, arrays), validation)
+
+    def _random_texts(self, options: WrapOptions) -> dict[str, Array]:
+        """Rows of random tokens between the special tokens that texts begin and end with."""
+        special = self.reader.tokenizer.encode("").ids
+        length = max(1, min(_RANDOM_TOKENS, options.max_length) - len(special))
+        body = np.random.default_rng(options.seed).integers(0, self.reader.vocabulary, (GOLDEN_ROWS, length))
+        first, last = (np.tile(np.array(part, dtype=np.int64), (GOLDEN_ROWS, 1)) for part in (special[:1], special[1:]))
+        ids = np.concatenate([first, body, last], axis=1).astype(np.int64)
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """Golden inputs of a graph of which only inputs and outputs are known.
+
+    Attributes:
+        data: axes of the inputs, and where golden inputs come from.
+        ranges: input → range of random numbers.
+        inputs: golden inputs from a file, name → [calls, …]; None: they are drawn.
+    """
+
+    task: Task
+    data: TensorData
+    ranges: Mapping[str, Range]
+    inputs: Mapping[str, Array] | None
+
+    @classmethod
+    def plan(cls, graph: ForeignGraph, options: WrapOptions) -> _Tensors:
+        """Determine sizes and ranges before the graph is opened.
+
+        Raises:
+            InputError: a size or a range is unknown, or contradicts the graph.
+            DataError: ``options.inputs`` cannot be used.
+        """
+        ports, task = graph.outline.inputs, task_named("tensors")
+        if options.inputs is not None:
+            inputs = read_inputs(options.inputs, ports)
+            axes = find_axes(ports, options.shapes, {name: array.shape[1:] for name, array in inputs.items()})
+            drawn = dict.fromkeys(inputs, f"from {options.inputs.name}")
+            return cls(task, TensorData(inputs=axes, drawn=drawn), {}, inputs)
+        axes, ranges = find_axes(ports, options.shapes, {}), plan_ranges(graph.outline, options.ranges)
+        sizes = {
+            port.name: prod(axis.size for axis in axes[port.name]) * np.dtype(port.dtype).itemsize for port in ports
+        }
+        if sum(sizes.values()) > _MAX_BYTES:
+            largest = max(sizes, key=lambda name: sizes[name])
+            size = format_bytes(sizes[largest])
+            raise InputError(
+                f"{graph.path}: input {largest!r} takes {size}; golden inputs may take {_MAX_BYTES >> 20} MiB"
+            )
+        drawn = {port.name: describe_draw(port, ranges.get(port.name), options.seed) for port in ports}
+        return cls(task, TensorData(inputs=axes, drawn=drawn), ranges, None)
+
+    def answer(self, job: _Import) -> _Golden:
+        """Run the graph on its golden inputs.
+
+        Raises:
+            InputError: it refuses them, or an output has another shape in every call, so nothing can be compared.
+        """
+        ports, random = job.graph.outline.inputs, np.random.default_rng(job.options.seed)
+        max_calls = GOLDEN_CALLS if self.inputs is None else len(next(iter(self.inputs.values())))
+        calls: list[dict[str, Array]] = []
+        with job.open() as session:
+            while len(calls) < max_calls:
+                if self.inputs is None:
+                    inputs = {
+                        port.name: draw(port, self.data.inputs[port.name], self.ranges.get(port.name), random)
+                        for port in ports
+                    }
+                else:
+                    number = len(calls)
+                    inputs = {name: np.asarray(array[number], order="C") for name, array in self.inputs.items()}
+                outputs = job.run(session, inputs)
+                call = {f"{INPUT}{name}": array for name, array in inputs.items()}
+                calls.append(call | {f"{OUTPUT}{name}": array for name, array in outputs.items()})
+                if self.inputs is None:
+                    size = sum(array.nbytes for array in calls[0].values())
+                    max_calls = max(1, min(GOLDEN_CALLS, _MAX_RANDOM_BYTES // max(1, size)))
+        arrays = {}
+        for name in calls[0]:
+            shapes = {call[name].shape for call in calls}
+            if len(shapes) > 1:
+                sizes = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
+                raise InputError(
+                    f"{job.graph.path}: output {name.removeprefix(OUTPUT)!r} has a shape that depends on the numbers "
+                    f"that go in ({sizes}), so other artifacts cannot be compared with it; give one call with "
+                    "--inputs FILE.npz"
+                )
+            arrays[name] = np.stack([call[name] for call in calls])
+        total = sum(array.nbytes for array in arrays.values())
+        if total > _MAX_BYTES:
+            size_text = format_bytes(total)
+            raise InputError(
+                f"{job.graph.path}: golden inputs and outputs take {size_text}; give smaller sizes: --shape"
+            )
+        reference = {name.removeprefix(OUTPUT): array for name, array in arrays.items() if name.startswith(OUTPUT)}
+        notes = [f"golden inputs: {'; '.join(f'{name}: {origin}' for name, origin in self.data.drawn.items())}"]
+        if job.graph.outline.has_subgraphs:
+            notes.append("If, Loop or Scan: what is computed, and how long it takes, can depend on the inputs")
+        facts = {"data": self.data, "max_length": self.data.tokens_at_once, "pad_id": 0, "notes": tuple(notes)}
+        return _Golden(arrays, facts, self.task.golden_score(0, reference, reference))
 
 
 def wrap(path: Path, folder: Path, options: WrapOptions | None = None, progress: Progress = SILENT) -> BundleManifest:
-    """Make a bundle of an .onnx file. The file is copied bit for bit; nothing is written beside it.
+    """Make a bundle of an .onnx file; nothing is written beside the file.
 
     Args:
         path: of the file; weights beside it are copied, too.
-        folder: of the bundle; what is there is replaced only when the new one is complete.
-        options: what the graph does not say.
-        progress: where to say what is going on.
+        folder: of the bundle; an existing one is replaced only when the new one is complete.
 
     Raises:
-        InputError: a shape or a range that is missing, an operator or type that nothing here handles, or a graph whose
-            answers change from call to call; there is something in ``folder``.
-        DataError: golden inputs, a tokenizer or labelled data that cannot be used.
-        ArtifactError: no ONNX graph, a damaged or hostile one, or one that ONNX Runtime cannot open.
+        InputError: a shape or range is missing, an operator or type is not supported, or identical calls give
+            different answers; ``folder`` exists.
+        DataError: golden inputs, a tokenizer or labelled data cannot be used.
+        ArtifactError: the file is no ONNX graph, is damaged or hostile, or ONNX Runtime cannot open it.
     """
     options = options or WrapOptions()
-    _require_free(folder, options)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        if not (folder / BUNDLE_FILE).is_file():
+            raise InputError(f"{folder}: exists, and is no bundle; choose another folder")
+        if Bundle.open(folder).manifest.wrapped is None:
+            raise InputError(f"{folder}: is the bundle of a run; choose another folder")
+        if not options.replace:
+            raise InputError(f"{folder}: exists; choose another folder, or make it anew with --replace")
     graph = read_foreign(path)
-    task, answer = _way(graph, options)
+    source: _Classifier | _Tensors
+    if options.tokenizer is not None or options.labels:
+        source = _Classifier.check(graph, options)
+    elif options.data is not None:
+        raise InputError("--data: labelled texts need a tokenizer and labels: --tokenizer FILE --labels A,B")
+    else:
+        source = _Tensors.plan(graph, options)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with claiming(folder):
         remove_leftovers(folder)
         with replacing_folder(folder) as new:
-            job = begin(graph, new, task, options, progress)
+            job = _Import(graph, new, options, progress, _copy_graph(graph, new))
             with bar(progress, f"Running {path.name} for its golden answers", None, "calls"):
-                return _seal(job, answer(job))
+                return _write_manifest(job, source.task, source.answer(job))
 
 
-def _require_free(folder: Path, options: WrapOptions) -> None:
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not (folder / BUNDLE_FILE).is_file():
-        raise InputError(f"{folder}: is there already, and is no bundle; choose another folder")
-    if Bundle.open(folder).manifest.wrapped is None:
-        raise InputError(f"{folder}: is the bundle of a run; choose another folder")
-    if not options.replace:
-        raise InputError(f"{folder}: is there already; choose another folder, or make it anew with --replace")
+def _copy_graph(graph: ForeignGraph, folder: Path) -> ArtifactManifest:
+    """Copy the graph and its weights, which keep their names relative to it, and describe it."""
+    target, outline, versions = folder / GRAPH, graph.outline, library_versions()
+    weights = [target.parent / location for location in graph.weights]
+    for source, copy in ((graph.path, target), *zip(_weight_paths(graph), weights, strict=True)):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+    return ArtifactManifest(
+        id=f"{ONNX}-{graph.precision}",
+        file=GRAPH,
+        format=ONNX,
+        precision=graph.precision,
+        status="built",
+        weights_file=weights[0].relative_to(folder).as_posix() if len(weights) == 1 else None,
+        size_bytes=sum(path.stat().st_size for path in (target, *weights)),
+        sha256=sha256_of(target),
+        inputs={port.name: shape_text(port) for port in outline.inputs},
+        outputs={port.name: shape_text(port) for port in outline.outputs},
+        opset=outline.opsets.get(""),
+        sharing=Sharing(
+            unique_parameters=outline.parameters,
+            stored_parameters=outline.parameters,
+            weight_bytes=outline.weight_bytes,
+        ),
+        built_with={name: versions[name] for name in ("onnxruntime", "numpy") if name in versions},
+    )
 
 
-def _way(graph: ForeignGraph, options: WrapOptions) -> tuple[Task, Callable[[Wrapping], Told]]:
-    """What the graph is for, and what finds its golden answers, after all that is asked for was checked."""
-    if options.tokenizer is not None or options.labels:
-        reader = require_classifier(graph, options)
-        return task_named("classification"), partial(answer_texts, reader=reader)
-    if options.data is not None:
-        raise InputError("--data: labelled texts need a tokenizer and labels: --tokenizer FILE --labels A,B")
-    data, ranges, given = plan_tensors(graph, options)
-    return task_named("tensors"), partial(answer_tensors, data=data, ranges=ranges, given=given)
+def _weight_paths(graph: ForeignGraph) -> list[Path]:
+    return [graph.path.resolve().parent / location for location in graph.weights]
 
 
-def _seal(job: Wrapping, told: Told) -> BundleManifest:
-    """golden.npz and bundle.json; the answers are asked for once more, by another session."""
-    golden = write_golden(job.folder, told.arrays)
-    with job.session() as session:
-        # What draws random numbers begins with the same ones in every session.
-        job.task.golden_outputs(golden.first(1), session.run, None)
-        again = job.task.golden_outputs(golden, session.run, None)
-    parity = job.task.golden_parity(golden.arrays, again, None, job.entry.precision, default_provider("cpu"))
-    if parity.max_abs_error is None or (parity.max_abs_error > 0 and (parity.relative_error or 0) > _STEADY):
+def _write_manifest(job: _Import, task: Task, answers: _Golden) -> BundleManifest:
+    """Write golden.npz and bundle.json, after the answers of a second session were compared with the first's."""
+    golden, graph = write_golden(job.folder, answers.arrays), job.graph
+    with job.open() as session:
+        # Operators that draw random numbers start with the same ones in every session.
+        task.golden_outputs(golden.first(1), session.run, None)
+        repeated = task.golden_outputs(golden, session.run, None)
+    parity = task.golden_parity(golden.arrays, repeated, None, job.entry.precision, default_provider("cpu"))
+    if parity.max_abs_error is None or (parity.max_abs_error > 0 and (parity.relative_error or 0) > _REPEAT_TOLERANCE):
         raise InputError(
-            f"{job.graph.path}: gives other answers to the same inputs when it is asked again (it draws random "
-            "numbers, or computes what is no number), so nothing that is made of it could be verified"
+            f"{graph.path}: gives other answers to the same inputs when it runs again (it draws random numbers, or "
+            "computes what is no number), so nothing that is made of it could be verified"
         )
-    measured = {"parity": parity, "score": told.score, "validation": told.validation}
-    others = sorted(path.relative_to(job.folder).as_posix() for path in job.folder.rglob("*") if path.is_file())
+    names = sorted(path.relative_to(job.folder).as_posix() for path in job.folder.rglob("*") if path.is_file())
+    update = {"parity": parity, "score": answers.score, "validation": answers.validation}
     manifest = BundleManifest(
-        run=job.graph.name,
-        task=job.task.name,
+        run=graph.name,
+        task=task.name,
         created=now(),
         max_positions=None,
-        parameters=job.graph.outline.parameters,
+        parameters=graph.outline.parameters,
         synthetic=False,
         data_fingerprints={},
-        made_from={job.graph.path.name: str(job.entry.sha256)},
-        wrapped=job.graph.path.name,
-        files={name: sha256_of(job.folder / name) for name in others if name != GRAPH},
-        artifacts=(job.entry.model_copy(update=measured),),
+        made_from={graph.path.name: str(job.entry.sha256)},
+        wrapped=graph.path.name,
+        files={name: sha256_of(job.folder / name) for name in names if name != GRAPH},
+        artifacts=(job.entry.model_copy(update=update),),
         code_version=code_version(),
-        **told.facts,
+        **answers.facts,
     )
     return seal(job.folder, manifest)
 
 
 def wrap_cached(path: Path, artifacts: Path, options: WrapOptions, progress: Progress = SILENT) -> Path:
-    """The bundle of an .onnx file below ``artifacts``, made unless it is there. Raises what :func:`wrap` raises.
+    """Return the bundle of an .onnx file below ``artifacts``, made if it does not exist. Raises like :func:`wrap`.
 
     Args:
-        path: of the file.
         artifacts: the folder that holds the runs.
     """
     graph = read_foreign(path)
