@@ -1,7 +1,14 @@
-"""Causal attention to what is kept of earlier tokens, as one operator of ONNX Runtime's own.
+"""INT4: weights of products and embedding tables in blocks of 4 bits, each block with a scale and a zero point.
 
-Written out it is eighteen operators in every loop, as many as a token has no time for. Only for graphs that no other
-runtime could read anyway.
+Only weights are stored in 4 bits. Products compute with the numbers that these stand for, and with activations in INT8
+by blocks of their own (``accuracy_level`` 4), so no row depends on the other rows of a call. A weight takes 5.1 bits
+with the scales and zero points of blocks of 32, and 4.3 in blocks of 128. Products that mostly read weights, as in
+decoding, get faster; others do not. A block lies along the inputs of a product, and along a table's row.
+
+ONNX has no such operators: MatMulNBits and GatherBlockQuantized belong to ONNX Runtime, and other runtimes may lack
+them (the portability audit says so). Therefore attention to cached tokens is one operator of ONNX Runtime there, too.
+Tables that are read by slices have rows in INT8. A weight that several products use is stored once. Norms, biases,
+rotary tables and tables with few rows stay FP32.
 """
 
 from __future__ import annotations
@@ -21,9 +28,18 @@ from edgeformer.models.tracing import Graphs
 
 DOMAIN = "com.microsoft"
 
+BLOCK = 32
+"""Numbers that share a scale, for pretrained weights, a few of which are far larger than the others. Most published
+4-bit language models use 32; MiniLM's vectors stay within tolerance with 32, and not with 64."""
+LONG_BLOCK = 128
+"""The same for our own models, which lose almost nothing by it, and read a sixth less per token."""
+
+_COMPUTE_INT8 = 4
+"""Value of ``accuracy_level``: products compute in INT8."""
+
 
 class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
-    """What :func:`edgeformer.models.crt.graphs._run_loop` is exported as."""
+    """Matches the operators that :func:`edgeformer.models.crt.graphs._run_loop` is exported as: eighteen per loop."""
 
     def pattern(
         self,
@@ -37,7 +53,7 @@ class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
         least: Any,
         flat: Any,
     ) -> Any:
-        """q, k and v [B, S, 3 H D] in one, with what came before → the mixed values [B, S, H D], keys and values."""
+        """q, k and v [B, S, 3 H D] with cached keys and values → mixed values [B, S, H D], all keys and values."""
         split = op.Transpose(op.Reshape(projected, heads), perm=[2, 0, 3, 1, 4])
         q, k, v = (op.Squeeze(op.Slice(split, [place], [place + 1], [0]), [0]) for place in range(3))
         keys, values = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
@@ -54,9 +70,9 @@ class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
         least: onnx_ir.Value,
         **_: Any,
     ) -> bool:
-        """What is masked is what comes later, and the number of heads and the scale are known.
+        """Whether the mask is causal, and the number of heads and the scale are constants.
 
-        The mask is no part of the pattern: all loops share it, so it must stay for those that come after.
+        The mask is not in the pattern: all loops share it, so it must stay for the loops after this one.
         """
         inverted = unseen.producer()
         triangle = inverted.inputs[0].producer() if inverted is not None and inverted.inputs[0] is not None else None
@@ -74,7 +90,7 @@ class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
         scale: onnx_ir.Value,
         **_: Any,
     ) -> Any:
-        """One operator behind a Split: it wants q, k and v apart."""
+        """Split q, k and v, which the operator takes apart."""
         assert past_key.shape is not None and scale.const_value is not None
         q, k, v = op.Split(projected, axis=-1, num_outputs=3, _outputs=3)
         return op.MultiHeadAttention(
@@ -85,81 +101,56 @@ class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
 
 
 def merge_attention(model: onnx_ir.Model) -> int:
-    """Put the operator in the place of every such attention, in ``model`` itself; how many there were."""
+    """Replace causal attention to cached tokens by one operator of ONNX Runtime, in ``model`` itself.
+
+    Returns:
+        How many were replaced.
+    """
     count: int = RewriteRuleSet([_Attention.rule()]).apply_to_model(model)
     return count
 
 
-# INT4: stored weights and tables in blocks of 4 bits, each block with a scale and a zero point.
-#
-# Weights only: a product reads its weight in 4 bits and computes with what they stand for, activations in INT8 by
-# blocks
-# of their own (``accuracy_level`` 4), so no row depends on those beside it. A weight takes 5.1 bits with the scales
-# and
-# zero points of blocks of 32, 4.3 in blocks of 128; a product that reads little else, as in decoding, is faster for
-# it,
-# one that computes much is not. A block lies along the inputs of a product, and along a table's row.
-#
-# ONNX has no such operators: MatMulNBits and GatherBlockQuantized are ONNX Runtime's own, which other runtimes may
-# lack
-# (the portability audit says so). So attention to earlier tokens is an operator of its own there, too. Tables of
-# which
-# slices are taken have rows in INT8. A weight that is used by several products, as of a looped block, is stored once;
-# norms, biases, rotary tables and what has few rows stay FP32.
-
-
-BLOCK = 32
-"""Numbers that share a scale, of weights a few of which are far larger than the others, as pretrained ones have them:
-what most 4-bit language models are published with. MiniLM's vectors keep to the bar with 32, and not with 64."""
-
-LONG_BLOCK = 128
-"""The same for our own models: they lose next to nothing by it, and a token reads a sixth less."""
-
-_IN_INT8 = 4
-
-
 def quantize(model: onnx_ir.Model, block: int = BLOCK) -> onnx_ir.Model:
-    """The graph with every stored weight of a product and every table in 4 bits; each tensor stored once.
-
-    ``model`` is FP32, with any number of outputs; it is left unchanged.
+    """Quantise every stored weight of a product and every table to 4 bits; each tensor is stored once.
 
     Args:
-        block: numbers that share a scale; a power of two from 16 on.
+        model: FP32; left unchanged.
+        block: numbers that share a scale; a power of two, at least 16.
 
     Raises:
-        EdgeformerError: some weight would stay FP32.
+        EdgeformerError: a weight would stay FP32.
     """
     handlers, level = logging.root.handlers[:], logging.root.level
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-    logging.root.handlers[:] = handlers  # its import makes every library's messages appear on stderr
+    logging.root.handlers[:] = handlers  # the import installs a handler that prints every library's messages
     logging.root.setLevel(level)
     prepared = model.clone()
     gemm_as_matmul(prepared)
     tables = [list(value.consumers()) for value in prepared.graph.initializers.values() if is_table(value)]
     rows = [node for users in tables if all(node.op_type == "Gather" for node in users) for node in users]
-    for node in rows:  # the quantizer selects nodes by name, and foreign graphs often have none
+    for node in rows:  # the quantizer selects nodes by name, which foreign graphs often lack
         node.name = f"{node.outputs[0].name}_rows"
     quantizer = MatMulNBitsQuantizer(
         onnx_ir.to_proto(prepared),
         block_size=block,
-        accuracy_level=_IN_INT8,
+        accuracy_level=_COMPUTE_INT8,
         nodes_to_include=[str(node.name) for node in rows],
     )
     quantizer.process()
-    made: onnx_ir.Model = onnx_ir.from_proto(quantizer.model.model)
-    quantize_tables(made)
-    _add_biases(made)
-    merge_attention(made)
-    RemoveUnusedNodesPass()(made)
-    DeduplicateHashedInitializersPass()(made)
-    if left := left_in_float(made):
-        raise EdgeformerError(f"INT4: these weights would stay FP32: {', '.join(left[:5])}")
-    return made
+    quantized: onnx_ir.Model = onnx_ir.from_proto(quantizer.model.model)
+    quantize_tables(quantized)
+    _add_biases(quantized)
+    merge_attention(quantized)
+    RemoveUnusedNodesPass()(quantized)
+    DeduplicateHashedInitializersPass()(quantized)
+    if unquantized := left_in_float(quantized):
+        raise EdgeformerError(f"INT4: these weights would stay FP32: {', '.join(unquantized[:5])}")
+    return quantized
 
 
 def quantized_graphs(graphs: Graphs) -> Graphs:
-    """All graphs of a model in 4 bits, in blocks as long as its weights allow; errors are those of :func:`quantize`."""
+    """Quantise all graphs of a model, in long blocks where its weights allow it. Raises like :func:`quantize`."""
     block = BLOCK if graphs.row_scales else LONG_BLOCK
     return replace(
         graphs,
@@ -170,13 +161,13 @@ def quantized_graphs(graphs: Graphs) -> Graphs:
 
 
 def _add_biases(model: onnx_ir.Model) -> None:
-    """Merge the Add of a stored vector into the MatMulNBits whose result it alone takes; the quantizer leaves it."""
+    """Merge the Add of a bias into its MatMulNBits, which the quantizer does not do."""
     for node in list(model.graph):
         if node.op_type != "MatMulNBits":
             continue
         (result,) = node.outputs
-        users = result.uses()
-        if len(users) != 1 or result.is_graph_output() or (add := next(iter(users)).node).op_type != "Add":
+        uses = result.uses()
+        if len(uses) != 1 or result.is_graph_output() or (add := next(iter(uses)).node).op_type != "Add":
             continue
         (bias,) = (value for value in add.inputs if value is not result)
         if bias is None or not bias.is_initializer() or bias.shape is None or len(bias.shape) != 1:
