@@ -77,8 +77,8 @@ def recurrent(hidden: int = 8, width: int = 4) -> onnx.ModelProto:
     ]
     state = [value(name, FLOAT, [1, "batch", hidden]) for name in ("h", "c")]
     inputs = [value("x", FLOAT, ["steps", "batch", width]), *state, value("rate", INT64, [])]
-    after = [value(name, FLOAT, [1, "batch", hidden]) for name in ("hn", "cn")]
-    return model(nodes, inputs, [value("answer", FLOAT, ["steps", "batch", hidden]), *after], stored)
+    new = [value(name, FLOAT, [1, "batch", hidden]) for name in ("hn", "cn")]
+    return model(nodes, inputs, [value("answer", FLOAT, ["steps", "batch", hidden]), *new], stored)
 
 
 def branching() -> onnx.ModelProto:

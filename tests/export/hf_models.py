@@ -80,8 +80,8 @@ def make_model(folder: Path, kind: str, labels: tuple[str, ...] = (), **changes:
     names: dict[str, Any] = {"id2label": dict(enumerate(labels)), "label2id": {}} if labels else {}
     config = AutoConfig.for_model(kind, **{**_SIZES, **OWN[kind], **names, **changes})
     torch.manual_seed(0)
-    made: Any = AutoModelForSequenceClassification if labels else AutoModel
-    model = made.from_config(config).eval()
+    output: Any = AutoModelForSequenceClassification if labels else AutoModel
+    model = output.from_config(config).eval()
     for parameter in model.parameters():  # fresh biases and norms are all alike: a graph would store them once
         parameter.data += torch.randn_like(parameter) * 0.05
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,10 +97,10 @@ def answer(model: Any, tokenizer: Tokenizer, text: str, pair: str | None = None)
 
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    found = tokenizer.encode(text, pair)
-    inputs = {"input_ids": torch.tensor([found.ids])}
+    result = tokenizer.encode(text, pair)
+    inputs = {"input_ids": torch.tensor([result.ids])}
     if int(getattr(model.config, "type_vocab_size", 0) or 0) > 1:
-        inputs["token_type_ids"] = torch.tensor([found.type_ids])
+        inputs["token_type_ids"] = torch.tensor([result.type_ids])
     with torch.inference_mode():
         outputs = model(**inputs)
     return (outputs.logits if "logits" in outputs else outputs.last_hidden_state)[0].numpy()

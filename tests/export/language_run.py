@@ -28,7 +28,7 @@ LOOPS, EXIT = 2, 1
 def language_recipe(mode: str = "packed", **model: object) -> LanguageRecipe:
     """Two loops of two cycles, one exit, on generated reviews."""
     review = {"kind": "synthetic-reviews"}
-    found: LanguageRecipe = recipe_type("language-modeling", "crt").model_validate(
+    result: LanguageRecipe = recipe_type("language-modeling", "crt").model_validate(
         {
             "name": "tiny-language",
             "task": "language-modeling",
@@ -68,7 +68,7 @@ def language_recipe(mode: str = "packed", **model: object) -> LanguageRecipe:
         },
         strict=False,
     )
-    return found
+    return result
 
 
 def write_language_run(folder: Path, recipe: LanguageRecipe | None = None) -> Path:

@@ -33,21 +33,21 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def assert_verified(run: Path, expected: set[str]) -> None:
-    found = verify(Bundle.open(run / "bundle"))
-    assert {file.status for file in found.files} == {"intact"}
-    assert {check.artifact: check.status for check in found.artifacts} == dict.fromkeys(expected, "verified")
+    result = verify(Bundle.open(run / "bundle"))
+    assert {file.status for file in result.files} == {"intact"}
+    assert {check.artifact: check.status for check in result.artifacts} == dict.fromkeys(expected, "verified")
     assert not list(run.glob(".bundle*")), "nothing may be left beside it"
 
 
 def test_what_was_not_asked_for_again_stays(run: Path) -> None:
-    before = contents(run / "bundle")
+    old = contents(run / "bundle")
     with installed("reference_runtime"):
         export(run, ExportOptions(int8=True, vocab_trim=True, build=("reference",)))
         added = export(run, ExportOptions())
         artifacts = {artifact.id: artifact.kept for artifact in added.artifacts}
         kept = ("onnx-int8", "onnx-int8-trim", "onnx-fp16", "onnx-reference-fp32")
         assert artifacts == {"onnx-fp32": False, **dict.fromkeys(kept, True)}
-        assert contents(run / "bundle")["onnx/model_fp16.onnx"] == before["onnx/model_fp16.onnx"]
+        assert contents(run / "bundle")["onnx/model_fp16.onnx"] == old["onnx/model_fp16.onnx"]
         assert any(note.startswith("FP16: a CPU") for note in added.notes)
         assert_verified(run, set(artifacts))
 
@@ -56,15 +56,15 @@ def test_what_was_not_asked_for_again_stays(run: Path) -> None:
 def test_graphs_that_share_weights_with_new_ones_stay(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Alone, the full graph and decode need fewer weights, which lie elsewhere in the file that all have together."""
     run = Path(shutil.copytree(exported_language_run(tmp_path_factory), tmp_path / "run"))
-    before = contents(run / "bundle")
+    old = contents(run / "bundle")
     ids = {artifact.id for artifact in Bundle.open(run / "bundle").artifacts}
     added = {artifact.id: artifact for artifact in export(run, ExportOptions()).artifacts}
     assert added.keys() == ids
     assert {id_ for id_, artifact in added.items() if not artifact.kept} == {"onnx-fp32", "onnx-fp32-decode"}
-    after = contents(run / "bundle")
+    new = contents(run / "bundle")
     weights = "onnx/model.onnx_data"
-    assert after.keys() == before.keys()
-    assert after["onnx/model_int8.onnx_data"] == before["onnx/model_int8.onnx_data"]
+    assert new.keys() == old.keys()
+    assert new["onnx/model_int8.onnx_data"] == old["onnx/model_int8.onnx_data"]
     size = {
         folder: (folder / "bundle" / weights).stat().st_size
         for folder in (run, exported_language_run(tmp_path_factory))
@@ -97,10 +97,10 @@ def strange_file(run: Path) -> str:
 )
 def test_what_would_be_lost_is_listed_and_needs_replace(run: Path, harm: Callable[[Path], str]) -> None:
     reason = harm(run)
-    before = contents(run)
+    old = contents(run)
     with pytest.raises(InputError, match="--replace") as refused:
         export(run)
-    assert reason in str(refused.value) and contents(run) == before
+    assert reason in str(refused.value) and contents(run) == old
     assert ("onnx-fp16" in str(refused.value)) == (harm is not strange_file)
     if harm is not strange_file:  # asked for again, nothing is lost
         assert {a.id: a.kept for a in export(run, ExportOptions(fp16=True)).artifacts} == {
@@ -114,16 +114,16 @@ def test_what_would_be_lost_is_listed_and_needs_replace(run: Path, harm: Callabl
 
 def test_a_bundle_that_cannot_be_read_is_not_deleted_unasked(run: Path) -> None:
     (run / "bundle" / "bundle.json").write_text("{", encoding="utf-8")
-    before = contents(run)
+    old = contents(run)
     with pytest.raises(InputError, match=r"everything in it .*bundle\.json: damaged"):
         export(run)
-    assert contents(run) == before
+    assert contents(run) == old
 
 
 def engine(id_: str = "tensorrt-rtx-fp16", device: str = "rtx4050", **facts: object) -> ArtifactManifest:
     file = f"engines/model_fp16.{device}.engine"
-    told = {"id": id_, "file": file, "format": "tensorrt-rtx", "precision": "fp16", "status": "built", **facts}
-    return ArtifactManifest.model_validate(told)
+    fields = {"id": id_, "file": file, "format": "tensorrt-rtx", "precision": "fp16", "status": "built", **facts}
+    return ArtifactManifest.model_validate(fields)
 
 
 def test_an_engine_that_cannot_be_built_again_stays(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_an_engine_of_another_device_does_not_take_the_place_of_one(tmp_path: Pa
 
 def test_what_was_not_reached_stays_unless_its_weights_are_gone(tmp_path: Path) -> None:
     def graph(id_: str, **facts: object) -> ArtifactManifest:
-        told = {"id": id_, "file": f"onnx/{id_}", "format": "onnx", "precision": "int8", "status": "built", **facts}
-        return ArtifactManifest.model_validate(told)
+        fields = {"id": id_, "file": f"onnx/{id_}", "format": "onnx", "precision": "int8", "status": "built", **facts}
+        return ArtifactManifest.model_validate(fields)
 
     rejected = graph("onnx-int8", file=None, status="rejected", reason="too bad")
     old = graph("onnx-int8-exit2", kept=True)

@@ -14,7 +14,7 @@ def test_a_rejected_variant_leaves_neither_graph_nor_weights(tmp_path: Path) -> 
     for name in ("model", "model_fp16"):
         for suffix in ("onnx", "onnx_data"):
             (folder / f"{name}.{suffix}").write_bytes(b"x")
-    kept, gone = remove_rejected(
+    kept, rejected = remove_rejected(
         tmp_path,
         [
             ArtifactManifest(
@@ -29,4 +29,4 @@ def test_a_rejected_variant_leaves_neither_graph_nor_weights(tmp_path: Path) -> 
         ],
     )
     assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx_data"]
-    assert kept.weights_file == "onnx/model.onnx_data" and (gone.file, gone.weights_file) == (None, None)
+    assert kept.weights_file == "onnx/model.onnx_data" and (rejected.file, rejected.weights_file) == (None, None)

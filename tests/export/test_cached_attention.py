@@ -34,9 +34,9 @@ def test_it_computes_what_was_written_out(
     merged = written_out.clone()
     assert merge_attention(merged) == LOOPS
     tidy(merged)
-    left = [node.op_type for node in merged.graph]
-    assert left.count("MultiHeadAttention") == LOOPS
-    assert not {"Softmax", "Trilu", "Where"} & set(left)
+    remaining = [node.op_type for node in merged.graph]
+    assert remaining.count("MultiHeadAttention") == LOOPS
+    assert not {"Softmax", "Trilu", "Where"} & set(remaining)
     draw = np.random.default_rng(batch + new + past)
     sizes = {"batch": batch, "past": past, "sequence": new}
     inputs = {}
@@ -46,14 +46,14 @@ def test_it_computes_what_was_written_out(
         inputs[value.name] = draw.normal(size=shape).astype(np.float32)
     inputs["input_ids"] = draw.integers(0, 60, (batch, new))
     inputs["position_ids"] = np.tile(np.arange(past, past + new), (batch, 1))
-    found = []
+    result = []
     for name, graph in (("apart", written_out), ("merged", merged)):
         write_graph(graph, tmp_path / f"{name}.onnx")
         with OnnxSession(tmp_path / f"{name}.onnx") as session:
-            found.append(session.run(inputs))
-    assert found[0].keys() == found[1].keys()
-    for name, array in found[0].items():
-        assert np.allclose(array, found[1][name], atol=2e-5, rtol=0), name
+            result.append(session.run(inputs))
+    assert result[0].keys() == result[1].keys()
+    for name, array in result[0].items():
+        assert np.allclose(array, result[1][name], atol=2e-5, rtol=0), name
 
 
 @pytest.mark.parametrize("changed", ["upper", "least"])

@@ -30,7 +30,7 @@ print(json.dumps({"code": done.returncode, "out": done.stdout, "err": done.stder
 
 @pytest.mark.parametrize("option", ["--fp16", pytest.param("--int8", marks=pytest.mark.torture)])
 def test_the_old_bundle_stays(finished_run: Path, disk: Path, option: str) -> None:
-    before = {p.relative_to(finished_run).as_posix(): sha256_of(p) for p in finished_run.rglob("*") if p.is_file()}
+    old = {p.relative_to(finished_run).as_posix(): sha256_of(p) for p in finished_run.rglob("*") if p.is_file()}
     sizes = {p.name: p.stat().st_size for p in (finished_run / "bundle").rglob("*") if p.is_file()}
     free_bytes = sum(sizes.values()) // 2  # enough to begin with, not enough for the graphs
     if option == "--int8":  # enough for the FP32 graph and its copy, not for what the quantizer makes of that
@@ -39,8 +39,8 @@ def test_the_old_bundle_stays(finished_run: Path, disk: Path, option: str) -> No
     arguments = (str(finished_run), str(disk), str(free_bytes), option)
     done = on_disk(disk, "size=16m", sys.executable, "-c", _DRIVER, *arguments)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["code"] == 1, found["err"]
-    assert "Traceback" not in found["err"]
-    assert f"{disk / 'run' / 'bundle'}: No space left on device; what was there before is unchanged" in found["err"]
-    assert found["left"] == before
+    result = json.loads(done.stdout)
+    assert result["code"] == 1, result["err"]
+    assert "Traceback" not in result["err"]
+    assert f"{disk / 'run' / 'bundle'}: No space left on device; what was there before is unchanged" in result["err"]
+    assert result["left"] == old

@@ -59,10 +59,10 @@ def test_audit_sees_a_weight_that_was_copied(fresh_run: Path, tmp_path: Path) ->
     copy.CopyFrom(largest)
     copy.name = "copied"
     graph.graph.initializer.append(copy)
-    found = audit_sharing(graph, unique)
-    assert found.stored_parameters == unique + int(np.prod(largest.dims))
-    assert f"stores {found.stored_parameters:,} parameters for a model of {unique:,}" in str(stored_twice(found))
-    assert stored_twice(found.model_copy(update={"unique_parameters": found.stored_parameters + 1})) is None
+    result = audit_sharing(graph, unique)
+    assert result.stored_parameters == unique + int(np.prod(largest.dims))
+    assert f"stores {result.stored_parameters:,} parameters for a model of {unique:,}" in str(stored_twice(result))
+    assert stored_twice(result.model_copy(update={"unique_parameters": result.stored_parameters + 1})) is None
 
 
 def test_audit_sees_weights_hidden_in_constant_nodes(fresh_run: Path) -> None:
@@ -87,11 +87,11 @@ def test_batch_and_sequence_are_dynamic(fresh_run: Path) -> None:
             ids = generator.integers(5, 600, (batch, length))
             mask = np.ones((batch, length), dtype=np.int64)
             mask[-1, length // 2 + 1 :] = 0
-            found = session.run({"input_ids": ids, "attention_mask": mask})["logits"]
+            result = session.run({"input_ids": ids, "attention_mask": mask})["logits"]
             with torch.inference_mode():
                 expected = model(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
-            assert found.dtype == np.float32
-            assert np.abs(found - expected).max() < 1e-4
+            assert result.dtype == np.float32
+            assert np.abs(result - expected).max() < 1e-4
         with pytest.raises(InputError, match="513"):
             session.run(
                 {"input_ids": np.ones((1, 513), dtype=np.int64), "attention_mask": np.ones((1, 513), dtype=np.int64)}
@@ -126,8 +126,8 @@ def test_golden_inputs_give_the_golden_logits(fresh_run: Path) -> None:
     with np.load(fresh_run / "bundle" / "golden.npz") as golden:
         assert golden["input_ids"].shape[0] == 64
         with OnnxSession(fresh_run / "bundle" / "onnx" / "model.onnx") as session:
-            found = session.run({k: golden[k] for k in ("input_ids", "attention_mask")})["logits"]
-        assert np.abs(found - golden["logits"]).max() < 1e-4
+            result = session.run({k: golden[k] for k in ("input_ids", "attention_mask")})["logits"]
+        assert np.abs(result - golden["logits"]).max() < 1e-4
 
 
 def test_unfinished_run_is_refused(fresh_run: Path, tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ def test_damaged_weights_keep_the_old_bundle(fresh_run: Path, tmp_path: Path) ->
     shutil.copytree(fresh_run, run)
     weights = run / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    before = sha256_of(run / "bundle" / "bundle.json")
+    old = sha256_of(run / "bundle" / "bundle.json")
     with pytest.raises(ArtifactError, match=r"model\.safetensors"):
         export(run)
-    assert sha256_of(run / "bundle" / "bundle.json") == before
+    assert sha256_of(run / "bundle" / "bundle.json") == old
     assert not list(run.glob(".bundle*"))
 
 

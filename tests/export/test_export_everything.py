@@ -107,8 +107,8 @@ def test_texts_leave_the_step_bundle_as_soon_as_they_are_sure(exported: tuple[Pa
     def predictions(*options: str) -> list[dict[str, Any]]:
         outcome = edgeformer("predict", "small", *texts, "--json", *options, cwd=folder)
         assert outcome.code == 0, outcome.err
-        found: list[dict[str, Any]] = json.loads(outcome.out)["predictions"]
-        return found
+        result: list[dict[str, Any]] = json.loads(outcome.out)["predictions"]
+        return result
 
     every_loop = predictions("--artifact", "onnx-fp32")
     sure = predictions("--confidence", "1.0")
@@ -154,6 +154,6 @@ def test_what_cannot_be_asked_for_is_refused_with_what_can(
     reason = r"--vocab-trim: only vocabularies of classifiers.* a language model's is what it predicts"
     with pytest.raises(InputError, match=reason):
         export(exported_language_run(tmp_path_factory), ExportOptions(vocab_trim=True))
-    for options, said in ((("--exit", "two"), "--exit 'two'"), (("--trt-via", "x"), "--trt-via 'x'")):
+    for options, message in ((("--exit", "two"), "--exit 'two'"), (("--trt-via", "x"), "--trt-via 'x'")):
         outcome = edgeformer("export", str(finished_run), *options, cwd=tmp_path)
-        assert outcome.code == 2 and said in outcome.err
+        assert outcome.code == 2 and message in outcome.err

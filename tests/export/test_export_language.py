@@ -106,10 +106,10 @@ def test_batch_and_sequence_are_dynamic_up_to_the_last_position(run: Path) -> No
     with OnnxSession(run / "bundle" / "onnx" / "model.onnx", max_positions=POSITIONS) as session:
         for batch, length in ((1, 1), (1, 5), (3, 17), (2, POSITIONS)):
             ids = generator.integers(0, WORDS, (batch, length))
-            found = session.run({"input_ids": ids})["logits"]
-            assert found.dtype == np.float32 and found.shape == (batch, length, WORDS)
+            result = session.run({"input_ids": ids})["logits"]
+            assert result.dtype == np.float32 and result.shape == (batch, length, WORDS)
             with torch.inference_mode():
-                assert np.abs(found - model.logits(torch.from_numpy(ids)).numpy()).max() < 1e-4
+                assert np.abs(result - model.logits(torch.from_numpy(ids)).numpy()).max() < 1e-4
         with pytest.raises(InputError, match=str(POSITIONS + 1)):
             session.run({"input_ids": np.ones((1, POSITIONS + 1), dtype=np.int64)})
 
@@ -204,10 +204,10 @@ def test_damaged_golden_inputs_are_named(run: Path, tmp_path: Path, damage: str)
         path.write_bytes(path.read_bytes()[:100])
     else:
         np.savez(path, input_ids=np.ones((8, 64), np.int32), targets=np.ones((8, 64), np.int64))
-    before = sha256_of(copy / "bundle" / "bundle.json")
+    old = sha256_of(copy / "bundle" / "bundle.json")
     with pytest.raises(ArtifactError, match=r"golden_inputs\.npz: .*damaged.*train the run again"):
         export(copy)
-    assert sha256_of(copy / "bundle" / "bundle.json") == before
+    assert sha256_of(copy / "bundle" / "bundle.json") == old
 
 
 def test_weights_that_were_never_trained_are_reported_as_such(tmp_path: Path) -> None:

@@ -67,12 +67,12 @@ def test_graphs_that_share_weights_store_them_once(traced, tmp_path: Path) -> No
         ]
     distinct = 20 * 16 + 16 * 16 + 16 * 8 + 16 * 24
     assert distinct * 4 <= (tmp_path / "model.onnx_data").stat().st_size < distinct * 4 + 64 * 8
-    for one, other in zip(sizes, shared, strict=True):
-        assert other == pytest.approx(one, rel=0.2)  # each counts its own share in full
+    for item, other in zip(sizes, shared, strict=True):
+        assert other == pytest.approx(item, rel=0.2)  # each counts its own share in full
     ids = np.ones((1, 1), dtype=np.int64)
     for name in ("first", "second"):
-        with OnnxSession(alone / f"{name}.onnx") as one, OnnxSession(tmp_path / f"{name}.onnx") as other:
-            assert np.array_equal(one.run({"input_ids": ids})["logits"], other.run({"input_ids": ids})["logits"])
+        with OnnxSession(alone / f"{name}.onnx") as item, OnnxSession(tmp_path / f"{name}.onnx") as other:
+            assert np.array_equal(item.run({"input_ids": ids})["logits"], other.run({"input_ids": ids})["logits"])
 
 
 def test_weights_that_were_not_written_to_the_end_have_no_name(traced, tmp_path: Path) -> None:

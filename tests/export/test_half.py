@@ -60,23 +60,23 @@ def test_half_the_weights_nearly_the_same_answers(tmp_path: Path, name: str) -> 
     kinds = Counter(tensor.data_type for tensor in made.graph.initializer if np.prod(tensor.dims) > 16)
     assert kinds[onnx.TensorProto.FLOAT16] and not kinds[FLOAT], "every weight once, in FP16"
     assert [port.type for port in made.graph.input] == [port.type for port in graph.graph.input]
-    found, wanted = answers(made, feed, tmp_path), answers(graph, feed, tmp_path)
-    assert found.keys() == wanted.keys()
-    for output, array in wanted.items():
-        assert found[output].dtype == array.dtype
-        assert np.abs(found[output].astype(float) - array).max() < 0.01 * max(1.0, array.std())
+    result, expected = answers(made, feed, tmp_path), answers(graph, feed, tmp_path)
+    assert result.keys() == expected.keys()
+    for output, array in expected.items():
+        assert result[output].dtype == array.dtype
+        assert np.abs(result[output].astype(float) - array).max() < 0.01 * max(1.0, array.std())
 
 
 def test_squares_that_overflow_stay_fp32(tmp_path: Path) -> None:
     """A blanket conversion is infinite in the norm; the reference evaluator really computes in FP16."""
     graph, feed = graphs.norm(large=300), {"x": normal(3, 8)}
-    wanted = answers(graph, feed, tmp_path)["y"]
+    expected = answers(graph, feed, tmp_path)["y"]
     blanket = onnx_ir.to_proto(convert_to_fp16(onnx_ir.from_proto(graph), {}))
     with np.errstate(over="ignore", invalid="ignore"):
-        careless = ReferenceEvaluator(blanket).run(None, feed)[0]
-    assert not np.abs(careless - wanted).max() < 0.1, "who does not look at the numbers loses them"
+        blanket_result = ReferenceEvaluator(blanket).run(None, feed)[0]
+    assert not np.abs(blanket_result - expected).max() < 0.1, "who does not look at the numbers loses them"
     made = halved(graph, tmp_path, feed)
-    assert np.abs(ReferenceEvaluator(made).run(None, feed)[0] - wanted).max() < 0.02
+    assert np.abs(ReferenceEvaluator(made).run(None, feed)[0] - expected).max() < 0.02
     products = [node for node in made.graph.node if node.op_type == "MatMul"]
     assert len(products) == 2 and all("half" in name for node in products for name in node.output)
 
@@ -124,5 +124,5 @@ def test_masks_of_minus_infinity_reach_the_softmax_in_fp32(tmp_path: Path) -> No
     outputs = {node.op_type: node.output[0] for node in made.graph.node if node.op_type != "MatMul"}
     assert outputs["Add"] == "masked" and outputs["Mul"] == "wall", "their results are FP32 under their own names"
     masked = {"x": normal(2, 8), "mask": np.array([[1, 0] * 4] * 2, np.float32)}
-    found = ReferenceEvaluator(made).run(None, masked)[0]
-    assert np.abs(found - answers(graph, masked, tmp_path)["y"]).max() < 0.02
+    result = ReferenceEvaluator(made).run(None, masked)[0]
+    assert np.abs(result - answers(graph, masked, tmp_path)["y"]).max() < 0.02

@@ -240,9 +240,9 @@ class TestRefused:
         path = tmp_path / "greedy.pt"
         greedy = {"tokens.weight": _Calls(allocated, 6 * 2**30)}
         torch.save(greedy, path, _use_new_zipfile_serialization=not legacy)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        old = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         assert "greedy.pt" in self.refusal(path, tokenizer)
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - old < 2**20  # KiB
 
     def test_tensor_that_repeats_one_number(self, tmp_path: Path, tokenizer: Path) -> None:
         path = tmp_path / "view.pt"

@@ -42,7 +42,7 @@ class Told(Progress):
     def __init__(self) -> None:
         self.messages: list[str] = []
 
-    def start(self, what: str, total: int | None, unit: str) -> None: ...
+    def start(self, subject: str, total: int | None, unit: str) -> None: ...
     def advance(self, count: int = 1) -> None: ...
     def stop(self) -> None: ...
     def message(self, text: str) -> None:
@@ -72,8 +72,8 @@ def test_a_classifier_computes_what_transformers_does(tmp_path: Path, kind: str)
     assert manifest.causality is None and "imported from" in str(manifest.reason) and manifest.steps == 0
     assert manifest.parameters <= sum(parameter.numel() for parameter in model.parameters())
     assert recipe.data.labels == LABELS and recipe.data.tokens_at_once == 64  # type: ignore[attr-defined]
-    chosen, found = predict(Location(run, None), TEXTS, "torch")
-    assert chosen == "torch" and [p.label for p in found] == [LABELS[row.argmax()] for row in expected]  # type: ignore[attr-defined]
+    chosen, result = predict(Location(run, None), TEXTS, "torch")
+    assert chosen == "torch" and [p.label for p in result] == [LABELS[row.argmax()] for row in expected]  # type: ignore[attr-defined]
 
 
 def test_other_numbers_for_the_tokens_change_no_answer_to_a_pair(shared_model: Path, tmp_path: Path) -> None:
@@ -119,17 +119,17 @@ def test_a_prompt_that_is_not_put_in_front_is_named(tmp_path: Path) -> None:
     make_model(tmp_path / "encoder", "bert")
     settings = tmp_path / "encoder" / "config_sentence_transformers.json"
     settings.write_text('{"prompts": {"q": "query: "}, "default_prompt_name": "q"}', encoding="utf-8")
-    told = Told()
-    import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts"), told)
-    assert any("'query: ' in front of every text" in message for message in told.messages)
-    assert any("the mean of its tokens' (--pooling)" in message for message in told.messages)
+    fields = Told()
+    import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts"), fields)
+    assert any("'query: ' in front of every text" in message for message in fields.messages)
+    assert any("the mean of its tokens' (--pooling)" in message for message in fields.messages)
     settings.write_text('{"default_prompt_name": "q"}', encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"config_sentence_transformers\.json: damaged"):
         import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts"))
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         ("modules.json", ["a"], r"modules\.json: 0: input should be a valid dictionary"),
         ("modules.json", [{"type": "x.Pooling", "path": ".."}], r"path '\.\.' must be the name of a folder"),
@@ -147,12 +147,12 @@ def test_a_prompt_that_is_not_put_in_front_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_files_of_sentence_transformers_that_cannot_be(
-    shared_encoder: Path, tmp_path: Path, file: str, content: Any, said: str
+    shared_encoder: Path, tmp_path: Path, file: str, content: Any, message: str
 ) -> None:
     folder = shutil.copytree(shared_encoder, tmp_path / "encoder")
     (tmp_path / "config.json").write_text('{"pooling_mode_cls_token": true}', encoding="utf-8")  # of no concern here
     (folder / file).write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         import_hf(str(folder), HfOptions(tmp_path / "artifacts"))
 
 
@@ -200,27 +200,27 @@ def test_a_real_sentence_encoder(tmp_path: Path, minilm: Path) -> None:
     tokenizer, model = Tokenizer.from_file(str(minilm / "tokenizer.json")), AutoModel.from_pretrained(minilm).eval()
     means = np.stack([answer(model, tokenizer, text).mean(0) for text in texts])
     expected = means / np.linalg.norm(means, axis=1, keepdims=True)
-    found = answers(run, texts)
-    assert np.abs(found - expected).max() < CLOSE
-    cosines = found @ found.T
+    result = answers(run, texts)
+    assert np.abs(result - expected).max() < CLOSE
+    cosines = result @ result.T
     assert cosines[0, 1] > 0.5 > cosines[0, 2]
     assert Run.open(run).data.tokens_at_once == 256
 
 
 def test_labels_lengths_and_names_can_be_given(tmp_path: Path) -> None:
     make_model(tmp_path / "model", "distilbert", ("LABEL_0", "LABEL_1"))
-    told = Told()
-    import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"), told)
-    assert any("its labels have no names" in message for message in told.messages)
+    fields = Told()
+    import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"), fields)
+    assert any("its labels have no names" in message for message in fields.messages)
     options = HfOptions(tmp_path / "artifacts", "mine", None, ("bad", "good"), None, 16, "raspberry-pi-5")
-    told = Told()
-    recipe: Any = Run.open(import_hf(str(tmp_path / "model"), options, told)).recipe
+    fields = Told()
+    recipe: Any = Run.open(import_hf(str(tmp_path / "model"), options, fields)).recipe
     assert (recipe.data.labels, recipe.data.max_length, recipe.target) == (("bad", "good"), 16, "raspberry-pi-5")
-    assert told.messages == []
+    assert fields.messages == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"labels": ("a", "b", "c")}, "--labels a,b,c: needs 2 different names, for no, yes"),
         ({"labels": ("", "b")}, "--labels: has a class without a name"),
@@ -233,9 +233,9 @@ def test_labels_lengths_and_names_can_be_given(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_do_not_go_with_the_model(
-    shared_model: Path, tmp_path: Path, changes: dict[str, Any], said: str
+    shared_model: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         import_hf(str(shared_model), HfOptions(tmp_path / "artifacts", **changes))
     assert not (tmp_path / "artifacts").exists()
 
@@ -258,7 +258,7 @@ def changed(folder: Path, to: Path, **config: Any) -> Path:
 
 def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -> None:
     options = HfOptions(tmp_path / "artifacts")
-    for number, (config, said) in enumerate(
+    for number, (config, message) in enumerate(
         (
             ({"id2label": {"0": "LABEL_0"}}, "is a model for regression"),
             ({"model_type": "gpt2"}, "model_type 'gpt2' is not known here"),
@@ -275,7 +275,7 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
             ({"id2label": {"0": "x", "1": " "}}, "id2label: has a class without a name"),
         )
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             import_hf(str(changed(shared_model, tmp_path / str(number), **config)), options)
     assert not options.artifacts.exists()
 
@@ -283,19 +283,19 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
 def test_a_model_of_several_labels_answers_with_each_by_itself(shared_model: Path, tmp_path: Path) -> None:
     source = changed(shared_model, tmp_path / "several", problem_type="multi_label_classification")
     data = tmp_path / "own.jsonl"
-    said = Told()
-    run = Run.open(import_hf(str(source), HfOptions(tmp_path / "artifacts"), said))
+    message = Told()
+    run = Run.open(import_hf(str(source), HfOptions(tmp_path / "artifacts"), message))
     labels = run.recipe.data.labels  # type: ignore[attr-defined]
-    assert run.task.name == "multi-label-classification" and "0.5" in " ".join(said.messages)
+    assert run.task.name == "multi-label-classification" and "0.5" in " ".join(message.messages)
     data.write_text(
         json.dumps({"text": "a", "label": [labels[0]]}) + "\n" + json.dumps({"text": "b", "label": []}) + "\n"
     )
     other = Run.open(import_hf(str(source), HfOptions(tmp_path / "artifacts", "other", data)))
     assert other.manifest.data.rows["test"] == 2
-    (found,) = predict(locate(str(run.folder), tmp_path), ["a warm film"], "torch")[1]
+    (result,) = predict(locate(str(run.folder), tmp_path), ["a warm film"], "torch")[1]
     logits = answers(run.folder, ["a warm film"])[0]
-    assert [*found.probabilities.values()] == pytest.approx((1 / (1 + np.exp(-logits))).tolist(), abs=1e-5)  # type: ignore[union-attr]
-    assert set(found.labels) == {name for name, value in zip(labels, logits, strict=True) if value >= 0}  # type: ignore[union-attr]
+    assert [*result.probabilities.values()] == pytest.approx((1 / (1 + np.exp(-logits))).tolist(), abs=1e-5)  # type: ignore[union-attr]
+    assert set(result.labels) == {name for name, value in zip(labels, logits, strict=True) if value >= 0}  # type: ignore[union-attr]
 
 
 def test_weights_that_could_run_code_are_not_read(shared_model: Path, tmp_path: Path) -> None:
@@ -313,9 +313,9 @@ def test_code_of_the_folder_is_named_and_not_run(shared_model: Path, tmp_path: P
     code = {"auto_map": {"AutoModelForSequenceClassification": "modeling.Mine"}}
     folder = changed(shared_model, tmp_path / "code", **code)
     (folder / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
-    told = Told()
-    import_hf(str(folder), HfOptions(tmp_path / "artifacts"), told)
-    assert any("auto_map" in message and "not run" in message for message in told.messages)
+    fields = Told()
+    import_hf(str(folder), HfOptions(tmp_path / "artifacts"), fields)
+    assert any("auto_map" in message and "not run" in message for message in fields.messages)
     assert not (tmp_path / "ran").exists()
 
 

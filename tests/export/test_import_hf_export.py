@@ -63,8 +63,8 @@ def test_every_precision_is_judged(exported: tuple[str, Path]) -> None:
             assert (artifact.status == "built") == within, (kind, artifact.reason)
             assert artifact.parity.relative_error < 0.05, kind  # type: ignore[operator]
         else:  # weights at random are sure of little, so that a rounded one may well be rejected
-            lost = 1 - artifact.score.accuracy  # type: ignore[attr-defined]
-            assert (artifact.status == "built") == (lost <= 1.5 / 64), (kind, artifact.reason)
+            missing = 1 - artifact.score.accuracy  # type: ignore[attr-defined]
+            assert (artifact.status == "built") == (missing <= 1.5 / 64), (kind, artifact.reason)
     assert artifacts["onnx-fp32"].parity.max_abs_error < 1e-5  # type: ignore[union-attr]
 
 
@@ -77,10 +77,10 @@ def test_every_parameter_is_stored_once_in_every_precision(exported: tuple[str, 
             assert artifact.sharing.unique_parameters == parameters, (kind, artifact.id)
             assert artifact.sharing.stored_parameters == parameters, (kind, artifact.id)
     if kind == "albert":
-        again = make_model(
+        repeated = make_model(
             run.parent / "deeper", kind, ("no", "perhaps", "yes"), **{**KINDS[kind], "num_hidden_layers": 1}
         )
-        assert parameters == sum(parameter.numel() for parameter in again.parameters())
+        assert parameters == sum(parameter.numel() for parameter in repeated.parameters())
 
 
 def test_an_engine_stores_alberts_layer_once(exported: tuple[str, Path]) -> None:
@@ -102,8 +102,8 @@ def test_an_engine_stores_alberts_layer_once(exported: tuple[str, Path]) -> None
     plan = (bundle.folder / str(artifact.file)).read_bytes()
     graph = onnx.load(str(bundle.folder / "onnx" / "model_fp16.onnx"))
     matrices = [numpy_helper.to_array(tensor) for tensor in graph.graph.initializer if _is_matrix(tensor)]
-    found = [plan.count(matrix[3].tobytes()) for matrix in matrices]
-    assert len(found) >= 6 and max(found) == 1 and sum(found) > len(found) / 3, found
+    result = [plan.count(matrix[3].tobytes()) for matrix in matrices]
+    assert len(result) >= 6 and max(result) == 1 and sum(result) > len(result) / 3, result
 
 
 def _is_matrix(tensor: TensorProto) -> bool:
@@ -119,9 +119,9 @@ def test_the_bundle_stands_for_itself(exported: tuple[str, Path], tmp_path: Path
     pair = edgeformer("predict", str(run), "Is it late?", "--pair", "Both will have to pay.", cwd=tmp_path)
     assert pair.code == 0 and "Is it late? ⁄ Both will have to pay." in pair.out
     location = locate(str(run), run.parent)
-    own = predict(location, texts, "torch")[1]
-    for one, other in zip(own, predict(location, texts, "onnx-fp32")[1], strict=True):
-        assert other.probability == pytest.approx(one.probability, abs=1e-5)  # type: ignore[attr-defined]
+    test_texts = predict(location, texts, "torch")[1]
+    for item, other in zip(test_texts, predict(location, texts, "onnx-fp32")[1], strict=True):
+        assert other.probability == pytest.approx(item.probability, abs=1e-5)  # type: ignore[attr-defined]
     config = json.loads((run / "bundle" / "config.json").read_text(encoding="utf-8"))
     assert config["id2label"] == {"0": "no", "1": "perhaps", "2": "yes"} and config["max_position_embeddings"] == 64
 
@@ -148,10 +148,10 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_vectors_are_judged_by_pairs_and_by_fp32(encoder: Path) -> None:
     artifacts = {artifact.id: artifact for artifact in Bundle.open(encoder / "bundle").artifacts}
     assert {"onnx-fp32", "onnx-fp32-exit1", "onnx-fp32-step", "onnx-int8", "onnx-int8-trim"} <= artifacts.keys()
-    whole: Any = artifacts["onnx-fp32"]
-    assert whole.score.compared_with == "fp32" and whole.score.similarity == pytest.approx(1, abs=1e-6)
-    assert whole.validation.compared_with == "pairs" and whole.validation.n == 67
-    assert whole.sharing.stored_parameters == whole.sharing.unique_parameters
+    full: Any = artifacts["onnx-fp32"]
+    assert full.score.compared_with == "fp32" and full.score.similarity == pytest.approx(1, abs=1e-6)
+    assert full.validation.compared_with == "pairs" and full.validation.n == 67
+    assert full.sharing.stored_parameters == full.sharing.unique_parameters
     trimmed: Any = artifacts["onnx-int8-trim"]
     assert trimmed.vocabulary.kept < trimmed.vocabulary.original and trimmed.vocabulary.rows == 134
     # Its golden answers are its own, its score is against the whole model's vectors.
@@ -162,8 +162,8 @@ def test_the_gate_scores_whole_pairs_that_the_candidate_was_not_trained_on(encod
     """The candidate has another test set; its training texts hold the first text of pair 0, the second of pair 3."""
     baseline = Bundle.open(encoder / "bundle")
     assert baseline.task.set_texts(baseline.data, "train").fingerprint() == baseline.trained_on["train"]
-    own = baseline.task.set_texts(baseline.data, "test")
-    (tmp_path / "train.txt").write_text(f"{own.texts[0]}\n{own.texts[7]}\n", encoding="utf-8")
+    test_texts = baseline.task.set_texts(baseline.data, "test")
+    (tmp_path / "train.txt").write_text(f"{test_texts.texts[0]}\n{test_texts.texts[7]}\n", encoding="utf-8")
     (tmp_path / "test.tsv").write_text("sentence1\tsentence2\tscore\na b\tb\t1\nc\td\t2\n", encoding="utf-8")
     document = json.loads(baseline.manifest.model_dump_json())
     document["data"]["parts"] = {
@@ -178,9 +178,9 @@ def test_the_gate_scores_whole_pairs_that_the_candidate_was_not_trained_on(encod
         document["data_fingerprints"] = {name: texts.fingerprint() for name, texts in sets.items()}
     rows = common_rows(baseline, opened, None)
     assert isinstance(rows, CommonRows), rows
-    left_out = [row for row, text in enumerate(own.texts) if text in (own.texts[0], own.texts[7])]
-    pairs = [pair for pair in range(len(own) // 2) if not {2 * pair, 2 * pair + 1} & {*left_out}]
-    assert rows.texts.texts == [own.texts[row] for pair in pairs for row in (2 * pair, 2 * pair + 1)]
+    left_out = [row for row, text in enumerate(test_texts.texts) if text in (test_texts.texts[0], test_texts.texts[7])]
+    pairs = [pair for pair in range(len(test_texts) // 2) if not {2 * pair, 2 * pair + 1} & {*left_out}]
+    assert rows.texts.texts == [test_texts.texts[row] for pair in pairs for row in (2 * pair, 2 * pair + 1)]
     assert 0 < len(pairs) < 67
     entry = baseline.artifact("onnx-fp32")
     check = score_check((baseline, opened), ArtifactPair(entry, entry), None, rows, 0.05, SILENT)
@@ -203,13 +203,13 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
     assert matches[0] == {"text": "Drink enough.", "cosine": pytest.approx(1, abs=1e-5)} and len(matches) == 2
     table = edgeformer("predict", bundle, "a", "b", "c", cwd=tmp_path)
     assert table.code == 0 and table.out.count("0.") + table.out.count("1.0000") >= 6
-    for options, said in (
+    for options, message in (
         (("--confidence", "0.5"), "no one probability to stop at"),
         (("--pair", "x"), "reads each text by itself"),
         (("--nearest", "none.txt"), "none.txt"),
     ):
         refused = edgeformer("predict", bundle, "a", "b", *options, cwd=tmp_path)
-        assert refused.code == 2 and said in " ".join(refused.err.split()), refused.err
+        assert refused.code == 2 and message in " ".join(refused.err.split()), refused.err
 
 
 def test_vectors_of_a_file_are_written_and_a_list_has_one_column(encoder: Path, tmp_path: Path) -> None:
@@ -227,15 +227,15 @@ def test_vectors_of_a_file_are_written_and_a_list_has_one_column(encoder: Path, 
     assert (
         str(table.schema.field("vector").type) == "list<element: float>" and table["text"][0].as_py() == "Drink enough."
     )
-    one = json.loads(edgeformer("predict", bundle, "Drink enough.", "--json", cwd=tmp_path).out)["predictions"][0]
-    assert table["vector"][0].as_py() == pytest.approx(one["vector"], abs=1e-5) and table["error"][1].as_py()
+    item = json.loads(edgeformer("predict", bundle, "Drink enough.", "--json", cwd=tmp_path).out)["predictions"][0]
+    assert table["vector"][0].as_py() == pytest.approx(item["vector"], abs=1e-5) and table["error"][1].as_py()
     refused = edgeformer("predict", bundle, "--file", "list.csv", cwd=tmp_path)
     assert refused.code == 2 and "no table can show" in refused.err
 
 
 def test_every_exit_is_scored_and_none_is_left_early(encoder: Path) -> None:
-    found = edgeformer("evaluate", str(encoder), "--artifact", "onnx-fp32-step", "--json", cwd=encoder)
-    document = json.loads(found.out)
+    result = edgeformer("evaluate", str(encoder), "--artifact", "onnx-fp32-step", "--json", cwd=encoder)
+    document = json.loads(result.out)
     assert [(row["exit"], row["n"]) for row in document["rows"]] == [(None, 67), (1, 67)]
     assert all(-1 <= row["similarity"] <= 1 for row in document["rows"]) and document["early_exit"] == []
     refused = edgeformer("evaluate", str(encoder), "--threshold", "0.9", cwd=encoder)

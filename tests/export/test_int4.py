@@ -38,13 +38,13 @@ class Odd(nn.Module):
         self.tokens, self.wide, self.head = nn.Embedding(50, 5), nn.Linear(5, 37), nn.Linear(37, 3)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        found: Tensor = self.head(torch.tanh(self.wide(self.tokens(input_ids))))
-        return found
+        result: Tensor = self.head(torch.tanh(self.wide(self.tokens(input_ids))))
+        return result
 
 
 def as_stored(weight: np.ndarray, block: int) -> np.ndarray:
     """The numbers that 4 bits leave of a weight [K, N], in blocks along K: written apart from the code under test."""
-    found = np.empty_like(weight)
+    result = np.empty_like(weight)
     for column in range(weight.shape[1]):
         for start in range(0, weight.shape[0], block):
             part = weight[start : start + block, column]
@@ -52,33 +52,33 @@ def as_stored(weight: np.ndarray, block: int) -> np.ndarray:
             scale = (high - low) / 15 or 1.0
             zero = round(-low / scale)
             codes = np.clip(np.rint(part / scale) + zero, 0, 15)
-            found[start : start + block, column] = (codes - zero) * scale
-    return found
+            result[start : start + block, column] = (codes - zero) * scale
+    return result
 
 
 @pytest.mark.parametrize("block", [16, BLOCK])
 def test_a_product_computes_with_the_numbers_that_four_bits_leave(block: int, tmp_path: Path) -> None:
     torch.manual_seed(1)
     module = Odd().eval()
-    made = quantize(export_graph(text_spec(module, ["input_ids"], POSITIONS)), block)
+    output = quantize(export_graph(text_spec(module, ["input_ids"], POSITIONS)), block)
     with torch.no_grad():
         for layer in (module.wide, module.head):
             layer.weight.copy_(torch.from_numpy(as_stored(layer.weight.T.numpy(), block).T))
         module.tokens.weight.copy_(torch.from_numpy(as_stored(module.tokens.weight.T.numpy(), block).T))
         expected = module(torch.from_numpy(IDS % 50)).numpy()
-    found = run(made, tmp_path / "odd.onnx", {"input_ids": IDS % 50})["logits"]
-    assert "Add" not in {node.op_type for node in made.graph}  # a bias is the product's own
+    result = run(output, tmp_path / "odd.onnx", {"input_ids": IDS % 50})["logits"]
+    assert "Add" not in {node.op_type for node in output.graph}  # a bias is the product's own
     # What is left is the rounding of activations to 8 bits.
-    assert np.abs(found - expected).max() < 0.02 * expected.std() * 5
+    assert np.abs(result - expected).max() < 0.02 * expected.std() * 5
     graph = onnx.load(str(tmp_path / "odd.onnx"))
     audit = audit_sharing(graph, count_parameters(module))
     assert audit.stored_parameters == count_parameters(module)  # neither halved by packing nor blown up by padding
 
 
 def test_every_weight_is_stored_once_and_counted(traced: onnx_ir.Model, tmp_path: Path) -> None:
-    before = onnx_ir.to_proto(traced).SerializeToString()
-    found = run(quantize(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
-    assert onnx_ir.to_proto(traced).SerializeToString() == before
+    old = onnx_ir.to_proto(traced).SerializeToString()
+    result = run(quantize(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
+    assert onnx_ir.to_proto(traced).SerializeToString() == old
     graph = onnx.load(str(tmp_path / "int4.onnx"))
     # The block and the head are used twice each; positions are a slice, which has rows in INT8.
     assert quantized_nodes(graph) == {"MatMulNBits": 4, "GatherBlockQuantized": 1, "Slice": 1}
@@ -91,25 +91,25 @@ def test_every_weight_is_stored_once_and_counted(traced: onnx_ir.Model, tmp_path
     assert parts["embeddings"] - 40 * (32 + 4) - 2 * 32 * 4 == 3000 * (16 + 4) + 1500
     # An id beyond the table is refused before the runtime sees it, as with every other table.
     assert read_outline(tmp_path / "int4.onnx").tables == {"input_ids": 3000}
-    wanted = run(traced, tmp_path / "fp32.onnx", {"input_ids": IDS})
+    expected = run(traced, tmp_path / "fp32.onnx", {"input_ids": IDS})
     for name in ("first", "second"):
-        error = np.abs(found[name] - wanted[name])
-        assert 0 < error.max() < 0.6 * float(wanted[name].std())
+        error = np.abs(result[name] - expected[name])
+        assert 0 < error.max() < 0.6 * float(expected[name].std())
 
 
 def test_small_tables_stay_fp32_where_nodes_have_no_names(traced: onnx_ir.Model) -> None:
     nameless = traced.clone()
     for node in nameless.graph:
         node.name = ""
-    made = quantize(nameless)
-    assert sum(node.op_type == "GatherBlockQuantized" for node in made.graph) == 1
-    assert "types.weight" in made.graph.initializers
+    output = quantize(nameless)
+    assert sum(node.op_type == "GatherBlockQuantized" for node in output.graph) == 1
+    assert "types.weight" in output.graph.initializers
 
 
 @pytest.mark.parametrize(("pretrained", "block"), [(True, BLOCK), (False, LONG_BLOCK)])
 def test_pretrained_weights_get_shorter_blocks(traced: onnx_ir.Model, pretrained: bool, block: int) -> None:
-    made = quantized_graphs(Graphs(traced, row_scales=pretrained)).exits
-    products = [node for node in made.graph if node.op_type == "MatMulNBits"]
+    output = quantized_graphs(Graphs(traced, row_scales=pretrained)).exits
+    products = [node for node in output.graph if node.op_type == "MatMulNBits"]
     assert {node.attributes.get_int("block_size") for node in products} == {block}
 
 
@@ -131,24 +131,24 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> BundleManifest:
 
 def test_a_language_models_graphs_are_judged_like_int8(exported: BundleManifest) -> None:
     manifest = exported
-    wide = {artifact.role: artifact for artifact in manifest.artifacts if artifact.precision == "fp32"}
-    found = {artifact.role: artifact for artifact in manifest.artifacts if artifact.precision == "int4"}
-    assert found.keys() == {"full", "exit", "step", "decode"}
-    for artifact in found.values():
+    float_names = {artifact.role: artifact for artifact in manifest.artifacts if artifact.precision == "fp32"}
+    result = {artifact.role: artifact for artifact in manifest.artifacts if artifact.precision == "int4"}
+    assert result.keys() == {"full", "exit", "step", "decode"}
+    for artifact in result.values():
         assert artifact.parity is not None
         assert (artifact.parity.status, artifact.parity.tolerance_kind) == ("measured", "score")
         assert artifact.sharing is not None
-        assert wide[artifact.role].sharing is not None
-        assert artifact.sharing.unique_parameters == wide[artifact.role].sharing.unique_parameters
+        assert float_names[artifact.role].sharing is not None
+        assert artifact.sharing.unique_parameters == float_names[artifact.role].sharing.unique_parameters
         assert artifact.size_bytes is not None
-        assert artifact.size_bytes < 0.6 * wide[artifact.role].size_bytes
+        assert artifact.size_bytes < 0.6 * float_names[artifact.role].size_bytes
         assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters
         assert artifact.quantized["MatMulNBits"] > 0
-    full = found["full"]
+    full = result["full"]
     assert full.drift is not None
     assert full.drift.tolerance == 0.3
     assert len(full.drift.loops) == 2
-    built = [artifact for artifact in found.values() if artifact.status == "built"]
+    built = [artifact for artifact in result.values() if artifact.status == "built"]
     assert built  # or nothing of what follows was looked at
     for artifact in built:
         assert artifact.file is not None

@@ -75,26 +75,28 @@ def quantized(traced: onnx_ir.Model) -> onnx_ir.Model:
 
 
 def test_answers_are_close_to_fp32(module: Everything, quantized: onnx_ir.Model, tmp_path: Path) -> None:
-    found = run(quantized, tmp_path / "int8.onnx", {"input_ids": IDS})
+    result = run(quantized, tmp_path / "int8.onnx", {"input_ids": IDS})
     with torch.inference_mode():
         expected = module(torch.from_numpy(IDS))
     for name, reference in zip(("first", "second"), expected, strict=True):
-        error = np.abs(found[name] - reference.numpy())
+        error = np.abs(result[name] - reference.numpy())
         assert 0 < error.max() < 0.1 * float(reference.std())
 
 
 def test_the_graph_that_is_given_stays_as_it_was(traced: onnx_ir.Model) -> None:
-    before = onnx_ir.to_proto(traced).SerializeToString()
+    old = onnx_ir.to_proto(traced).SerializeToString()
     quantize(traced)
-    assert onnx_ir.to_proto(traced).SerializeToString() == before
+    assert onnx_ir.to_proto(traced).SerializeToString() == old
 
 
 def test_weights_are_int8_and_the_rest_stays_fp32(quantized: onnx_ir.Model) -> None:
     stored = initializers(quantized)
     weights = {name: array for name, array in stored.items() if array.dtype == np.int8 and name.endswith("_quantized")}
     assert sorted(array.shape for array in weights.values()) == [(32, 5), (32, 32), (40, 32), (3000, 32)]
-    wide = {name for name, a in stored.items() if a.dtype == np.float32 and a.ndim > 1 and not name.endswith("_scale")}
-    assert wide == {"types.weight", "cos"}
+    float_names = {
+        name for name, a in stored.items() if a.dtype == np.float32 and a.ndim > 1 and not name.endswith("_scale")
+    }
+    assert float_names == {"types.weight", "cos"}
 
 
 def test_products_use_seven_bits_so_that_no_cpu_overflows(quantized: onnx_ir.Model) -> None:
@@ -122,8 +124,8 @@ def test_a_row_of_zeros_stays_zero(tmp_path: Path) -> None:
     with torch.no_grad():
         table.weight[3] = 0
     spec = text_spec(nn.Sequential(table, nn.Linear(8, 8, bias=False)).eval(), ["input_ids"], 20)
-    found = run(quantize(export_graph(spec)), tmp_path / "zero.onnx", {"input_ids": np.full((1, 4), 3)})
-    assert (found["logits"] == 0).all()
+    result = run(quantize(export_graph(spec)), tmp_path / "zero.onnx", {"input_ids": np.full((1, 4), 3)})
+    assert (result["logits"] == 0).all()
 
 
 def test_only_standard_operators_that_every_client_knows(quantized: onnx_ir.Model) -> None:
@@ -141,9 +143,9 @@ def test_every_tensor_is_stored_once_and_parameters_are_counted(module: Everythi
     proto = onnx_ir.to_proto(quantized)
     contents = [(t.data_type, tuple(t.dims), numpy_helper.to_array(t).tobytes()) for t in proto.graph.initializer]
     assert len(set(contents)) == len(contents)
-    found = audit_sharing(proto, count_parameters(module))
-    assert found.stored_parameters == found.unique_parameters
-    assert stored_twice(found) is None
+    result = audit_sharing(proto, count_parameters(module))
+    assert result.stored_parameters == result.unique_parameters
+    assert stored_twice(result) is None
 
 
 def test_audit_sees_an_int8_weight_that_was_copied(module: Everything, quantized: onnx_ir.Model) -> None:
@@ -152,9 +154,9 @@ def test_audit_sees_an_int8_weight_that_was_copied(module: Everything, quantized
     copy.CopyFrom(next(t for t in proto.graph.initializer if tuple(t.dims) == (SIZE, SIZE)))
     copy.name = "copied"
     proto.graph.initializer.append(copy)
-    found = audit_sharing(proto, count_parameters(module))
-    assert found.stored_parameters == count_parameters(module) + SIZE * SIZE
-    assert stored_twice(found) is not None
+    result = audit_sharing(proto, count_parameters(module))
+    assert result.stored_parameters == count_parameters(module) + SIZE * SIZE
+    assert stored_twice(result) is not None
 
 
 def test_a_graph_cut_out_of_a_quantised_one_computes_the_same(quantized: onnx_ir.Model, tmp_path: Path) -> None:
@@ -183,9 +185,9 @@ def test_graphs_of_one_model_share_their_int8_weights(
     assert quantized_nodes(onnx_ir.to_proto(gathering)) == {"Gather": 1, "MatMulInteger": 1}
     with weights_file(tmp_path / "weights") as weights:
         write_graph(quantized, tmp_path / "all.onnx", weights)
-        before = set(weights._places)
+        old = set(weights._places)
         write_graph(gathering, tmp_path / "gathering.onnx", weights)
-        assert set(weights._places) == before
+        assert set(weights._places) == old
     with OnnxSession(tmp_path / "gathering.onnx") as session:
         places = IDS % POSITIONS
         with torch.inference_mode():
@@ -200,8 +202,8 @@ def test_trained_classifier_keeps_its_answers(finished_run: Path, tmp_path: Path
     parameters = read_run(finished_run).parameters
     assert audit_sharing(onnx_ir.to_proto(small), parameters).stored_parameters == parameters
     with np.load(finished_run / "bundle" / "golden.npz") as golden:
-        found = run(small, tmp_path / "int8.onnx", {k: golden[k] for k in ("input_ids", "attention_mask")})["logits"]
-        assert (found.argmax(-1) == golden["logits"].argmax(-1)).mean() > 0.95
+        result = run(small, tmp_path / "int8.onnx", {k: golden[k] for k in ("input_ids", "attention_mask")})["logits"]
+        assert (result.argmax(-1) == golden["logits"].argmax(-1)).mean() > 0.95
 
 
 def test_language_model_with_caches(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -239,11 +241,11 @@ def test_with_a_scale_per_position_one_position_does_not_cost_the_others_their_s
     rows[1] = 0
     errors = {}
     for row_scales in (False, True):
-        made = quantize(model, row_scales=row_scales)
-        found = run(made, tmp_path / f"{row_scales}.onnx", {"x": rows})["y"]
-        assert quantized_nodes(onnx_ir.to_proto(made)) == {"MatMulInteger": 1}
-        assert not found[1].any()
-        errors[row_scales] = np.abs(found - rows @ weight)[2:].max()
+        output = quantize(model, row_scales=row_scales)
+        result = run(output, tmp_path / f"{row_scales}.onnx", {"x": rows})["y"]
+        assert quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1}
+        assert not result[1].any()
+        errors[row_scales] = np.abs(result - rows @ weight)[2:].max()
     assert errors[True] < 0.2 < errors[False]
 
 
@@ -259,5 +261,5 @@ def test_a_product_that_would_stay_fp32_is_refused() -> None:
 
 
 def test_a_graph_without_weights_passes_through(tmp_path: Path) -> None:
-    found = run(quantize(product([], ["x", "x"])), tmp_path / "plain.onnx", {"x": np.eye(4, dtype=np.float32) * 2})
-    assert (found["y"] == np.eye(4) * 4).all()
+    result = run(quantize(product([], ["x", "x"])), tmp_path / "plain.onnx", {"x": np.eye(4, dtype=np.float32) * 2})
+    assert (result["y"] == np.eye(4) * 4).all()

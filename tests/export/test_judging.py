@@ -62,11 +62,11 @@ def test_attention_scores_beyond_fp16_are_seen_although_torch_keeps_them_to_itse
     size = attention.heads * attention.head_size
     with torch.no_grad():
         attention.qkv.weight[: 2 * size] *= 1500  # queries and keys stay in range, their products do not
-    seen: list[float] = []
-    hook = attention.qkv.register_forward_hook(lambda _, __, given: seen.append(float(given.abs().max())))
+    observed: list[float] = []
+    hook = attention.qkv.register_forward_hook(lambda _, __, arguments: observed.append(float(arguments.abs().max())))
     assert max_abs_activation(model, ids, mask) > FP16_MAX
     hook.remove()
-    assert max(seen) < FP16_MAX
+    assert max(observed) < FP16_MAX
 
 
 def test_a_decode_graph_that_answers_nonsense_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

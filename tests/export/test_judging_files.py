@@ -54,11 +54,11 @@ Values = Mapping[str, tuple[int, Sequence[Any]]]
 def write(path: Path, steps: Sequence[Step], inputs: Values, outputs: Values, stored: Mapping[str, Any]) -> None:
     """An ONNX file: operators as (type, what it takes, what it gives)."""
     nodes = [helper.make_node(kind, [*takes], [gives], **dict(*more)) for kind, takes, gives, *more in steps]
-    taken, given = (
+    input_infos, arguments = (
         [helper.make_tensor_value_info(name, *of) for name, of in side.items()] for side in (inputs, outputs)
     )
     tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
-    graph = helper.make_graph(nodes, "tiny", taken, given, tensors)
+    graph = helper.make_graph(nodes, "tiny", input_infos, arguments, tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
 
@@ -113,8 +113,8 @@ class Subject:
     """The model and its task; what they are asked is kept. A score's loss is the exit, or what ``losses`` says."""
 
     def __init__(self, inputs: Sequence[str] = ("input_ids", "attention_mask"), states: int = LOOPS) -> None:
-        known = {"input_ids": IDS, "attention_mask": MASK}
-        self.inputs = {name: known[name] for name in inputs}
+        arrays = {"input_ids": IDS, "attention_mask": MASK}
+        self.inputs = {name: arrays[name] for name in inputs}
         self.references, self.last = REFERENCES, 3
         self.states = {loop: STATES[loop] for loop in range(1, states + 1)}
         self.needed, self.parameters = dict(NEEDED), PARAMETERS
@@ -138,8 +138,8 @@ class Subject:
     ) -> Parity:
         return measure_parity(outputs, REFERENCES[exit_][positions], precision, provider)
 
-    def lost(self, found: Score, wanted: Score, precision: str, *, trimmed: bool) -> str | None:
-        self.compared.append((found.loss, wanted.loss, precision, trimmed))
+    def missing(self, result: Score, expected: Score, precision: str, *, trimmed: bool) -> str | None:
+        self.compared.append((result.loss, expected.loss, precision, trimmed))
         return self.finds
 
     def validation(self, run: Callable[..., Any], exit_: int) -> Score:
@@ -153,14 +153,14 @@ VOCABULARY = Vocabulary(kept=6, original=9, coverage=0.5, unknown=0.25, changed_
 
 
 def judge(bundle: Path, subject: Subject, variant: Variant | None = None, **changes: Any) -> RunJudge:
-    given: Any = {
+    arguments: Any = {
         "validation": subject.validation,
         "vocabulary": None,
         "max_activation": 1.0,
         "baseline": {},
         **changes,
     }
-    return RunJudge(folder=bundle, reference=subject, variant=variant or Variant("fp32"), **given)  # type: ignore[arg-type]
+    return RunJudge(folder=bundle, reference=subject, variant=variant or Variant("fp32"), **arguments)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +178,8 @@ def written(**changes: Any) -> Written:
     files = {"exits": {3: "onnx/model.onnx", 1: "onnx/model_exit1.onnx"}, "steps": {}, "decode": None}
     names = ("model", "model_exit1", "decode", "embed", "loop", "readout", "readout_exit1")
     sizes = {f"onnx/{name}.onnx": 1000 * 2**number for number, name in enumerate(names)}
-    given: Any = {**files, "size_bytes": sizes, **changes}
-    return Written(**given)
+    arguments: Any = {**files, "size_bytes": sizes, **changes}
+    return Written(**arguments)
 
 
 STEPS = {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "readout_exit1")}
@@ -187,27 +187,35 @@ STEPS = {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "rea
 
 def test_a_full_graph_is_described_by_its_own_file(bundle: Path) -> None:
     subject = Subject()
-    found = judge(bundle, subject).judge_graph(written(), 3, None)
+    result = judge(bundle, subject).judge_graph(written(), 3, None)
     path = bundle / "onnx" / "model.onnx"
-    assert (found.id, found.file, found.format, found.precision) == ("onnx-fp32", "onnx/model.onnx", "onnx", "fp32")
-    assert (found.role, found.exit, found.parts, found.trimmed, found.vocabulary) == ("full", None, {}, False, None)
-    assert (found.status, found.reason, found.drift, found.weights_file) == ("built", None, None, None)
-    assert (found.size_bytes, found.sha256, found.opset) == (1000, sha256_of(path), 20)
-    assert found.inputs == dict.fromkeys(("input_ids", "attention_mask"), "int64[batch, sequence]")
-    assert found.outputs == {"logits": "float32[batch, sequence, 3]"}
-    assert (found.ops_in_fp32, found.quantized) == ({}, {})
-    assert found.parts_bytes == {"embeddings": 96, "block": 16, "heads": 48, "other": 1000 - 160}
-    assert found.sharing is not None and found.sharing.model_dump() == {
+    assert (result.id, result.file, result.format, result.precision) == ("onnx-fp32", "onnx/model.onnx", "onnx", "fp32")
+    assert (result.role, result.exit, result.parts, result.trimmed, result.vocabulary) == (
+        "full",
+        None,
+        {},
+        False,
+        None,
+    )
+    assert (result.status, result.reason, result.drift, result.weights_file) == ("built", None, None, None)
+    assert (result.size_bytes, result.sha256, result.opset) == (1000, sha256_of(path), 20)
+    assert result.inputs == dict.fromkeys(("input_ids", "attention_mask"), "int64[batch, sequence]")
+    assert result.outputs == {"logits": "float32[batch, sequence, 3]"}
+    assert (result.ops_in_fp32, result.quantized) == ({}, {})
+    assert result.parts_bytes == {"embeddings": 96, "block": 16, "heads": 48, "other": 1000 - 160}
+    assert result.sharing is not None and result.sharing.model_dump() == {
         "unique_parameters": 40,
         "stored_parameters": 40,
         "constant_elements": 0,
         "weight_bytes": 160,
     }
-    assert found.built_with == {name: version(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime")}
-    assert found.parity is not None and found.parity.n == IDS.size and found.parity.provider == "CPUExecutionProvider"
-    assert found.parity.max_abs_error is not None and found.parity.max_abs_error < 1e-5
-    assert found.parity.top1_agreement == 1.0
-    assert (found.score, found.validation) == (Score(n=IDS.size, loss=1.0), Score(n=9, loss=30.0))
+    assert result.built_with == {name: version(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime")}
+    assert (
+        result.parity is not None and result.parity.n == IDS.size and result.parity.provider == "CPUExecutionProvider"
+    )
+    assert result.parity.max_abs_error is not None and result.parity.max_abs_error < 1e-5
+    assert result.parity.top1_agreement == 1.0
+    assert (result.score, result.validation) == (Score(n=IDS.size, loss=1.0), Score(n=9, loss=30.0))
     ((exit_, logits, rows),) = subject.scored
     assert exit_ == 3 and rows is None
     np.testing.assert_allclose(logits, REFERENCES[3], rtol=1e-5, atol=1e-6)
@@ -216,20 +224,20 @@ def test_a_full_graph_is_described_by_its_own_file(bundle: Path) -> None:
 
 def test_a_graph_up_to_an_exit_is_held_to_that_exit(bundle: Path) -> None:
     subject = Subject()
-    found = judge(bundle, subject).judge_graph(written(), 1, None)
-    assert (found.id, found.file, found.role, found.exit) == ("onnx-fp32-exit1", "onnx/model_exit1.onnx", "exit", 1)
-    assert found.status == "built" and found.size_bytes == 2000
-    assert found.sharing is not None and found.sharing.unique_parameters == found.sharing.stored_parameters == 43
-    assert found.parity is not None and found.parity.max_abs_error is not None and found.parity.max_abs_error < 1e-5
-    assert found.parts_bytes == {"embeddings": 96, "block": 16, "heads": 60, "other": 2000 - 172}
+    result = judge(bundle, subject).judge_graph(written(), 1, None)
+    assert (result.id, result.file, result.role, result.exit) == ("onnx-fp32-exit1", "onnx/model_exit1.onnx", "exit", 1)
+    assert result.status == "built" and result.size_bytes == 2000
+    assert result.sharing is not None and result.sharing.unique_parameters == result.sharing.stored_parameters == 43
+    assert result.parity is not None and result.parity.max_abs_error is not None and result.parity.max_abs_error < 1e-5
+    assert result.parts_bytes == {"embeddings": 96, "block": 16, "heads": 60, "other": 2000 - 172}
     assert subject.validated == [(bundle / "onnx" / "model_exit1.onnx", 1)] and subject.scored[0][0] == 1
 
 
 def test_what_is_stored_more_often_than_needed_is_rejected_unless_something_else_is_wrong(bundle: Path) -> None:
     subject = Subject()
     subject.needed[3] = 39
-    found = judge(bundle, subject).judge_graph(written(), 3, None)
-    assert (found.status, found.reason) == ("rejected", "stores 40 parameters for a model of 39")
+    result = judge(bundle, subject).judge_graph(written(), 3, None)
+    assert (result.status, result.reason) == ("rejected", "stores 40 parameters for a model of 39")
     subject.finds = "accuracy 0.5 below FP32's"
     fp16 = judge(bundle, subject, Variant("fp16"), baseline={3: (Score(n=1, loss=1.0), None)})
     assert fp16.judge_graph(written(), 3, None).reason == "accuracy 0.5 below FP32's"
@@ -254,9 +262,9 @@ def test_weights_beside_the_graph_are_named_and_no_size_is_negative(tmp_path: Pa
     write_exit(path, 3)
     files = written(exits={3: "trimmed/onnx/model_fp16.onnx"}, size_bytes={"trimmed/onnx/model_fp16.onnx": 159})
     maker = judge(tmp_path, Subject(), Variant("fp16", trimmed=True), vocabulary=VOCABULARY)
-    found = maker.judge_graph(files, 3, None)
-    assert (found.id, found.trimmed, found.vocabulary) == ("onnx-fp16-trim", True, VOCABULARY)
-    assert found.weights_file is None and found.parts_bytes["other"] == 0
+    result = maker.judge_graph(files, 3, None)
+    assert (result.id, result.trimmed, result.vocabulary) == ("onnx-fp16-trim", True, VOCABULARY)
+    assert result.weights_file is None and result.parts_bytes["other"] == 0
     path.with_name("model_fp16.onnx_data").write_bytes(b"weights")
     assert maker.judge_graph(files, 3, None).weights_file == "trimmed/onnx/model_fp16.onnx_data"
 
@@ -274,19 +282,19 @@ def test_everything_that_was_written_is_judged_in_turn(bundle: Path, request: py
         judge(bundle, Subject()).judge_all(written(steps=STEPS, decode="onnx/decode.onnx"))
     )
     ids = ["onnx-fp32", "onnx-fp32-exit1", "onnx-fp32-step", "onnx-fp32-decode"]
-    assert [found.id for found in all_] == ids
-    assert [found.drift is not None for found in all_] == [True, False, False, False], "the full graph's"
+    assert [result.id for result in all_] == ids
+    assert [result.drift is not None for result in all_] == [True, False, False, False], "the full graph's"
     drift = all_[0].drift
     assert drift is not None and drift.tolerance == 1e-4 and drift.first_beyond == 1
     assert [(row.loop, row.rms_error) for row in drift.loops] == [(loop, pytest.approx(0.5)) for loop in (1, 2, 3)]
-    few = list(judge(bundle, Subject()).judge_all(written()))
-    assert [found.id for found in few] == ids[:2]
+    subset = list(judge(bundle, Subject()).judge_all(written()))
+    assert [result.id for result in subset] == ids[:2]
 
 
 def test_states_that_were_not_looped_have_no_drift(bundle: Path) -> None:
     """There is no graph with states here: it must not be asked for."""
-    (found,) = judge(bundle, Subject(states=1)).judge_all(written(exits={3: "onnx/model.onnx"}))
-    assert found.drift is None
+    (result,) = judge(bundle, Subject(states=1)).judge_all(written(exits={3: "onnx/model.onnx"}))
+    assert result.drift is None
     with pytest.raises(Exception, match=r"\.states\.onnx"):
         next(judge(bundle, Subject(states=2)).judge_all(written()))
 
@@ -300,22 +308,22 @@ def test_an_artifact_is_run_when_the_one_before_it_was_taken(bundle: Path) -> No
 
 def test_the_parts_of_a_step_bundle_are_run_and_counted_together(bundle: Path) -> None:
     subject = Subject()
-    found = judge(bundle, subject).judge_steps(written(steps=STEPS))
-    assert (found.id, found.role, found.parts, found.file) == ("onnx-fp32-step", "step", STEPS, "onnx/loop.onnx")
-    assert found.sha256 == sha256_of(bundle / "onnx" / "loop.onnx")
-    assert (found.inputs, found.outputs) == (
+    result = judge(bundle, subject).judge_steps(written(steps=STEPS))
+    assert (result.id, result.role, result.parts, result.file) == ("onnx-fp32-step", "step", STEPS, "onnx/loop.onnx")
+    assert result.sha256 == sha256_of(bundle / "onnx" / "loop.onnx")
+    assert (result.inputs, result.outputs) == (
         {"state": "float32[batch, sequence, 4]"},
         {"next_state": "float32[batch, sequence, 4]"},
     )
-    assert found.size_bytes == 1000 * (8 + 16 + 32 + 64)
-    assert found.parts_bytes == {"embeddings": 96, "block": 16, "heads": 108, "other": 120000 - 220}
-    assert found.sharing is not None
-    assert (found.sharing.unique_parameters, found.sharing.stored_parameters) == (PARAMETERS, PARAMETERS)
-    assert found.sharing.weight_bytes == 4 * PARAMETERS
-    assert found.status == "built" and found.validation is None and subject.validated == []
-    assert found.score == Score(n=IDS.size, loss=1.0) and subject.scored[0][0] == 3
+    assert result.size_bytes == 1000 * (8 + 16 + 32 + 64)
+    assert result.parts_bytes == {"embeddings": 96, "block": 16, "heads": 108, "other": 120000 - 220}
+    assert result.sharing is not None
+    assert (result.sharing.unique_parameters, result.sharing.stored_parameters) == (PARAMETERS, PARAMETERS)
+    assert result.sharing.weight_bytes == 4 * PARAMETERS
+    assert result.status == "built" and result.validation is None and subject.validated == []
+    assert result.score == Score(n=IDS.size, loss=1.0) and subject.scored[0][0] == 3
     np.testing.assert_allclose(subject.scored[0][1], REFERENCES[3], rtol=1e-5, atol=1e-6)
-    assert found.parity is not None and found.parity.provider == "CPUExecutionProvider"
+    assert result.parity is not None and result.parity.provider == "CPUExecutionProvider"
 
 
 # Of windows of six tokens the first three are read at once: it answers for the third and the three after it.
@@ -324,14 +332,19 @@ SECOND_HALF = [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17]
 
 def test_a_decode_graph_answers_for_the_second_half_of_every_window(bundle: Path) -> None:
     subject = Subject(("input_ids",))
-    found = judge(bundle, subject).judge_decode(written(decode="onnx/decode.onnx"))
-    assert (found.id, found.role, found.file, found.exit) == ("onnx-fp32-decode", "decode", "onnx/decode.onnx", None)
-    assert (found.size_bytes, found.status, found.reason) == (4000, "built", None)
-    assert found.inputs["past_key_values.0.key"] == "float32[batch, past]"
-    assert found.sharing is not None and found.sharing.unique_parameters == 40
-    assert found.parity is not None and found.parity.n == 12 and found.parity.provider == "CPUExecutionProvider"
-    assert found.parity.max_abs_error is not None and found.parity.max_abs_error < 1e-5
-    assert found.score == Score(n=12, loss=1.0) and subject.compared == []
+    result = judge(bundle, subject).judge_decode(written(decode="onnx/decode.onnx"))
+    assert (result.id, result.role, result.file, result.exit) == (
+        "onnx-fp32-decode",
+        "decode",
+        "onnx/decode.onnx",
+        None,
+    )
+    assert (result.size_bytes, result.status, result.reason) == (4000, "built", None)
+    assert result.inputs["past_key_values.0.key"] == "float32[batch, past]"
+    assert result.sharing is not None and result.sharing.unique_parameters == 40
+    assert result.parity is not None and result.parity.n == 12 and result.parity.provider == "CPUExecutionProvider"
+    assert result.parity.max_abs_error is not None and result.parity.max_abs_error < 1e-5
+    assert result.score == Score(n=12, loss=1.0) and subject.compared == []
     ((exit_, logits, rows),) = subject.scored
     assert exit_ == 3 and rows.tolist() == SECOND_HALF
     np.testing.assert_allclose(logits, REFERENCES[3][SECOND_HALF], rtol=1e-5, atol=1e-6)
@@ -341,9 +354,9 @@ def test_a_decode_graph_answers_for_the_second_half_of_every_window(bundle: Path
 def test_a_decode_graph_is_held_to_the_reference_on_the_same_rows(bundle: Path, trimmed: bool) -> None:
     subject = Subject(("input_ids",))
     subject.finds = "perplexity 9 % above FP32's"
-    found = judge(bundle, subject, Variant("int8", trimmed)).judge_decode(written(decode="onnx/decode.onnx"))
-    assert (found.status, found.reason) == ("rejected", subject.finds)
-    assert found.score == Score(n=12, loss=1.0), "its own, not the reference's"
+    result = judge(bundle, subject, Variant("int8", trimmed)).judge_decode(written(decode="onnx/decode.onnx"))
+    assert (result.status, result.reason) == ("rejected", subject.finds)
+    assert result.score == Score(n=12, loss=1.0), "its own, not the reference's"
     assert subject.compared == [(1.0, 2.0, "int8", trimmed)]
     assert [(exit_, rows.tolist()) for exit_, _, rows in subject.scored] == [(3, SECOND_HALF)] * 2
     assert np.array_equal(subject.scored[1][1], REFERENCES[3][SECOND_HALF])
@@ -351,20 +364,22 @@ def test_a_decode_graph_is_held_to_the_reference_on_the_same_rows(bundle: Path, 
 
 def test_a_decode_graph_out_of_tolerance_or_range_is_not_compared(bundle: Path, tmp_path: Path) -> None:
     subject = Subject(("input_ids",))
-    found = judge(bundle, subject, Variant("fp16"), max_activation=1e9).judge_decode(written(decode="onnx/decode.onnx"))
-    assert "FP16 ends at" in str(found.reason) and found.score == Score(n=12, loss=1.0) and subject.compared == []
-    write_decode(tmp_path / "onnx" / "decode.onnx", TABLE * np.float32(2))
-    found = judge(tmp_path, subject, Variant("fp16"), max_activation=1e9).judge_decode(
+    result = judge(bundle, subject, Variant("fp16"), max_activation=1e9).judge_decode(
         written(decode="onnx/decode.onnx")
     )
-    assert "relative error" in str(found.reason) and subject.compared == [], "the first reason"
+    assert "FP16 ends at" in str(result.reason) and result.score == Score(n=12, loss=1.0) and subject.compared == []
+    write_decode(tmp_path / "onnx" / "decode.onnx", TABLE * np.float32(2))
+    result = judge(tmp_path, subject, Variant("fp16"), max_activation=1e9).judge_decode(
+        written(decode="onnx/decode.onnx")
+    )
+    assert "relative error" in str(result.reason) and subject.compared == [], "the first reason"
     broken = TABLE.copy()
     broken[1] = np.nan
     write_decode(tmp_path / "onnx" / "decode.onnx", broken)
     for precision in ("fp32", "int8"):
         subject.scored.clear()
-        found = judge(tmp_path, subject, Variant(precision)).judge_decode(written(decode="onnx/decode.onnx"))  # type: ignore[arg-type]
-        assert "not finite" in str(found.reason) and found.score is None
+        result = judge(tmp_path, subject, Variant(precision)).judge_decode(written(decode="onnx/decode.onnx"))  # type: ignore[arg-type]
+        assert "not finite" in str(result.reason) and result.score is None
         assert subject.scored == subject.compared == []
 
 
@@ -387,9 +402,9 @@ def timed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
             return [middle * 50, middle, middle * 0.9]
 
         class Opened(OnnxSession):
-            def __init__(self, path: Path, *given: Any, in_turns: bool = False) -> None:
+            def __init__(self, path: Path, *arguments: Any, in_turns: bool = False) -> None:
                 opened.append((path.name, in_turns))
-                super().__init__(path, *given, in_turns=in_turns)
+                super().__init__(path, *arguments, in_turns=in_turns)
 
         monkeypatch.setattr(judging, "timeit", SimpleNamespace(repeat=repeat))
         monkeypatch.setattr(judging, "OnnxSession", Opened)
@@ -427,7 +442,7 @@ def test_the_three_take_turns_on_the_longest_text(timed: Callable[..., tuple[str
 
 
 @pytest.mark.parametrize(
-    ("full", "one", "whole", "says"),
+    ("full", "item", "whole", "says"),
     [
         (1.0, 1.0, 3.0, "even one loop takes longer"),  # even = 1
         (0.5, 1.0, 3.0, "even one loop takes longer"),  # even < 1
@@ -439,7 +454,7 @@ def test_the_three_take_turns_on_the_longest_text(timed: Callable[..., tuple[str
     ],
 )
 def test_how_many_loops_a_step_bundle_may_take(
-    timed: Callable[..., tuple[str, list[Any]]], full: float, one: float, whole: float, says: str
+    timed: Callable[..., tuple[str, list[Any]]], full: float, item: float, whole: float, says: str
 ) -> None:
-    text, _ = timed([(full, one, whole)] * 7)
+    text, _ = timed([(full, item, whole)] * 7)
     assert says in text and f": {whole / full:.2f}×" in text

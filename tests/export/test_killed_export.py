@@ -26,8 +26,8 @@ def test_between_the_two_renames(tmp_path: Path) -> None:
     assert assert_whole(run) == ids
     assert list(run.glob(".bundle.*.tmp")), "the new one, which nobody reads"
     stopped = export_in_child(run, kill=BETWEEN_THE_RENAMES, log=log, signalled=signal.SIGTERM)
-    said = log.read_text(encoding="utf-8")
-    assert stopped == 130 and f"interrupted; {run / 'bundle'} is unchanged" in said
+    message = log.read_text(encoding="utf-8")
+    assert stopped == 130 and f"interrupted; {run / 'bundle'} is unchanged" in message
     assert assert_whole(run) == ids
     assert not list(run.glob(".bundle*"))
 

@@ -50,12 +50,12 @@ class Times(nn.Module):
     ],
 )
 def test_the_largest_number_between_any_two_modules_counts(factors: tuple[float, ...], largest: float) -> None:
-    found = max_abs_activation(Chain(*factors), np.array([[1, -2], [0, 3]]))
-    assert found == pytest.approx(largest)
+    result = max_abs_activation(Chain(*factors), np.array([[1, -2], [0, 3]]))
+    assert result == pytest.approx(largest)
 
 
 class Taking(nn.Module):
-    def forward(self, given: Any) -> None:
+    def forward(self, arguments: Any) -> None:
         """What it gives is none."""
 
 
@@ -65,8 +65,8 @@ class Watched(nn.Module):
         self.taking, self.same = Taking(), nn.Identity()
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        for given in (ids, mask.bool(), torch.zeros(0), None):
-            self.taking(given)
+        for arguments in (ids, mask.bool(), torch.zeros(0), None):
+            self.taking(arguments)
         return self.same(torch.full((2,), -0.5))
 
 
@@ -118,18 +118,18 @@ def drifted(precision: Any = "fp16", **errors: float) -> Any:
 
 
 def test_drift_is_relative_to_the_size_of_the_state_and_told_loop_by_loop() -> None:
-    found = drifted(loop10=0.5, loop2=0.0, loop3=-0.25)
-    assert [row.loop for row in found.loops] == [2, 3, 10]
+    result = drifted(loop10=0.5, loop2=0.0, loop3=-0.25)
+    assert [row.loop for row in result.loops] == [2, 3, 10]
     size = math.sqrt(12.5)
-    assert [row.rms_error for row in found.loops] == pytest.approx([0.0, 0.25 / 2**0.5 / size, 0.5 / 2**0.5 / size])
-    assert [row.max_error for row in found.loops] == pytest.approx([0.0, 0.25 / size, 0.5 / size])
-    assert (found.tolerance, found.first_beyond) == (DRIFT_TOLERANCE["fp16"], 3)
+    assert [row.rms_error for row in result.loops] == pytest.approx([0.0, 0.25 / 2**0.5 / size, 0.5 / 2**0.5 / size])
+    assert [row.max_error for row in result.loops] == pytest.approx([0.0, 0.25 / size, 0.5 / size])
+    assert (result.tolerance, result.first_beyond) == (DRIFT_TOLERANCE["fp16"], 3)
 
 
 @pytest.mark.parametrize(("precision", "beyond"), [("fp32", 1), ("fp16", 1), ("int8", None)])
 def test_each_precision_may_drift_so_far(precision: str, beyond: int | None) -> None:
-    found = drifted(precision, loop1=0.2)
-    assert (found.tolerance, found.first_beyond) == (DRIFT_TOLERANCE[precision], beyond)  # type: ignore[index]
+    result = drifted(precision, loop1=0.2)
+    assert (result.tolerance, result.first_beyond) == (DRIFT_TOLERANCE[precision], beyond)  # type: ignore[index]
 
 
 def test_the_tolerance_itself_is_no_drift(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +140,14 @@ def test_the_tolerance_itself_is_no_drift(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_a_state_that_is_not_finite_has_drifted_beyond_all_bounds(wrong: float) -> None:
-    found = drifted(loop1=0.0, loop2=wrong)
-    assert (found.loops[1].rms_error, found.loops[1].max_error, found.first_beyond) == (None, None, 2)
+    result = drifted(loop1=0.0, loop2=wrong)
+    assert (result.loops[1].rms_error, result.loops[1].max_error, result.first_beyond) == (None, None, 2)
 
 
 def test_a_reference_of_nothing_has_no_relative_error() -> None:
     zeros = {1: np.zeros((1, 2, 3), dtype=np.float32)}
-    found = measure_drift({1: np.ones((1, 2, 3), dtype=np.float32)}, zeros, "fp32")
-    assert (found.loops[0].rms_error, found.first_beyond) == (None, 1)
+    result = measure_drift({1: np.ones((1, 2, 3), dtype=np.float32)}, zeros, "fp32")
+    assert (result.loops[0].rms_error, result.first_beyond) == (None, 1)
 
 
 def test_small_errors_of_large_states_are_not_rounded_away() -> None:
@@ -159,5 +159,5 @@ def test_small_errors_of_large_states_are_not_rounded_away() -> None:
 @pytest.mark.parametrize("size", [1e20, 0.5, 1e-20])
 def test_drift_is_the_same_whatever_the_size_of_the_state(size: float) -> None:
     reference = {1: np.full((1, 2, 3), size, dtype=np.float32)}
-    found = measure_drift({1: reference[1] * np.float32(1.5)}, reference, "fp32").loops[0]
-    assert (found.rms_error, found.max_error) == (pytest.approx(0.5), pytest.approx(0.5))
+    result = measure_drift({1: reference[1] * np.float32(1.5)}, reference, "fp32").loops[0]
+    assert (result.rms_error, result.max_error) == (pytest.approx(0.5), pytest.approx(0.5))

@@ -43,10 +43,10 @@ def test_denormals_are_counted_in_weights_and_in_values(tmp_path: Path) -> None:
     nodes = [helper.make_node("Mul", ["x", "weight"], ["scaled"]), helper.make_node("Add", ["scaled", "one"], ["y"])]
     path = saved(tmp_path / "m.onnx", nodes, {"weight": weight, "one": np.ones(4, dtype=np.float32)})
     feed = {"x": np.ones((2, 3, 4), dtype=np.float32)}
-    found = audit_portability([path], feed).denormals
-    assert (found.weights, found.of_weights) == (2, 8)
+    result = audit_portability([path], feed).denormals
+    assert (result.weights, result.of_weights) == (2, 8)
     # Of each position's four products two are denormal, but where the processor flushes them to zero.
-    assert found.of_activations == 24 and found.activations in (12, 0)
+    assert result.of_activations == 24 and result.activations in (12, 0)
     assert audit_portability([path]).denormals.activations is None
     assert "2 of 8 FP32 weights are denormal" in " ".join(audit_portability([path]).notes())
     assert "session.set_denormal_as_zero" in " ".join(audit_portability([path]).notes())
@@ -67,8 +67,8 @@ def test_numbers_that_are_none_and_the_smallest_normal_ones_are_not_denormal(tmp
     ]
     weight = np.array([*edge, np.nextafter(tiny.tiny, np.float32(0))], dtype=np.float32)
     path = saved(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": weight})
-    found = audit_portability([path]).denormals
-    assert (found.weights, found.of_weights) == (3, 10)
+    result = audit_portability([path]).denormals
+    assert (result.weights, result.of_weights) == (3, 10)
 
 
 def test_weights_beside_graphs_are_looked_at_as_they_lie_there_now(tmp_path: Path) -> None:
@@ -90,33 +90,33 @@ def test_saturation_is_predicted_and_measured(tmp_path: Path) -> None:
     path = int8_graph(tmp_path / "m.onnx", weight)
     bright = np.full((1, 2, 4), 1.0, dtype=np.float32)
     bright[0, 1] = [0, 0, 1, 1]
-    found = audit_portability([path], {"x": bright}).saturation
+    result = audit_portability([path], {"x": bright}).saturation
     # Pairs: (64, 64) no, (65, 64) yes, (−64, −65) yes, (127, −127) no; below only (127, 127).
-    assert found is not None and (found.pairs, found.at_risk) == (8, 3)
+    assert result is not None and (result.pairs, result.at_risk) == (8, 3)
     # First position: all three beyond. Second one: only the lower pair has activations.
-    assert (found.sums, found.saturated) == (6, 4)
+    assert (result.sums, result.saturated) == (6, 4)
     dark = np.array([[[1, 0.1, 0.1, 0.1]]], dtype=np.float32)
-    quiet = audit_portability([path], {"x": dark}).saturation
-    assert quiet is not None and (quiet.sums, quiet.saturated) == (3, 0)
+    unsaturated = audit_portability([path], {"x": dark}).saturation
+    assert unsaturated is not None and (unsaturated.sums, unsaturated.saturated) == (3, 0)
 
 
 def test_seven_bits_never_saturate(tmp_path: Path) -> None:
     weight = np.random.default_rng(0).integers(-64, 65, size=(4, 6)).astype(np.int8)
-    found = audit_portability([int8_graph(tmp_path / "m.onnx", weight)]).saturation
-    assert found is not None and (found.pairs, found.at_risk, found.sums) == (12, 0, None)
+    result = audit_portability([int8_graph(tmp_path / "m.onnx", weight)]).saturation
+    assert result is not None and (result.pairs, result.at_risk, result.sums) == (12, 0, None)
 
 
 def test_our_int8_is_safe_and_ours_alone_is_standard() -> None:
     """A bundle that was exported: 7-bit weights, standard operators, any batch and length."""
-    found = audit_portability([OLD / "onnx" / "model_int8.onnx"])
-    assert found.saturation is not None and found.saturation.pairs > 0 and found.saturation.at_risk == 0
-    assert (found.opset, found.other_operators, found.control_flow, found.fixed) == (20, {}, {}, ())
-    assert found.dynamic == dict.fromkeys(("input_ids", "attention_mask"), ("batch", "sequence"))
-    assert found.needs == "1.18" and found.notes() == []
+    result = audit_portability([OLD / "onnx" / "model_int8.onnx"])
+    assert result.saturation is not None and result.saturation.pairs > 0 and result.saturation.at_risk == 0
+    assert (result.opset, result.other_operators, result.control_flow, result.fixed) == (20, {}, {}, ())
+    assert result.dynamic == dict.fromkeys(("input_ids", "attention_mask"), ("batch", "sequence"))
+    assert result.needs == "1.18" and result.notes() == []
     golden = Bundle.open(OLD).golden()
     feed = golden.inputs(("input_ids", "attention_mask"))
-    whole = audit_portability([OLD / "onnx" / "model.onnx"], feed).denormals
-    assert whole.of_activations is not None and whole.of_activations > 10_000 and whole.activations == 0
+    full = audit_portability([OLD / "onnx" / "model.onnx"], feed).denormals
+    assert full.of_activations is not None and full.of_activations > 10_000 and full.activations == 0
     assert not list((OLD / "onnx").glob(".values*")), "nothing is left beside the graphs"
 
 
@@ -127,9 +127,9 @@ def test_foreign_operators_and_fixed_shapes_are_told(tmp_path: Path) -> None:
     graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     graph.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 16
     onnx.save(graph, path)
-    found = audit_portability([path])
-    assert found.other_operators == {"com.microsoft:Gelu": 1} and found.fixed == ("x",)
-    assert "com.microsoft:Gelu (1)" in found.notes()[0]
+    result = audit_portability([path])
+    assert result.other_operators == {"com.microsoft:Gelu": 1} and result.fixed == ("x",)
+    assert "com.microsoft:Gelu (1)" in result.notes()[0]
 
 
 def audit(**changes: object) -> Portability:
@@ -163,7 +163,7 @@ def test_verify_says_them(monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle.open(OLD)
     entry = bundle.artifact("onnx-int8")
     risky = entry.model_copy(update={"portability": audit(saturation=Saturation(pairs=10, at_risk=2))})
-    artifacts = tuple(risky if one.id == entry.id else one for one in bundle.artifacts)
+    artifacts = tuple(risky if item.id == entry.id else item for item in bundle.artifacts)
     bundle.manifest = bundle.manifest.model_copy(update={"artifacts": artifacts})
     monkeypatch.setattr(verifying, "cpu_flags", lambda: frozenset({"avx2"}))
     (check,) = verifying.verify(bundle, "onnx-int8").artifacts

@@ -34,9 +34,9 @@ def test_other_names(name: str | int | None) -> None:
 
 
 def test_sizes_by_name_and_by_letter() -> None:
-    found = find_axes([port("x", "batch", 3, "seq_len"), port("y", "unk", 5)], {"y": ("B", 5)}, {})
+    result = find_axes([port("x", "batch", 3, "seq_len"), port("y", "unk", 5)], {"y": ("B", 5)}, {})
     row, length = Axis(size=1, takes="batch", role="batch"), Axis(size=GOLDEN_SEQ, takes="seq", role="seq")
-    assert found == {"x": (row, Axis(size=3), length), "y": (row, Axis(size=5))}
+    assert result == {"x": (row, Axis(size=3), length), "y": (row, Axis(size=5))}
 
 
 def test_a_size_that_is_given_stays() -> None:
@@ -45,8 +45,8 @@ def test_a_size_that_is_given_stays() -> None:
 
 
 def test_a_name_that_is_given_once_is_known_everywhere() -> None:
-    found = find_axes([port("x", "N", "width"), port("y", "width")], {"x": ("B", 7)}, {})
-    assert found["y"] == (Axis(size=7),)
+    result = find_axes([port("x", "N", "width"), port("y", "width")], {"x": ("B", 7)}, {})
+    assert result["y"] == (Axis(size=7),)
 
 
 def test_but_question_marks_are_no_names() -> None:
@@ -72,11 +72,11 @@ def test_everything_that_is_unknown_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [("x=1x512", ("x", (1, 512))), ("a=b=Bx3xS", ("a=b", ("B", 3, "S"))), ("x=7", ("x", (7,))), ("x=", ("x", ()))],
 )
-def test_written_shapes(text: str, found: object) -> None:
-    assert parse_shape(text) == found
+def test_written_shapes(text: str, result: object) -> None:
+    assert parse_shape(text) == result
 
 
 @pytest.mark.parametrize("text", ["x", "=3", "x=0x3", "x=-1", "x=1y2", "x=1xb"])
@@ -85,9 +85,9 @@ def test_slips_in_shapes(text: str) -> None:
         parse_shape(text)
 
 
-@pytest.mark.parametrize(("text", "found"), [("x=0:9", ("x", (0, 9))), ("x=-1.5", ("x", (-1.5, -1.5)))])
-def test_written_ranges(text: str, found: object) -> None:
-    assert parse_range(text) == found
+@pytest.mark.parametrize(("text", "result"), [("x=0:9", ("x", (0, 9))), ("x=-1.5", ("x", (-1.5, -1.5)))])
+def test_written_ranges(text: str, result: object) -> None:
+    assert parse_range(text) == result
 
 
 @pytest.mark.parametrize("text", ["x", "x=9:0", "x=a", "x=0:inf", "=1:2", "x=1:2:3"])

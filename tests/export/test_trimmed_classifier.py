@@ -64,9 +64,9 @@ def test_logits_are_the_same_to_the_last_bit(model: EncoderClassifier, original:
     small = ADAPTER.trim(model, torch.from_numpy(trimmed.kept))
     with torch.inference_mode():
         for text in TEXTS:
-            before = model(torch.tensor([original.encode(text).ids]))
-            after = small(torch.tensor([trimmed.tokenizer.encode(text).ids]))
-            assert torch.equal(before, after)
+            old = model(torch.tensor([original.encode(text).ids]))
+            new = small(torch.tensor([trimmed.tokenizer.encode(text).ids]))
+            assert torch.equal(old, new)
 
 
 def test_only_the_table_is_new_and_the_model_stays_as_it_was(model: EncoderClassifier, trimmed: Trimmed) -> None:
@@ -74,9 +74,9 @@ def test_only_the_table_is_new_and_the_model_stays_as_it_was(model: EncoderClass
     small = ADAPTER.trim(model, torch.from_numpy(trimmed.kept))
     assert model.tokens.num_embeddings == rows and count_parameters(model) == parameters
     assert count_parameters(small) == parameters - (rows - len(trimmed.kept)) * 32
-    own = dict(model.named_parameters())
+    original_parameters = dict(model.named_parameters())
     for name, parameter in small.named_parameters():
-        assert (parameter is own[name]) is (name != "tokens.weight")
+        assert (parameter is original_parameters[name]) is (name != "tokens.weight")
     assert small.cos is model.cos
     assert not small.training
     assert torch.equal(small.tokens.weight, model.tokens.weight[torch.from_numpy(trimmed.kept)])
@@ -88,25 +88,25 @@ def test_graphs_are_the_same_to_the_last_byte_although_only_the_table_is_traced_
 ) -> None:
     built = classifier(original)
     small = ADAPTER.trim(built, torch.from_numpy(trimmed.kept))
-    for one in (built, small) if precision == "fp16" else ():
-        half_for_export(one)
+    for item in (built, small) if precision == "fp16" else ():
+        half_for_export(item)
     names = ("input_ids", "attention_mask")
-    whole = ADAPTER.trace(built, names, steps=True)
-    write_graph(whole.exits, tmp_path / "whole.onnx")
+    full = ADAPTER.trace(built, names, steps=True)
+    write_graph(full.exits, tmp_path / "whole.onnx")
     write_graph(ADAPTER.trace(small, names, steps=False).exits, tmp_path / "anew.onnx")
-    again: list[str] = []
+    repeated: list[str] = []
 
     def counted(spec: GraphSpec) -> onnx_ir.Model:
-        again.append(",".join(spec.outputs))
+        repeated.append(",".join(spec.outputs))
         return export_graph(spec)
 
     monkeypatch.setattr(graphs, "export_graph", counted)
-    write_graph(ADAPTER.trace_trimmed(small, names, whole).exits, tmp_path / "again.onnx")
-    assert again == ["state"], "embed alone"
+    write_graph(ADAPTER.trace_trimmed(small, names, full).exits, tmp_path / "again.onnx")
+    assert repeated == ["state"], "embed alone"
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "anew.onnx").read_bytes()
-    before = (tmp_path / "whole.onnx").read_bytes()
-    write_graph(whole.exits, tmp_path / "whole.onnx")
-    assert (tmp_path / "whole.onnx").read_bytes() == before, "what is used again is left as it was"
+    old = (tmp_path / "whole.onnx").read_bytes()
+    write_graph(full.exits, tmp_path / "whole.onnx")
+    assert (tmp_path / "whole.onnx").read_bytes() == old, "what is used again is left as it was"
 
 
 @pytest.fixture
@@ -145,9 +145,9 @@ def test_companions_have_the_new_numbers(folder: Path, trimmed: Trimmed, origina
 
 def test_damaged_companions_are_refused(folder: Path, trimmed: Trimmed, tmp_path: Path) -> None:
     config = folder / "config.json"
-    lost = Trimmed(trimmed.tokenizer, np.setdiff1d(trimmed.kept, [0]))
+    missing = Trimmed(trimmed.tokenizer, np.setdiff1d(trimmed.kept, [0]))
     with pytest.raises(ArtifactError, match="pad_token_id 0 is no token of the trimmed vocabulary"):
-        write_trimmed_companions(folder, lost, tmp_path)
+        write_trimmed_companions(folder, missing, tmp_path)
     config.write_text("[]", encoding="utf-8")
     with pytest.raises(ArtifactError, match="damaged"):
         write_trimmed_companions(folder, trimmed, tmp_path)

@@ -40,10 +40,10 @@ def test_parts_of_a_classifier_are_those_of_its_modules(fresh_run: Path) -> None
 
 def test_int8_parts_keep_their_places(finished_run: Path) -> None:
     fp32 = onnx_ir.load(finished_run / "bundle" / "onnx" / "model.onnx")
-    before, after = weight_parts(onnx_ir.to_proto(fp32)), weight_parts(onnx_ir.to_proto(quantize(fp32)))
+    old, new = weight_parts(onnx_ir.to_proto(fp32)), weight_parts(onnx_ir.to_proto(quantize(fp32)))
     for part in ("embeddings", "block"):
-        assert 0.2 < after[part] / before[part] < 0.75
-    assert 0 < after["heads"] <= before["heads"]
+        assert 0.2 < new[part] / old[part] < 0.75
+    assert 0 < new["heads"] <= old["heads"]
 
 
 def stored(name: str, *shape: int) -> onnx.TensorProto:

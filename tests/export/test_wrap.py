@@ -43,11 +43,11 @@ class TestWhatItHolds:
         assert verify(bundle).exit_code == 0
 
     def test_the_same_seed_draws_the_same_inputs(self, tmp_path: Path) -> None:
-        first, again, other = (
+        first, repeated, other = (
             wrapped(tmp_path / str(number), graphs.convolutions(), seed=seed).golden().arrays[f"{INPUT}x"]
             for number, seed in enumerate((0, 0, 1))
         )
-        assert np.array_equal(first, again) and not np.array_equal(first, other)
+        assert np.array_equal(first, repeated) and not np.array_equal(first, other)
 
     def test_a_state_and_a_number_by_itself(self, tmp_path: Path) -> None:
         bundle = wrapped(
@@ -89,8 +89,8 @@ class TestWhatItHolds:
         x = np.arange(2 * 3 * 16 * 16, dtype=np.float32).reshape(2, 3, 16, 16)
         np.savez(tmp_path / "one.npz", x=x)
         np.savez(tmp_path / "three.npz", x=np.stack([x, x + 1, x + 2]), unused=np.zeros(3))
-        one = wrapped(tmp_path / "1", graphs.convolutions(), inputs=tmp_path / "one.npz").golden()
-        assert np.array_equal(one.arrays[f"{INPUT}x"], x[None])
+        item = wrapped(tmp_path / "1", graphs.convolutions(), inputs=tmp_path / "one.npz").golden()
+        assert np.array_equal(item.arrays[f"{INPUT}x"], x[None])
         assert len(wrapped(tmp_path / "3", graphs.convolutions(), inputs=tmp_path / "three.npz").golden()) == 3
 
     def test_a_graph_in_fp16_is_called_so(self, tmp_path: Path) -> None:
@@ -326,9 +326,9 @@ class TestCached:
 class TestCommands:
     def test_wrap_and_what_cannot_be_done_with_it(self, tmp_path: Path) -> None:
         save(tmp_path, graphs.convolutions())
-        made = edgeformer("import", "onnx", "net.onnx", "-o", "bundle", "--json", cwd=tmp_path)
-        assert made.code == 0, made.err
-        document = json.loads(made.out)
+        output = edgeformer("import", "onnx", "net.onnx", "-o", "bundle", "--json", cwd=tmp_path)
+        assert output.code == 0, output.err
+        document = json.loads(output.out)
         assert document["bundle"] == "bundle" and document["artifacts"][0]["status"] == "built"
         for command in (["evaluate", "bundle"], ["predict", "bundle", "a text"], ["generate", "bundle", "a"]):
             refused = edgeformer(*command, cwd=tmp_path)

@@ -28,8 +28,8 @@ ROWS = "text\tlabel\n" + "".join(f"word{number % 7} word{number % 3}\tl{number %
 
 def export(folder: Path, **options: object) -> dict[str, tuple[str, str | None]]:
     """Artifact → status and reason."""
-    made = export_bundle(folder, ExportOptions(**options))  # type: ignore[arg-type]
-    return {artifact.id: (artifact.status, artifact.reason) for artifact in made.artifacts}
+    output = export_bundle(folder, ExportOptions(**options))  # type: ignore[arg-type]
+    return {artifact.id: (artifact.status, artifact.reason) for artifact in output.artifacts}
 
 
 @pytest.fixture
@@ -39,20 +39,20 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def test_fp16_and_int8(bundle: Path) -> None:
-    before = sha256_of(bundle / "onnx/model.onnx")
+    old = sha256_of(bundle / "onnx/model.onnx")
     assert export(bundle, fp16=True, int8=True) == {
         "onnx-fp32": ("built", None),
         "onnx-fp16": ("built", None),
         "onnx-int8": ("built", None),
     }
     opened = Bundle.open(bundle)
-    whole, eighth, half = opened.artifacts
-    assert sha256_of(bundle / "onnx/model.onnx") == before
-    assert whole.sharing and half.sharing and eighth.sharing
-    assert half.sharing.weight_bytes < 0.6 * whole.sharing.weight_bytes
-    assert eighth.sharing.weight_bytes < 0.4 * whole.sharing.weight_bytes
-    assert half.sharing.stored_parameters == whole.sharing.unique_parameters
-    assert eighth.sharing.stored_parameters == whole.sharing.unique_parameters  # scales and zero points do not count
+    full, eighth, half = opened.artifacts
+    assert sha256_of(bundle / "onnx/model.onnx") == old
+    assert full.sharing and half.sharing and eighth.sharing
+    assert half.sharing.weight_bytes < 0.6 * full.sharing.weight_bytes
+    assert eighth.sharing.weight_bytes < 0.4 * full.sharing.weight_bytes
+    assert half.sharing.stored_parameters == full.sharing.unique_parameters
+    assert eighth.sharing.stored_parameters == full.sharing.unique_parameters  # scales and zero points do not count
     assert half.parity and half.parity.tolerance_kind == "rms" and eighth.parity and eighth.parity.tolerance == 0.2
     assert eighth.quantized == {"MatMulInteger": 1, "Gather": 1}
     assert eighth.score is not None and 0.99 < eighth.score.cosine < 1  # type: ignore[attr-defined]
@@ -114,10 +114,10 @@ def test_weights_beside_the_graph(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_make_no_sense(bundle: Path, options: dict[str, object], says: str) -> None:
-    before = sha256_of(bundle / "bundle.json")
+    old = sha256_of(bundle / "bundle.json")
     with pytest.raises(InputError, match=says):
         export(bundle, **options)
-    assert sha256_of(bundle / "bundle.json") == before
+    assert sha256_of(bundle / "bundle.json") == old
 
 
 def test_a_device_of_which_no_builder_takes_notice_is_refused(bundle: Path) -> None:
@@ -166,12 +166,12 @@ class TestClassifiers:
     """A graph from token ids to logits, with its tokenizer and a labelled file."""
 
     def wrapped(self, folder: Path, target: Path, **options: object) -> BundleManifest:
-        given = {"tokenizer": folder / "tokenizer.json", "labels": ("l0", "l1"), "max_length": 16, **options}
-        return wrap(folder / "net.onnx", target, WrapOptions(**given))  # type: ignore[arg-type]
+        arguments = {"tokenizer": folder / "tokenizer.json", "labels": ("l0", "l1"), "max_length": 16, **options}
+        return wrap(folder / "net.onnx", target, WrapOptions(**arguments))  # type: ignore[arg-type]
 
     def test_with_data_every_artifact_is_scored_on_it(self, folder: Path, tmp_path: Path) -> None:
-        made = self.wrapped(folder, tmp_path / "bundle", data=folder / "rows.tsv")
-        assert (made.task, made.labels) == ("classification", ("l0", "l1"))
+        output = self.wrapped(folder, tmp_path / "bundle", data=folder / "rows.tsv")
+        assert (output.task, output.labels) == ("classification", ("l0", "l1"))
         export(tmp_path / "bundle", fp16=True)
         opened = Bundle.open(tmp_path / "bundle")
         scores = [artifact.validation for artifact in opened.artifacts]
@@ -179,15 +179,15 @@ class TestClassifiers:
         assert len(opened.golden()) == 60 and verify(opened).exit_code == 0
 
     def test_without_data_the_graph_agrees_with_itself(self, folder: Path, tmp_path: Path) -> None:
-        made = self.wrapped(folder, tmp_path / "bundle")
-        assert made.artifacts[0].score is not None and made.artifacts[0].score.accuracy == 1.0  # type: ignore[attr-defined]
-        assert made.artifacts[0].validation is None and "agreement with FP32" in made.notes[0]
+        output = self.wrapped(folder, tmp_path / "bundle")
+        assert output.artifacts[0].score is not None and output.artifacts[0].score.accuracy == 1.0  # type: ignore[attr-defined]
+        assert output.artifacts[0].validation is None and "agreement with FP32" in output.notes[0]
 
     def test_predict_and_evaluate(self, folder: Path, tmp_path: Path) -> None:
         self.wrapped(folder, tmp_path / "bundle")
-        found = edgeformer("predict", "bundle", "word1 word2", "--json", cwd=tmp_path)
-        assert found.code == 0, found.err
-        assert json.loads(found.out)["predictions"][0]["label"] in ("l0", "l1")
+        result = edgeformer("predict", "bundle", "word1 word2", "--json", cwd=tmp_path)
+        assert result.code == 0, result.err
+        assert json.loads(result.out)["predictions"][0]["label"] in ("l0", "l1")
         scored = edgeformer("evaluate", "bundle", "--data", str(folder / "rows.tsv"), "--json", cwd=tmp_path)
         assert scored.code == 0 and json.loads(scored.out)["rows"][0]["n"] == 60, scored.err
         nothing = edgeformer("evaluate", "bundle", cwd=tmp_path)
@@ -215,9 +215,9 @@ class TestClassifiers:
 
 
 def test_four_bits_of_a_wrapped_graph(bundle: Path, tmp_path: Path) -> None:
-    made = edgeformer("export", "bundle", "--int4", "--json", cwd=tmp_path)
-    assert made.code == 0, made.err
-    base, narrow = json.loads(made.out)["artifacts"]
+    output = edgeformer("export", "bundle", "--int4", "--json", cwd=tmp_path)
+    assert output.code == 0, output.err
+    base, narrow = json.loads(output.out)["artifacts"]
     assert (narrow["id"], narrow["file"], narrow["precision"]) == ("onnx-int4", "onnx/model_q4.onnx", "int4")
     assert narrow["sharing"]["stored_parameters"] <= base["sharing"]["stored_parameters"]
     assert sum(narrow["quantized"].values()) > 0
@@ -229,8 +229,8 @@ def test_in_the_bundle_itself(bundle: Path, tmp_path: Path, monkeypatch: pytest.
     assert list(export(Path(), int8=True)) == ["onnx-fp32", "onnx-int8"]
     assert Path.cwd() == bundle and Path("onnx/model_int8.onnx").is_file(), "in the new one"
     assert verify(Bundle.open(Path())).exit_code == 0
-    made = wrap(tmp_path / "theirs" / "net.onnx", Path(), WrapOptions(replace=True))
-    assert [artifact.id for artifact in made.artifacts] == ["onnx-fp32"] and not Path("onnx/model_int8.onnx").exists()
+    output = wrap(tmp_path / "theirs" / "net.onnx", Path(), WrapOptions(replace=True))
+    assert [artifact.id for artifact in output.artifacts] == ["onnx-fp32"] and not Path("onnx/model_int8.onnx").exists()
     (bundle / "onnx").mkdir(exist_ok=True)
     monkeypatch.chdir(bundle / "onnx")
     export(Path(".."), fp16=True)
@@ -239,8 +239,8 @@ def test_in_the_bundle_itself(bundle: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_command(bundle: Path, tmp_path: Path) -> None:
-    made = edgeformer("export", "bundle", "--int8", "--json", cwd=tmp_path)
-    assert made.code == 0, made.err
-    document = json.loads(made.out)
+    output = edgeformer("export", "bundle", "--int8", "--json", cwd=tmp_path)
+    assert output.code == 0, output.err
+    document = json.loads(output.out)
     assert document["bundle"] == "bundle" and [a["id"] for a in document["artifacts"]] == ["onnx-fp32", "onnx-int8"]
     assert np.isfinite(document["artifacts"][1]["parity"]["rms_error"])

@@ -39,28 +39,28 @@ def intact(bundle: Path) -> bool:
 
 def test_it_takes_the_shapes_of_the_inputs_and_waits_for_its_card(wrapped_engine: Path) -> None:
     opened = Bundle.open(wrapped_engine)
-    made = opened.artifact(ID)
-    assert (made.status, made.file, made.precision) == ("built", FILE, "fp32") and made.engine is not None
-    assert made.engine.shapes == dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (1, 64), (16, 512)))
-    assert made.built_for is not None and made.built_for["compute_capability"] == "8.9"
-    assert made.engine.weight_bytes is not None and made.engine.weight_bytes >= 4 * (64 * 16 + 16 * 16)
-    assert made.size_bytes == (wrapped_engine / FILE).stat().st_size > made.engine.weight_bytes
-    if opened.cannot_run(made) is not None:
-        assert made.parity is not None and "verify --write" in str(made.parity.reason)
+    output = opened.artifact(ID)
+    assert (output.status, output.file, output.precision) == ("built", FILE, "fp32") and output.engine is not None
+    assert output.engine.shapes == dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (1, 64), (16, 512)))
+    assert output.built_for is not None and output.built_for["compute_capability"] == "8.9"
+    assert output.engine.weight_bytes is not None and output.engine.weight_bytes >= 4 * (64 * 16 + 16 * 16)
+    assert output.size_bytes == (wrapped_engine / FILE).stat().st_size > output.engine.weight_bytes
+    if opened.cannot_run(output) is not None:
+        assert output.parity is not None and "verify --write" in str(output.parity.reason)
 
 
 def test_one_that_cannot_be_built_again_stays(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "tensorrt_rtx", None)  # how Python says that there is no such package
         tensorrt_state.cache_clear()
-        left = built(bundle)
+        remaining = built(bundle)
     tensorrt_state.cache_clear()
-    assert (left.status, left.kept, left.file) == ("built", True, FILE)
-    assert str(left.reason).startswith("kept; it cannot be made again: NVIDIA GeForce RTX 4050")
-    assert "tensorrt-rtx builds for it on any machine, but here package: not installed" in str(left.reason)
+    assert (remaining.status, remaining.kept, remaining.file) == ("built", True, FILE)
+    assert str(remaining.reason).startswith("kept; it cannot be made again: NVIDIA GeForce RTX 4050")
+    assert "tensorrt-rtx builds for it on any machine, but here package: not installed" in str(remaining.reason)
     assert intact(bundle)
     export_bundle(bundle, ExportOptions(fp16=True))
-    assert Bundle.open(bundle).artifact(left.id).reason is None, "nobody asked for it this time"
+    assert Bundle.open(bundle).artifact(remaining.id).reason is None, "nobody asked for it this time"
 
 
 def test_one_whose_successor_is_rejected_leaves_no_file(wrapped_engine: Path, tmp_path: Path) -> None:
@@ -73,17 +73,17 @@ def test_one_whose_successor_is_rejected_leaves_no_file(wrapped_engine: Path, tm
     shutil.copy(wrapped_engine / FILE, bundle / FILE)
     update(bundle, artifacts=(*Bundle.open(bundle).artifacts, Bundle.open(wrapped_engine).artifact(ID)))
     assert intact(bundle)
-    made = built(bundle)
-    assert (made.status, made.file) == ("rejected", None) and "Det" in str(made.reason)
+    output = built(bundle)
+    assert (output.status, output.file) == ("rejected", None) and "Det" in str(output.reason)
     assert not (bundle / FILE).exists() and intact(bundle)
 
 
 def test_one_for_another_device_is_not_lost_unasked(bundle: Path) -> None:
-    before = Bundle.open(bundle).artifact(ID)
+    old = Bundle.open(bundle).artifact(ID)
     with pytest.raises(InputError, match=f"would lose {ID} .*another device than --target rtx3050-6gb"):
         built(bundle, "rtx3050-6gb")
-    assert Bundle.open(bundle).artifact(ID) == before and (bundle / FILE).is_file()
-    after = built(bundle, "rtx3050-6gb", replace=True)
-    assert after.file == "engines/model.rtx3050-6gb.engine" and not (bundle / FILE).exists()
-    assert after.built_for is not None and after.built_for["compute_capability"] == "8.6"
+    assert Bundle.open(bundle).artifact(ID) == old and (bundle / FILE).is_file()
+    new = built(bundle, "rtx3050-6gb", replace=True)
+    assert new.file == "engines/model.rtx3050-6gb.engine" and not (bundle / FILE).exists()
+    assert new.built_for is not None and new.built_for["compute_capability"] == "8.6"
     assert intact(bundle)
