@@ -63,8 +63,8 @@ MODULES: dict[str, tuple[str, ...]] = {
         "training/test_metrics.py::test_definition_of_a_spike",
         "training/test_metrics.py::test_first_layer_that_is_not_finite",
     ),
-    "stages/exporting/numerics.py": ("exporting/test_numerics.py",),
-    "stages/exporting/judging.py": ("exporting/test_held_to.py", "exporting/test_judging_files.py"),
+    "export/fp16.py": ("export/test_fp16.py",),
+    "export/judging.py": ("export/test_judging.py", "export/test_fp16.py"),
 }
 """Module under ``edgeformer/`` → the tests under ``tests/`` that are meant to know it."""
 

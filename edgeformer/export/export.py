@@ -77,14 +77,14 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
         return _write_bundle(source, plans, previous)
 
 
-def _joining_builders(source: Source, named: Sequence[Builder]) -> tuple[Builder, ...]:
+def _joining_builders(source: Source, requested: Sequence[Builder]) -> tuple[Builder, ...]:
     """Return builders that were not named, but produce a requested precision and work on this machine."""
     options = source.options
     if not options.joining or not isinstance(source, RunSource) or source.calibration_problem is not None:
         return ()
-    requested = {"int8": options.int8, "fp16": options.fp16}
-    joining = [builder for builder in all_builders() if builder.joins is not None and requested.get(builder.joins)]
-    return tuple(builder for builder in joining if builder not in named and isinstance(builder.plan(None), Target))
+    precisions = {"int8": options.int8, "fp16": options.fp16}
+    joining = [builder for builder in all_builders() if builder.joins is not None and precisions.get(builder.joins)]
+    return tuple(builder for builder in joining if builder not in requested and isinstance(builder.plan(None), Target))
 
 
 def _write_bundle(source: Source, plans: Plans, previous: PreviousBundle) -> BundleManifest:

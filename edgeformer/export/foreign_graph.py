@@ -202,8 +202,8 @@ def find_axes(
         places = [place for place, axis in enumerate(by_place) if axis is None]
         if places:
             dims = port.shape or ()
-            named = " and ".join(f"axis {place} ({dims[place] or 'without a name'})" for place in places)
-            unknown.append(f"input {port.name!r} {shape_text(port)}: the size of {named} is not known")
+            axis_names = " and ".join(f"axis {place} ({dims[place] or 'without a name'})" for place in places)
+            unknown.append(f"input {port.name!r} {shape_text(port)}: the size of {axis_names} is not known")
             rows = [place for place, dim in enumerate(dims) if role_of(dim) == "batch"] or [0]
             sizes = [str(d) if isinstance(d, int) else "B" if place in rows else "…" for place, d in enumerate(dims)]
             flags.append(f"--shape {port.name}={'x'.join(sizes)}")

@@ -234,10 +234,10 @@ class PreviousBundle:
             InputError: a trimmed artifact does not match the new tokenizer.
         """
         for old in (artifact for artifact in artifacts if artifact.kept and artifact.id not in self.rewritten):
-            own = own_files(old)
+            files = own_files(old)
             for name in self.required_files.get(old.id, ()):
                 path = folder / name
-                if name in own or not path.exists():
+                if name in files or not path.exists():
                     link(self.folder / name, path)
                 elif path.name == TOKENIZER_FILE and sha256_of(path) != self.checksums[name]:
                     self.losses[old.id] = f"{name} is made anew, and is another one"

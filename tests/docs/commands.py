@@ -45,7 +45,7 @@ RUN: dict[str, tuple[str, ...]] = {
 
 _MEASURES = "measures for minutes; tests/benchmark runs it on a small bundle"
 _IMPORTED = "needs the model; tests/export/test_import_hf_export.py does it with a small one"
-_WRAPPED = "needs that file; tests/export/test_wrap.py wraps others"
+_WRAPPED = "needs that file; tests/export/test_import_onnx.py wraps others"
 _OWN = "needs that file; tests/cli/test_own_data.py does it with a messy one"
 _FILES = "needs that file; tests/inference/test_predict_file.py answers others in every format"
 NOT_RUN: dict[str, str] = {
@@ -90,11 +90,11 @@ NOT_RUN: dict[str, str] = {
     "edgeformer import onnx detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz": _WRAPPED,
     "edgeformer verify detector": _WRAPPED,
     "edgeformer export detector --fp16 --int8 --trt --target rtx4050": (
-        "needs that file; tests/export/test_wrapped.py exports others"
+        "needs that file; tests/export/test_graph_source.py exports others"
     ),
     "edgeformer profile detector --device rtx4050 --search --min-cosine 0.999 --minimize size": _MEASURES,
     "edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv": (
-        "needs that file; tests/export/test_wrapped.py wraps another classifier"
+        "needs that file; tests/export/test_graph_source.py wraps another classifier"
     ),
     "edgeformer page path/to/bundle -o site --libraries node_modules": (
         "needs packages from npm; tests/web makes pages and opens them"

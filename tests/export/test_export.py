@@ -1,4 +1,4 @@
-"""A bundle: graphs that compute what torch computes, each weight once, and nothing half-written."""
+"""Export of a run: graphs that compute what torch computes, each weight once; rejected artifacts are named."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
+from edgeformer.export import int8, judging
 from edgeformer.export.audit import audit_sharing, stored_twice
 from edgeformer.export.export import export
-from edgeformer.export.fp16 import FP16_MAX, max_abs_activation
+from edgeformer.export.variants import ExportOptions
 from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.tasks.language_modeling import LOSS as LANGUAGE_LOSS
+from tests.export.language_run import write_language_run
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def test_every_weight_is_stored_once(fresh_run: Path, artifacts: dict[str, Artif
         assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters == parameters
 
 
-def test_the_manifest_says_how_often_the_shared_part_runs(fresh_run: Path) -> None:
+def test_manifest_has_the_loop_count(fresh_run: Path) -> None:
     bundle = Bundle.open(fresh_run / "bundle")
     assert bundle.manifest.loops == 2 == bundle.loops
 
@@ -73,7 +77,7 @@ def test_audit_sees_weights_hidden_in_constant_nodes(fresh_run: Path) -> None:
     assert audit_sharing(graph, unique).stored_parameters == unique + 12
 
 
-def test_no_path_or_stack_trace_of_this_machine_travels(fresh_run: Path) -> None:
+def test_graphs_contain_no_local_paths(fresh_run: Path) -> None:
     content = (fresh_run / "bundle" / "onnx" / "model.onnx").read_bytes()
     assert b"site-packages" not in content
     assert b"edgeformer/models" not in content
@@ -151,15 +155,6 @@ def test_damaged_weights_keep_the_old_bundle(fresh_run: Path, tmp_path: Path) ->
     assert not list(run.glob(".bundle*"))
 
 
-def test_activation_beyond_fp16_is_seen_although_the_cpu_provider_hides_it(fresh_run: Path) -> None:
-    model = load_model(fresh_run)
-    ids, mask = np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)
-    assert max_abs_activation(model, ids, mask) < FP16_MAX
-    with torch.no_grad():
-        model.layers[0].ffn.w3.bias[3] = 1e5
-    assert max_abs_activation(model, ids, mask) > FP16_MAX
-
-
 def test_fp16_computes_softmax_in_fp32(fresh_run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
     graph = onnx.load(str(fresh_run / "bundle" / "onnx" / "model_fp16.onnx"), load_external_data=False).graph
     softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
@@ -167,3 +162,88 @@ def test_fp16_computes_softmax_in_fp32(fresh_run: Path, artifacts: dict[str, Art
     casts = {node.output[0]: node for node in graph.node if node.op_type == "Cast"}
     assert all(node.input[0] in casts for node in softmaxes)
     assert artifacts["onnx-fp16"].ops_in_fp32["Softmax"] == len(softmaxes)
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("bundle"))
+    return tmp_path / "run"
+
+
+def by_id(artifacts: tuple[ArtifactManifest, ...]) -> dict[str, ArtifactManifest]:
+    return {artifact.id: artifact for artifact in artifacts}
+
+
+def test_a_weight_that_fp16_cannot_hold_rejects_fp16_alone(tmp_path: Path) -> None:
+    run = write_language_run(tmp_path / "large")
+    weights = load_file(run / "model" / "model.safetensors")
+    name = next(name for name, tensor in weights.items() if tensor.ndim == 2 and "head" in name)
+    weights[name][0, 0] = 1e5
+    save_file(weights, run / "model" / "model.safetensors")
+    artifacts = by_id(export(run, ExportOptions(fp16=True, keep_going=True)).artifacts)
+    assert artifacts["onnx-fp32"].status == "built"
+    assert artifacts["onnx-fp16"].status == "rejected" and "overflow" in str(artifacts["onnx-fp16"].reason)
+    assert Bundle.open(run / "bundle").artifacts[-1].status == "rejected"  # it could be written, and read again
+    assert not list((run / "bundle" / "onnx").glob("*fp16.onnx")), "a client would open it by its name"
+
+
+def test_decode_graph_with_wrong_logits_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_language_run(tmp_path / "nonsense")
+    decode = judging.decode_windows
+
+    def nonsense(session: object, ids: np.ndarray, half: int) -> np.ndarray:
+        logits: np.ndarray = decode(session, ids, half)  # type: ignore[arg-type]
+        int8 = "int8" in str(session.path)  # type: ignore[attr-defined]
+        return np.random.default_rng(0).normal(0, 9, logits.shape).astype(np.float32) if int8 else logits
+
+    monkeypatch.setattr(judging, "decode_windows", nonsense)
+    artifacts = by_id(export(run, ExportOptions(int8=True)).artifacts)
+    assert artifacts["onnx-fp32-decode"].status == "built" and artifacts["onnx-int8"].status == "built"
+    assert artifacts["onnx-int8-decode"].status == "rejected"
+    assert "above FP32's" in str(artifacts["onnx-int8-decode"].reason)
+
+
+def test_failed_quantisation_rejects_only_its_variant(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    def refuse(graphs: object, workplace: Path) -> None:
+        calls.append(graphs)
+        raise EdgeformerError("INT8: these weights would stay FP32: w")
+
+    monkeypatch.setattr(int8, "quantized_graphs", refuse)
+    stopped = export(run, ExportOptions(int8=True, vocab_trim=True)).artifacts
+    assert {artifact.id: artifact.status for artifact in stopped} == {"onnx-fp32": "built", "onnx-int8": "rejected"}
+    assert "would stay FP32" in str(stopped[-1].reason) and len(calls) == 1
+    assert not (run / "bundle" / "trimmed").exists()  # nothing would stand in it
+
+
+def test_keep_going_builds_after_a_rejected_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LANGUAGE_LOSS, "int8", -1.0)  # no perplexity can fall that far
+    run = write_language_run(tmp_path / "going")
+    built = by_id(export(run, ExportOptions(int8=True, fp16=True, keep_going=True)).artifacts)
+    assert {name: artifact.status for name, artifact in built.items()} == {
+        "onnx-fp32": "built",
+        "onnx-fp32-decode": "built",
+        "onnx-int8": "rejected",
+        "onnx-int8-decode": "rejected",
+        "onnx-fp16": "built",
+        "onnx-fp16-decode": "built",
+    }
+    files = {path.name for path in (run / "bundle" / "onnx").glob("*.onnx")}
+    assert files == {"model.onnx", "decode.onnx", "model_fp16.onnx", "decode_fp16.onnx"}
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_damaged_tokenizer_is_named(run: Path, damage: str) -> None:
+    tokenizer = run / "model" / "tokenizer.json"
+    text = tokenizer.read_text(encoding="utf-8")
+    tokenizer.unlink() if damage == "missing" else tokenizer.write_text(text[:100], encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json: missing or damaged"):
+        export(run)
+
+
+def test_a_target_needs_something_to_build_for_it(run: Path) -> None:
+    with pytest.raises(InputError, match=r"--target: .* add --trt"):
+        export(run, ExportOptions(target="rtx4050"))
+    with pytest.raises(InputError, match=r"--build nonsense: no such builder; there are: .*tensorrt"):
+        export(run, ExportOptions(build=("nonsense",)))

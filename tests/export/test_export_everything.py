@@ -35,7 +35,7 @@ def by_id(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {artifact["id"]: artifact for artifact in document["artifacts"]}
 
 
-def test_every_artifact_that_was_asked_for_is_built(exported: tuple[Path, dict[str, Any]]) -> None:
+def test_every_requested_artifact_is_built(exported: tuple[Path, dict[str, Any]]) -> None:
     artifacts = by_id(exported[1])
     onnx = {f"onnx-{precision}{form}" for precision in ("fp32", "int8", "fp16") for form in FORMS}
     assert {name for name in artifacts if name.startswith("onnx")} == {*onnx, "onnx-int8-trim", "onnx-fp16-trim"}
@@ -66,13 +66,13 @@ def test_drift_is_known_for_every_loop(exported: tuple[Path, dict[str, Any]]) ->
         assert drift["first_beyond"] is None
 
 
-def test_export_says_where_the_step_bundle_pays(exported: tuple[Path, dict[str, Any]]) -> None:
+def test_notes_compare_the_step_bundle_with_the_full_graph(exported: tuple[Path, dict[str, Any]]) -> None:
     notes = [note for note in exported[1]["notes"] if note.startswith("step bundle (")]
     assert len(notes) == 3 and all("× the time of the full graph over all 2 loops" in note for note in notes)
 
 
 @pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="tensorrt_rtx is not installed")
-def test_engines_are_built_for_the_target_and_left_to_it_to_check(exported: tuple[Path, dict[str, Any]]) -> None:
+def test_engines_are_built_for_the_target_without_parity(exported: tuple[Path, dict[str, Any]]) -> None:
     artifacts = by_id(exported[1])
     names = ["tensorrt-rtx-fp16", *(f"tensorrt-rtx-fp16-{form}" for form in ("exit1", "step", "trim"))]
     if find_spec("nncf") is not None:
@@ -100,7 +100,7 @@ def test_the_bundle_verifies_and_predicts_with_its_own_tokenizers(exported: tupl
     assert outcome.code == 0 and json.loads(outcome.out)["rows"][0]["accuracy"] > 0.7, outcome.err
 
 
-def test_texts_leave_the_step_bundle_as_soon_as_they_are_sure(exported: tuple[Path, dict[str, Any]]) -> None:
+def test_confidence_lets_texts_exit_the_step_bundle_early(exported: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = exported
     texts = ("the staff was friendly", "the food was not good", "great place and i will come back")
 
@@ -124,7 +124,7 @@ def test_texts_leave_the_step_bundle_as_soon_as_they_are_sure(exported: tuple[Pa
     assert refused.code == 2 and "always runs all of its loops" in refused.err
 
 
-def test_a_target_that_no_builder_here_supports_is_unavailable_not_an_error(finished_run: Path, tmp_path: Path) -> None:
+def test_unsupported_target_is_unavailable(finished_run: Path, tmp_path: Path) -> None:
     shutil.copytree(finished_run, tmp_path / "run")
     engine = export(tmp_path / "run", ExportOptions(build=("tensorrt",), target="jetson-orin-nano-8gb")).artifacts[-1]
     assert engine.status == "unavailable" and engine.file is None
@@ -146,7 +146,7 @@ def test_after_a_rejected_artifact_nothing_is_built(
     assert {p.relative_to(run / "bundle").as_posix() for p in (run / "bundle").rglob("*") if p.is_file()} == listed
 
 
-def test_what_cannot_be_asked_for_is_refused_with_what_can(
+def test_invalid_options_list_the_valid_ones(
     finished_run: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with pytest.raises(InputError, match=r"--exit 3: .* has exits after the loops 1, 2"):

@@ -71,9 +71,7 @@ def test_both_precisions_are_built_and_close_on_every_golden_token(artifacts: di
     assert fp16.max_abs_error > 10 * fp32.max_abs_error, "the FP16 graph does not compute in FP16"
 
 
-def test_a_block_that_is_looped_is_stored_once_and_unused_heads_not_at_all(
-    run: Path, artifacts: dict[str, ArtifactManifest]
-) -> None:
+def test_looped_block_is_stored_once_without_unused_heads(run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
     exit_head = WORDS * 32
     assert model_of(run).exit_heads["shared"].weight.numel() == exit_head
     for artifact in (artifacts["onnx-fp32"], artifacts["onnx-int8"], artifacts["onnx-fp16"]):
@@ -114,7 +112,7 @@ def test_batch_and_sequence_are_dynamic_up_to_the_last_position(run: Path) -> No
             session.run({"input_ids": np.ones((1, POSITIONS + 1), dtype=np.int64)})
 
 
-def test_golden_outputs_are_torchs_own_at_every_exit(run: Path) -> None:
+def test_golden_outputs_equal_torch_at_every_exit(run: Path) -> None:
     with np.load(run / "bundle" / "golden.npz") as file:
         golden = dict(file)
     ids = torch.from_numpy(golden["input_ids"])
@@ -146,7 +144,7 @@ def test_scores_are_those_of_the_last_exit_on_the_golden_targets(
         assert (score.n, list(score.exits), score.words) == (512, [str(LOOPS)], None)
 
 
-def test_manifest_says_what_a_device_needs_to_know(run: Path) -> None:
+def test_manifest_fields_of_a_language_model(run: Path) -> None:
     bundle = Bundle.open(run / "bundle").manifest
     config = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
     assert bundle.task == "language-modeling" and isinstance(bundle.data, TextConfig)
@@ -159,16 +157,14 @@ def test_manifest_says_what_a_device_needs_to_know(run: Path) -> None:
     assert all(sha256_of(run / "bundle" / name) == sha256 for name, sha256 in bundle.files.items())
 
 
-def test_a_model_that_looks_ahead_is_refused_with_how_far_and_the_flag(leaking: Path) -> None:
+def test_leaking_model_is_refused(leaking: Path) -> None:
     ahead = r"leaks future tokens \(outputs depend on tokens up to \d+ positions ahead\).*--allow-leak"
     with pytest.raises(InputError, match=ahead):
         export(leaking)
     assert not (leaking / "bundle").exists()
 
 
-def test_a_leak_that_was_allowed_is_written_on_the_bundle_and_said_by_the_command(
-    leaking: Path, tmp_path: Path
-) -> None:
+def test_allowed_leak_is_marked_in_bundle_and_output(leaking: Path, tmp_path: Path) -> None:
     """With batch normalisation, whose running statistics are stored and are no parameters."""
     run = tmp_path / "artifacts" / "tiny-leak"
     shutil.copytree(leaking, run)
@@ -184,7 +180,7 @@ def test_a_leak_that_was_allowed_is_written_on_the_bundle_and_said_by_the_comman
     assert artifact.sharing.constant_elements > 2 * 32 * 4
 
 
-def test_a_run_that_was_marked_as_leaking_stays_so(run: Path, tmp_path: Path) -> None:
+def test_run_marked_as_leaking_is_refused(run: Path, tmp_path: Path) -> None:
     marked = tmp_path / "marked"
     shutil.copytree(run, marked)
     manifest = json.loads((marked / "run.json").read_text(encoding="utf-8"))
@@ -210,7 +206,7 @@ def test_damaged_golden_inputs_are_named(run: Path, tmp_path: Path, damage: str)
     assert sha256_of(copy / "bundle" / "bundle.json") == old
 
 
-def test_weights_that_were_never_trained_are_reported_as_such(tmp_path: Path) -> None:
+def test_untrained_weights_are_reported(tmp_path: Path) -> None:
     run = write_language_run(tmp_path / "flat")
     from safetensors.torch import load_file, save_file
 

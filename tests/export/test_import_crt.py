@@ -1,4 +1,4 @@
-"""A checkpoint in the public layout becomes a run; whatever is wrong with it is said, and nothing is written."""
+"""Import of checkpoints of the public CRT code, in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from edgeformer.artifacts.data_warnings import LEAKS
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.manifest import RunManifest
 from edgeformer.artifacts.recipe import Recipe
@@ -30,6 +31,7 @@ from edgeformer.models.card import model_card
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate, read_run
 from edgeformer.tasks.language_modeling import LanguageRecipe
+from tests.cli.run_cli import edgeformer
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 
 VOCABULARY = 300
@@ -71,7 +73,7 @@ def test_logits_of_the_run_equal_the_plain_equations(
             assert torch.allclose(model.logits(ids, loop).double(), logits, atol=1e-5, rtol=0), loop
 
 
-def test_what_the_run_holds(tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path) -> None:
+def test_run_fields(tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path) -> None:
     run = imported(tmp_path, {"model_state_dict": weights, "epoch": 9}, tokenizer, name="theirs")
     manifest = read_run(run)
     assert run == tmp_path / "artifacts" / "theirs" and manifest.run == "theirs"
@@ -100,7 +102,7 @@ def test_what_the_run_holds(tmp_path: Path, weights: dict[str, Tensor], tokenize
 
 
 @pytest.mark.parametrize("name", ["theirs", None])
-def test_a_run_of_the_same_name_that_was_faster_stays(
+def test_concurrent_run_of_the_same_name_stays(
     tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path, name: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faster = tmp_path / "artifacts" / (name or "crt_imported-001")
@@ -135,7 +137,7 @@ def test_golden_inputs_are_the_built_in_text(tmp_path: Path, weights: dict[str, 
     assert "built-in English text" in (run / "recipe.yaml").read_text(encoding="utf-8").splitlines()[0]
 
 
-def test_own_text_instead(tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path) -> None:
+def test_golden_inputs_from_own_text(tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     for name in ("train.txt", "validation.txt"):
@@ -235,7 +237,9 @@ class TestRefused:
 
     @pytest.mark.parametrize("allocated", [bytearray, torch.Tensor])
     @pytest.mark.parametrize("legacy", [False, True])
-    def test_room_that_is_only_claimed(self, tmp_path: Path, tokenizer: Path, allocated: Any, legacy: bool) -> None:
+    def test_claimed_memory_is_not_allocated(
+        self, tmp_path: Path, tokenizer: Path, allocated: Any, legacy: bool
+    ) -> None:
         """torch's restricted reader calls both with any number."""
         path = tmp_path / "greedy.pt"
         greedy = {"tokens.weight": _Calls(allocated, 6 * 2**30)}
@@ -244,7 +248,7 @@ class TestRefused:
         assert "greedy.pt" in self.refusal(path, tokenizer)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - old < 2**20  # KiB
 
-    def test_tensor_that_repeats_one_number(self, tmp_path: Path, tokenizer: Path) -> None:
+    def test_repeated_view_is_refused(self, tmp_path: Path, tokenizer: Path) -> None:
         path = tmp_path / "view.pt"
         torch.save({"tokens.weight": torch.zeros(1).expand(2**20, 2**20)}, path)
         assert path.stat().st_size < 2000
@@ -299,7 +303,9 @@ class TestRefused:
         for line in ("missing norm2.bias [32]", "unexpected extra [2]", "k_proj.weight is [2, 2], not [32, 32]"):
             assert line in message
 
-    def test_weights_that_are_no_numbers(self, tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path) -> None:
+    def test_nan_and_infinite_weights_are_refused(
+        self, tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path
+    ) -> None:
         weights["norm1.weight"][3] = float("nan")
         torch.save(weights, tmp_path / "nan.pt")
         assert "infinite values or NaN in norm1.weight" in self.refusal(tmp_path / "nan.pt", tokenizer)
@@ -333,3 +339,42 @@ class TestRefused:
         )
         with pytest.raises(ArtifactError, match=r"is no CRT checkpoint: lm_head\.weight is missing"):
             import_crt(tmp_path / "our.safetensors", ImportOptions(tmp_path / "artifacts", tokenizer=tokenizer))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.save({"model": public_weights(small_config(vocab_size=300))}, tmp_path / "theirs.pt")
+    train_language_tokenizer(300, list(PARAGRAPHS)).save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_import_list_and_refuse_to_generate(folder: Path) -> None:
+    outcome = edgeformer("import", "crt", "theirs.pt", "--tokenizer", "tokenizer.json", "--json", cwd=folder)
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert document["run"] == "crt_imported-001" and document["status"] == "finished" and document["leaks"] is True
+    assert document["causality"]["leaks"] is True
+    card = (folder / "artifacts" / "crt_imported-001" / "model" / "README.md").read_text(encoding="utf-8")
+    assert LEAKS in card and "None yet." in card and "imported from theirs.pt" in card
+    listed = json.loads(edgeformer("list", "runs", "--json", cwd=folder).out)["runs"]
+    assert [(run["run"], run["leaks"]) for run in listed] == [("crt_imported-001", True)]
+    refused = edgeformer("generate", "crt_imported-001", "A river", cwd=folder)
+    assert refused.code == 2 and "leaks future tokens, so it cannot write" in " ".join(refused.err.split())
+
+
+def test_table_reports_the_leak(folder: Path) -> None:
+    outcome = edgeformer("import", "crt", "theirs.pt", "--tokenizer", "tokenizer.json", "--name", "mine", cwd=folder)
+    text = " ".join(outcome.out.split())
+    assert outcome.code == 0 and LEAKS in text and "edgeformer export --allow-leak" in text
+
+
+@pytest.mark.parametrize("name", ["missing.pt", "tokenizer.json"])
+def test_bad_file(folder: Path, name: str) -> None:
+    outcome = edgeformer("import", "crt", name, "--tokenizer", "tokenizer.json", cwd=folder)
+    assert outcome.code == 2 and name in outcome.err and "Traceback" not in outcome.err
+    assert not (folder / "artifacts").exists()
+
+
+def test_help_names_the_kinds() -> None:
+    outcome = edgeformer("import", "--help", cwd=Path.cwd())
+    assert outcome.code == 0 and "crt" in outcome.out

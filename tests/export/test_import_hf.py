@@ -76,7 +76,7 @@ def test_a_classifier_computes_what_transformers_does(tmp_path: Path, kind: str)
     assert chosen == "torch" and [p.label for p in result] == [LABELS[row.argmax()] for row in expected]  # type: ignore[attr-defined]
 
 
-def test_other_numbers_for_the_tokens_change_no_answer_to_a_pair(shared_model: Path, tmp_path: Path) -> None:
+def test_renumbered_tokens_keep_the_answers_to_pairs(shared_model: Path, tmp_path: Path) -> None:
     """Trimming puts special tokens first, wherever they were: the separator, which tells the texts, among them."""
     run = Run.open(import_hf(str(shared_model), HfOptions(tmp_path / "artifacts")))
     encoded, _ = encode_texts(run.reader().tokenizer, TEXTS, 64)
@@ -88,7 +88,7 @@ def test_other_numbers_for_the_tokens_change_no_answer_to_a_pair(shared_model: P
         assert torch.equal(run.model_spec.adapter.trim(model, kept)(**renumbered), model(**batch))
 
 
-def test_a_layer_that_is_called_again_and_again_is_counted_once(tmp_path: Path) -> None:
+def test_repeated_layer_is_counted_once(tmp_path: Path) -> None:
     counts = []
     for layers in (2, 6):
         make_model(tmp_path / f"albert{layers}", "albert", LABELS, num_hidden_layers=layers)
@@ -99,7 +99,7 @@ def test_a_layer_that_is_called_again_and_again_is_counted_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("max", False)])
-def test_an_encoder_makes_vectors_as_its_folder_says(tmp_path: Path, pooling: str, normalize: bool) -> None:
+def test_pooling_and_normalisation_follow_the_folder(tmp_path: Path, pooling: str, normalize: bool) -> None:
     model = make_model(tmp_path / "encoder", "bert")
     sentence_transformers(tmp_path / "encoder", pooling, normalize=normalize)
     run = import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts", name="mine"))
@@ -115,7 +115,7 @@ def test_an_encoder_makes_vectors_as_its_folder_says(tmp_path: Path, pooling: st
     assert (opened.manifest.task, opened.data.tokens_at_once, len(opened.exits)) == ("embedding", 48, LAYERS)
 
 
-def test_a_prompt_that_is_not_put_in_front_is_named(tmp_path: Path) -> None:
+def test_default_prompt_is_reported(tmp_path: Path) -> None:
     make_model(tmp_path / "encoder", "bert")
     settings = tmp_path / "encoder" / "config_sentence_transformers.json"
     settings.write_text('{"prompts": {"q": "query: "}, "default_prompt_name": "q"}', encoding="utf-8")
@@ -146,7 +146,7 @@ def test_a_prompt_that_is_not_put_in_front_is_named(tmp_path: Path) -> None:
         ("sentence_bert_config.json", {"max_seq_length": 16.5}, "max_seq_length: input should be a valid integer"),
     ],
 )
-def test_files_of_sentence_transformers_that_cannot_be(
+def test_damaged_sentence_transformers_files(
     shared_encoder: Path, tmp_path: Path, file: str, content: Any, message: str
 ) -> None:
     folder = shutil.copytree(shared_encoder, tmp_path / "encoder")
@@ -156,7 +156,7 @@ def test_files_of_sentence_transformers_that_cannot_be(
         import_hf(str(folder), HfOptions(tmp_path / "artifacts"))
 
 
-def test_texts_that_nothing_would_lower_are_refused(shared_encoder: Path, tmp_path: Path) -> None:
+def test_missing_lowercasing_is_refused(shared_encoder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(shared_encoder, tmp_path / "encoder")
     (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}', encoding="utf-8")
     assert open_source(str(folder)).pooling == "mean", "its tokenizer lowers them"
@@ -232,7 +232,7 @@ def test_labels_lengths_and_names_can_be_given(tmp_path: Path) -> None:
         ({"data": Path("none.tsv")}, "none.tsv"),
     ],
 )
-def test_options_that_do_not_go_with_the_model(
+def test_options_that_do_not_fit_the_model(
     shared_model: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -280,7 +280,7 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
     assert not options.artifacts.exists()
 
 
-def test_a_model_of_several_labels_answers_with_each_by_itself(shared_model: Path, tmp_path: Path) -> None:
+def test_multi_label_model_answers_per_label(shared_model: Path, tmp_path: Path) -> None:
     source = changed(shared_model, tmp_path / "several", problem_type="multi_label_classification")
     data = tmp_path / "own.jsonl"
     message = Told()
@@ -309,7 +309,7 @@ def test_weights_that_could_run_code_are_not_read(shared_model: Path, tmp_path: 
         import_hf(str(bare), HfOptions(tmp_path / "artifacts"))
 
 
-def test_code_of_the_folder_is_named_and_not_run(shared_model: Path, tmp_path: Path) -> None:
+def test_custom_code_is_reported_and_not_run(shared_model: Path, tmp_path: Path) -> None:
     code = {"auto_map": {"AutoModelForSequenceClassification": "modeling.Mine"}}
     folder = changed(shared_model, tmp_path / "code", **code)
     (folder / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
@@ -319,7 +319,7 @@ def test_code_of_the_folder_is_named_and_not_run(shared_model: Path, tmp_path: P
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_classifier_whose_head_was_never_trained_is_refused(shared_model: Path, tmp_path: Path) -> None:
+def test_classifier_without_a_trained_head_is_refused(shared_model: Path, tmp_path: Path) -> None:
     make_model(tmp_path / "bare", "bert")
     config = json.loads((shared_model / "config.json").read_text(encoding="utf-8"))
     headless = changed(

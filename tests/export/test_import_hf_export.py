@@ -110,7 +110,7 @@ def _is_matrix(tensor: TensorProto) -> bool:
     return len(tensor.dims) == 2 and min(tensor.dims) >= 16 and tensor.data_type == TensorProto.FLOAT16
 
 
-def test_the_bundle_stands_for_itself(exported: tuple[str, Path], tmp_path: Path) -> None:
+def test_bundle_verifies_and_predicts(exported: tuple[str, Path], tmp_path: Path) -> None:
     _, run = exported
     checked = verify(Bundle.open(run / "bundle"))
     built = {artifact.id for artifact in Bundle.open(run / "bundle").built() if artifact.is_graph}
@@ -158,7 +158,7 @@ def test_vectors_are_judged_by_pairs_and_by_fp32(encoder: Path) -> None:
     assert trimmed.score.similarity < artifacts["onnx-int8"].score.similarity  # type: ignore[union-attr]
 
 
-def test_the_gate_scores_whole_pairs_that_the_candidate_was_not_trained_on(encoder: Path, tmp_path: Path) -> None:
+def test_gate_scores_pairs_outside_the_candidates_training_data(encoder: Path, tmp_path: Path) -> None:
     """The candidate has another test set; its training texts hold the first text of pair 0, the second of pair 3."""
     baseline = Bundle.open(encoder / "bundle")
     assert baseline.task.set_texts(baseline.data, "train").fingerprint() == baseline.trained_on["train"]
@@ -233,7 +233,7 @@ def test_vectors_of_a_file_are_written_and_a_list_has_one_column(encoder: Path, 
     assert refused.code == 2 and "no table can show" in refused.err
 
 
-def test_every_exit_is_scored_and_none_is_left_early(encoder: Path) -> None:
+def test_every_exit_of_an_encoder_is_scored(encoder: Path) -> None:
     result = edgeformer("evaluate", str(encoder), "--artifact", "onnx-fp32-step", "--json", cwd=encoder)
     document = json.loads(result.out)
     assert [(row["exit"], row["n"]) for row in document["rows"]] == [(None, 67), (1, 67)]

@@ -1,4 +1,4 @@
-"""INT4 graphs: every weight in blocks of 4 bits, stored once, close to what four bits allow."""
+"""INT4 graphs: every weight in blocks of 4 bits, stored once; attention to cached tokens as one operator."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from edgeformer.artifacts.manifest import BundleManifest, release
 from edgeformer.artifacts.onnx_outline import read_outline
 from edgeformer.export.audit import audit_portability, audit_sharing, stored_twice, weight_parts
 from edgeformer.export.export import export
-from edgeformer.export.int4 import BLOCK, LONG_BLOCK, quantize, quantized_graphs
+from edgeformer.export.graphs import write_graph
+from edgeformer.export.int4 import BLOCK, LONG_BLOCK, merge_attention, quantize, quantized_graphs
 from edgeformer.export.int8 import quantized_nodes
 from edgeformer.export.variants import ExportOptions
 from edgeformer.models.adapter import count_parameters
-from edgeformer.models.tracing import Graphs, export_graph, text_spec
+from edgeformer.models.crt.adapter import build_crt
+from edgeformer.models.crt.graphs import compose_decode, trace_pieces
+from edgeformer.models.tracing import Graphs, export_graph, text_spec, tidy
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from tests.export.language_run import write_language_run
 from tests.export.test_int8 import IDS, POSITIONS, Everything, run
+from tests.models.crt_oracle import small_config
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +62,7 @@ def as_stored(weight: np.ndarray, block: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("block", [16, BLOCK])
-def test_a_product_computes_with_the_numbers_that_four_bits_leave(block: int, tmp_path: Path) -> None:
+def test_products_compute_with_4_bit_weights(block: int, tmp_path: Path) -> None:
     torch.manual_seed(1)
     module = Odd().eval()
     output = quantize(export_graph(text_spec(module, ["input_ids"], POSITIONS)), block)
@@ -113,7 +118,7 @@ def test_pretrained_weights_get_shorter_blocks(traced: onnx_ir.Model, pretrained
     assert {node.attributes.get_int("block_size") for node in products} == {block}
 
 
-def test_the_audit_names_the_runtime_that_it_needs(traced: onnx_ir.Model, tmp_path: Path) -> None:
+def test_audit_reports_the_required_runtime(traced: onnx_ir.Model, tmp_path: Path) -> None:
     run(quantize(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
     audit = audit_portability([tmp_path / "int4.onnx"])
     assert audit.needs is not None
@@ -154,3 +159,55 @@ def test_a_language_models_graphs_are_judged_like_int8(exported: BundleManifest)
         assert artifact.file is not None
         assert artifact.file.endswith("_q4.onnx")  # where clients of such repositories look for 4 bits
         assert artifact.weights_file == "onnx/model_q4.onnx_data"
+
+
+LOOPS = 3
+
+
+@pytest.fixture(scope="module")
+def written_out() -> onnx_ir.Model:
+    torch.manual_seed(0)
+    model = build_crt(small_config(loops=LOOPS, exits=(2,), cycles=2)).eval()
+    return compose_decode(model, trace_pieces(model)[1])
+
+
+@pytest.mark.parametrize(("batch", "new", "past"), [(1, 1, 9), (2, 1, 9), (2, 5, 0), (2, 5, 9), (1, 1, 0)])
+def test_merged_attention_computes_the_same(
+    written_out: onnx_ir.Model, tmp_path: Path, batch: int, new: int, past: int
+) -> None:
+    merged = written_out.clone()
+    assert merge_attention(merged) == LOOPS
+    tidy(merged)
+    remaining = [node.op_type for node in merged.graph]
+    assert remaining.count("MultiHeadAttention") == LOOPS
+    assert not {"Softmax", "Trilu", "Where"} & set(remaining)
+    draw = np.random.default_rng(batch + new + past)
+    sizes = {"batch": batch, "past": past, "sequence": new}
+    inputs = {}
+    for value in written_out.graph.inputs:
+        assert value.shape is not None and value.name is not None
+        shape = [size if isinstance(size, int) else sizes[str(size)] for size in value.shape]
+        inputs[value.name] = draw.normal(size=shape).astype(np.float32)
+    inputs["input_ids"] = draw.integers(0, 60, (batch, new))
+    inputs["position_ids"] = np.tile(np.arange(past, past + new), (batch, 1))
+    result = []
+    for name, graph in (("apart", written_out), ("merged", merged)):
+        write_graph(graph, tmp_path / f"{name}.onnx")
+        with OnnxSession(tmp_path / f"{name}.onnx") as session:
+            result.append(session.run(inputs))
+    assert result[0].keys() == result[1].keys()
+    for name, array in result[0].items():
+        assert np.allclose(array, result[1][name], atol=2e-5, rtol=0), name
+
+
+@pytest.mark.parametrize("changed", ["upper", "least"])
+def test_attention_with_another_mask_is_not_merged(written_out: onnx_ir.Model, changed: str) -> None:
+    other = written_out.clone()
+    for node in other.graph:
+        if changed == "upper" and node.op_type == "Trilu":
+            node.attributes["upper"] = onnx_ir.AttrInt64("upper", 1)
+        if changed == "least" and node.op_type == "Where":
+            value = node.inputs[1]
+            assert value is not None
+            value.const_value = onnx_ir.tensor(np.array(-1e9, np.float32), name=value.name)
+    assert merge_attention(other) == 0

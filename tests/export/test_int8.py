@@ -83,7 +83,7 @@ def test_answers_are_close_to_fp32(module: Everything, quantized: onnx_ir.Model,
         assert 0 < error.max() < 0.1 * float(reference.std())
 
 
-def test_the_graph_that_is_given_stays_as_it_was(traced: onnx_ir.Model) -> None:
+def test_input_graph_is_unchanged(traced: onnx_ir.Model) -> None:
     old = onnx_ir.to_proto(traced).SerializeToString()
     quantize(traced)
     assert onnx_ir.to_proto(traced).SerializeToString() == old
@@ -99,7 +99,7 @@ def test_weights_are_int8_and_the_rest_stays_fp32(quantized: onnx_ir.Model) -> N
     assert float_names == {"types.weight", "cos"}
 
 
-def test_products_use_seven_bits_so_that_no_cpu_overflows(quantized: onnx_ir.Model) -> None:
+def test_products_use_seven_bits(quantized: onnx_ir.Model) -> None:
     """Two products of an 8-bit activation and a weight must fit into 16 bits: 2 · 255 · 64 does, 2 · 255 · 127 not."""
     stored = initializers(quantized)
     products = [node for node in quantized.graph if node.op_type == "MatMulInteger"]
@@ -128,7 +128,7 @@ def test_a_row_of_zeros_stays_zero(tmp_path: Path) -> None:
     assert (result["logits"] == 0).all()
 
 
-def test_only_standard_operators_that_every_client_knows(quantized: onnx_ir.Model) -> None:
+def test_int8_uses_standard_operators(quantized: onnx_ir.Model) -> None:
     assert {node.domain for node in quantized.graph} == {""}
     assert dict(quantized.opset_imports) == {"": 20}
     assert not quantized.metadata_props
@@ -166,7 +166,7 @@ def test_a_graph_cut_out_of_a_quantised_one_computes_the_same(quantized: onnx_ir
         assert (single["logits"] == both[name]).all()
 
 
-def test_the_file_is_a_quarter(traced: onnx_ir.Model, quantized: onnx_ir.Model, tmp_path: Path) -> None:
+def test_int8_file_is_a_quarter(traced: onnx_ir.Model, quantized: onnx_ir.Model, tmp_path: Path) -> None:
     plain, small = write_graph(traced, tmp_path / "fp32.onnx"), write_graph(quantized, tmp_path / "int8.onnx")
     # At 32 columns the scale of a row is an eighth of it already.
     assert small < 0.36 * plain
@@ -226,7 +226,7 @@ def product(weight: list[onnx.NodeProto], operands: list[str], **attributes: flo
     return onnx_ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10))
 
 
-def test_with_a_scale_per_position_one_position_does_not_cost_the_others_their_steps(tmp_path: Path) -> None:
+def test_row_scales_keep_precision_beside_a_large_position(tmp_path: Path) -> None:
     weight = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(0)).numpy()
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")],

@@ -1,131 +1,555 @@
-"""What export does with artifacts that are wrong: each is found, named and left out; the others stay."""
+"""What export says of each file that it wrote, on graphs of a few numbers: run by ONNX Runtime, counted by hand.
+
+The model has three loops and exits after the first and the last. A state is a row of a table times a vector, once per
+loop; logits are a state times an exit's head, to which the first exit adds a bias.
+"""
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.bundle import Bundle
-from edgeformer.export import int8, judging
-from edgeformer.export.export import export
-from edgeformer.export.fp16 import FP16_MAX, max_abs_activation
-from edgeformer.export.variants import ExportOptions
-from edgeformer.models.weights import load_model
-from edgeformer.tasks.language_modeling import LOSS as LANGUAGE_LOSS
-from tests.export.language_run import write_language_run
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision, Vocabulary
+from edgeformer.artifacts.scores import Score
+from edgeformer.export import judging
+from edgeformer.export.fp16 import FP16_MAX
+from edgeformer.export.graphs import Written
+from edgeformer.export.judging import RunJudge
+from edgeformer.export.variants import Variant
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.tasks.parity import measure_parity
+
+LOOPS = 3
+RNG = np.random.default_rng(3)
+TABLE = RNG.normal(size=(6, 4)).astype(np.float32)
+VECTOR = np.array([1.5, -0.5, 2.0, 1.0], dtype=np.float32)
+HEADS = {loop: RNG.normal(size=(4, 3)).astype(np.float32) for loop in (1, 3)}
+BIAS = np.array([0.1, -0.2, 0.3], dtype=np.float32)
+IDS = np.array([[1, 2, 3, 0, 0, 0], [5, 4, 3, 2, 1, 0], [2, 2, 2, 5, 0, 0]], dtype=np.int64)
+MASK = (IDS > 0).astype(np.int64)
+STATES = {loop: (TABLE[IDS] * VECTOR**loop).astype(np.float32) for loop in (1, 2, 3)}
+REFERENCES = {
+    loop: (STATES[loop].reshape(-1, 4) @ HEADS[loop] + (BIAS if loop == 1 else 0)).astype(np.float32) for loop in (1, 3)
+}
+NEEDED = {1: 24 + 4 + 12 + 3, 3: 24 + 4 + 12}
+PARAMETERS = 24 + 4 + 12 + 12 + 3
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+TOKENS = (FLOAT, ["batch", "sequence", 4])
+LOGITS = (FLOAT, ["batch", "sequence", 3])
+READ = {"input_ids": (INT64, ["batch", "sequence"]), "attention_mask": (INT64, ["batch", "sequence"])}
+
+Step = tuple[str, Sequence[str], str] | tuple[str, Sequence[str], str, dict[str, Any]]
+Values = Mapping[str, tuple[int, Sequence[Any]]]
+
+
+def write(path: Path, steps: Sequence[Step], inputs: Values, outputs: Values, stored: Mapping[str, Any]) -> None:
+    """An ONNX file: operators as (type, what it takes, what it gives)."""
+    nodes = [helper.make_node(kind, [*takes], [gives], **dict(*more)) for kind, takes, gives, *more in steps]
+    input_infos, arguments = (
+        [helper.make_tensor_value_info(name, *of) for name, of in side.items()] for side in (inputs, outputs)
+    )
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
+    graph = helper.make_graph(nodes, "tiny", input_infos, arguments, tensors)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+
+
+def loops(count: int, first: str = "state_loop0") -> list[Step]:
+    """From the rows to the state after ``count`` loops."""
+    return [("Mul", [first if i == 0 else f"state_loop{i}", "vector"], f"state_loop{i + 1}") for i in range(count)]
+
+
+def write_exit(path: Path, loop: int, inputs: Values = READ, **changes: Any) -> None:
+    """The graph up to an exit."""
+    stored = {"table": TABLE, "vector": VECTOR, "head": HEADS[loop], **({"bias": BIAS} if loop == 1 else {})}
+    steps: list[Step] = [("Gather", ["table", "input_ids"], "state_loop0"), *loops(loop)]
+    steps.append(("MatMul", [f"state_loop{loop}", "head"], "product" if loop == 1 else "logits"))
+    if loop == 1:
+        steps.append(("Add", ["product", "bias"], "logits"))
+    write(path, steps, inputs, {"logits": LOGITS}, stored | changes)
+
+
+def write_steps(folder: Path) -> dict[str, str]:
+    """Embed, loop and the last loop's readout, and the first exit's own one."""
+    inputs: Values = {"input_ids": READ["input_ids"]}
+    write(
+        folder / "embed.onnx",
+        [("Gather", ["table", "input_ids"], "state")],
+        inputs,
+        {"state": TOKENS},
+        {"table": TABLE},
+    )
+    loop: list[Step] = [("Mul", ["state", "vector"], "next_state")]
+    write(folder / "loop.onnx", loop, {"state": TOKENS}, {"next_state": TOKENS}, {"vector": VECTOR})
+    readout: list[Step] = [("MatMul", ["state", "head"], "logits")]
+    write(folder / "readout.onnx", readout, {"state": TOKENS}, {"logits": LOGITS}, {"head": HEADS[3]})
+    biased: list[Step] = [("MatMul", ["state", "head"], "product"), ("Add", ["product", "bias"], "logits")]
+    stored = {"head": HEADS[1], "bias": BIAS}
+    write(folder / "readout_exit1.onnx", biased, {"state": TOKENS}, {"logits": LOGITS}, stored)
+    return {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "readout_exit1")}
+
+
+def write_decode(path: Path, table: np.ndarray = TABLE) -> None:
+    """The whole model, which keeps the tokens that it has seen."""
+    steps: list[Step] = [("Gather", ["table", "input_ids"], "state_loop0"), *loops(3)]
+    steps += [("MatMul", ["state_loop3", "head"], "logits"), ("Cast", ["input_ids"], "seen", {"to": FLOAT})]
+    steps.append(("Concat", ["past_key_values.0.key", "seen"], "present.0.key", {"axis": 1}))
+    inputs = {"input_ids": READ["input_ids"], "position_ids": READ["input_ids"]}
+    inputs["past_key_values.0.key"] = (FLOAT, ["batch", "past"])
+    outputs: Values = {"logits": LOGITS, "present.0.key": (FLOAT, ["batch", "all"])}
+    write(path, steps, inputs, outputs, {"table": table, "vector": VECTOR, "head": HEADS[3]})
+
+
+class Subject:
+    """A reference model and its task that record their calls. The loss of the n-th score is n."""
+
+    def __init__(self, inputs: Sequence[str] = ("input_ids", "attention_mask"), states: int = LOOPS) -> None:
+        arrays = {"input_ids": IDS, "attention_mask": MASK}
+        self.inputs = {name: arrays[name] for name in inputs}
+        self.references, self.last = REFERENCES, 3
+        self.states = {loop: STATES[loop] for loop in range(1, states + 1)}
+        self.needed, self.parameters = dict(NEEDED), PARAMETERS
+        self.task = self
+        self.finds: str | None = None
+        self.rejection_hint = ""
+        self.scored: list[tuple[int, np.ndarray, Any]] = []
+        self.compared: list[Any] = []
+        self.validated: list[tuple[Path, int]] = []
+
+    def score(self, exit_: int, logits: np.ndarray, rows: np.ndarray | None = None) -> Score:
+        self.scored.append((exit_, logits, rows))
+        return Score(n=len(logits), loss=float(len(self.scored)))
+
+    def golden_outputs(self, run: Callable[..., Any], max_rows: int | None = None) -> np.ndarray:
+        logits: np.ndarray = run(self.inputs)["logits"]
+        return logits.reshape(-1, logits.shape[-1])
+
+    def parity(
+        self, exit_: int, outputs: Any, precision: Precision, provider: str, positions: Any = slice(None)
+    ) -> Parity:
+        return measure_parity(outputs, REFERENCES[exit_][positions], precision, provider)
+
+    def missing(self, result: Score, expected: Score, precision: str, *, trimmed: bool) -> str | None:
+        self.compared.append((result.loss, expected.loss, precision, trimmed))
+        return self.finds
+
+    def validation(self, run: Callable[..., Any], exit_: int) -> Score:
+        session: Any = run.__self__  # type: ignore[attr-defined]
+        self.validated.append((session.path, exit_))
+        assert set(session.run(self.inputs)) == {"logits"}
+        return Score(n=9, loss=10.0 * exit_)
+
+
+VOCABULARY = Vocabulary(kept=6, original=9, coverage=0.5, unknown=0.25, changed_rows=1, rows=3)
+
+
+def judge(bundle: Path, subject: Subject, variant: Variant | None = None, **changes: Any) -> RunJudge:
+    arguments: Any = {
+        "validation": subject.validation,
+        "vocabulary": None,
+        "max_activation": 1.0,
+        "baseline": {},
+        **changes,
+    }
+    return RunJudge(folder=bundle, reference=subject, variant=variant or Variant("fp32"), **arguments)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle")
+    write_exit(folder / "onnx" / "model.onnx", 3)
+    write_exit(folder / "onnx" / "model_exit1.onnx", 1)
+    write_steps(folder / "onnx")
+    write_decode(folder / "onnx" / "decode.onnx")
+    return folder
+
+
+def written(**changes: Any) -> Written:
+    """Sizes are no file's, so that it shows where they come from."""
+    files = {"exits": {3: "onnx/model.onnx", 1: "onnx/model_exit1.onnx"}, "steps": {}, "decode": None}
+    names = ("model", "model_exit1", "decode", "embed", "loop", "readout", "readout_exit1")
+    sizes = {f"onnx/{name}.onnx": 1000 * 2**number for number, name in enumerate(names)}
+    arguments: Any = {**files, "size_bytes": sizes, **changes}
+    return Written(**arguments)
+
+
+STEPS = {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "readout_exit1")}
+
+
+def test_full_graph_entry(bundle: Path) -> None:
+    subject = Subject()
+    result = judge(bundle, subject).judge_graph(written(), 3, None)
+    path = bundle / "onnx" / "model.onnx"
+    assert (result.id, result.file, result.format, result.precision) == ("onnx-fp32", "onnx/model.onnx", "onnx", "fp32")
+    assert (result.role, result.exit, result.parts, result.trimmed, result.vocabulary) == (
+        "full",
+        None,
+        {},
+        False,
+        None,
+    )
+    assert (result.status, result.reason, result.drift, result.weights_file) == ("built", None, None, None)
+    assert (result.size_bytes, result.sha256, result.opset) == (1000, sha256_of(path), 20)
+    assert result.inputs == dict.fromkeys(("input_ids", "attention_mask"), "int64[batch, sequence]")
+    assert result.outputs == {"logits": "float32[batch, sequence, 3]"}
+    assert (result.ops_in_fp32, result.quantized) == ({}, {})
+    assert result.parts_bytes == {"embeddings": 96, "block": 16, "heads": 48, "other": 1000 - 160}
+    assert result.sharing is not None and result.sharing.model_dump() == {
+        "unique_parameters": 40,
+        "stored_parameters": 40,
+        "constant_elements": 0,
+        "weight_bytes": 160,
+    }
+    assert result.built_with == {name: version(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime")}
+    assert (
+        result.parity is not None and result.parity.n == IDS.size and result.parity.provider == "CPUExecutionProvider"
+    )
+    assert result.parity.max_abs_error is not None and result.parity.max_abs_error < 1e-5
+    assert result.parity.top1_agreement == 1.0
+    assert (result.score, result.validation) == (Score(n=IDS.size, loss=1.0), Score(n=9, loss=30.0))
+    ((exit_, logits, rows),) = subject.scored
+    assert exit_ == 3 and rows is None
+    np.testing.assert_allclose(logits, REFERENCES[3], rtol=1e-5, atol=1e-6)
+    assert subject.validated == [(path, 3)]
+
+
+def test_exit_graph_entry(bundle: Path) -> None:
+    subject = Subject()
+    result = judge(bundle, subject).judge_graph(written(), 1, None)
+    assert (result.id, result.file, result.role, result.exit) == ("onnx-fp32-exit1", "onnx/model_exit1.onnx", "exit", 1)
+    assert result.status == "built" and result.size_bytes == 2000
+    assert result.sharing is not None and result.sharing.unique_parameters == result.sharing.stored_parameters == 43
+    assert result.parity is not None and result.parity.max_abs_error is not None and result.parity.max_abs_error < 1e-5
+    assert result.parts_bytes == {"embeddings": 96, "block": 16, "heads": 60, "other": 2000 - 172}
+    assert subject.validated == [(bundle / "onnx" / "model_exit1.onnx", 1)] and subject.scored[0][0] == 1
+
+
+def test_weights_stored_twice_are_rejected(bundle: Path) -> None:
+    subject = Subject()
+    subject.needed[3] = 39
+    result = judge(bundle, subject).judge_graph(written(), 3, None)
+    assert (result.status, result.reason) == ("rejected", "stores 40 parameters for a model of 39")
+    subject.finds = "accuracy 0.5 below FP32's"
+    fp16 = judge(bundle, subject, Variant("fp16"), baseline={3: (Score(n=1, loss=1.0), None)})
+    assert fp16.judge_graph(written(), 3, None).reason == "accuracy 0.5 below FP32's"
+
+
+def test_operator_counts_of_fp16_and_int8(bundle: Path, tmp_path: Path) -> None:
+    fp16 = judge(bundle, Subject(), Variant("fp16")).judge_graph(written(), 3, None)
+    assert (fp16.id, fp16.precision, fp16.quantized) == ("onnx-fp16", "fp16", {})
+    assert list(fp16.ops_in_fp32.items()) == [("Gather", 1), ("MatMul", 1), ("Mul", 3)]
+    whole = np.arange(24, dtype=np.int8).reshape(6, 4)
+    steps: list[Step] = [("Gather", ["table", "input_ids"], "rows"), ("Cast", ["rows"], "state_loop0", {"to": FLOAT})]
+    steps += [*loops(3), ("MatMul", ["state_loop3", "head"], "logits")]
+    stored = {"table": whole, "vector": VECTOR, "head": HEADS[3]}
+    write(tmp_path / "onnx" / "model.onnx", steps, READ, {"logits": LOGITS}, stored)
+    int8 = judge(tmp_path, Subject(), Variant("int8")).judge_graph(written(), 3, None)
+    assert (int8.id, int8.quantized, int8.ops_in_fp32) == ("onnx-int8", {"Gather": 1}, {})
+    assert int8.parts_bytes == {"embeddings": 24, "block": 16, "heads": 48, "other": 1000 - 88}
+
+
+def test_weights_file_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "trimmed" / "onnx" / "model_fp16.onnx"
+    write_exit(path, 3)
+    files = written(exits={3: "trimmed/onnx/model_fp16.onnx"}, size_bytes={"trimmed/onnx/model_fp16.onnx": 159})
+    maker = judge(tmp_path, Subject(), Variant("fp16", trimmed=True), vocabulary=VOCABULARY)
+    result = maker.judge_graph(files, 3, None)
+    assert (result.id, result.trimmed, result.vocabulary) == ("onnx-fp16-trim", True, VOCABULARY)
+    assert result.weights_file is None and result.parts_bytes["other"] == 0
+    path.with_name("model_fp16.onnx_data").write_bytes(b"weights")
+    assert maker.judge_graph(files, 3, None).weights_file == "trimmed/onnx/model_fp16.onnx_data"
+
+
+def write_probe(bundle: Path, table: np.ndarray) -> None:
+    outputs: Values = {f"state_loop{loop}": TOKENS for loop in (1, 2, 3)}
+    steps: list[Step] = [("Gather", ["table", "input_ids"], "state_loop0"), *loops(3)]
+    write(bundle / "onnx" / ".states.onnx", steps, READ, outputs, {"table": table, "vector": VECTOR})
+
+
+def test_judge_all_yields_every_artifact(bundle: Path, request: pytest.FixtureRequest) -> None:
+    write_probe(bundle, TABLE * np.float32(1.5))
+    request.addfinalizer((bundle / "onnx" / ".states.onnx").unlink)
+    all_: list[ArtifactManifest] = list(
+        judge(bundle, Subject()).judge_all(written(steps=STEPS, decode="onnx/decode.onnx"))
+    )
+    ids = ["onnx-fp32", "onnx-fp32-exit1", "onnx-fp32-step", "onnx-fp32-decode"]
+    assert [result.id for result in all_] == ids
+    assert [result.drift is not None for result in all_] == [True, False, False, False], "the full graph's"
+    drift = all_[0].drift
+    assert drift is not None and drift.tolerance == 1e-4 and drift.first_beyond == 1
+    assert [(row.loop, row.rms_error) for row in drift.loops] == [(loop, pytest.approx(0.5)) for loop in (1, 2, 3)]
+    subset = list(judge(bundle, Subject()).judge_all(written()))
+    assert [result.id for result in subset] == ids[:2]
+
+
+def test_model_without_loops_has_no_drift(bundle: Path) -> None:
+    """There is no graph with states here: it must not be asked for."""
+    (result,) = judge(bundle, Subject(states=1)).judge_all(written(exits={3: "onnx/model.onnx"}))
+    assert result.drift is None
+    with pytest.raises(Exception, match=r"\.states\.onnx"):
+        next(judge(bundle, Subject(states=2)).judge_all(written()))
+
+
+def test_artifacts_are_judged_lazily(bundle: Path) -> None:
+    subject = Subject(states=1)
+    artifacts = judge(bundle, subject).judge_all(written())
+    assert next(artifacts).id == "onnx-fp32" and len(subject.scored) == 1
+    assert next(artifacts).id == "onnx-fp32-exit1" and len(subject.scored) == 2
+
+
+def test_step_bundle_entry(bundle: Path) -> None:
+    subject = Subject()
+    result = judge(bundle, subject).judge_steps(written(steps=STEPS))
+    assert (result.id, result.role, result.parts, result.file) == ("onnx-fp32-step", "step", STEPS, "onnx/loop.onnx")
+    assert result.sha256 == sha256_of(bundle / "onnx" / "loop.onnx")
+    assert (result.inputs, result.outputs) == (
+        {"state": "float32[batch, sequence, 4]"},
+        {"next_state": "float32[batch, sequence, 4]"},
+    )
+    assert result.size_bytes == 1000 * (8 + 16 + 32 + 64)
+    assert result.parts_bytes == {"embeddings": 96, "block": 16, "heads": 108, "other": 120000 - 220}
+    assert result.sharing is not None
+    assert (result.sharing.unique_parameters, result.sharing.stored_parameters) == (PARAMETERS, PARAMETERS)
+    assert result.sharing.weight_bytes == 4 * PARAMETERS
+    assert result.status == "built" and result.validation is None and subject.validated == []
+    assert result.score == Score(n=IDS.size, loss=1.0) and subject.scored[0][0] == 3
+    np.testing.assert_allclose(subject.scored[0][1], REFERENCES[3], rtol=1e-5, atol=1e-6)
+    assert result.parity is not None and result.parity.provider == "CPUExecutionProvider"
+
+
+# Of windows of six tokens the first three are read at once: it answers for the third and the three after it.
+SECOND_HALF = [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17]
+
+
+def test_decode_graph_entry(bundle: Path) -> None:
+    subject = Subject(("input_ids",))
+    result = judge(bundle, subject).judge_decode(written(decode="onnx/decode.onnx"))
+    assert (result.id, result.role, result.file, result.exit) == (
+        "onnx-fp32-decode",
+        "decode",
+        "onnx/decode.onnx",
+        None,
+    )
+    assert (result.size_bytes, result.status, result.reason) == (4000, "built", None)
+    assert result.inputs["past_key_values.0.key"] == "float32[batch, past]"
+    assert result.sharing is not None and result.sharing.unique_parameters == 40
+    assert result.parity is not None and result.parity.n == 12 and result.parity.provider == "CPUExecutionProvider"
+    assert result.parity.max_abs_error is not None and result.parity.max_abs_error < 1e-5
+    assert result.score == Score(n=12, loss=1.0) and subject.compared == []
+    ((exit_, logits, rows),) = subject.scored
+    assert exit_ == 3 and rows.tolist() == SECOND_HALF
+    np.testing.assert_allclose(logits, REFERENCES[3][SECOND_HALF], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_decode_graph_is_compared_on_the_same_tokens(bundle: Path, trimmed: bool) -> None:
+    subject = Subject(("input_ids",))
+    subject.finds = "perplexity 9 % above FP32's"
+    result = judge(bundle, subject, Variant("int8", trimmed)).judge_decode(written(decode="onnx/decode.onnx"))
+    assert (result.status, result.reason) == ("rejected", subject.finds)
+    assert result.score == Score(n=12, loss=1.0), "its own, not the reference's"
+    assert subject.compared == [(1.0, 2.0, "int8", trimmed)]
+    assert [(exit_, rows.tolist()) for exit_, _, rows in subject.scored] == [(3, SECOND_HALF)] * 2
+    assert np.array_equal(subject.scored[1][1], REFERENCES[3][SECOND_HALF])
+
+
+def test_decode_graph_out_of_tolerance_is_rejected(bundle: Path, tmp_path: Path) -> None:
+    subject = Subject(("input_ids",))
+    result = judge(bundle, subject, Variant("fp16"), max_activation=1e9).judge_decode(
+        written(decode="onnx/decode.onnx")
+    )
+    assert "FP16 ends at" in str(result.reason) and result.score == Score(n=12, loss=1.0) and subject.compared == []
+    write_decode(tmp_path / "onnx" / "decode.onnx", TABLE * np.float32(2))
+    result = judge(tmp_path, subject, Variant("fp16"), max_activation=1e9).judge_decode(
+        written(decode="onnx/decode.onnx")
+    )
+    assert "relative error" in str(result.reason) and subject.compared == [], "the first reason"
+    broken = TABLE.copy()
+    broken[1] = np.nan
+    write_decode(tmp_path / "onnx" / "decode.onnx", broken)
+    for precision in ("fp32", "int8"):
+        subject.scored.clear()
+        result = judge(tmp_path, subject, Variant(precision)).judge_decode(written(decode="onnx/decode.onnx"))  # type: ignore[arg-type]
+        assert "not finite" in str(result.reason) and result.score is None
+        assert subject.scored == subject.compared == []
+
+
+Round = tuple[float, float, float]
+"""Seconds of the full graph, of one loop, and of all loops of the step bundle."""
 
 
 @pytest.fixture
-def run(finished_run: Path, tmp_path: Path) -> Path:
-    shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("bundle"))
-    return tmp_path / "run"
+def timed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, list[Any]]]:
+    """Have a clock that answers with given seconds; what was run in every turn."""
+
+    def note(rounds: Sequence[Round], inputs: Sequence[str] = ("input_ids", "attention_mask")) -> tuple[str, list[Any]]:
+        turns: list[Any] = []
+        opened: list[tuple[str, bool]] = []
+
+        def repeat(call: Any, *, number: int, repeat: int) -> list[float]:
+            session, row = call.func.__self__, call.args[0]
+            middle = rounds[len(turns) // 3][len(turns) % 3]
+            turns.append((type(session).__name__, getattr(session, "_exits", None), row, number, repeat, set(call())))
+            return [middle * 50, middle, middle * 0.9]
+
+        class Opened(OnnxSession):
+            def __init__(self, path: Path, *arguments: Any, in_turns: bool = False) -> None:
+                opened.append((path.name, in_turns))
+                super().__init__(path, *arguments, in_turns=in_turns)
+
+        monkeypatch.setattr(judging, "timeit", SimpleNamespace(repeat=repeat))
+        monkeypatch.setattr(judging, "OnnxSession", Opened)
+        files = written(steps=STEPS)
+        if "attention_mask" not in inputs:
+            write_exit(bundle / "onnx" / "unmasked.onnx", 3, {"input_ids": READ["input_ids"]})
+            files = replace(files, exits={3: "onnx/unmasked.onnx", 1: "onnx/model_exit1.onnx"})
+        text = judge(bundle, Subject(inputs), Variant("int8")).step_note(files)
+        assert opened == [(Path(files.exits[3]).name, True)], "its threads must not spin while the others run"
+        return text, turns
+
+    return note
 
 
-def by_id(artifacts: tuple[ArtifactManifest, ...]) -> dict[str, ArtifactManifest]:
-    return {artifact.id: artifact for artifact in artifacts}
+# The ratios are 1.1, 1.2 … 1.7; one loop of three takes 0.4 of the full graph's time.
+ROUNDS: list[Round] = [(2.0, 0.8, 2.0 * ratio) for ratio in (1.7, 1.1, 1.6, 1.2, 1.5, 1.3, 1.4)]
 
 
-def test_a_weight_that_fp16_cannot_hold_rejects_fp16_alone(tmp_path: Path) -> None:
-    run = write_language_run(tmp_path / "large")
-    weights = load_file(run / "model" / "model.safetensors")
-    name = next(name for name, tensor in weights.items() if tensor.ndim == 2 and "head" in name)
-    weights[name][0, 0] = 1e5
-    save_file(weights, run / "model" / "model.safetensors")
-    artifacts = by_id(export(run, ExportOptions(fp16=True, keep_going=True)).artifacts)
-    assert artifacts["onnx-fp32"].status == "built"
-    assert artifacts["onnx-fp16"].status == "rejected" and "overflow" in str(artifacts["onnx-fp16"].reason)
-    assert Bundle.open(run / "bundle").artifacts[-1].status == "rejected"  # it could be written, and read again
-    assert not list((run / "bundle" / "onnx").glob("*fp16.onnx")), "a client would open it by its name"
+def test_step_note_interleaves_the_sessions(timed: Callable[..., tuple[str, list[Any]]]) -> None:
+    text, turns = timed(ROUNDS)
+    assert len(turns) == 3 * 7
+    for number, (kind, exits, row, calls, repeats, answers) in enumerate(turns):
+        assert (kind, exits, answers) == (
+            ("Opened", None, {"logits"}),
+            ("StepSession", {1}, {"logits_exit1"}),
+            ("StepSession", set(), {"logits"}),
+        )[number % 3]
+        assert row["input_ids"].tolist() == [[5, 4, 3, 2, 1]] and row["attention_mask"].tolist() == [[1] * 5]
+        assert (calls, repeats) == (1, 3)
+    # even = 1 + 2 · 1.2 / (2.8 − 0.8) of the middle round
+    assert text.startswith("step bundle (int8): 1.40× the time of the full graph over all 3 loops (1.10–1.70, 1×5 tok")
+    assert "it wins where inputs need fewer than 2.2 loops on average" in text
+    text, turns = timed(ROUNDS, ("input_ids",))
+    assert "1×6 tokens" in text and turns[0][2]["input_ids"].tolist() == [IDS[0].tolist()]
 
 
-@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_activations_that_are_no_numbers_are_an_overflow(run: Path, broken: float) -> None:
-    """NaN loses every comparison: taken as it is, it would be no larger than anything."""
-    model = load_model(run)
-    with torch.no_grad():
-        model.layers[0].attention.qkv.weight[0, 0] = broken
-    assert max_abs_activation(model, np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)) == float("inf")
+@pytest.mark.parametrize(
+    ("full", "item", "whole", "says"),
+    [
+        (1.0, 1.0, 3.0, "even one loop takes longer"),  # even = 1
+        (0.5, 1.0, 3.0, "even one loop takes longer"),  # even < 1
+        (1.25, 1.0, 3.0, "fewer than 1.2 loops"),
+        (2.75, 1.0, 3.0, "fewer than 2.8 loops"),
+        (3.0, 1.0, 3.0, "costs nothing extra"),  # even = 3
+        (4.0, 1.0, 3.0, "costs nothing extra"),
+        (1.001, 1.0, 1.0, "costs nothing extra"),  # all loops take as long as one
+    ],
+)
+def test_step_note_has_the_break_even_loop(
+    timed: Callable[..., tuple[str, list[Any]]], full: float, item: float, whole: float, says: str
+) -> None:
+    text, _ = timed([(full, item, whole)] * 7)
+    assert says in text and f": {whole / full:.2f}×" in text
 
 
-def test_attention_scores_beyond_fp16_are_seen_although_torch_keeps_them_to_itself(run: Path) -> None:
-    model = load_model(run)
-    ids, mask = np.full((2, 5), 7), np.ones((2, 5), dtype=np.int64)
-    assert max_abs_activation(model, ids, mask) < FP16_MAX
-    attention = model.layers[0].attention
-    size = attention.heads * attention.head_size
-    with torch.no_grad():
-        attention.qkv.weight[: 2 * size] *= 1500  # queries and keys stay in range, their products do not
-    observed: list[float] = []
-    hook = attention.qkv.register_forward_hook(lambda _, __, arguments: observed.append(float(arguments.abs().max())))
-    assert max_abs_activation(model, ids, mask) > FP16_MAX
-    hook.remove()
-    assert max(observed) < FP16_MAX
+SCORES = {loop: (Score(n=18, loss=loop + 0.5), Score(n=9, loss=10.0 * loop + 5)) for loop in (1, 3)}
 
 
-def test_a_decode_graph_that_answers_nonsense_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = write_language_run(tmp_path / "nonsense")
-    decode = judging.decode_windows
-
-    def nonsense(session: object, ids: np.ndarray, half: int) -> np.ndarray:
-        logits: np.ndarray = decode(session, ids, half)  # type: ignore[arg-type]
-        int8 = "int8" in str(session.path)  # type: ignore[attr-defined]
-        return np.random.default_rng(0).normal(0, 9, logits.shape).astype(np.float32) if int8 else logits
-
-    monkeypatch.setattr(judging, "decode_windows", nonsense)
-    artifacts = by_id(export(run, ExportOptions(int8=True)).artifacts)
-    assert artifacts["onnx-fp32-decode"].status == "built" and artifacts["onnx-int8"].status == "built"
-    assert artifacts["onnx-int8-decode"].status == "rejected"
-    assert "above FP32's" in str(artifacts["onnx-int8-decode"].reason)
-
-
-def test_what_cannot_be_made_does_no_harm_to_the_rest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-
-    def refuse(graphs: object, workplace: Path) -> None:
-        calls.append(graphs)
-        raise EdgeformerError("INT8: these weights would stay FP32: w")
-
-    monkeypatch.setattr(int8, "quantized_graphs", refuse)
-    stopped = export(run, ExportOptions(int8=True, vocab_trim=True)).artifacts
-    assert {artifact.id: artifact.status for artifact in stopped} == {"onnx-fp32": "built", "onnx-int8": "rejected"}
-    assert "would stay FP32" in str(stopped[-1].reason) and len(calls) == 1
-    assert not (run / "bundle" / "trimmed").exists()  # nothing would stand in it
+def compare(
+    subject: Subject,
+    precision: Any = "fp16",
+    *,
+    exit_: int = 3,
+    error: float = 0.0,
+    validate: bool = True,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Compare the reference's own logits, off by an error; the validation score's loss is ten times the exit."""
+    changes = {"validation": lambda run, exit_: Score(n=9, loss=10.0 * exit_), "baseline": dict(SCORES), **changes}
+    variant = Variant(precision, changes.pop("trimmed", False))
+    outputs = REFERENCES[exit_] + np.float32(error)
+    run: Any = (lambda inputs: inputs) if validate else None
+    return judge(Path(), subject, variant, **changes).compare(exit_, outputs, run, "CPU")
 
 
-def test_going_on_builds_what_comes_after_a_rejected_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LANGUAGE_LOSS, "int8", -1.0)  # no perplexity can fall that far
-    run = write_language_run(tmp_path / "going")
-    built = by_id(export(run, ExportOptions(int8=True, fp16=True, keep_going=True)).artifacts)
-    assert {name: artifact.status for name, artifact in built.items()} == {
-        "onnx-fp32": "built",
-        "onnx-fp32-decode": "built",
-        "onnx-int8": "rejected",
-        "onnx-int8-decode": "rejected",
-        "onnx-fp16": "built",
-        "onnx-fp16-decode": "built",
-    }
-    files = {path.name for path in (run / "bundle" / "onnx").glob("*.onnx")}
-    assert files == {"model.onnx", "decode.onnx", "model_fp16.onnx", "decode_fp16.onnx"}
+def test_fp32_sets_the_baseline_once() -> None:
+    subject, baseline = Subject(), dict[int, Any]()
+    result = compare(subject, "fp32", baseline=baseline)
+    assert (result["reason"], result["score"], result["validation"]) == (
+        None,
+        Score(n=18, loss=1.0),
+        Score(n=9, loss=30.0),
+    )
+    assert (result["parity"].provider, result["parity"].tolerance_kind) == ("CPU", "absolute")
+    assert baseline == {3: (result["score"], result["validation"])} and subject.compared == []
+    compare(subject, "fp32", baseline=baseline, validation=None)
+    assert baseline == {3: (result["score"], result["validation"])}, "a step artifact does not replace it"
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut"])
-def test_a_damaged_tokenizer_is_named(run: Path, damage: str) -> None:
-    tokenizer = run / "model" / "tokenizer.json"
-    text = tokenizer.read_text(encoding="utf-8")
-    tokenizer.unlink() if damage == "missing" else tokenizer.write_text(text[:100], encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"tokenizer\.json: missing or damaged"):
-        export(run)
+@pytest.mark.parametrize(
+    ("arguments", "compared"),
+    [
+        ({"exit_": 1}, (10.0, 15.0, "fp16", False)),
+        ({"exit_": 3}, (30.0, 35.0, "fp16", False)),
+        ({"precision": "fp32", "trimmed": True}, (30.0, 35.0, "fp32", True)),
+        ({"precision": "int8", "validate": False}, (1.0, 3.5, "int8", False)),
+        ({"precision": "int8", "validation": None}, (1.0, 3.5, "int8", False)),
+        ({"baseline": {3: (Score(n=2, loss=2.5), None)}}, (1.0, 2.5, "fp16", False)),
+        ({"baseline": {1: SCORES[1]}}, None),
+        ({"error": 1.0}, None),
+    ],
+    ids=["exit", "full", "trimmed", "step", "no data", "FP32 without data", "no FP32 score", "out of tolerance"],
+)
+def test_scores_are_compared_with_the_baseline_of_the_same_rows(arguments: dict[str, Any], compared: Any) -> None:
+    subject = Subject()
+    subject.finds = "accuracy 0.5 below FP32's"
+    result = compare(subject, **arguments)
+    assert subject.compared == ([compared] if compared is not None else [])
+    if compared is not None:
+        assert result["reason"] == subject.finds
 
 
-def test_a_target_needs_something_to_build_for_it(run: Path) -> None:
-    with pytest.raises(InputError, match=r"--target: .* add --trt"):
-        export(run, ExportOptions(target="rtx4050"))
-    with pytest.raises(InputError, match=r"--build nonsense: no such builder; there are: .*tensorrt"):
-        export(run, ExportOptions(build=("nonsense",)))
+@pytest.mark.parametrize(
+    ("precision", "max_activation", "overflows"),
+    [
+        ("fp16", FP16_MAX, False),
+        ("fp16", np.nextafter(FP16_MAX, 1e9), True),
+        ("fp16", float("inf"), True),
+        ("fp32", float("inf"), False),
+        ("int8", 1e9, False),
+    ],
+)
+def test_an_activation_beyond_fp16_rejects_fp16(precision: str, max_activation: float, overflows: bool) -> None:
+    reason = compare(Subject(), precision, max_activation=max_activation)["reason"]
+    assert ("FP16 ends at 65504 (overflow)" in str(reason)) is overflows and (reason is not None) is overflows
+
+
+def test_outputs_out_of_tolerance_are_rejected_with_the_references_hint() -> None:
+    subject = Subject()
+    subject.rejection_hint = "; import real inputs"
+    result = compare(subject, error=1.0)
+    assert "relative error" in result["reason"] and result["reason"].endswith(subject.rejection_hint)
+    assert result["validation"] == Score(n=9, loss=30.0)
+    result = compare(subject, error=float("nan"))
+    assert set(result) == {"parity", "reason"} and "not finite" in result["reason"]
+
+
+@pytest.mark.parametrize("loss", [float("inf"), float("nan")])
+def test_an_infinite_loss_on_validation_data_rejects(loss: float) -> None:
+    subject, baseline = Subject(), dict[int, Any]()
+    for precision in ("fp32", "fp16"):
+        result = compare(
+            subject, precision, baseline=baseline, validation=lambda run, exit_: Score.model_construct(n=9, loss=loss)
+        )
+        assert result["reason"] == "its loss is not finite on validation text"
+        assert set(result) == {"parity", "score", "reason"}
+    assert baseline == {} and subject.compared == []

@@ -17,7 +17,7 @@ BETWEEN_THE_RENAMES = ("replace bundle", "after")
 
 
 @pytest.mark.torture
-def test_between_the_two_renames(tmp_path: Path) -> None:
+def test_killed_between_the_renames(tmp_path: Path) -> None:
     run = copied_run(tmp_path)
     ids, log = assert_whole(run), tmp_path / "log"
     assert export_in_child(run, kill=BETWEEN_THE_RENAMES, log=log) == -signal.SIGKILL
@@ -33,7 +33,7 @@ def test_between_the_two_renames(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_is_left_is_told(tmp_path: Path, number: int) -> None:
+def test_interruption_reports_the_bundles_state(tmp_path: Path, number: int) -> None:
     handler, bundle = signal.getsignal(number), tmp_path / "bundle"
     if handler is signal.SIG_IGN:
         pytest.skip("it is ignored, as in a job in the background, and stays so")

@@ -60,7 +60,7 @@ def classifier(original: Tokenizer) -> EncoderClassifier:
     ).eval()
 
 
-def test_logits_are_the_same_to_the_last_bit(model: EncoderClassifier, original: Tokenizer, trimmed: Trimmed) -> None:
+def test_trimmed_logits_are_identical(model: EncoderClassifier, original: Tokenizer, trimmed: Trimmed) -> None:
     small = ADAPTER.trim(model, torch.from_numpy(trimmed.kept))
     with torch.inference_mode():
         for text in TEXTS:
@@ -69,7 +69,7 @@ def test_logits_are_the_same_to_the_last_bit(model: EncoderClassifier, original:
             assert torch.equal(old, new)
 
 
-def test_only_the_table_is_new_and_the_model_stays_as_it_was(model: EncoderClassifier, trimmed: Trimmed) -> None:
+def test_trimming_replaces_only_the_table(model: EncoderClassifier, trimmed: Trimmed) -> None:
     rows, parameters = model.tokens.num_embeddings, count_parameters(model)
     small = ADAPTER.trim(model, torch.from_numpy(trimmed.kept))
     assert model.tokens.num_embeddings == rows and count_parameters(model) == parameters
@@ -83,7 +83,7 @@ def test_only_the_table_is_new_and_the_model_stays_as_it_was(model: EncoderClass
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_graphs_are_the_same_to_the_last_byte_although_only_the_table_is_traced_again(
+def test_trimmed_graphs_are_identical_and_trace_only_the_table(
     original: Tokenizer, trimmed: Trimmed, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = classifier(original)
@@ -126,7 +126,7 @@ def shifted(trimmed: Trimmed) -> Trimmed:
     return Trimmed(trimmed.tokenizer, trimmed.kept[::-1].copy())
 
 
-def test_companions_have_the_new_numbers(folder: Path, trimmed: Trimmed, original: Tokenizer, tmp_path: Path) -> None:
+def test_companions_are_renumbered(folder: Path, trimmed: Trimmed, original: Tokenizer, tmp_path: Path) -> None:
     target = tmp_path / "trimmed"
     target.mkdir()
     moved = shifted(trimmed)

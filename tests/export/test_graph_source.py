@@ -1,26 +1,31 @@
-"""export of a wrapped bundle: each precision is held to the graph's own answers; what is there stays."""
+"""Export of imported graphs: each precision is compared with the FP32 graph; older artifacts stay."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import BundleManifest
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export as export_bundle
 from edgeformer.export.import_onnx import WrapOptions, wrap
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.verify import verify
+from edgeformer.runtimes.tensorrt.state import tensorrt_state
 from tests.cli.run_cli import edgeformer
 from tests.export import graphs
 from tests.export.graphs import save, save_beside
 from tests.fakes.install import installed
+from tests.inference.golden_bundle import update
 from tests.runtimes.tiny_bundle import CLASSES, VOCABULARY, classifier_graph
 
 ROWS = "text\tlabel\n" + "".join(f"word{number % 7} word{number % 3}\tl{number % CLASSES}\n" for number in range(60))
@@ -59,7 +64,7 @@ def test_fp16_and_int8(bundle: Path) -> None:
     assert verify(opened).exit_code == 0
 
 
-def test_what_is_there_stays_reports_too(bundle: Path) -> None:
+def test_older_artifacts_and_reports_stay(bundle: Path) -> None:
     export(bundle, fp16=True)
     (bundle / "reports").mkdir()
     (bundle / "reports/host.json").write_text("{}")
@@ -71,7 +76,7 @@ def test_what_is_there_stays_reports_too(bundle: Path) -> None:
     assert verify(Bundle.open(bundle)).exit_code == 0
 
 
-def test_int8_has_nothing_to_do_in_convolutions(tmp_path: Path) -> None:
+def test_int8_of_convolutions_only_is_rejected(tmp_path: Path) -> None:
     graph = graphs.convolutions()
     del graph.graph.node[4:], graph.graph.initializer[3:]
     graph.graph.output[0].CopyFrom(graphs.value("pooled", graphs.FLOAT, ["batch", 8, 1, 1]))
@@ -81,7 +86,7 @@ def test_int8_has_nothing_to_do_in_convolutions(tmp_path: Path) -> None:
     assert not (tmp_path / "bundle/onnx/model_int8.onnx").exists()
 
 
-def test_what_is_too_far_off_is_rejected_with_its_output(tmp_path: Path) -> None:
+def test_rejection_names_the_worst_output(tmp_path: Path) -> None:
     """A row of weights that no token ever meets takes all of the scale: 7 bits hold nothing of the others."""
     graph = graphs.embedding(rows=64, width=16)
     tokens, products = (onnx.numpy_helper.to_array(tensor).copy() for tensor in graph.graph.initializer[:2])
@@ -113,14 +118,14 @@ def test_weights_beside_the_graph(tmp_path: Path) -> None:
         ({"target": "rtx4050", "fp16": True}, "--target: says what is built for; add --trt"),
     ],
 )
-def test_options_that_make_no_sense(bundle: Path, options: dict[str, object], says: str) -> None:
+def test_invalid_options_are_refused(bundle: Path, options: dict[str, object], says: str) -> None:
     old = sha256_of(bundle / "bundle.json")
     with pytest.raises(InputError, match=says):
         export(bundle, **options)
     assert sha256_of(bundle / "bundle.json") == old
 
 
-def test_a_device_of_which_no_builder_takes_notice_is_refused(bundle: Path) -> None:
+def test_target_without_a_device_builder_is_refused(bundle: Path) -> None:
     with (
         installed("reference_runtime"),
         pytest.raises(InputError, match="--target: reference: what it builds is the same"),
@@ -128,7 +133,7 @@ def test_a_device_of_which_no_builder_takes_notice_is_refused(bundle: Path) -> N
         export(bundle, build=("reference",), target="rtx4050")
 
 
-def test_replacing_keeps_nothing_but_the_graph_that_was_wrapped(bundle: Path) -> None:
+def test_replace_keeps_only_the_imported_graph(bundle: Path) -> None:
     export(bundle, fp16=True)
     assert list(export(bundle, int8=True, replace=True)) == ["onnx-fp32", "onnx-int8"]
     assert not (bundle / "onnx/model_fp16.onnx").exists()
@@ -138,7 +143,7 @@ def test_replacing_keeps_nothing_but_the_graph_that_was_wrapped(bundle: Path) ->
 
 
 @pytest.mark.parametrize("flag", ["fp16", "int8", "int4"])
-def test_a_graph_that_is_narrow_already_gets_no_narrower(bundle: Path, tmp_path: Path, flag: str) -> None:
+def test_fp16_graph_cannot_be_converted_again(bundle: Path, tmp_path: Path, flag: str) -> None:
     export(bundle, fp16=True)
     wrap(bundle / "onnx/model_fp16.onnx", tmp_path / "half")
     with pytest.raises(InputError, match="its graph is FP16 already; import the FP32 one"):
@@ -204,17 +209,19 @@ class TestClassifiers:
             ({"seed": 0, "shapes": {"input_ids": (1, 8)}}, "for graphs without a tokenizer"),
         ],
     )
-    def test_what_does_not_fit(self, folder: Path, tmp_path: Path, options: dict[str, object], says: str) -> None:
+    def test_invalid_classifier_options(
+        self, folder: Path, tmp_path: Path, options: dict[str, object], says: str
+    ) -> None:
         with pytest.raises(InputError, match=says):
             self.wrapped(folder, tmp_path / "bundle", **options)
 
-    def test_another_graph_is_no_classifier(self, folder: Path, tmp_path: Path) -> None:
+    def test_graph_without_logits_is_no_classifier(self, folder: Path, tmp_path: Path) -> None:
         path = save(tmp_path, graphs.embedding())
         with pytest.raises(InputError, match="has an output `logits`, this one has states, length, largest"):
             wrap(path, tmp_path / "b", WrapOptions(tokenizer=folder / "tokenizer.json", labels=("l0", "l1")))
 
 
-def test_four_bits_of_a_wrapped_graph(bundle: Path, tmp_path: Path) -> None:
+def test_int4_of_an_imported_graph(bundle: Path, tmp_path: Path) -> None:
     output = edgeformer("export", "bundle", "--int4", "--json", cwd=tmp_path)
     assert output.code == 0, output.err
     base, narrow = json.loads(output.out)["artifacts"]
@@ -223,7 +230,7 @@ def test_four_bits_of_a_wrapped_graph(bundle: Path, tmp_path: Path) -> None:
     assert sum(narrow["quantized"].values()) > 0
 
 
-def test_in_the_bundle_itself(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_works_inside_the_bundle_folder(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``.`` has no name to put a lock or a new folder beside; and what one stands in is another folder afterwards."""
     monkeypatch.chdir(bundle)
     assert list(export(Path(), int8=True)) == ["onnx-fp32", "onnx-int8"]
@@ -244,3 +251,72 @@ def test_the_command(bundle: Path, tmp_path: Path) -> None:
     document = json.loads(output.out)
     assert document["bundle"] == "bundle" and [a["id"] for a in document["artifacts"]] == ["onnx-fp32", "onnx-int8"]
     assert np.isfinite(document["artifacts"][1]["parity"]["rms_error"])
+
+
+ID, FILE = "tensorrt-rtx-fp32", "engines/model.rtx4050.engine"
+
+
+@pytest.fixture
+def engine_bundle(wrapped_engine: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(wrapped_engine, tmp_path / "bundle"))
+
+
+def built(engine_bundle: Path, device: str = "rtx4050", **options: object) -> ArtifactManifest:
+    export_bundle(engine_bundle, ExportOptions(build=("tensorrt",), target=device, **options))  # type: ignore[arg-type]
+    return Bundle.open(engine_bundle).artifact(ID)
+
+
+def intact(engine_bundle: Path) -> bool:
+    return {check.status for check in verify(Bundle.open(engine_bundle)).files} == {"intact"}
+
+
+def test_engine_has_input_shapes_and_no_parity_without_its_gpu(wrapped_engine: Path) -> None:
+    opened = Bundle.open(wrapped_engine)
+    output = opened.artifact(ID)
+    assert (output.status, output.file, output.precision) == ("built", FILE, "fp32") and output.engine is not None
+    assert output.engine.shapes == dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (1, 64), (16, 512)))
+    assert output.built_for is not None and output.built_for["compute_capability"] == "8.9"
+    assert output.engine.weight_bytes is not None and output.engine.weight_bytes >= 4 * (64 * 16 + 16 * 16)
+    assert output.size_bytes == (wrapped_engine / FILE).stat().st_size > output.engine.weight_bytes
+    if opened.cannot_run(output) is not None:
+        assert output.parity is not None and "verify --write" in str(output.parity.reason)
+
+
+def test_engine_that_cannot_be_rebuilt_stays(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tensorrt_rtx", None)  # how Python says that there is no such package
+        tensorrt_state.cache_clear()
+        remaining = built(engine_bundle)
+    tensorrt_state.cache_clear()
+    assert (remaining.status, remaining.kept, remaining.file) == ("built", True, FILE)
+    assert str(remaining.reason).startswith("kept; it cannot be made again: NVIDIA GeForce RTX 4050")
+    assert "tensorrt-rtx builds for it on any machine, but here package: not installed" in str(remaining.reason)
+    assert intact(engine_bundle)
+    export_bundle(engine_bundle, ExportOptions(fp16=True))
+    assert Bundle.open(engine_bundle).artifact(remaining.id).reason is None, "nobody asked for it this time"
+
+
+def test_rejected_engine_leaves_no_file(wrapped_engine: Path, tmp_path: Path) -> None:
+    """An engine of another time, of a graph that today's builder refuses: TensorRT has no determinants."""
+    node = helper.make_node("Det", ["x"], ["y"])
+    ends = ([graphs.value("x", graphs.FLOAT, ["batch", 4, 4])], [graphs.value("y", graphs.FLOAT, ["batch"])])
+    bundle = tmp_path / "bundle"
+    wrap(graphs.save(tmp_path, graphs.model([node], *ends)), bundle)
+    (bundle / FILE).parent.mkdir()
+    shutil.copy(wrapped_engine / FILE, bundle / FILE)
+    update(bundle, artifacts=(*Bundle.open(bundle).artifacts, Bundle.open(wrapped_engine).artifact(ID)))
+    assert intact(bundle)
+    output = built(bundle)
+    assert (output.status, output.file) == ("rejected", None) and "Det" in str(output.reason)
+    assert not (bundle / FILE).exists() and intact(bundle)
+
+
+def test_engine_for_another_device_needs_replace(engine_bundle: Path) -> None:
+    old = Bundle.open(engine_bundle).artifact(ID)
+    with pytest.raises(InputError, match=f"would lose {ID} .*another device than --target rtx3050-6gb"):
+        built(engine_bundle, "rtx3050-6gb")
+    assert Bundle.open(engine_bundle).artifact(ID) == old and (engine_bundle / FILE).is_file()
+    new = built(engine_bundle, "rtx3050-6gb", replace=True)
+    assert new.file == "engines/model.rtx3050-6gb.engine" and not (engine_bundle / FILE).exists()
+    assert new.built_for is not None and new.built_for["compute_capability"] == "8.6"
+    assert intact(engine_bundle)

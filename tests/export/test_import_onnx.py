@@ -1,4 +1,4 @@
-"""An ONNX file of somebody else becomes a bundle as it is, or it is said why it cannot."""
+"""Import of foreign ONNX files: sizes of inputs, golden inputs, and refused files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,102 @@ from onnx import helper
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.golden import INPUT, OUTPUT
+from edgeformer.artifacts.onnx_outline import Port
 from edgeformer.artifacts.verification import DAMAGED
 from edgeformer.bundle import Bundle
+from edgeformer.export.foreign_graph import GOLDEN_SEQ, find_axes, parse_range, parse_shape, role_of
 from edgeformer.export.import_onnx import WrapOptions, wrap, wrap_cached
 from edgeformer.inference.verify import verify
+from edgeformer.tasks.tensors import Axis
 from tests.cli.run_cli import edgeformer
 from tests.export import graphs
 from tests.export.graphs import FLOAT, INT64, save, save_beside, value
+
+
+def port(name: str, *shape: int | str | None) -> Port:
+    return Port(name, "tensor", "float32", shape)
+
+
+@pytest.mark.parametrize("name", ["batch", "batch_size", "N", "n", "bs", "Batch", "batch_dim"])
+def test_batch_axis_names(name: str) -> None:
+    assert role_of(name) == "batch"
+
+
+@pytest.mark.parametrize(
+    "name", ["seq", "sequence", "sequence_length", "seq_len", "max_seq_len", "tokens", "length", "S"]
+)
+def test_sequence_axis_names(name: str) -> None:
+    assert role_of(name) == "seq"
+
+
+@pytest.mark.parametrize(
+    "name", ["past_sequence_length", "height", "unk__214", "?", "", 3, None, "nbatch", "p2o.Dim.0"]
+)
+def test_names_without_a_role(name: str | int | None) -> None:
+    assert role_of(name) is None
+
+
+def test_sizes_by_name_and_by_letter() -> None:
+    result = find_axes([port("x", "batch", 3, "seq_len"), port("y", "unk", 5)], {"y": ("B", 5)}, {})
+    row, length = Axis(size=1, takes="batch", role="batch"), Axis(size=GOLDEN_SEQ, takes="seq", role="seq")
+    assert result == {"x": (row, Axis(size=3), length), "y": (row, Axis(size=5))}
+
+
+def test_requested_sizes_are_fixed() -> None:
+    (axes,) = find_axes([port("x", "batch", "sequence")], {"x": (1, 512)}, {}).values()
+    assert axes == (Axis(size=1, role="batch"), Axis(size=512, role="seq"))
+
+
+def test_named_sizes_apply_to_every_input() -> None:
+    result = find_axes([port("x", "N", "width"), port("y", "width")], {"x": ("B", 7)}, {})
+    assert result["y"] == (Axis(size=7),)
+
+
+def test_question_marks_are_no_size_names() -> None:
+    with pytest.raises(InputError, match=r"input 'y'.*axis 0 \(\?\)"):
+        find_axes([port("x", "?", "?"), port("y", "?")], {"x": (2, 3)}, {})
+
+
+def test_conflicting_sizes_of_a_name() -> None:
+    with pytest.raises(InputError, match="'width' is 7 in another input"):
+        find_axes([port("x", "width"), port("y", "width")], {"x": (7,), "y": (8,)}, {})
+
+
+def test_text_inputs_have_batch_and_sequence() -> None:
+    (axes,) = find_axes([port("input_ids", "a", "b")], {}, {}).values()
+    assert [axis.takes for axis in axes] == ["batch", "seq"]
+    (fixed,) = find_axes([port("input_ids", 1, 128)], {}, {}).values()
+    assert [(axis.size, axis.takes, axis.role) for axis in fixed] == [(1, None, "batch"), (128, None, "seq")]
+
+
+def test_all_unknown_sizes_are_reported_together() -> None:
+    with pytest.raises(InputError, match=r"input 'x'.*input 'y'.*--shape x=Bx… --shape y=2xBx…"):
+        find_axes([port("x", None, None), port("y", 2, "batch", "h")], {}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [("x=1x512", ("x", (1, 512))), ("a=b=Bx3xS", ("a=b", ("B", 3, "S"))), ("x=7", ("x", (7,))), ("x=", ("x", ()))],
+)
+def test_parse_shape(text: str, result: object) -> None:
+    assert parse_shape(text) == result
+
+
+@pytest.mark.parametrize("text", ["x", "=3", "x=0x3", "x=-1", "x=1y2", "x=1xb"])
+def test_invalid_shapes(text: str) -> None:
+    with pytest.raises(InputError, match="write NAME=SIZE"):
+        parse_shape(text)
+
+
+@pytest.mark.parametrize(("text", "result"), [("x=0:9", ("x", (0, 9))), ("x=-1.5", ("x", (-1.5, -1.5)))])
+def test_parse_range(text: str, result: object) -> None:
+    assert parse_range(text) == result
+
+
+@pytest.mark.parametrize("text", ["x", "x=9:0", "x=a", "x=0:inf", "=1:2", "x=1:2:3"])
+def test_invalid_ranges(text: str) -> None:
+    with pytest.raises(InputError, match="write NAME=LOW:HIGH"):
+        parse_range(text)
 
 
 def wrapped(tmp_path: Path, graph: onnx.ModelProto, **options: object) -> Bundle:
@@ -49,7 +138,7 @@ class TestWhatItHolds:
         )
         assert np.array_equal(first, repeated) and not np.array_equal(first, other)
 
-    def test_a_state_and_a_number_by_itself(self, tmp_path: Path) -> None:
+    def test_recurrent_state_and_scalar_inputs(self, tmp_path: Path) -> None:
         bundle = wrapped(
             tmp_path, graphs.recurrent(), shapes={"x": (5, 1, 4)}, ranges={"rate": (16000, 16000)}
         )  # `batch` of x is that of the states
@@ -73,7 +162,7 @@ class TestWhatItHolds:
         assert golden[f"{OUTPUT}largest"].dtype == np.int64
         assert verify(bundle).exit_code == 0
 
-    def test_weights_beside_the_graph_come_with_it(self, tmp_path: Path) -> None:
+    def test_external_weights_are_copied(self, tmp_path: Path) -> None:
         path = save_beside(tmp_path / "theirs", graphs.convolutions(), "net.weights")
         wrap(path, tmp_path / "bundle")
         bundle = Bundle.open(tmp_path / "bundle")
@@ -93,7 +182,7 @@ class TestWhatItHolds:
         assert np.array_equal(item.arrays[f"{INPUT}x"], x[None])
         assert len(wrapped(tmp_path / "3", graphs.convolutions(), inputs=tmp_path / "three.npz").golden()) == 3
 
-    def test_a_graph_in_fp16_is_called_so(self, tmp_path: Path) -> None:
+    def test_fp16_graph_is_recognised(self, tmp_path: Path) -> None:
         half = graphs.constant("w", np.ones((6, 6), np.float16))
         nodes = [
             helper.make_node("Cast", ["w"], ["wide"], to=FLOAT),
@@ -112,7 +201,7 @@ class TestTampering:
         (bundle / name).write_bytes(content)
         assert edgeformer("verify", str(bundle), cwd=tmp_path).code == DAMAGED
 
-    def test_another_graph_under_the_same_name_computes_something_else(self, tmp_path: Path) -> None:
+    def test_verify_detects_an_exchanged_graph(self, tmp_path: Path) -> None:
         """Whoever changes a graph and the manifest with it is found out by the golden answers."""
         from edgeformer.artifacts.files import sha256_of
         from edgeformer.bundle import seal
@@ -217,19 +306,19 @@ class TestWhatIsRefused:
         assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["net.onnx"], "nothing lies beside their file"
 
     @pytest.mark.parametrize("name", ["a\0b", "a\nb", "a\\b", "x" * 2000])
-    def test_names_that_no_archive_keeps(self, tmp_path: Path, name: str) -> None:
+    def test_unusable_port_names(self, tmp_path: Path, name: str) -> None:
         nodes = [helper.make_node("Relu", [name], ["y"])]
         graph = graphs.model(nodes, [value(name, FLOAT, ["N"])], [value("y", FLOAT, ["N"])])
         with pytest.raises(InputError, match="such a name"):
             wrapped(tmp_path, graph)
 
-    def test_inputs_that_no_memory_holds(self, tmp_path: Path) -> None:
+    def test_inputs_that_are_too_large(self, tmp_path: Path) -> None:
         nodes = [helper.make_node("Relu", ["x"], ["y"])]
         graph = graphs.model(nodes, [value("x", FLOAT, [1 << 40])], [value("y", FLOAT, [1 << 40])])
         with pytest.raises(InputError, match="input 'x' takes"):
             wrapped(tmp_path, graph)
 
-    def test_whole_numbers_without_a_range(self, tmp_path: Path) -> None:
+    def test_integers_need_a_range(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"input 'rate' \(int64\).*--range rate=0:"):
             wrapped(tmp_path, graphs.recurrent(), shapes={"x": (5, 1, 4)})
 
@@ -266,7 +355,7 @@ class TestWhatIsRefused:
             wrapped(tmp_path, graphs.convolutions(), inputs=tmp_path / "given.npz")
 
     @pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "gone.weights", "C:x", "./net.weights"])
-    def test_weights_elsewhere(self, tmp_path: Path, location: str) -> None:
+    def test_weights_outside_the_folder(self, tmp_path: Path, location: str) -> None:
         path = save_beside(tmp_path / "theirs", graphs.convolutions())
         (tmp_path / "secret").write_bytes(b"\0" * 4096)
         graph = onnx.load(path, load_external_data=False)
@@ -278,7 +367,7 @@ class TestWhatIsRefused:
             wrap(path, tmp_path / "bundle")
         assert not (tmp_path / "bundle").exists()
 
-    def test_weights_behind_a_link_that_leads_out(self, tmp_path: Path) -> None:
+    def test_weights_behind_a_symbolic_link(self, tmp_path: Path) -> None:
         path = save_beside(tmp_path / "theirs", graphs.convolutions())
         (tmp_path / "theirs/net.weights").rename(tmp_path / "secret")
         (tmp_path / "theirs/net.weights").symlink_to(tmp_path / "secret")
@@ -292,7 +381,7 @@ class TestWhatIsRefused:
         with pytest.raises(ArtifactError, match="is no ONNX graph"):
             wrap(path, tmp_path / "bundle")
 
-    def test_a_folder_that_is_taken(self, tmp_path: Path) -> None:
+    def test_existing_folder_needs_replace(self, tmp_path: Path) -> None:
         path = save(tmp_path / "theirs", graphs.convolutions())
         wrap(path, tmp_path / "bundle")
         with pytest.raises(InputError, match="--replace"):
@@ -315,7 +404,7 @@ class TestCached:
         assert wrap_cached(path, tmp_path / "artifacts", WrapOptions(shapes={"x": (2, 3, 16, 16)})) != first
         assert first.parent == tmp_path / "artifacts/wrapped"
 
-    def test_a_damaged_one_is_made_anew(self, tmp_path: Path) -> None:
+    def test_damaged_cached_bundle_is_rebuilt(self, tmp_path: Path) -> None:
         path = save(tmp_path / "theirs", graphs.convolutions())
         folder = wrap_cached(path, tmp_path / "artifacts", WrapOptions())
         (folder / "onnx/model.onnx").write_bytes(b"damaged")
@@ -324,7 +413,7 @@ class TestCached:
 
 
 class TestCommands:
-    def test_wrap_and_what_cannot_be_done_with_it(self, tmp_path: Path) -> None:
+    def test_import_and_commands_that_need_text(self, tmp_path: Path) -> None:
         save(tmp_path, graphs.convolutions())
         output = edgeformer("import", "onnx", "net.onnx", "-o", "bundle", "--json", cwd=tmp_path)
         assert output.code == 0, output.err
@@ -348,7 +437,7 @@ class TestCommands:
             (["--range", "x=a:b"], "--range x=a:b"),
         ],
     )
-    def test_slips(self, tmp_path: Path, options: list[str], says: str) -> None:
+    def test_invalid_flags(self, tmp_path: Path, options: list[str], says: str) -> None:
         save(tmp_path, graphs.convolutions())
         refused = edgeformer("import", "onnx", "net.onnx", "-o", "bundle", *options, cwd=tmp_path)
         assert refused.code == 2 and says in refused.err

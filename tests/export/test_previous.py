@@ -1,4 +1,4 @@
-"""export adds to a bundle: what was not asked for again stays as it was, or is listed before anything happens."""
+"""Export into an existing bundle: artifacts that are not requested stay, or the export is refused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
 from edgeformer.bundle import Bundle
-from edgeformer.export.export import export
+from edgeformer.export.export import export, remove_rejected
 from edgeformer.export.previous import PreviousBundle, Requested
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.verify import verify
@@ -39,7 +39,7 @@ def assert_verified(run: Path, expected: set[str]) -> None:
     assert not list(run.glob(".bundle*")), "nothing may be left beside it"
 
 
-def test_what_was_not_asked_for_again_stays(run: Path) -> None:
+def test_artifacts_that_are_not_requested_stay(run: Path) -> None:
     old = contents(run / "bundle")
     with installed("reference_runtime"):
         export(run, ExportOptions(int8=True, vocab_trim=True, build=("reference",)))
@@ -53,7 +53,7 @@ def test_what_was_not_asked_for_again_stays(run: Path) -> None:
 
 
 @pytest.mark.torture
-def test_graphs_that_share_weights_with_new_ones_stay(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_graphs_with_shared_weights_stay(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Alone, the full graph and decode need fewer weights, which lie elsewhere in the file that all have together."""
     run = Path(shutil.copytree(exported_language_run(tmp_path_factory), tmp_path / "run"))
     old = contents(run / "bundle")
@@ -95,7 +95,7 @@ def strange_file(run: Path) -> str:
 @pytest.mark.parametrize(
     "harm", [*(pytest.param(harm, marks=pytest.mark.torture) for harm in (other_weights, damaged_file)), strange_file]
 )
-def test_what_would_be_lost_is_listed_and_needs_replace(run: Path, harm: Callable[[Path], str]) -> None:
+def test_losses_are_listed_and_need_replace(run: Path, harm: Callable[[Path], str]) -> None:
     reason = harm(run)
     old = contents(run)
     with pytest.raises(InputError, match="--replace") as refused:
@@ -112,7 +112,7 @@ def test_what_would_be_lost_is_listed_and_needs_replace(run: Path, harm: Callabl
     assert_verified(run, {"onnx-fp32"})
 
 
-def test_a_bundle_that_cannot_be_read_is_not_deleted_unasked(run: Path) -> None:
+def test_damaged_bundle_needs_replace(run: Path) -> None:
     (run / "bundle" / "bundle.json").write_text("{", encoding="utf-8")
     old = contents(run)
     with pytest.raises(InputError, match=r"everything in it .*bundle\.json: damaged"):
@@ -126,13 +126,13 @@ def engine(id_: str = "tensorrt-rtx-fp16", device: str = "rtx4050", **facts: obj
     return ArtifactManifest.model_validate(fields)
 
 
-def test_an_engine_that_cannot_be_built_again_stays(tmp_path: Path) -> None:
+def test_engine_without_its_builder_stays(tmp_path: Path) -> None:
     absent = engine(file=None, status="unavailable", reason="no GPU")
     (kept,) = PreviousBundle(tmp_path, kept={absent.id: engine(kept=True)}).merge([absent])
     assert (kept.status, kept.kept) == ("built", True) and "cannot be made again: no GPU" in str(kept.reason)
 
 
-def test_an_engine_of_another_device_does_not_take_the_place_of_one(tmp_path: Path) -> None:
+def test_engine_of_another_device_is_reported(tmp_path: Path) -> None:
     requested = Requested(ExportOptions(fp16=True), [6], [Target("tensorrt-rtx", "rtx4090")])
     assert not requested.includes(engine()) and "another device than --target rtx4090" in str(
         requested.replaces_device(engine())
@@ -142,7 +142,7 @@ def test_an_engine_of_another_device_does_not_take_the_place_of_one(tmp_path: Pa
     assert not same.includes(engine(role="exit", exit=2)) and same.includes(engine(role="exit", exit=6))
 
 
-def test_what_was_not_reached_stays_unless_its_weights_are_gone(tmp_path: Path) -> None:
+def test_unreached_artifact_stays_unless_its_weights_change(tmp_path: Path) -> None:
     def graph(id_: str, **facts: object) -> ArtifactManifest:
         fields = {"id": id_, "file": f"onnx/{id_}", "format": "onnx", "precision": "int8", "status": "built", **facts}
         return ArtifactManifest.model_validate(fields)
@@ -154,3 +154,27 @@ def test_what_was_not_reached_stays_unless_its_weights_are_gone(tmp_path: Path) 
     fp32 = graph("onnx-fp32", weights_file="onnx/weights")
     with pytest.raises(InputError, match=r"lose onnx-int8-exit2 .*--keep-going"):
         previous.merge([fp32, rejected])
+
+
+def test_rejected_variant_leaves_no_files(tmp_path: Path) -> None:
+    folder = tmp_path / "onnx"
+    folder.mkdir()
+    for name in ("model", "model_fp16"):
+        for suffix in ("onnx", "onnx_data"):
+            (folder / f"{name}.{suffix}").write_bytes(b"x")
+    kept, rejected = remove_rejected(
+        tmp_path,
+        [
+            ArtifactManifest(
+                id=f"onnx-{precision}",
+                file=f"onnx/{name}.onnx",
+                weights_file=f"onnx/{name}.onnx_data",
+                format=ONNX,
+                precision=precision,
+                status=status,
+            )
+            for name, precision, status in (("model", "fp32", "built"), ("model_fp16", "fp16", "rejected"))
+        ],
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx_data"]
+    assert kept.weights_file == "onnx/model.onnx_data" and (rejected.file, rejected.weights_file) == (None, None)

@@ -1,4 +1,4 @@
-"""The portability audit finds what is planted, with the right counts: denormals, saturating weights, operators."""
+"""Audits of ONNX files: weight bytes by part, and portability."""
 
 from __future__ import annotations
 
@@ -6,14 +6,91 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.artifacts.manifest import Denormals, Portability, Saturation
+from edgeformer.artifacts.manifest import ArtifactManifest, Denormals, Portability, Saturation
 from edgeformer.bundle import Bundle
-from edgeformer.export.audit import audit_portability
+from edgeformer.export.audit import audit_portability, weight_parts
+from edgeformer.export.int8 import quantize
 from edgeformer.inference import verify as verifying
+from edgeformer.models.weights import load_model
+
+
+def by_name(artifacts: tuple[ArtifactManifest, ...]) -> dict[str, dict[str, int]]:
+    return {artifact.id: artifact.parts_bytes for artifact in artifacts}
+
+
+def test_parts_of_a_classifier_are_those_of_its_modules(fresh_run: Path) -> None:
+    """The graph's weights have lost their names; the model still knows which is which."""
+    bundle = Bundle.open(fresh_run / "bundle").manifest
+    model = load_model(fresh_run)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    tables = sum(size for name, size in sizes.items() if name.startswith(("tokens.", "positions.", "types.")))
+    head = sum(size for name, size in sizes.items() if name.startswith("head."))
+    parts = by_name(bundle.artifacts)
+    assert parts["onnx-fp32"]["embeddings"] == 4 * tables
+    # A bias of zeros is stored once with others like it, wherever it stands.
+    assert 0 <= 4 * head - parts["onnx-fp32"]["heads"] <= 8
+    assert parts["onnx-fp32"]["block"] == pytest.approx(4 * (sum(sizes.values()) - tables - head), abs=8)
+    assert parts["onnx-fp16"]["embeddings"] == 2 * tables
+    for artifact in bundle.artifacts:
+        assert sum(artifact.parts_bytes.values()) == artifact.size_bytes
+
+
+def test_int8_parts_shrink_like_their_weights(finished_run: Path) -> None:
+    fp32 = onnx_ir.load(finished_run / "bundle" / "onnx" / "model.onnx")
+    old, new = weight_parts(onnx_ir.to_proto(fp32)), weight_parts(onnx_ir.to_proto(quantize(fp32)))
+    for part in ("embeddings", "block"):
+        assert 0.2 < new[part] / old[part] < 0.75
+    assert 0 < new["heads"] <= old["heads"]
+
+
+def stored(name: str, *shape: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.ones(shape, np.float32), name)
+
+
+def graph(nodes: list[onnx.NodeProto], tensors: list[onnx.TensorProto]) -> onnx.ModelProto:
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch"])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)
+    return helper.make_model(helper.make_graph(nodes, "g", [ids], [logits], tensors))
+
+
+def test_a_tied_table_counts_once_as_embeddings() -> None:
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["x"]),
+        helper.make_node("MatMul", ["x", "weight"], ["y"]),
+        helper.make_node("Gemm", ["y", "table", "bias"], ["logits"], transB=1),
+    ]
+    parts = weight_parts(graph(nodes, [stored("table", 40, 8), stored("weight", 8, 8), stored("bias", 40)]))
+    assert parts == {"embeddings": 4 * 320, "block": 4 * 64, "heads": 4 * 40}
+
+
+def test_rotary_tables_and_scalars_do_not_count() -> None:
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["x"]),
+        helper.make_node("Gather", ["model.cos", "ids"], ["c"]),
+        helper.make_node("Mul", ["x", "c"], ["y"]),
+        helper.make_node("Mul", ["y", "half"], ["z"]),
+        helper.make_node("MatMul", ["z", "weight"], ["logits"]),
+    ]
+    tensors = [stored("table", 40, 8), stored("model.cos", 64, 8), stored("half", 1), stored("weight", 8, 2)]
+    assert weight_parts(graph(nodes, tensors)) == {"embeddings": 4 * 320, "block": 0, "heads": 4 * 16}
+
+
+def test_a_graph_without_a_head_has_no_head_bytes() -> None:
+    """Embeddings: the last layer's sum has two products behind it, its own and that of the layer before."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["x"]),
+        helper.make_node("MatMul", ["x", "first"], ["y"]),
+        helper.make_node("MatMul", ["y", "second"], ["z"]),
+        helper.make_node("Add", ["y", "z"], ["logits"]),
+    ]
+    parts = weight_parts(graph(nodes, [stored("table", 40, 8), stored("first", 8, 8), stored("second", 8, 8)]))
+    assert parts == {"embeddings": 4 * 320, "block": 4 * 128, "heads": 0}
+
 
 OLD = Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle"
 
@@ -52,7 +129,7 @@ def test_denormals_are_counted_in_weights_and_in_values(tmp_path: Path) -> None:
     assert "session.set_denormal_as_zero" in " ".join(audit_portability([path]).notes())
 
 
-def test_numbers_that_are_none_and_the_smallest_normal_ones_are_not_denormal(tmp_path: Path) -> None:
+def test_zero_nan_infinity_and_smallest_normals_are_not_denormal(tmp_path: Path) -> None:
     tiny = np.finfo(np.float32)
     edge = [
         0.0,
@@ -71,7 +148,7 @@ def test_numbers_that_are_none_and_the_smallest_normal_ones_are_not_denormal(tmp
     assert (result.weights, result.of_weights) == (3, 10)
 
 
-def test_weights_beside_graphs_are_looked_at_as_they_lie_there_now(tmp_path: Path) -> None:
+def test_shared_weights_are_counted_again_when_the_file_changes(tmp_path: Path) -> None:
     """Several graphs share them: what was counted once is not counted again, but where the file is another one."""
     weight = np.full(1024, 1e-40, dtype=np.float32)
     for name in ("full", "decode"):
@@ -106,7 +183,7 @@ def test_seven_bits_never_saturate(tmp_path: Path) -> None:
     assert result is not None and (result.pairs, result.at_risk, result.sums) == (12, 0, None)
 
 
-def test_our_int8_is_safe_and_ours_alone_is_standard() -> None:
+def test_exported_int8_does_not_saturate_and_uses_standard_operators() -> None:
     """A bundle that was exported: 7-bit weights, standard operators, any batch and length."""
     result = audit_portability([OLD / "onnx" / "model_int8.onnx"])
     assert result.saturation is not None and result.saturation.pairs > 0 and result.saturation.at_risk == 0
@@ -120,7 +197,7 @@ def test_our_int8_is_safe_and_ours_alone_is_standard() -> None:
     assert not list((OLD / "onnx").glob(".values*")), "nothing is left beside the graphs"
 
 
-def test_foreign_operators_and_fixed_shapes_are_told(tmp_path: Path) -> None:
+def test_foreign_operators_and_fixed_shapes_are_reported(tmp_path: Path) -> None:
     node = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
     path = saved(tmp_path / "m.onnx", [node], {})
     graph = onnx.load(path)
@@ -141,11 +218,11 @@ def audit(**changes: object) -> Portability:
     ("opset", "ir_version", "needs"),
     [(11, 6, None), (17, 9, "1.16"), (20, 8, "1.17"), (20, 10, "1.18"), (22, 10, "1.21"), (99, 10, None)],
 )
-def test_the_runtime_that_is_needed(opset: int, ir_version: int, needs: str | None) -> None:
+def test_required_runtime_version(opset: int, ir_version: int, needs: str | None) -> None:
     assert audit(opset=opset, ir_version=ir_version).needs == needs
 
 
-def test_notes_of_a_machine() -> None:
+def test_notes_depend_on_runtime_version_and_cpu() -> None:
     risky = Saturation(pairs=10, at_risk=2)
     assert audit(saturation=risky).notes()[0].endswith("without VNNI"), "no sum was looked at"
     old = audit(opset=20, ir_version=10)
@@ -159,7 +236,7 @@ def test_notes_of_a_machine() -> None:
     assert audit(saturation=Saturation(pairs=10, at_risk=0)).notes_here("1.31", avx2) == []
 
 
-def test_verify_says_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reports_the_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle.open(OLD)
     entry = bundle.artifact("onnx-int8")
     risky = entry.model_copy(update={"portability": audit(saturation=Saturation(pairs=10, at_risk=2))})

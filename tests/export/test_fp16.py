@@ -1,0 +1,282 @@
+"""FP16: converted graphs, the largest activations, and the drift of states."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from torch import Tensor, nn
+
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.export.fp16 import SAFE_ACTIVATION, convert_to_fp16, max_abs_activation, max_abs_values
+from edgeformer.export.judging import DRIFT_TOLERANCE, measure_drift
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.runtimes.session import Array, Session
+from tests.export import graphs
+from tests.export.graphs import FLOAT, save, value
+
+
+def halved(graph: onnx.ModelProto, workplace: Path, feed: dict[str, Array] | None = None) -> onnx.ModelProto:
+    """The graph in FP16; with inputs, after a look at what its values reach."""
+    model = onnx_ir.from_proto(graph)
+
+    def run(session: Session) -> list[dict[str, Array]]:
+        return [session.run(feed or {})]
+
+    made = onnx_ir.to_proto(convert_to_fp16(model, max_abs_values(model, run, workplace) if feed else {}))
+    onnx.checker.check_model(made, full_check=True)
+    return made
+
+
+def answers(graph: onnx.ModelProto, feed: dict[str, Array], folder: Path) -> dict[str, Array]:
+    with OnnxSession(save(folder, graph, "answers.onnx")) as session:
+        return session.run(feed)
+
+
+def normal(*shape: int) -> Array:
+    return np.random.default_rng(3).normal(size=shape).astype(np.float32)
+
+
+CASES = {
+    "convolutions": (graphs.convolutions(), {"x": normal(2, 3, 16, 16)}),
+    "recurrent": (
+        graphs.recurrent(),
+        {"x": normal(5, 2, 4), "h": normal(1, 2, 8), "c": normal(1, 2, 8), "rate": np.array(16000)},
+    ),
+    "If": (graphs.branching(), {"x": normal(4, 6), "way": np.array(True)}),
+    "Loop": (graphs.looping(), {"x": normal(4, 6)}),
+    "embedding": (graphs.embedding(), {name: np.ones((2, 7), np.int64) for name in ("input_ids", "attention_mask")}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fp16_halves_weights_and_keeps_outputs(tmp_path: Path, name: str) -> None:
+    graph, feed = CASES[name]
+    made = halved(graph, tmp_path, feed)
+    kinds = Counter(tensor.data_type for tensor in made.graph.initializer if np.prod(tensor.dims) > 16)
+    assert kinds[onnx.TensorProto.FLOAT16] and not kinds[FLOAT], "every weight once, in FP16"
+    assert [port.type for port in made.graph.input] == [port.type for port in graph.graph.input]
+    result, expected = answers(made, feed, tmp_path), answers(graph, feed, tmp_path)
+    assert result.keys() == expected.keys()
+    for output, array in expected.items():
+        assert result[output].dtype == array.dtype
+        assert np.abs(result[output].astype(float) - array).max() < 0.01 * max(1.0, array.std())
+
+
+def test_squares_that_overflow_stay_fp32(tmp_path: Path) -> None:
+    """A blanket conversion is infinite in the norm; the reference evaluator really computes in FP16."""
+    graph, feed = graphs.norm(large=300), {"x": normal(3, 8)}
+    expected = answers(graph, feed, tmp_path)["y"]
+    blanket = onnx_ir.to_proto(convert_to_fp16(onnx_ir.from_proto(graph), {}))
+    with np.errstate(over="ignore", invalid="ignore"):
+        blanket_result = ReferenceEvaluator(blanket).run(None, feed)[0]
+    assert not np.abs(blanket_result - expected).max() < 0.1, "who does not look at the numbers loses them"
+    made = halved(graph, tmp_path, feed)
+    assert np.abs(ReferenceEvaluator(made).run(None, feed)[0] - expected).max() < 0.02
+    products = [node for node in made.graph.node if node.op_type == "MatMul"]
+    assert len(products) == 2 and all("half" in name for node in products for name in node.output)
+
+
+def test_initializers_listed_as_inputs_are_no_inputs(tmp_path: Path) -> None:
+    graph, feed = graphs.convolutions(), {"x": normal(2, 3, 16, 16)}
+    graph.graph.input.append(value("w", FLOAT, [4, 8]))
+    made = halved(graph, tmp_path, feed)
+    assert [port.name for port in made.graph.input] == ["x"]
+    assert (
+        np.abs(answers(made, feed, tmp_path)["probabilities"] - answers(graph, feed, tmp_path)["probabilities"]).max()
+        < 0.01
+    )
+
+
+def test_values_near_the_fp16_limit_stay_fp32(tmp_path: Path) -> None:
+    graph = graphs.model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [value("x", FLOAT, ["N", 8])],
+        [value("y", FLOAT, ["N", 8])],
+        [graphs.weights("w", 8, 8)],
+    )
+    halved(graph, tmp_path, {"x": normal(2, 8)})
+    with pytest.raises(EdgeformerError, match="nothing in it can compute in FP16"):
+        halved(graph, tmp_path, {"x": normal(2, 8) * SAFE_ACTIVATION})
+
+
+def test_large_negative_masks_stay_fp32_up_to_the_softmax(tmp_path: Path) -> None:
+    """−10³⁸ is no FP16 number: whatever it is added to stays FP32, up to the softmax that makes nothing of it."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["scores"]),
+        helper.make_node("Sub", ["one", "mask"], ["hidden"]),
+        helper.make_node("Mul", ["hidden", "huge"], ["wall"]),
+        helper.make_node("Add", ["scores", "wall"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["shares"]),
+        helper.make_node("MatMul", ["shares", "v"], ["y"]),
+    ]
+    stored = [
+        graphs.weights("w", 8, 8), graphs.weights("v", 8, 8), graphs.constant("one", np.array(1, np.float32)),
+        graphs.constant("huge", np.array(-3e38, np.float32)),
+    ]  # fmt: skip
+    inputs = [value("x", FLOAT, ["N", 8]), value("mask", FLOAT, ["N", 8])]
+    graph = graphs.model(nodes, inputs, [value("y", FLOAT, ["N", 8])], stored)
+    made = halved(graph, tmp_path, {"x": normal(2, 8), "mask": np.ones((2, 8), np.float32)})
+    outputs = {node.op_type: node.output[0] for node in made.graph.node if node.op_type != "MatMul"}
+    assert outputs["Add"] == "masked" and outputs["Mul"] == "wall", "their results are FP32 under their own names"
+    masked = {"x": normal(2, 8), "mask": np.array([[1, 0] * 4] * 2, np.float32)}
+    result = ReferenceEvaluator(made).run(None, masked)[0]
+    assert np.abs(result - answers(graph, masked, tmp_path)["y"]).max() < 0.02
+
+
+class Chain(nn.Module):
+    """Each stage gives what the next one takes; nobody but the stages sees the numbers between them."""
+
+    def __init__(self, *factors: float) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(Times(factor) for factor in factors)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = ids.float()
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+class Times(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+@pytest.mark.parametrize(
+    ("factors", "largest"),
+    [
+        ((1.0,), 3.0),
+        ((1e5, 1e-6), 3e5),  # only between the two
+        ((-1e5, 1e-6), 3e5),
+        ((0.01,), 3.0),  # what goes in
+        ((math.nan, 0.0), math.inf),
+        ((-math.inf, 1.0), math.inf),
+    ],
+)
+def test_max_abs_covers_values_between_modules(factors: tuple[float, ...], largest: float) -> None:
+    result = max_abs_activation(Chain(*factors), np.array([[1, -2], [0, 3]]))
+    assert result == pytest.approx(largest)
+
+
+class Taking(nn.Module):
+    def forward(self, arguments: Any) -> None:
+        """What it gives is none."""
+
+
+class Watched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.taking, self.same = Taking(), nn.Identity()
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        for arguments in (ids, mask.bool(), torch.zeros(0), None):
+            self.taking(arguments)
+        return self.same(torch.full((2,), -0.5))
+
+
+def test_integers_and_empty_tensors_are_ignored() -> None:
+    model = Watched()
+    ids = np.full((2, 3), 10**6)
+    assert max_abs_activation(model, ids, np.ones((2, 3), dtype=np.int64)) == 0.5
+
+
+def test_hooks_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Chain(1.0, 2.0)
+    max_abs_activation(model, np.array([1]))
+
+    def broken(self: Times, x: Tensor) -> Tensor:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(Times, "forward", broken)
+    with pytest.raises(RuntimeError, match="no"):
+        max_abs_activation(model, np.array([1]))
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+class Attention(nn.Module):
+    """One head of 4 numbers; every query is 6 and every key 7 in all of them, values are small."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        q, k = torch.full((1, 2, 3, 4), 6.0), torch.full((1, 2, 5, 4), -7.0)
+        v = torch.arange(5.0).view(1, 1, 5, 1).expand(1, 2, 5, 4)
+        last = torch.full((3, 5), -torch.inf).index_fill(1, torch.tensor([4]), 0.0)
+        self.given = F.scaled_dot_product_attention(q, k, v, attn_mask=last)
+        return self.given
+
+
+def test_attention_scores_are_included() -> None:
+    model = Attention()
+    assert max_abs_activation(model, np.array([1])) == 4 * 6 * 7 / 4**0.5
+    assert torch.equal(model.given, torch.full((1, 2, 3, 4), 4.0)), "and it answers as ever, mask and all"
+
+
+def drifted(precision: Any = "fp16", **errors: float) -> Any:
+    """Loops whose reference is 3 and 4 by turns (root mean square √12.5), off by an error in the second half."""
+    reference = np.tile(np.array([3.0, 4.0], dtype=np.float32), (2, 2, 1))
+    references = {int(name[4:]): reference for name in errors}
+    states = {}
+    for name, error in errors.items():
+        states[int(name[4:])] = reference.copy()
+        states[int(name[4:])][1] += np.float32(error)
+    return measure_drift(states, references, precision)
+
+
+def test_drift_is_relative_to_the_state_and_per_loop() -> None:
+    result = drifted(loop10=0.5, loop2=0.0, loop3=-0.25)
+    assert [row.loop for row in result.loops] == [2, 3, 10]
+    size = math.sqrt(12.5)
+    assert [row.rms_error for row in result.loops] == pytest.approx([0.0, 0.25 / 2**0.5 / size, 0.5 / 2**0.5 / size])
+    assert [row.max_error for row in result.loops] == pytest.approx([0.0, 0.25 / size, 0.5 / size])
+    assert (result.tolerance, result.first_beyond) == (DRIFT_TOLERANCE["fp16"], 3)
+
+
+@pytest.mark.parametrize(("precision", "beyond"), [("fp32", 1), ("fp16", 1), ("int8", None)])
+def test_drift_tolerance_depends_on_the_precision(precision: str, beyond: int | None) -> None:
+    result = drifted(precision, loop1=0.2)
+    assert (result.tolerance, result.first_beyond) == (DRIFT_TOLERANCE[precision], beyond)  # type: ignore[index]
+
+
+def test_drift_equal_to_the_tolerance_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    exactly = drifted(loop1=0.5).loops[0].rms_error
+    monkeypatch.setitem(DRIFT_TOLERANCE, "fp16", exactly)
+    assert drifted(loop1=0.5).first_beyond is None
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_infinite_states_exceed_the_tolerance(wrong: float) -> None:
+    result = drifted(loop1=0.0, loop2=wrong)
+    assert (result.loops[1].rms_error, result.loops[1].max_error, result.first_beyond) == (None, None, 2)
+
+
+def test_zero_reference_has_no_relative_error() -> None:
+    zeros = {1: np.zeros((1, 2, 3), dtype=np.float32)}
+    result = measure_drift({1: np.ones((1, 2, 3), dtype=np.float32)}, zeros, "fp32")
+    assert (result.loops[0].rms_error, result.first_beyond) == (None, 1)
+
+
+def test_small_errors_of_large_states_are_not_rounded_away() -> None:
+    reference = {1: np.full((1, 1, 4), 2.0**30, dtype=np.float32)}
+    states = {1: reference[1].astype(np.float64) + 1.0}
+    assert measure_drift(states, reference, "fp32").loops[0].max_error == pytest.approx(2.0**-30)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1e20, 0.5, 1e-20])
+def test_drift_is_the_same_whatever_the_size_of_the_state(size: float) -> None:
+    reference = {1: np.full((1, 2, 3), size, dtype=np.float32)}
+    result = measure_drift({1: reference[1] * np.float32(1.5)}, reference, "fp32").loops[0]
+    assert (result.rms_error, result.max_error) == (pytest.approx(0.5), pytest.approx(0.5))
