@@ -240,7 +240,7 @@ class PreviousBundle:
                 if name in files or not path.exists():
                     link(self.folder / name, path)
                 elif path.name == TOKENIZER_FILE and sha256_of(path) != self.checksums[name]:
-                    self.losses[old.id] = f"{name} is made anew, and is another one"
+                    self.losses[old.id] = f"{name} is made again with other content"
                     self.refuse_losses()
 
     def write_records(self, manifest: BundleManifest, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Graphs as somebody else may have made them, small enough to run in no time."""
+"""Small foreign ONNX graphs."""
 
 from __future__ import annotations
 
@@ -142,14 +142,14 @@ def norm(large: float = 400.0) -> onnx.ModelProto:
 
 
 def save(folder: Path, graph: onnx.ModelProto, name: str = "net.onnx") -> Path:
-    """The file of a graph."""
+    """Save a graph."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(graph, folder / name)
     return folder / name
 
 
 def save_beside(folder: Path, graph: onnx.ModelProto, location: str = "net.weights", name: str = "net.onnx") -> Path:
-    """The file of a graph whose weights lie in another one."""
+    """Save a graph with external weights."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(graph, folder / name, save_as_external_data=True, location=location, size_threshold=100)
     return folder / name

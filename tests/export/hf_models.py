@@ -92,7 +92,7 @@ def make_model(folder: Path, kind: str, labels: tuple[str, ...] = (), **changes:
 
 
 def answer(model: Any, tokenizer: Tokenizer, text: str, pair: str | None = None) -> Any:
-    """What transformers computes for a text or a pair, one row by itself: logits [C], or states [S, d]."""
+    """What transformers computes for a text or a pair, one row per call: logits [C], or states [S, d]."""
     import torch
 
     tokenizer.no_padding()

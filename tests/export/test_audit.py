@@ -149,7 +149,7 @@ def test_zero_nan_infinity_and_smallest_normals_are_not_denormal(tmp_path: Path)
 
 
 def test_shared_weights_are_counted_again_when_the_file_changes(tmp_path: Path) -> None:
-    """Several graphs share them: what was counted once is not counted again, but where the file is another one."""
+    """Denormals of shared weights are counted once per version of the file."""
     weight = np.full(1024, 1e-40, dtype=np.float32)
     for name in ("full", "decode"):
         path = saved(tmp_path / f"{name}.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": weight})

@@ -1,4 +1,4 @@
-"""A disk that fills up during export: a clear error, and the old bundle as it was."""
+"""A disk that fills up during export: a clear error, and an unchanged bundle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from edgeformer.artifacts.files import sha256_of
 from tests.mounts import on_disk
 
-# Runs in a mount namespace of its own, so that the small disk is gone with it, whatever happens.
+# Runs in its own mount namespace, so that the small disk is unmounted in any case.
 _DRIVER = """
 import json, os, shutil, subprocess, sys
 from pathlib import Path

@@ -214,7 +214,7 @@ def test_failed_quantisation_rejects_only_its_variant(run: Path, monkeypatch: py
     stopped = export(run, ExportOptions(int8=True, vocab_trim=True)).artifacts
     assert {artifact.id: artifact.status for artifact in stopped} == {"onnx-fp32": "built", "onnx-int8": "rejected"}
     assert "would stay FP32" in str(stopped[-1].reason) and len(calls) == 1
-    assert not (run / "bundle" / "trimmed").exists()  # nothing would stand in it
+    assert not (run / "bundle" / "trimmed").exists()  # it would be empty
 
 
 def test_keep_going_builds_after_a_rejected_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def test_large_negative_masks_stay_fp32_up_to_the_softmax(tmp_path: Path) -> Non
 
 
 class Chain(nn.Module):
-    """Each stage gives what the next one takes; nobody but the stages sees the numbers between them."""
+    """Multiplies by one factor after the other."""
 
     def __init__(self, *factors: float) -> None:
         super().__init__()

@@ -231,7 +231,7 @@ def test_int4_of_an_imported_graph(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_export_works_inside_the_bundle_folder(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``.`` has no name to put a lock or a new folder beside; and what one stands in is another folder afterwards."""
+    """``.`` has no name for a lock or temporary folder, and the working folder is replaced."""
     monkeypatch.chdir(bundle)
     assert list(export(Path(), int8=True)) == ["onnx-fp32", "onnx-int8"]
     assert Path.cwd() == bundle and Path("onnx/model_int8.onnx").is_file(), "in the new one"
@@ -293,7 +293,7 @@ def test_engine_that_cannot_be_rebuilt_stays(engine_bundle: Path, monkeypatch: p
     assert "tensorrt-rtx builds for it on any machine, but here package: not installed" in str(remaining.reason)
     assert intact(engine_bundle)
     export_bundle(engine_bundle, ExportOptions(fp16=True))
-    assert Bundle.open(engine_bundle).artifact(remaining.id).reason is None, "nobody asked for it this time"
+    assert Bundle.open(engine_bundle).artifact(remaining.id).reason is None
 
 
 def test_rejected_engine_leaves_no_file(wrapped_engine: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_cut_out_graph_holds_only_what_it_needs(traced, tmp_path: Path) -> None:
         with OnnxSession(path) as session, torch.inference_mode():
             expected = model(torch.from_numpy(ids))[0 if name == "first" else 1].numpy()
             assert np.abs(session.run({"input_ids": ids})["logits"] - expected).max() < 1e-5
-    assert [value.name for value in graph.graph.outputs] == ["first", "second"]  # the trace itself is as it was
+    assert [value.name for value in graph.graph.outputs] == ["first", "second"]  # the trace is unchanged
 
 
 def test_graphs_that_share_weights_store_them_once(traced, tmp_path: Path) -> None:

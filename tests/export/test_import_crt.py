@@ -108,7 +108,7 @@ def test_concurrent_run_of_the_same_name_stays(
     faster = tmp_path / "artifacts" / (name or "crt_imported-001")
 
     def card(manifest: RunManifest, recipe: Recipe) -> str:
-        """While this import writes its model, another one is done."""
+        """A second import finishes while this one writes its model."""
         faster.mkdir(exist_ok=True)
         (faster / "run.json").write_text("theirs", encoding="utf-8")
         return model_card(manifest, recipe)

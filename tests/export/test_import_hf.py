@@ -36,8 +36,8 @@ LABELS = ("no", "perhaps", "yes")
 CLOSE = 1e-5
 
 
-class Told(Progress):
-    """Keeps what a user is told."""
+class RecordedProgress(Progress):
+    """Records messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -77,7 +77,7 @@ def test_a_classifier_computes_what_transformers_does(tmp_path: Path, kind: str)
 
 
 def test_renumbered_tokens_keep_the_answers_to_pairs(shared_model: Path, tmp_path: Path) -> None:
-    """Trimming puts special tokens first, wherever they were: the separator, which tells the texts, among them."""
+    """Trimming moves special tokens to the front, also the separator between the texts of a pair."""
     run = Run.open(import_hf(str(shared_model), HfOptions(tmp_path / "artifacts")))
     encoded, _ = encode_texts(run.reader().tokenizer, TEXTS, 64)
     batch = {name: torch.from_numpy(array) for name, array in collate(encoded, np.arange(len(TEXTS)), 0).items()}
@@ -119,10 +119,10 @@ def test_default_prompt_is_reported(tmp_path: Path) -> None:
     make_model(tmp_path / "encoder", "bert")
     settings = tmp_path / "encoder" / "config_sentence_transformers.json"
     settings.write_text('{"prompts": {"q": "query: "}, "default_prompt_name": "q"}', encoding="utf-8")
-    fields = Told()
-    import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts"), fields)
-    assert any("'query: ' in front of every text" in message for message in fields.messages)
-    assert any("the mean of its tokens' (--pooling)" in message for message in fields.messages)
+    progress = RecordedProgress()
+    import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts"), progress)
+    assert any("'query: ' in front of every text" in message for message in progress.messages)
+    assert any("the mean of its tokens' (--pooling)" in message for message in progress.messages)
     settings.write_text('{"default_prompt_name": "q"}', encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"config_sentence_transformers\.json: damaged"):
         import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts"))
@@ -209,14 +209,14 @@ def test_a_real_sentence_encoder(tmp_path: Path, minilm: Path) -> None:
 
 def test_labels_lengths_and_names_can_be_given(tmp_path: Path) -> None:
     make_model(tmp_path / "model", "distilbert", ("LABEL_0", "LABEL_1"))
-    fields = Told()
-    import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"), fields)
-    assert any("its labels have no names" in message for message in fields.messages)
+    progress = RecordedProgress()
+    import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"), progress)
+    assert any("its labels have no names" in message for message in progress.messages)
     options = HfOptions(tmp_path / "artifacts", "mine", None, ("bad", "good"), None, 16, "raspberry-pi-5")
-    fields = Told()
-    recipe: Any = Run.open(import_hf(str(tmp_path / "model"), options, fields)).recipe
+    progress = RecordedProgress()
+    recipe: Any = Run.open(import_hf(str(tmp_path / "model"), options, progress)).recipe
     assert (recipe.data.labels, recipe.data.max_length, recipe.target) == (("bad", "good"), 16, "raspberry-pi-5")
-    assert fields.messages == []
+    assert progress.messages == []
 
 
 @pytest.mark.parametrize(
@@ -283,10 +283,10 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
 def test_multi_label_model_answers_per_label(shared_model: Path, tmp_path: Path) -> None:
     source = changed(shared_model, tmp_path / "several", problem_type="multi_label_classification")
     data = tmp_path / "own.jsonl"
-    message = Told()
-    run = Run.open(import_hf(str(source), HfOptions(tmp_path / "artifacts"), message))
+    progress = RecordedProgress()
+    run = Run.open(import_hf(str(source), HfOptions(tmp_path / "artifacts"), progress))
     labels = run.recipe.data.labels  # type: ignore[attr-defined]
-    assert run.task.name == "multi-label-classification" and "0.5" in " ".join(message.messages)
+    assert run.task.name == "multi-label-classification" and "0.5" in " ".join(progress.messages)
     data.write_text(
         json.dumps({"text": "a", "label": [labels[0]]}) + "\n" + json.dumps({"text": "b", "label": []}) + "\n"
     )
@@ -313,9 +313,9 @@ def test_custom_code_is_reported_and_not_run(shared_model: Path, tmp_path: Path)
     code = {"auto_map": {"AutoModelForSequenceClassification": "modeling.Mine"}}
     folder = changed(shared_model, tmp_path / "code", **code)
     (folder / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
-    fields = Told()
-    import_hf(str(folder), HfOptions(tmp_path / "artifacts"), fields)
-    assert any("auto_map" in message and "not run" in message for message in fields.messages)
+    progress = RecordedProgress()
+    import_hf(str(folder), HfOptions(tmp_path / "artifacts"), progress)
+    assert any("auto_map" in message and "not run" in message for message in progress.messages)
     assert not (tmp_path / "ran").exists()
 
 

@@ -1,4 +1,4 @@
-"""An export that is killed or interrupted at the worst moment leaves the bundle as it was; torture has all moments."""
+"""An export that is killed or interrupted leaves the bundle unchanged; tests/torture covers every moment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_killed_between_the_renames(tmp_path: Path) -> None:
     assert not (run / "bundle").exists(), "it was killed at another moment than this test means"
     assert locate(str(run / "bundle"), tmp_path).bundle == bundle_in(run) == run / "bundle"
     assert assert_whole(run) == ids
-    assert list(run.glob(".bundle.*.tmp")), "the new one, which nobody reads"
+    assert list(run.glob(".bundle.*.tmp")), "the incomplete new bundle"
     stopped = export_in_child(run, kill=BETWEEN_THE_RENAMES, log=log, signalled=signal.SIGTERM)
     message = log.read_text(encoding="utf-8")
     assert stopped == 130 and f"interrupted; {run / 'bundle'} is unchanged" in message

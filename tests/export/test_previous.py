@@ -36,7 +36,7 @@ def assert_verified(run: Path, expected: set[str]) -> None:
     result = verify(Bundle.open(run / "bundle"))
     assert {file.status for file in result.files} == {"intact"}
     assert {check.artifact: check.status for check in result.artifacts} == dict.fromkeys(expected, "verified")
-    assert not list(run.glob(".bundle*")), "nothing may be left beside it"
+    assert not list(run.glob(".bundle*")), "temporary folders must be removed"
 
 
 def test_artifacts_that_are_not_requested_stay(run: Path) -> None:

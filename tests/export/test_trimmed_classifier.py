@@ -1,4 +1,4 @@
-"""A classifier with fewer rows in its table: the same answers, and the files that go with it."""
+"""A classifier with a trimmed vocabulary: identical answers, and its companion files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def original() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def trimmed(original: Tokenizer) -> Trimmed:
-    # [MASK] is the last of the special tokens: no text uses it, and it is kept all the same.
+    # [MASK] is the last of the special tokens: no text uses it, but it is kept.
     return trim_tokenizer(original, {number for text in TEXTS for number in original.encode(text).ids})
 
 
@@ -106,7 +106,7 @@ def test_trimmed_graphs_are_identical_and_trace_only_the_table(
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "anew.onnx").read_bytes()
     old = (tmp_path / "whole.onnx").read_bytes()
     write_graph(full.exits, tmp_path / "whole.onnx")
-    assert (tmp_path / "whole.onnx").read_bytes() == old, "what is used again is left as it was"
+    assert (tmp_path / "whole.onnx").read_bytes() == old, "the reused graphs are unchanged"
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def folder(tmp_path: Path, original: Tokenizer) -> Path:
 
 
 def shifted(trimmed: Trimmed) -> Trimmed:
-    """As if there had been tokens before the special ones, so that their numbers change too."""
+    """Reverse the kept tokens, so that the ids of special tokens change too."""
     return Trimmed(trimmed.tokenizer, trimmed.kept[::-1].copy())
 
 
