@@ -1,1 +1,1 @@
-"""From a run to a bundle."""
+"""Export runs and imported graphs as bundles; import models that were trained elsewhere."""

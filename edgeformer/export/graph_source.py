@@ -140,6 +140,7 @@ class GraphSource:
             self.bundle.task, self.bundle.data, self.bundle.reader(), Origin(), self.progress, split="test"
         )
         if problem is not None:
+            problem = problem.replace("validation split", "labelled data")
             self.notes.append(f"scores: {problem}, so they are of the golden inputs")
         return validation
 

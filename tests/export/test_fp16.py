@@ -26,16 +26,16 @@ from tests.export import graphs
 from tests.export.graphs import FLOAT, save, value
 
 
-def halved(graph: onnx.ModelProto, workplace: Path, feed: dict[str, Array] | None = None) -> onnx.ModelProto:
+def convert(graph: onnx.ModelProto, folder: Path, feed: dict[str, Array] | None = None) -> onnx.ModelProto:
     """The graph in FP16; with inputs, after a look at what its values reach."""
     model = onnx_ir.from_proto(graph)
 
     def run(session: Session) -> list[dict[str, Array]]:
         return [session.run(feed or {})]
 
-    made = onnx_ir.to_proto(convert_to_fp16(model, max_abs_values(model, run, workplace) if feed else {}))
-    onnx.checker.check_model(made, full_check=True)
-    return made
+    converted = onnx_ir.to_proto(convert_to_fp16(model, max_abs_values(model, run, folder) if feed else {}))
+    onnx.checker.check_model(converted, full_check=True)
+    return converted
 
 
 def answers(graph: onnx.ModelProto, feed: dict[str, Array], folder: Path) -> dict[str, Array]:
@@ -62,11 +62,11 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_fp16_halves_weights_and_keeps_outputs(tmp_path: Path, name: str) -> None:
     graph, feed = CASES[name]
-    made = halved(graph, tmp_path, feed)
-    kinds = Counter(tensor.data_type for tensor in made.graph.initializer if np.prod(tensor.dims) > 16)
+    converted = convert(graph, tmp_path, feed)
+    kinds = Counter(tensor.data_type for tensor in converted.graph.initializer if np.prod(tensor.dims) > 16)
     assert kinds[onnx.TensorProto.FLOAT16] and not kinds[FLOAT], "every weight once, in FP16"
-    assert [port.type for port in made.graph.input] == [port.type for port in graph.graph.input]
-    result, expected = answers(made, feed, tmp_path), answers(graph, feed, tmp_path)
+    assert [port.type for port in converted.graph.input] == [port.type for port in graph.graph.input]
+    result, expected = answers(converted, feed, tmp_path), answers(graph, feed, tmp_path)
     assert result.keys() == expected.keys()
     for output, array in expected.items():
         assert result[output].dtype == array.dtype
@@ -81,19 +81,21 @@ def test_squares_that_overflow_stay_fp32(tmp_path: Path) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         blanket_result = ReferenceEvaluator(blanket).run(None, feed)[0]
     assert not np.abs(blanket_result - expected).max() < 0.1, "who does not look at the numbers loses them"
-    made = halved(graph, tmp_path, feed)
-    assert np.abs(ReferenceEvaluator(made).run(None, feed)[0] - expected).max() < 0.02
-    products = [node for node in made.graph.node if node.op_type == "MatMul"]
+    converted = convert(graph, tmp_path, feed)
+    assert np.abs(ReferenceEvaluator(converted).run(None, feed)[0] - expected).max() < 0.02
+    products = [node for node in converted.graph.node if node.op_type == "MatMul"]
     assert len(products) == 2 and all("half" in name for node in products for name in node.output)
 
 
 def test_initializers_listed_as_inputs_are_no_inputs(tmp_path: Path) -> None:
     graph, feed = graphs.convolutions(), {"x": normal(2, 3, 16, 16)}
     graph.graph.input.append(value("w", FLOAT, [4, 8]))
-    made = halved(graph, tmp_path, feed)
-    assert [port.name for port in made.graph.input] == ["x"]
+    converted = convert(graph, tmp_path, feed)
+    assert [port.name for port in converted.graph.input] == ["x"]
     assert (
-        np.abs(answers(made, feed, tmp_path)["probabilities"] - answers(graph, feed, tmp_path)["probabilities"]).max()
+        np.abs(
+            answers(converted, feed, tmp_path)["probabilities"] - answers(graph, feed, tmp_path)["probabilities"]
+        ).max()
         < 0.01
     )
 
@@ -105,9 +107,9 @@ def test_values_near_the_fp16_limit_stay_fp32(tmp_path: Path) -> None:
         [value("y", FLOAT, ["N", 8])],
         [graphs.weights("w", 8, 8)],
     )
-    halved(graph, tmp_path, {"x": normal(2, 8)})
+    convert(graph, tmp_path, {"x": normal(2, 8)})
     with pytest.raises(EdgeformerError, match="nothing in it can compute in FP16"):
-        halved(graph, tmp_path, {"x": normal(2, 8) * SAFE_ACTIVATION})
+        convert(graph, tmp_path, {"x": normal(2, 8) * SAFE_ACTIVATION})
 
 
 def test_large_negative_masks_stay_fp32_up_to_the_softmax(tmp_path: Path) -> None:
@@ -126,11 +128,11 @@ def test_large_negative_masks_stay_fp32_up_to_the_softmax(tmp_path: Path) -> Non
     ]  # fmt: skip
     inputs = [value("x", FLOAT, ["N", 8]), value("mask", FLOAT, ["N", 8])]
     graph = graphs.model(nodes, inputs, [value("y", FLOAT, ["N", 8])], stored)
-    made = halved(graph, tmp_path, {"x": normal(2, 8), "mask": np.ones((2, 8), np.float32)})
-    outputs = {node.op_type: node.output[0] for node in made.graph.node if node.op_type != "MatMul"}
+    converted = convert(graph, tmp_path, {"x": normal(2, 8), "mask": np.ones((2, 8), np.float32)})
+    outputs = {node.op_type: node.output[0] for node in converted.graph.node if node.op_type != "MatMul"}
     assert outputs["Add"] == "masked" and outputs["Mul"] == "wall", "their results are FP32 under their own names"
     masked = {"x": normal(2, 8), "mask": np.array([[1, 0] * 4] * 2, np.float32)}
-    result = ReferenceEvaluator(made).run(None, masked)[0]
+    result = ReferenceEvaluator(converted).run(None, masked)[0]
     assert np.abs(result - answers(graph, masked, tmp_path)["y"]).max() < 0.02
 
 

@@ -139,7 +139,7 @@ class Subject:
     ) -> Parity:
         return measure_parity(outputs, REFERENCES[exit_][positions], precision, provider)
 
-    def missing(self, result: Score, expected: Score, precision: str, *, trimmed: bool) -> str | None:
+    def lost(self, result: Score, expected: Score, precision: str, *, trimmed: bool) -> str | None:
         self.compared.append((result.loss, expected.loss, precision, trimmed))
         return self.finds
 
@@ -248,10 +248,10 @@ def test_operator_counts_of_fp16_and_int8(bundle: Path, tmp_path: Path) -> None:
     fp16 = judge(bundle, Subject(), Variant("fp16")).judge_graph(written(), 3, None)
     assert (fp16.id, fp16.precision, fp16.quantized) == ("onnx-fp16", "fp16", {})
     assert list(fp16.ops_in_fp32.items()) == [("Gather", 1), ("MatMul", 1), ("Mul", 3)]
-    whole = np.arange(24, dtype=np.int8).reshape(6, 4)
+    quantized_table = np.arange(24, dtype=np.int8).reshape(6, 4)
     steps: list[Step] = [("Gather", ["table", "input_ids"], "rows"), ("Cast", ["rows"], "state_loop0", {"to": FLOAT})]
     steps += [*loops(3), ("MatMul", ["state_loop3", "head"], "logits")]
-    stored = {"table": whole, "vector": VECTOR, "head": HEADS[3]}
+    stored = {"table": quantized_table, "vector": VECTOR, "head": HEADS[3]}
     write(tmp_path / "onnx" / "model.onnx", steps, READ, {"logits": LOGITS}, stored)
     int8 = judge(tmp_path, Subject(), Variant("int8")).judge_graph(written(), 3, None)
     assert (int8.id, int8.quantized, int8.ops_in_fp32) == ("onnx-int8", {"Gather": 1}, {})
@@ -443,7 +443,7 @@ def test_step_note_interleaves_the_sessions(timed: Callable[..., tuple[str, list
 
 
 @pytest.mark.parametrize(
-    ("full", "item", "whole", "says"),
+    ("full", "one_loop", "all_loops", "message"),
     [
         (1.0, 1.0, 3.0, "even one loop takes longer"),  # even = 1
         (0.5, 1.0, 3.0, "even one loop takes longer"),  # even < 1
@@ -455,10 +455,10 @@ def test_step_note_interleaves_the_sessions(timed: Callable[..., tuple[str, list
     ],
 )
 def test_step_note_has_the_break_even_loop(
-    timed: Callable[..., tuple[str, list[Any]]], full: float, item: float, whole: float, says: str
+    timed: Callable[..., tuple[str, list[Any]]], full: float, one_loop: float, all_loops: float, message: str
 ) -> None:
-    text, _ = timed([(full, item, whole)] * 7)
-    assert says in text and f": {whole / full:.2f}×" in text
+    text, _ = timed([(full, one_loop, all_loops)] * 7)
+    assert message in text and f": {all_loops / full:.2f}×" in text
 
 
 SCORES = {loop: (Score(n=18, loss=loop + 0.5), Score(n=9, loss=10.0 * loop + 5)) for loop in (1, 3)}
