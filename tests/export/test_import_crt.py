@@ -373,8 +373,3 @@ def test_bad_file(folder: Path, name: str) -> None:
     outcome = edgeformer("import", "crt", name, "--tokenizer", "tokenizer.json", cwd=folder)
     assert outcome.code == 2 and name in outcome.err and "Traceback" not in outcome.err
     assert not (folder / "artifacts").exists()
-
-
-def test_help_names_the_kinds() -> None:
-    outcome = edgeformer("import", "--help", cwd=Path.cwd())
-    assert outcome.code == 0 and "crt" in outcome.out

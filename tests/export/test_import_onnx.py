@@ -427,17 +427,3 @@ class TestCommands:
         save(tmp_path, graphs.convolutions())
         refused = edgeformer("verify", "net.onnx", cwd=tmp_path)
         assert refused.code == 2 and "edgeformer import onnx net.onnx -o BUNDLE" in refused.err
-
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            (["--shape", "x"], "--shape x: write NAME=SIZE"),
-            (["--shape", "x=1x-3"], "--shape x=1x-3"),
-            (["--range", "x=3:1"], "--range x=3:1"),
-            (["--range", "x=a:b"], "--range x=a:b"),
-        ],
-    )
-    def test_invalid_flags(self, tmp_path: Path, options: list[str], says: str) -> None:
-        save(tmp_path, graphs.convolutions())
-        refused = edgeformer("import", "onnx", "net.onnx", "-o", "bundle", *options, cwd=tmp_path)
-        assert refused.code == 2 and says in refused.err

@@ -19,12 +19,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision, Vocabulary
+from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision, Sharing, Vocabulary
 from edgeformer.artifacts.scores import Score
 from edgeformer.export import judging
 from edgeformer.export.fp16 import FP16_MAX
 from edgeformer.export.graphs import Written
-from edgeformer.export.judging import RunJudge
+from edgeformer.export.judging import RunJudge, describe_converted
 from edgeformer.export.variants import Variant
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.parity import measure_parity
@@ -553,3 +553,11 @@ def test_an_infinite_loss_on_validation_data_rejects(loss: float) -> None:
         assert result["reason"] == "its loss is not finite on validation text"
         assert set(result) == {"parity", "score", "reason"}
     assert baseline == {} and subject.compared == []
+
+
+@pytest.mark.parametrize(("unique", "is_rejected"), [(40, False), (20, True)])
+def test_converted_graph_that_stores_too_much_is_rejected(bundle: Path, unique: int, is_rejected: bool) -> None:
+    sharing = Sharing(unique_parameters=unique, stored_parameters=unique, weight_bytes=4 * unique)
+    base = ArtifactManifest(id="onnx-fp32", format="onnx", precision="fp32", status="built", file=None, sharing=sharing)
+    reason = describe_converted(bundle / "onnx" / "model.onnx", 1000, base).get("reason")
+    assert reason == (f"stores 40 numbers, the graph that it was made of {unique}" if is_rejected else None)
