@@ -263,7 +263,8 @@ def wrap_options(
     shapes: list[str] | None, ranges: list[str] | None, inputs: Path | None, **options: Any
 ) -> WrapOptions:
     """Parse --shape and --range, and return the options of an ONNX import. Raises InputError."""
-    from edgeformer.export.foreign_graph import WrapOptions, parse_range, parse_shape
+    from edgeformer.export.foreign_graph import parse_range, parse_shape
+    from edgeformer.export.import_onnx import WrapOptions
 
     shape_of_input, range_of_input = dict(map(parse_shape, shapes or ())), dict(map(parse_range, ranges or ()))
     return WrapOptions(shapes=shape_of_input, ranges=range_of_input, inputs=inputs, **options)

@@ -25,8 +25,8 @@ from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import CONFIG_FILE, free_folder
 from edgeformer.data.encoding import Encoded, Prepared, encode, encode_texts
-from edgeformer.data.folders import imported_data
 from edgeformer.data.rows import Text, label_sets
+from edgeformer.data.sources import imported_data
 from edgeformer.data.synthetic import SENTENCES
 from edgeformer.data.tokenization import tokenizer_from_file
 from edgeformer.export.imported_run import ImportedModel, write_run

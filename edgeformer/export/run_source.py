@@ -46,7 +46,7 @@ from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant
 from edgeformer.models import ModelSpec, model_spec_of
 from edgeformer.models.adapter import ModelAdapter, count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.norms import half_for_export
+from edgeformer.models.layers import half_for_export
 from edgeformer.models.tracing import Graphs
 from edgeformer.models.weights import GOLDEN_INPUTS, MODEL_FOLDER, load_model
 from edgeformer.run import Run
