@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import create_model
 
-from edgeformer.artifacts.documents import apply_overrides, find, read_yaml, validate
+from edgeformer.artifacts.documents import apply_overrides, find, read_yaml, resolve_paths, validate
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.artifacts.manifest import Precision, client_dtype
-from edgeformer.artifacts.recipe import ModelConfig, Recipe, resolve_paths
+from edgeformer.artifacts.recipe import ModelConfig, Recipe
 from edgeformer.artifacts.workspace import RECIPE_FILE
 from edgeformer.registry import Registry
 from edgeformer.tasks import all_tasks, task_named
@@ -150,7 +150,7 @@ def recipe_type(task: str, kind: str) -> Any:
 def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[str], None] | None = None) -> Recipe:
     """Find, read, override and validate a recipe; its ``task`` and its model's ``kind`` select the type.
 
-    Paths in it become absolute: see :func:`~edgeformer.artifacts.recipe.resolve_paths`.
+    Paths in it become absolute: see :func:`~edgeformer.artifacts.documents.resolve_paths`.
 
     Args:
         name: a path, or the name of a shipped recipe.

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.documents import YamlDocument
-from edgeformer.artifacts.recipe import resolve_paths
+from edgeformer.artifacts.documents import YamlDocument, resolve_paths
 from edgeformer.models import load_recipe
 
 RECIPE = """\
