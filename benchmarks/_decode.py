@@ -55,7 +55,7 @@ def write_graphs(recipe: LanguageRecipe, folder: Path) -> None:
     from edgeformer.export import int4, int8
     from edgeformer.export.graphs import weights_file, write_graph
     from edgeformer.models.crt.adapter import ADAPTER
-    from edgeformer.models.tracing import cut_out, state_name
+    from edgeformer.models.tracing import extract_outputs, state_name
 
     wanted = [precision for precision in PRECISIONS if not (folder / precision / "done").is_file()]
     if not wanted:
@@ -71,7 +71,7 @@ def write_graphs(recipe: LanguageRecipe, folder: Path) -> None:
             graphs = {
                 **made.steps,
                 DECODE: made.decode,
-                STATES: cut_out(made.exits, {state_name(model.loops): "state"}),
+                STATES: extract_outputs(made.exits, {state_name(model.loops): "state"}),
             }
         else:
             narrow = int4.quantize(plain.decode, int4.LONG_BLOCK) if precision == "int4" else eight_bits(plain.decode)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edgeformer.models import load_recipe, model_spec_of
-from edgeformer.models.adapter import Place
+from edgeformer.models.adapter import BuildTarget
 from edgeformer.training.optimizer import build_optimizer
 
 parser = argparse.ArgumentParser()
@@ -18,7 +18,7 @@ parser.add_argument("--steps", type=int, default=20)
 arguments = parser.parse_args()
 recipe = load_recipe("recurrent_sst2_fast")
 torch.manual_seed(0)
-model, _ = model_spec_of(recipe).adapter.build(recipe, Place())
+model, _ = model_spec_of(recipe).adapter.build(recipe, BuildTarget())
 optimizer = build_optimizer(model, recipe.training.optimizer)
 ids = torch.randint(1000, 30_000, (64, 12))
 labels = torch.randint(0, 2, (64,))

@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.workspace import read_manifest
-from edgeformer.tasks import Metric, all_tasks, task_named
+from edgeformer.tasks import Metric, all_tasks, get_task
 
 
 def row(artifact: ArtifactManifest, whole: ArtifactManifest, metric: Metric) -> list[str]:
@@ -38,7 +38,7 @@ def main() -> None:
     all_tasks()  # scores are recognised by the tasks that are loaded
     bundle = read_manifest(BundleManifest, path)
     whole = next(artifact for artifact in bundle.artifacts if artifact.id == "onnx-fp32")
-    metric = task_named(bundle.task).metric
+    metric = get_task(bundle.task).metric
     columns = ["artifact", "bytes", "of FP32", "max error", "top-1", metric.name, "drift, last loop", "status"]
     rows = [row(artifact, whole, metric) for artifact in bundle.artifacts]
     print(tabulate(rows, columns, tablefmt="github", disable_numparse=True))

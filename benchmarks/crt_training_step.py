@@ -34,10 +34,10 @@ from edgeformer.data.batching import IGNORED
 from edgeformer.models import load_recipe, model_spec_of
 from edgeformer.models.adapter import Batch, Losses
 from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.loss import CHUNK_TOKENS, weighted
+from edgeformer.models.crt.loss import CHUNK_TOKENS, combine_exit_losses
 from edgeformer.models.crt.model import CRT, DilatedConv, attention
 from edgeformer.system.host import cpu_name, now
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 from edgeformer.training.checkpoint import Position
 from edgeformer.training.distributed import connect
 from edgeformer.training.optimizer import build_optimizer, resolve_precision
@@ -76,7 +76,7 @@ def plain(model: CRT, exit_weight: float) -> Loss:
             head = model.head_of(loop)
             each = [checkpoint(plain_cross_entropy, x, head, aims, use_reentrant=False) for x, aims in parts]
             losses[loop] = torch.stack(each).sum()
-        return Losses(weighted(losses, exit_weight), {})
+        return Losses(combine_exit_losses(losses, exit_weight), {})
 
     return loss
 
@@ -120,7 +120,7 @@ class RandomText:
         self.recipe, self.model_spec, self.task, self.model = (
             recipe,
             model_spec_of(recipe),
-            task_named(recipe.task),
+            get_task(recipe.task),
             model,
         )
         self._loss, self._batch, self.computing_s = loss, random_batch(recipe), 0.0

@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from benchmarks.studies.local_data import load_local_data, with_local_data
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.data.cleaning import clean
-from edgeformer.data.data_warnings import load_and_look
+from edgeformer.data.data_warnings import load_with_findings
 from edgeformer.data.splits import split
 from edgeformer.models import load_recipe
 from edgeformer.system.host import cpu_name, now
@@ -71,7 +71,7 @@ def truncate(text: str, tokenizer: Tokenizer) -> str:
 
 def score(data: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """Fit on the training set, score on the test set. ``tokenizer`` truncates."""
-    parts, _ = load_and_look(data)
+    parts, _ = load_with_findings(data)
     sets = split(data, parts)
     texts = {name: [truncate(clean(str(text)), tokenizer) for text in sets[name].texts] for name in ("train", "test")}
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), min_df=2)

@@ -27,7 +27,7 @@ from edgeformer.inference.predict import select_candidates
 from edgeformer.run import locate
 from edgeformer.system.host import code_version, describe_host, now
 from edgeformer.tasks.early_exit import first_exits
-from edgeformer.tasks.risk_control import METHOD, THRESHOLDS, promise
+from edgeformer.tasks.risk_control import METHOD, THRESHOLDS, choose_thresholds
 
 PROMISES = ((0.005, 0.05), (0.01, 0.05), (0.01, 0.1), (0.02, 0.05), (0.02, 0.1), (0.05, 0.05))
 """ε and δ."""
@@ -72,7 +72,7 @@ def try_promise(answers: Answers, asked: tuple[float, float], draws: int, *, aga
     for _ in range(draws):
         order = drawn.permutation(count)
         chosen = drawn.integers(count, size=count // 2) if again else order[: count // 2]
-        found = promise(*some(answers, chosen), *asked)
+        found = choose_thresholds(*some(answers, chosen), *asked)
         thresholds = found.thresholds if found is not None else {}
         promised += bool(thresholds)
         loss, mean_loops = lost_by(answers if again else some(answers, order[count // 2 :]), thresholds)

@@ -24,7 +24,7 @@ from edgeformer.data.trimming import Keeping
 from edgeformer.export import int4
 from edgeformer.export.int8 import quantized_graphs
 from edgeformer.export.run_source import open_exportable, trim_subject
-from edgeformer.models.tracing import cut_out
+from edgeformer.models.tracing import extract_outputs
 from edgeformer.run import Run
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks import Origin
@@ -66,14 +66,14 @@ def main() -> None:
     small = trim_subject(open_exportable(run), run.manifest, tokenizer, Keeping(asked.keep, asked.max))
     subject, task = small.subject, small.subject.task
     graphs = subject.adapter.trace(subject.model, tuple(subject.inputs), steps=False)
-    graph = cut_out(graphs.exits, {exit_logits(subject.last): "logits"})
+    graph = extract_outputs(graphs.exits, {exit_logits(subject.last): "logits"})
     found: dict[str, Any] = {"run": run.folder.name, "block": asked.block, "keep": asked.keep, "max": asked.max}
     found |= {"tokens": len(small.trimmed.kept), "rows": []}
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: Path(folder, f"{name}.onnx") for name in ("fp32", "int8", "int4")}
         onnx_ir.save(graph, paths["fp32"])
         bytes_graphs = quantized_graphs(graphs, Path(folder))
-        onnx_ir.save(cut_out(bytes_graphs.exits, {exit_logits(subject.last): "logits"}), paths["int8"])
+        onnx_ir.save(extract_outputs(bytes_graphs.exits, {exit_logits(subject.last): "logits"}), paths["int8"])
         onnx_ir.save(int4.quantize(graph, asked.block), paths["int4"])
         for split in run.manifest.tests:
             rows: Any = task.read_set(

@@ -38,7 +38,7 @@ from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.prepare import prepare
 from edgeformer.export import int8
 from edgeformer.export.graphs import write_graph
-from edgeformer.models import read_recipe_of
+from edgeformer.models import read_run_recipe
 from edgeformer.models.tracing import export_graph, text_spec
 from edgeformer.models.weights import load_model
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
-    recipe = read_recipe_of(arguments.run)
+    recipe = read_run_recipe(arguments.run)
     if not isinstance(recipe, ClassificationRecipe):
         raise SystemExit(f"{arguments.run} is no classifier's run")
     with tempfile.TemporaryDirectory() as folder:

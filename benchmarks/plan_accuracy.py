@@ -65,8 +65,8 @@ def loop_on_random_rows(recipe: Any, steps: int, folder: Path) -> Any:
     from edgeformer.artifacts.manifest import DataSummary
     from edgeformer.artifacts.progress import SILENT
     from edgeformer.data.encoding import Prepared
-    from edgeformer.models.adapter import Place
-    from edgeformer.tasks import task_named
+    from edgeformer.models.adapter import BuildTarget
+    from edgeformer.tasks import get_task
     from edgeformer.training.distributed import connect
     from edgeformer.training.loop import TrainingLoop
     from edgeformer.training.objective import Objective
@@ -75,9 +75,9 @@ def loop_on_random_rows(recipe: Any, steps: int, folder: Path) -> Any:
     nothing = DataSummary(split="given", synthetic=True, rows={}, fingerprint="")
     train, validation = random_rows(recipe, rows_per_step * steps), random_rows(recipe, 1)
     data = Prepared(Tokenizer(BPE()), 0, train, validation, {}, nothing)
-    task_named(recipe.task).prepare = lambda *given: data  # this process trains nothing else
+    get_task(recipe.task).prepare = lambda *given: data  # this process trains nothing else
     processes = connect(recipe, "cpu", sharded=False)
-    return TrainingLoop(Objective(recipe, folder, Place("cpu", processes.precision), SILENT), processes)
+    return TrainingLoop(Objective(recipe, folder, BuildTarget("cpu", processes.precision), SILENT), processes)
 
 
 def random_rows(recipe: Any, rows: int) -> Any:

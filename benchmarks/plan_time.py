@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from edgeformer.artifacts.files import write_json
-from edgeformer.models import read_recipe_of
+from edgeformer.models import read_run_recipe
 from edgeformer.run import Run
 from edgeformer.system.host import cpu_name
 from edgeformer.training.duration import SHARE_OF_PEAK, step_operations
@@ -60,7 +60,7 @@ def reached(folder: Path) -> Reached:
     """What a finished training reached. Raises EdgeformerError for a folder that is none."""
     run = Run.open(folder)
     run.require_finished()
-    manifest, recipe = run.manifest, read_recipe_of(folder)
+    manifest, recipe = run.manifest, read_run_recipe(folder)
     lengths = manifest.data.text_tokens.get("train")
     tokens = math.ceil(lengths.mean) if lengths is not None else recipe.data.tokens_at_once
     rows = manifest.steps * recipe.training.effective_batch

@@ -32,7 +32,7 @@ from edgeformer.artifacts.row_files import JsonLines
 from edgeformer.bundle import Bundle
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.unlabelled import Reading, unlabelled, windows
-from edgeformer.inference.predict import opened
+from edgeformer.inference.predict import open_predictor
 from edgeformer.inference.predict_file import predict_file
 from edgeformer.run import Location
 from edgeformer.system.capability import installed_version
@@ -62,7 +62,7 @@ def ratio(folder: Path, rows: int, rounds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as work:
         path = Path(work) / "texts.csv"
         write_texts(path, rows)
-        with unlabelled(path, sys.stdin.buffer, Reading({})) as given, opened(location) as model:
+        with unlabelled(path, sys.stdin.buffer, Reading({})) as given, open_predictor(location) as model:
             read = [model.answering.read(texts) for texts in windows(given.texts())]
             batches = [model.answering.inputs(window, numbers) for window in read for numbers in window.batches()]
             found: dict[str, list[tuple[float, float]]] = {"bare": [], "predict": []}

@@ -34,7 +34,7 @@ from tabulate import tabulate
 from edgeformer.artifacts.files import write_json
 from edgeformer.bundle import Bundle
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.inference.serving_engine import served
+from edgeformer.inference.serving_engine import open_served_predictor
 from edgeformer.system.capability import installed_version
 from edgeformer.system.host import cpu_name, usable_cores
 
@@ -83,7 +83,7 @@ def expected(folder: Path) -> dict[str, tuple[str, float]]:
     """Text → label and probability, one text in each call."""
     texts = [f"{number} {row.text}" for number, row in enumerate(islice(synthetic_reviews(DIFFERENT, 1), DIFFERENT))]
     found = {}
-    with served(Bundle.open(folder), None) as model:
+    with open_served_predictor(Bundle.open(folder), None) as model:
         for text in texts:
             window = model.answering.read([text])
             answer: Any = model.answering.answers(window, model.answering.run(model.run, window))[0]

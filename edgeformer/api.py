@@ -131,7 +131,7 @@ class Bundle(bundles.Bundle):
                 options[field] = parse(str(value))
             except ValueError as error:
                 raise InputError(f"{name}: {error}; {field} takes a number") from None
-        run = runs.run_around(self.folder)
+        run = runs.find_enclosing_run(self.folder)
         artifacts = run.parent if run is not None else Path(ARTIFACTS)
         profile = _load_device(device or self.manifest.target, artifacts)
         options.setdefault("estimate_error", known_error(profile, _load_device("host", artifacts)))
@@ -160,7 +160,7 @@ class Bundle(bundles.Bundle):
 
     @property
     def _location(self) -> runs.Location:
-        return runs.Location(runs.run_around(self.folder), self.folder, opened=self)
+        return runs.Location(runs.find_enclosing_run(self.folder), self.folder, opened=self)
 
 
 class Run(runs.Run):
@@ -169,7 +169,7 @@ class Run(runs.Run):
     @property
     def bundle(self) -> Bundle | None:
         """The exported bundle; None: not exported yet. Raises ArtifactError if it is damaged."""
-        folder = runs.bundle_in(self.folder)
+        folder = runs.find_bundle(self.folder)
         return Bundle.open(folder) if folder is not None else None
 
     def export(self, **options: Any) -> Bundle:
@@ -196,7 +196,7 @@ class Run(runs.Run):
         """Compute scores of the bundle's artifacts, or of the run's own weights; see :meth:`Bundle.evaluate`."""
         from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 
-        location = runs.Location(self.folder, runs.bundle_in(self.folder))
+        location = runs.Location(self.folder, runs.find_bundle(self.folder))
         return evaluate(location, EvaluateOptions(**options))
 
 
@@ -266,10 +266,10 @@ def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
         InputError: a missing size or range, or an unusable graph; the message says what to give.
         ArtifactError: no ONNX graph, or a damaged or hostile one.
     """
-    from edgeformer.export.import_onnx import WrapOptions
-    from edgeformer.export.import_onnx import wrap as run_wrapping
+    from edgeformer.export.import_onnx import OnnxImportOptions
+    from edgeformer.export.import_onnx import import_onnx as run_wrapping
 
-    run_wrapping(Path(model), Path(folder), WrapOptions(**options))
+    run_wrapping(Path(model), Path(folder), OnnxImportOptions(**options))
     return Bundle.open(Path(folder))
 
 

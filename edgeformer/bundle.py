@@ -33,7 +33,7 @@ from edgeformer.artifacts.workspace import (
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, cannot_run, opener_of
 from edgeformer.system.leftovers import restore_folder
 from edgeformer.system.lock import claiming
-from edgeformer.tasks import Task, TextReader, import_task_of, task_named
+from edgeformer.tasks import Task, TextReader, get_task, import_task
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
@@ -69,7 +69,7 @@ class Bundle:
         """
         restore_folder(folder)
         path = folder / BUNDLE_FILE
-        import_task_of(path)
+        import_task(path)
         content = read_json_bytes(path)
         manifest = parse_manifest(BundleManifest, path, content)
         recorded = manifest.manifest_sha256
@@ -89,7 +89,7 @@ class Bundle:
     @cached_property
     def task(self) -> Task:
         """The model's task. Raises ArtifactError for an unknown task."""
-        return task_named(self.manifest.task)
+        return get_task(self.manifest.task)
 
     @property
     def data(self) -> DataSection:
@@ -270,7 +270,7 @@ class Bundle:
             raise ArtifactError(f"{path}: damaged ({key}: {error}); {REMEDY}") from None
 
 
-def bundle_around(file: Path) -> Path | None:
+def find_enclosing_bundle(file: Path) -> Path | None:
     """Return the bundle's folder that contains a file; None: there is none."""
     return next((folder for folder in list(file.resolve().parents)[:3] if (folder / BUNDLE_FILE).is_file()), None)
 

@@ -17,10 +17,10 @@ from edgeformer.artifacts import workspace
 from edgeformer.artifacts.errors import ArtifactError, MissingDependencyError, did_you_mean, install_hint
 from edgeformer.artifacts.files import read_at_most, whole
 from edgeformer.artifacts.manifest import RunManifest, RunStatus
-from edgeformer.bundle import Bundle, bundle_around
+from edgeformer.bundle import Bundle, find_enclosing_bundle
 from edgeformer.system.leftovers import restore_folder
 from edgeformer.system.lock import owned
-from edgeformer.tasks import Task, TextReader, import_task_of, task_named
+from edgeformer.tasks import Task, TextReader, get_task, import_task
 from edgeformer.tasks.early_exit import exit_logits
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Run:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Read the manifest of the run in ``folder``. Raises ArtifactError if it is missing or damaged."""
-        import_task_of(folder / workspace.RUN_FILE)
+        import_task(folder / workspace.RUN_FILE)
         return cls(folder, workspace.read_manifest(RunManifest, folder / workspace.RUN_FILE))
 
     @property
@@ -61,9 +61,9 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The resolved recipe, which reproduces the run. Raises RecipeError."""
-        from edgeformer.models import read_recipe_of
+        from edgeformer.models import read_run_recipe
 
-        return read_recipe_of(self.folder)
+        return read_run_recipe(self.folder)
 
     @cached_property
     def settled(self) -> Recipe:
@@ -74,7 +74,7 @@ class Run:
     @property
     def task(self) -> Task:
         """The model's task."""
-        return task_named(self.manifest.task)
+        return get_task(self.manifest.task)
 
     @property
     def model_spec(self) -> ModelSpec:
@@ -249,7 +249,7 @@ class Location:
         return self.open_bundle() if self.bundle is not None else self.open_run()
 
 
-def bundle_in(run: Path) -> Path | None:
+def find_bundle(run: Path) -> Path | None:
     """Return the bundle's folder in a run's; None: nothing was exported yet.
 
     A bundle that an interrupted export has moved aside is restored first. Raises OSError if that fails.
@@ -259,7 +259,7 @@ def bundle_in(run: Path) -> Path | None:
     return folder if (folder / workspace.BUNDLE_FILE).is_file() else None
 
 
-def run_around(bundle: Path) -> Path | None:
+def find_enclosing_run(bundle: Path) -> Path | None:
     """Return the run's folder that contains a bundle; None: the bundle was copied without its run."""
     folder = bundle.resolve().parent
     return folder if (folder / workspace.RUN_FILE).is_file() else None
@@ -299,18 +299,18 @@ def locate(argument: str | None, artifacts: Path) -> Location:
         for folder in reversed(folders):
             with suppress(ArtifactError):
                 if read_run(folder).status == "finished":
-                    return Location(folder, bundle_in(folder))
+                    return Location(folder, find_bundle(folder))
         count = f"{len(folders)} unfinished" if folders else "none"
         raise ArtifactError(f"no finished run in {artifacts} ({count}); train one: edgeformer train quickstart")
     for candidate in (Path(argument), artifacts / argument):
         if candidate.name == workspace.BUNDLE_FOLDER:
             restore_folder(candidate)
-        if not is_there(candidate):
+        if not path_exists(candidate):
             continue
         if (candidate / workspace.RUN_FILE).is_file():
-            return Location(candidate, bundle_in(candidate))
+            return Location(candidate, find_bundle(candidate))
         if (candidate / workspace.BUNDLE_FILE).is_file():
-            return Location(run_around(candidate), candidate)
+            return Location(find_enclosing_run(candidate), candidate)
         if candidate.is_file():
             return _locate_file(candidate)
         if candidate.is_dir() and candidate.name == workspace.BUNDLE_FOLDER:
@@ -320,13 +320,13 @@ def locate(argument: str | None, artifacts: Path) -> Location:
     raise ArtifactError(f"no run {argument!r}: not a run, bundle or artifact file; {hint}")
 
 
-def is_there(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Return whether a file or folder exists; False for an invalid path (too long, or with a null character)."""
     return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
 
 
 def _locate_file(file: Path) -> Location:
-    folder = bundle_around(file)
+    folder = find_enclosing_bundle(file)
     if folder is None:
         hint = f"; make one of it: edgeformer import onnx {file} -o BUNDLE" if file.suffix == ".onnx" else ""
         reason = f"no {workspace.BUNDLE_FILE} beside it or above it"
@@ -334,5 +334,5 @@ def _locate_file(file: Path) -> Location:
     bundle, name = Bundle.open(folder), file.resolve().relative_to(folder).as_posix()
     for artifact in bundle.artifacts:
         if name in (artifact.file, *artifact.parts.values()):
-            return Location(run_around(folder), folder, artifact.id, bundle)
+            return Location(find_enclosing_run(folder), folder, artifact.id, bundle)
     raise ArtifactError(f"{file}: lies in a bundle but is not listed in its {workspace.BUNDLE_FILE}")

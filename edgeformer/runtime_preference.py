@@ -22,7 +22,7 @@ _NOISE = 0.975
 """A runtime that is less than 2.5 % faster than the default one is not preferred."""
 
 
-class RuntimeChoice(Frozen):
+class FastestRuntimes(Frozen):
     """The fastest providers of a search.
 
     Attributes:
@@ -47,7 +47,7 @@ class RuntimeChoice(Frozen):
         return measured == (cpu_name(), fingerprint, default_threads(), library_versions())
 
 
-def remember(report: Report, location: Location) -> None:
+def save_fastest(report: Report, location: Location) -> None:
     """Save the fastest provider of each artifact that several runtimes were measured for on this machine.
 
     A provider that rounds is saved only for the pick of the search, whose score was checked. Candidates are ignored if
@@ -81,7 +81,7 @@ def remember(report: Report, location: Location) -> None:
 
             exact = [candidate for candidate in candidates if provider_facts(candidate.provider).rounds_to is None]
             providers[artifact.id] = min(exact, key=cost).provider
-    choice = RuntimeChoice(
+    choice = FastestRuntimes(
         processor=cpu_name(),
         bundle=bundle.contents.fingerprint,
         device=report.device,
@@ -93,7 +93,7 @@ def remember(report: Report, location: Location) -> None:
     write_json(location.reports / FILE, choice)
 
 
-def fastest_here(location: Location) -> dict[str, str]:
+def load_fastest(location: Location) -> dict[str, str]:
     """Return artifact → provider that a search on this machine found fastest and that still runs; empty: no search.
 
     Args:
@@ -105,7 +105,7 @@ def fastest_here(location: Location) -> dict[str, str]:
     path = location.reports / FILE
     if not path.is_file():
         return {}
-    choice = parse_manifest(RuntimeChoice, path, read_json_bytes(path))
+    choice = parse_manifest(FastestRuntimes, path, read_json_bytes(path))
     bundle = location.open_bundle()
     if not choice.holds_for(bundle.contents.fingerprint):
         return {}

@@ -136,12 +136,12 @@ def wrapped_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if util.find_spec("tensorrt_rtx") is None:
         pytest.skip("tensorrt-rtx, of the extra rtx, is not installed: it builds engines without a GPU")
     from edgeformer.export.export import export
-    from edgeformer.export.import_onnx import wrap
+    from edgeformer.export.import_onnx import import_onnx
     from edgeformer.export.variants import ExportOptions
     from tests.export import graphs
 
     folder = tmp_path_factory.mktemp("engine")
-    wrap(graphs.save(folder, graphs.embedding(rows=64, width=16)), folder / "bundle")
+    import_onnx(graphs.save(folder, graphs.embedding(rows=64, width=16)), folder / "bundle")
     export(folder / "bundle", ExportOptions(build=("tensorrt",), target="rtx4050"))
     return folder / "bundle"
 

@@ -21,7 +21,7 @@ from edgeformer.artifacts.scores import read_evaluation
 from edgeformer.artifacts.verification import Verification
 from edgeformer.benchmark.measure import MeasureRules
 from edgeformer.benchmark.profile import ProfileOptions
-from edgeformer.export.import_onnx import WrapOptions
+from edgeformer.export.import_onnx import OnnxImportOptions
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.evaluate import EvaluateOptions
 from edgeformer.inference.generate import GenerateOptions
@@ -139,7 +139,7 @@ def test_the_api_docs_list_every_option_with_its_default() -> None:
         "edgeformer.train(": (edgeformer.train, TrainOptions),
         "edgeformer.plan(": (edgeformer.plan, None),
         "run.export(": (edgeformer.Run.export, ExportOptions),
-        "edgeformer.wrap(": (edgeformer.wrap, WrapOptions),
+        "edgeformer.wrap(": (edgeformer.wrap, OnnxImportOptions),
         "bundle.predict(": (edgeformer.Bundle.predict, None),
         "run.evaluate(": (edgeformer.Bundle.evaluate, EvaluateOptions),
         "bundle.generate(": (edgeformer.Bundle.generate, GenerateOptions),

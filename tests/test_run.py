@@ -15,7 +15,7 @@ from edgeformer.artifacts.scores import read_evaluation
 from edgeformer.models import load_recipe
 from edgeformer.report.compare import score_note
 from edgeformer.report.listing import run_records
-from edgeformer.run import Location, Run, bundle_in, locate
+from edgeformer.run import Location, Run, find_bundle, locate
 from edgeformer.system.lock import locked
 from edgeformer.training.run_folder import folder_to_resume
 from tests.cli.run_cli import edgeformer
@@ -119,7 +119,7 @@ def test_missing_runs_and_bundles_are_refused(artifacts: Path, tmp_path: Path) -
         locate(str(unlisted), artifacts)
     shutil.rmtree(artifacts / "renamed" / "bundle")
     location = locate("renamed", artifacts)
-    assert bundle_in(artifacts / "renamed") is None
+    assert find_bundle(artifacts / "renamed") is None
     with pytest.raises(ArtifactError, match="has no bundle yet; make one with: edgeformer export renamed"):
         location.open_bundle()
     with pytest.raises(ArtifactError, match="is a bundle without its run"):

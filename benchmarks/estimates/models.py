@@ -133,9 +133,9 @@ def _tokenizer(file: Path, tokens: int) -> Path:
 
 def wrapped(source: Path, shapes: Mapping[str, Any], ranges: Mapping[str, Any], folder: Path) -> None:
     """Somebody's ONNX file as it is."""
-    from edgeformer.export.import_onnx import WrapOptions, wrap
+    from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
 
-    wrap(source, folder / "bundle", WrapOptions(shapes=shapes, ranges=ranges))
+    import_onnx(source, folder / "bundle", OnnxImportOptions(shapes=shapes, ranges=ranges))
 
 
 def own_models() -> list[Model]:

@@ -22,7 +22,7 @@ from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import load_recipe, model_spec_of
 from edgeformer.models.pretrained.source import WEIGHTS, open_source
 from edgeformer.run import locate
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 
 _DECIDES_NOTHING = {"name", "description", "target"}
 _SPEED_ONLY = ("log_every", "checkpoint_minutes", "checkpointing", "chunked_loss", "pinned_memory")
@@ -127,7 +127,7 @@ class DataReader:
         if text not in self._cache:
             try:
                 cache = self.artifacts / ".cache" / "tokens"
-                self._cache[text] = task_named(recipe.task).prepare(recipe, cache, self.progress)
+                self._cache[text] = get_task(recipe.task).prepare(recipe, cache, self.progress)
             except (EdgeformerError, OSError) as error:
                 self._cache[text] = error
         prepared = self._cache[text]

@@ -18,7 +18,7 @@ from edgeformer.artifacts.scores import read_evaluation
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle
 from edgeformer.models import model_spec_of
-from edgeformer.run import Run, bundle_in
+from edgeformer.run import Run, find_bundle
 
 COMMITTED = Path(__file__).resolve().parents[1] / "results" / "studies"
 TRAINED = "trained here"
@@ -177,7 +177,7 @@ def collect(job: Job, folder: Path, previous: StudyRun | None, scoring_s: float,
     if previous is not None and previous.started == manifest.started:
         overhead_s = previous.overhead_s if overhead_s is None else overhead_s
         scoring_s += previous.scoring_s
-    bundle = bundle_in(folder)
+    bundle = find_bundle(folder)
     same = ("id", "precision", "role", "exit", "status", "reason", "size_bytes")
     copied = ("task", "tokenizer_fingerprint", "parameters", "steps", "epochs", "best_epoch", "seconds", "precision",
               "leaks", "versions", "code_version", "host", "started", "finished")  # fmt: skip

@@ -25,8 +25,8 @@ from edgeformer.artifacts.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.run import TORCH, Run
 from edgeformer.system.host import default_threads
 from edgeformer.system.signals import catching
-from edgeformer.tasks import task_named
-from edgeformer.training.timing import TrainingTime, timed
+from edgeformer.tasks import get_task
+from edgeformer.training.timing import TrainingTime, time_steps
 
 _EXPORT_S = 20.0
 """Seconds to trace, write and score a graph: a guess."""
@@ -73,7 +73,7 @@ def missing_steps(job: Job, run: StudyRun, folder: Path, splits: Sequence[str]) 
     for split in splits:
         name: str | None = split
         if (TORCH, split) not in scored:  # of another row, unless it is the protocol's own test set
-            name = task_named(run.task).set_name(job.written.data, split) if split == "test" else None
+            name = get_task(run.task).set_name(job.written.data, split) if split == "test" else None
         if name is None:
             continue
         for artifact in built if spec.export else []:
@@ -141,7 +141,7 @@ class Trainer:
             try:
                 with bar(self.progress, f"Timing some steps of {job.row}", None):
                     cache = self.artifacts / ".cache" / "tokens"
-                    self._rates[kind] = timed(job.recipe, cache, child_environment(self.jobs)), rows * epochs
+                    self._rates[kind] = time_steps(job.recipe, cache, child_environment(self.jobs)), rows * epochs
             except EdgeformerError as error:
                 return Estimate(job, "unavailable", basis=str(error))
         probe, probe_rows = self._rates[kind]

@@ -23,7 +23,7 @@ from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, phase
 from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, Pairing, PairRules, SideError, SidePeak, compare_pair
 from edgeformer.benchmark.request import ProfileOptions, Request, find_target, resolve
 from edgeformer.benchmark.sequential import ERROR, MOST_ROUNDS, fewest_rounds
-from edgeformer.bundle import Bundle, bundle_around
+from edgeformer.bundle import Bundle, find_enclosing_bundle
 from edgeformer.run import Location
 from edgeformer.runtimes import cannot_run
 from edgeformer.system.host import describe_host, now
@@ -69,7 +69,7 @@ def named_baseline(path: Path) -> tuple[Bundle, list[str]]:
     parent = path.resolve().parent.parent  # the folder of the reports lies in that of the run, or of the bundle
     problem = f"its bundle {report.bundle} is not here; name the bundle's folder instead"
     for folder in (parent / Path(report.bundle).name, Path(report.bundle), parent):
-        if bundle_around(folder / GOLDEN_FILE) != folder.resolve():
+        if find_enclosing_bundle(folder / GOLDEN_FILE) != folder.resolve():
             continue
         bundle = Bundle.open(folder)
         checksums = {artifact.id: artifact.sha256 for artifact in bundle.artifacts}

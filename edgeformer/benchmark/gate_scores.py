@@ -16,11 +16,11 @@ from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.workspace import TOKENIZER_FILE
 from edgeformer.bundle import Bundle
-from edgeformer.data.rows import LabelledTexts, alike
+from edgeformer.data.rows import LabelledTexts, comparison_key
 from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts
 from edgeformer.tasks.metric import Array, Metric
 from edgeformer.tasks.risk_control import bootstrap_interval
-from edgeformer.tasks.scoring import most_rows
+from edgeformer.tasks.scoring import max_batch_rows
 from edgeformer.tasks.task import Float64s, Task
 
 REMEDY = "name a labelled file that neither was trained on: --eval-data FILE"
@@ -119,8 +119,8 @@ def _rows_not_trained_on(texts: LabelledTexts, baseline: Bundle, candidate: Bund
         return np.arange(len(texts), dtype=np.int64)
     if getattr(candidate.data, "stream", False):
         raise DataError("the candidate's training set is streamed, so the baseline's rows are not looked up in it")
-    training_texts = {alike(text) for text in _unchanged_set(candidate, "candidate", "train").texts}
-    is_trained = np.array([alike(text) in training_texts for text in texts.texts], dtype=bool)
+    training_texts = {comparison_key(text) for text in _unchanged_set(candidate, "candidate", "train").texts}
+    is_trained = np.array([comparison_key(text) in training_texts for text in texts.texts], dtype=bool)
     if baseline.task.predicts == "vectors":
         is_trained = np.repeat(is_trained[::2] | is_trained[1::2], 2)
     return np.flatnonzero(~is_trained)
@@ -281,7 +281,7 @@ def _row_figures(
     """Return tokens [n] and figures [n, k] of every row. Raises EdgeformerError."""
     task, reader = bundle.task, bundle.reader(artifact)
     rows = task.encode_rows(bundle.data, reader, texts)
-    batches = task.call_batches(rows, min(_BATCH, most_rows(artifact) or _BATCH), reader.vocabulary)
+    batches = task.call_batches(rows, min(_BATCH, max_batch_rows(artifact) or _BATCH), reader.vocabulary)
     answers: Array | None = None
     with (
         bar(progress, f"Scoring {artifact.id} of the {side}", len(rows), "rows"),

@@ -23,7 +23,7 @@ from edgeformer.benchmark.process import End, Job, run_job
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import ArtifactFiles, on_gpu
 from edgeformer.runtimes.session import Array
-from edgeformer.tasks import Task, task_named
+from edgeformer.tasks import Task, get_task
 
 Shape = tuple[int, int]
 """(batch, seq)"""
@@ -85,7 +85,7 @@ class CheckedArtifact(Frozen):
 
     def calls(self, shape: Shape, count: int) -> list[dict[str, Array]]:
         """Return different real inputs of one shape. Raises GoldenError."""
-        return task_named(self.task).calls(read_golden(self.golden), self.axes, shape, count)
+        return get_task(self.task).calls(read_golden(self.golden), self.axes, shape, count)
 
     @property
     def files(self) -> ArtifactFiles:
@@ -170,7 +170,7 @@ class MeasuringInterrupted(KeyboardInterrupt):
         self.rows = rows
 
 
-def measure_in_child(spec: MeasureSpec, progress: Progress) -> list[Row]:
+def measure_artifact(spec: MeasureSpec, progress: Progress) -> list[Row]:
     """Return the rows of one artifact, in the order of ``spec.items``; a row without figures has a reason.
 
     Decode and step artifacts of language models get a row per decoded token (``phase: decode``) at every shape. After

@@ -81,7 +81,7 @@ class Workload:
     memory_by_name: Callable[[], dict[str, int]] = dict
 
 
-def opened(spec: MeasureSpec, item: Item, provider: str, buffers: Buffers) -> Workload:
+def open_workload(spec: MeasureSpec, item: Item, provider: str, buffers: Buffers) -> Workload:
     """Open the artifact of ``spec`` afresh for one item; ``buffers`` of its shape are used in turn.
 
     A steady call takes a whole input. A decode call takes one more token at the end of the same text every time, its
@@ -165,7 +165,7 @@ class _Measurement:
         phase, batch, seq = item
         left_over_bytes = max(0, resident_bytes() - self.baseline_bytes)
         since_reset = self.meter.reset() or is_first
-        with closing(opened(self.spec, item, self.provider, self.buffers[batch, seq])) as workload:
+        with closing(open_workload(self.spec, item, self.provider, self.buffers[batch, seq])) as workload:
             start_s = time.perf_counter()
             workload.first()
             first_ms = (time.perf_counter() - start_s) * 1000

@@ -24,7 +24,7 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.report import Memory
 from edgeformer.benchmark.measure import MeasureRules, measure
 from edgeformer.benchmark.measurement import ALLOWANCE_S, MeasureSpec
-from edgeformer.benchmark.measurement_worker import input_buffers, opened, unpin
+from edgeformer.benchmark.measurement_worker import input_buffers, open_workload, unpin
 from edgeformer.benchmark.memory import gpu_memory_of_process, memory_above, peak_meter, resident_bytes
 from edgeformer.benchmark.process import End, Send, start_worker
 from edgeformer.benchmark.sequential import ERROR, EVERY, MOST_ROUNDS, Interval, fewest_rounds, interval
@@ -78,7 +78,7 @@ def work(document: bytes, send: Send) -> None:
     unpin()
     buffers = input_buffers(spec, item[1:])
     meter, baseline_bytes = peak_meter(), resident_bytes()
-    with closing(meter), closing(opened(spec, item, provider, buffers)) as workload:
+    with closing(meter), closing(open_workload(spec, item, provider, buffers)) as workload:
 
         def call(index: int) -> None:
             for repetition in range(spec.repeat):

@@ -60,12 +60,12 @@ class Job(Frozen):
     gpu_uuid: str | None = Field(None, description="the only card that the worker sees; None: all cards")
 
 
-def child_command() -> list[str]:
+def worker_command() -> list[str]:
     """Return the command of a worker: a new interpreter, never a fork, so that it shares nothing with this process."""
     return [sys.executable, "-c", "from edgeformer.benchmark.process import run_worker; run_worker()"]
 
 
-def child_environment(job: Job) -> dict[str, str]:
+def worker_environment(job: Job) -> dict[str, str]:
     """Return a worker's environment: OpenMP threads pinned (unpinned ones may share a core), one GPU visible.
 
     OpenMP settings of the user win.
@@ -154,11 +154,11 @@ def start_worker(job: Job, messages: TypeAdapter[Any], silence_s: float) -> Iter
     """
     with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(
-            child_command(),
+            worker_command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=child_environment(job),
+            env=worker_environment(job),
         )
         try:
             client = WorkerClient(job, process, stderr, messages, silence_s)

@@ -13,7 +13,7 @@ from edgeformer.benchmark.measurement import (
     CheckedArtifact,
     MeasureSpec,
     MeasuringInterrupted,
-    measure_in_child,
+    measure_artifact,
     phases_of,
     unavailable_row,
 )
@@ -179,7 +179,7 @@ def _measure(profiling: _Profiling, checked: CheckedArtifact) -> list[Row]:
                 gpu_uuid=profiling.gpu_uuid,
             )
             try:
-                measured = measure_in_child(spec, profiling.progress)
+                measured = measure_artifact(spec, profiling.progress)
             except MeasuringInterrupted as error:
                 profiling.measured.extend(error.rows)
                 raise

@@ -31,8 +31,8 @@ from edgeformer.benchmark.verdict import (
 )
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import provider_facts
-from edgeformer.tasks import task_named
-from edgeformer.tasks.task import longest_call
+from edgeformer.tasks import get_task
+from edgeformer.tasks.task import max_call_tokens
 
 
 def subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Subject:
@@ -79,14 +79,14 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     for name in options.artifacts:
         if name not in names:
             raise InputError(f"--artifact {name}: {path} has {', '.join(names)}")
-    task = task_named(subject.task)
+    task = get_task(subject.task)
     if bundle is None and not task.reads_text:
         raise InputError(f"{path}: of a {task.noun}, whose shapes only the bundle has; name it: --bundle RUN")
     limits = limits_of(
         options,
         device,
         task,
-        longest_call(task, subject.max_positions, subject.max_length),
+        max_call_tokens(task, subject.max_positions, subject.max_length),
         bundle.data if bundle is not None else None,
         is_other_host=True,
     )

@@ -23,8 +23,8 @@ from edgeformer.benchmark.verdict import Limits
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, providers_asked
 from edgeformer.system import nvidia
 from edgeformer.system.host import board_names, cpu_name, default_threads
-from edgeformer.tasks import Task, task_named
-from edgeformer.tasks.task import longest_call
+from edgeformer.tasks import Task, get_task
+from edgeformer.tasks.task import max_call_tokens
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
@@ -128,9 +128,9 @@ def resolve(
         )
     if options.search is not None:
         check_options(options.search, manifest)
-    task = task_named(manifest.task)
+    task = get_task(manifest.task)
     limits = limits_of(
-        options, device, task, longest_call(task, manifest.max_positions, manifest.max_length), manifest.data
+        options, device, task, max_call_tokens(task, manifest.max_positions, manifest.max_length), manifest.data
     )
     batches = (1, 16) if options.batches is None else options.batches
     shapes = {

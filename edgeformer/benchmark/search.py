@@ -31,7 +31,7 @@ from edgeformer.benchmark.verdict import (
     shown,
 )
 from edgeformer.runtimes import builder_of, provider_facts
-from edgeformer.tasks import Metric, all_tasks, task_named
+from edgeformer.tasks import Metric, all_tasks, get_task
 from edgeformer.tasks.risk_control import share_interval
 
 Minimize = Literal["latency", "size", "memory", "energy"]
@@ -90,7 +90,7 @@ def check_options(options: SearchOptions, manifest: BundleManifest) -> Choice:
     Raises:
         InputError: a bound that is not the task's or is out of range, or a model whose scores are void.
     """
-    task = task_named(manifest.task)
+    task = get_task(manifest.task)
     metric = task.metric
     for name, bound in options.bounds.items():
         if name != metric.name:
@@ -578,7 +578,7 @@ def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
     if missing:
         plural = "s" if len(missing) > 1 else ""
         lines.append(f"exit after loop{plural} {', '.join(map(str, missing))}: {command('--exit all')}")
-    task = task_named(manifest.task)
+    task = get_task(manifest.task)
     if task.writes_text and not any(artifact.role == "decode" for artifact in artifacts):
         lines.append(f"decoding with caches: {command('--exit all')}")
     if task.can_trim and not any(artifact.trimmed for artifact in artifacts):

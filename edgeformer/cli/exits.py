@@ -59,7 +59,7 @@ def command(
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.inference.evaluate import EvaluateOptions
-    from edgeformer.inference.exits import GuaranteeOptions, promise_exits
+    from edgeformer.inference.exits import GuaranteeOptions, calibrate_exits
     from edgeformer.report.tables import guarantee_table
     from edgeformer.run import locate
 
@@ -77,7 +77,7 @@ def command(
         encoding=encoding,
     )
     options = GuaranteeOptions(rows, _share(max_drop, "--max-drop"), _share(risk, "--risk"))
-    guarantees = promise_exits(location, options, show_progress())
+    guarantees = calibrate_exits(location, options, show_progress())
     paying = [id_ for id_, guarantee in guarantees.items() if guarantee.time.pays]
     recommended = min(paying, key=lambda id_: guarantees[id_].time.early_ms["mean"], default=None)
     if as_json:

@@ -201,13 +201,13 @@ def onnx(
       edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.export.import_onnx import wrap
+    from edgeformer.export.import_onnx import import_onnx
     from edgeformer.report.tables import artifact_table
 
     names = tuple(name.strip() for name in labels.split(",")) if labels else ()
     of_text = {"tokenizer": tokenizer, "labels": names, "data": data, "max_length": max_length}
     options = wrap_options(shape, value_range, inputs, seed=seed, replace=replace, **of_text)
-    bundle = wrap(model, output, options, show_progress())
+    bundle = import_onnx(model, output, options, show_progress())
     if as_json:
         facts = bundle.model_dump(mode="json", include={"run", "task", "notes", "artifacts"})
         print_json({"bundle": str(output), **facts})

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from edgeformer.artifacts.progress import Progress
     from edgeformer.artifacts.recipe import Recipe
-    from edgeformer.export.import_onnx import WrapOptions
+    from edgeformer.export.import_onnx import OnnxImportOptions
     from edgeformer.run import Location
 
 WIDTH_IN_A_PIPE = 140
@@ -199,11 +199,11 @@ def resolve_recipe(
     """
     from edgeformer.artifacts.data_config import FileTokenizer
     from edgeformer.models import load_recipe
-    from edgeformer.tasks import task_named
+    from edgeformer.tasks import get_task
 
     recipe = load_recipe(name, overrides, progress.message)
     if data is not None:
-        section, notes = task_named(recipe.task).local_data(recipe.data, data)
+        section, notes = get_task(recipe.task).local_data(recipe.data, data)
         recipe = recipe.model_copy(update={"data": section})
         for note in notes:
             progress.message(note)
@@ -224,7 +224,7 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
         ArtifactError: no such run, or no runs at all.
     """
     from edgeformer.artifacts.data_config import NAME_PATTERN
-    from edgeformer.run import is_there, locate, run_folders
+    from edgeformer.run import locate, path_exists, run_folders
 
     if run is not None or not words:
         return locate(run, artifacts), words
@@ -234,7 +234,7 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
     except ArtifactError:
         has_space = not first or any(character.isspace() for character in first)
         has_texts = len(words) >= 2 or _stdin_has_input()
-        exists = not has_space and (is_there(Path(first)) or is_there(artifacts / first))
+        exists = not has_space and (path_exists(Path(first)) or path_exists(artifacts / first))
         if exists or (has_texts and not has_space and ("/" in first or "\\" in first)):
             raise
         if has_texts and re.fullmatch(NAME_PATTERN, first) is not None:
@@ -261,13 +261,13 @@ def _stdin_has_input() -> bool:
 
 def wrap_options(
     shapes: list[str] | None, ranges: list[str] | None, inputs: Path | None, **options: Any
-) -> WrapOptions:
+) -> OnnxImportOptions:
     """Parse --shape and --range, and return the options of an ONNX import. Raises InputError."""
     from edgeformer.export.foreign_graph import parse_range, parse_shape
-    from edgeformer.export.import_onnx import WrapOptions
+    from edgeformer.export.import_onnx import OnnxImportOptions
 
     shape_of_input, range_of_input = dict(map(parse_shape, shapes or ())), dict(map(parse_range, ranges or ()))
-    return WrapOptions(shapes=shape_of_input, ranges=range_of_input, inputs=inputs, **options)
+    return OnnxImportOptions(shapes=shape_of_input, ranges=range_of_input, inputs=inputs, **options)
 
 
 def locate_or_import(
@@ -278,16 +278,16 @@ def locate_or_import(
     Raises:
         InputError: --shape, --range or --inputs for a RUN that is no ONNX file; or RUN cannot be used.
     """
-    from edgeformer.bundle import bundle_around
+    from edgeformer.bundle import find_enclosing_bundle
     from edgeformer.cli.progress import show_progress
     from edgeformer.run import Location, locate
 
     path = Path(run or "")
-    if run is not None and path.suffix == ".onnx" and path.is_file() and bundle_around(path) is None:
-        from edgeformer.export.import_onnx import wrap_cached
+    if run is not None and path.suffix == ".onnx" and path.is_file() and find_enclosing_bundle(path) is None:
+        from edgeformer.export.import_onnx import import_onnx_cached
 
         progress = show_progress()
-        bundle = wrap_cached(path, artifacts, wrap_options(shapes, ranges, inputs), progress)
+        bundle = import_onnx_cached(path, artifacts, wrap_options(shapes, ranges, inputs), progress)
         progress.message(f"{run}: measured as the bundle {bundle}")
         return Location(None, bundle)
     for option, value in {"--shape": shapes, "--range": ranges, "--inputs": inputs}.items():

@@ -30,7 +30,7 @@ from edgeformer.cli.options import (
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.row_files import Row, RowWriter, TableStyle
-    from edgeformer.inference.predict import Confidence, Model
+    from edgeformer.inference.predict import Confidence, Predictor
     from edgeformer.run import Location
 
 _NEAREST = 5
@@ -175,15 +175,15 @@ def command(
     else:
         classifier_only: dict[str, object] = {"--pair": pair or None, "--confidence": confidence}
         _refuse(classifier_only, "is for classifiers, and --nearest for embedding models; leave out one of them")
-    from edgeformer.inference.predict import opened_for, predicts_vectors
+    from edgeformer.inference.predict import open_predictor_for, predicts_vectors
 
     location, texts = split_run_and_texts(arguments, artifacts, run, "predict")
     if not texts and not sys.stdin.isatty():
         texts = [line.strip() for line in stdin().split("\n") if line.strip()]
     if nearest is not None or (predicts_vectors(location) and not pair and options.confidence is None):
-        from edgeformer.inference.predict import Among, compare_texts
+        from edgeformer.inference.predict import TextList, compare_texts
 
-        among = Among(nearest, text, top or _NEAREST, encoding) if nearest is not None else None
+        among = TextList(nearest, text, top or _NEAREST, encoding) if nearest is not None else None
         similarities = compare_texts(location, texts, artifact, among, runtime)
         if as_json:
             print_json({"run": location.name, **asdict(similarities)})
@@ -195,7 +195,7 @@ def command(
     if pair and len(pair) not in (1, len(texts)):
         raise InputError(f"--pair: {len(pair)} second texts for {len(texts)} texts; give one for all, or one for each")
     inputs = [*zip(texts, pair * (len(texts) if len(pair) == 1 else 1), strict=True)] if pair else [*texts]
-    with opened_for(location, inputs, options.artifact, options.confidence, options.runtime) as model:
+    with open_predictor_for(location, inputs, options.artifact, options.confidence, options.runtime) as model:
         window = model.answering.read(inputs)
         answers = model.answering.answers(window, model.answering.run(model.run, window))
         rows = [answer.as_dict() for answer in answers]
@@ -211,7 +211,7 @@ def command(
         raise typer.Exit(3)
 
 
-def _print_notes(model: Model) -> None:
+def _print_notes(model: Predictor) -> None:
     """Print on stderr what early exit guarantees for these answers."""
     if notes := model.notes():
         from edgeformer.cli.console import say
@@ -259,7 +259,7 @@ def _predict_file(
     from edgeformer.cli.progress import show_progress
     from edgeformer.data.sources import Columns
     from edgeformer.data.unlabelled import Reading, unlabelled
-    from edgeformer.inference.predict import check, opened, predicts_vectors
+    from edgeformer.inference.predict import check_answerable, open_predictor, predicts_vectors
     from edgeformer.inference.predict_file import NO_COLUMNS, choose_columns, example_row, predict_file
     from edgeformer.run import locate
 
@@ -271,15 +271,15 @@ def _predict_file(
     if len(file_options.pair) > 1:
         raise InputError("--pair: with --file it is the one column of the second texts")
     location = locate(run or next(iter(words), None), artifacts)
-    check(location, options.confidence, pairs=True if file_options.pair else None)
+    check_answerable(location, options.confidence, pairs=True if file_options.pair else None)
     owner = location.open_bundle() if location.bundle is not None else location.open_run()
     columns = Columns(
         text=file_options.text, text_pair=next(iter(file_options.pair), None), encoding=file_options.encoding
     )
     reading = Reading(owner.data.parts, columns, file_options.input_format, single=predicts_vectors(location))
     with unlabelled(file_options.path, sys.stdin.buffer, reading) as texts:
-        check(location, options.confidence, pairs=texts.pairs)
-        with opened(location, options.artifact, options.confidence, options.runtime) as model:
+        check_answerable(location, options.confidence, pairs=texts.pairs)
+        with open_predictor(location, options.artifact, options.confidence, options.runtime) as model:
             if format_ == _TABLE and predicts_vectors(location):
                 raise InputError(
                     f"{location.name}: answers with vectors, which no table can show; give --output FILE, or "
@@ -348,7 +348,7 @@ def _check_output(options: FileOptions, *, as_json: bool) -> str:
 
 @contextmanager
 def _open_writer(
-    location: Location, model: Model, example: Row, format_: str, target: Path | None, style: TableStyle
+    location: Location, model: Predictor, example: Row, format_: str, target: Path | None, style: TableStyle
 ) -> Generator[RowWriter]:
     """Open the writer of the answers in ``format_`` to ``target`` (None: standard output)."""
     from edgeformer.artifacts.row_files import JsonDocument, writer_for

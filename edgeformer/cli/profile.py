@@ -224,7 +224,7 @@ def _measure_and_judge(location: Location, profile: DeviceProfile, options: Prof
     from edgeformer.benchmark.profile import ProfileInterrupted, profile_bundle
     from edgeformer.cli.progress import show_progress
     from edgeformer.report.documents import print_report, print_search, write_interrupted, write_report
-    from edgeformer.runtime_preference import remember
+    from edgeformer.runtime_preference import save_fastest
 
     try:
         report = profile_bundle(location, profile, options, show_progress())
@@ -239,7 +239,7 @@ def _measure_and_judge(location: Location, profile: DeviceProfile, options: Prof
             "was judged, and no other report was changed"
         ) from None
     written = write_report(report, location)
-    remember(report, location)
+    save_fastest(report, location)
     if as_json:
         print_json(report)
     else:

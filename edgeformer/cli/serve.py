@@ -56,14 +56,14 @@ def command(
     with needs_extra("serve", "serving"):
         from edgeformer.inference.server import ServeOptions, serve
         from edgeformer.inference.serving_engine import Limits
-    from edgeformer.inference.predict import Model
+    from edgeformer.inference.predict import Predictor
     from edgeformer.run import locate
 
     seconds, body = _quantities(timeout, max_body)
     limits = Limits(max_batch, queue, seconds, max_texts, max_characters, body, max_connections)
     location = locate(bundle, artifacts)
 
-    def ready(model: Model, address: str) -> None:
+    def ready(model: Predictor, address: str) -> None:
         from edgeformer.cli.console import say
 
         if as_json:

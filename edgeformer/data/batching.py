@@ -140,7 +140,7 @@ def collate(encoded: Encoded, indices: NDArray[np.integer], pad_id: int) -> dict
     return {"input_ids": input_ids, "attention_mask": mask.astype(np.int64)}
 
 
-def lengthened(batch: dict[str, Int64s], length: int, pad: int) -> dict[str, Int64s]:
+def pad_batch(batch: dict[str, Int64s], length: int, pad: int) -> dict[str, Int64s]:
     """Pad a batch to ``length`` tokens per row. The padding is masked and predicts nothing.
 
     Args:
@@ -156,7 +156,7 @@ def lengthened(batch: dict[str, Int64s], length: int, pad: int) -> dict[str, Int
     }
 
 
-def few_lengths(longest: int, count: int) -> Int64s:
+def padded_lengths(longest: int, count: int) -> Int64s:
     """Return at most ``count`` lengths at equal distances up to ``longest``, ascending, int64 [n]."""
     return np.unique(-(-longest * np.arange(1, count + 1) // count)).astype(np.int64)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from edgeformer.artifacts.data_config import FileSource
 from edgeformer.artifacts.errors import AmbiguousDataError, DataError
 from edgeformer.data.records import check_file, detect_delimiter, file_records, first_lines, suffix_format
-from edgeformer.data.rows import alike, listed
+from edgeformer.data.rows import comparison_key, format_names
 from edgeformer.data.sources import (
     LABEL_COLUMNS,
     PAIR_COLUMNS,
@@ -75,11 +75,11 @@ class ColumnFacts:
         """Whether there are at least two different values, each in two rows on average; case does not count."""
         if self.values is None:
             return False
-        return 2 <= len({alike(value) for value in self.values}) <= min(MAX_LABELS, self.filled / 2)
+        return 2 <= len({comparison_key(value) for value in self.values}) <= min(MAX_LABELS, self.filled / 2)
 
 
 @dataclass(frozen=True)
-class Guess:
+class DetectedColumns:
     """Detected columns of a file.
 
     Attributes:
@@ -95,7 +95,7 @@ class Guess:
     rows: int
 
 
-def guess(path: Path, columns: Columns) -> Guess:
+def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
     """Read every row of a file and detect the columns of a classifier's text and label.
 
     Args:
@@ -125,7 +125,7 @@ def guess(path: Path, columns: Columns) -> Guess:
     are_numbers = all(name.removeprefix("-").isdecimal() for name in counts)
     labels = {name: counts[name] for name in sorted(counts, key=int if are_numbers else str.casefold)}
     names = {"text": text, "text_pair": second, "label": label, "skip_unlabelled": facts[label].filled < rows}
-    return Guess(source.model_copy(update=names), tuple(facts.values()), labels, rows)
+    return DetectedColumns(source.model_copy(update=names), tuple(facts.values()), labels, rows)
 
 
 def _detect_layout(path: Path, columns: Columns) -> FileSource:
@@ -177,7 +177,7 @@ def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -
     if not likely or len(facts) < 2:
         raise DataError(
             f"{path}: no column looks like labels (2 to {MAX_LABELS} values that come again); columns: "
-            f"{listed(facts)}; name it: --label COLUMN"
+            f"{format_names(facts)}; name it: --label COLUMN"
         )
     longest = max(facts.values(), key=lambda fact: fact.mean_characters)  # the text, also if texts repeat
     by_name = [[fact for fact in likely if plain_name(fact.name) in names] for names in _LABEL_NAMES]
@@ -186,7 +186,7 @@ def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -
     if len(candidates) == 1:
         return candidates[0].name
     descriptions = "; ".join(
-        f"{fact.name!r} ({len(fact.values or ())} values: {listed(map(repr, fact.values or ()), 5)})"
+        f"{fact.name!r} ({len(fact.values or ())} values: {format_names(map(repr, fact.values or ()), 5)})"
         for fact in candidates
     )
     raise AmbiguousDataError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.manifest import DataFinding
-from edgeformer.data.rows import LabelledTexts, Row, alike, label_counts
+from edgeformer.data.rows import LabelledTexts, Row, comparison_key, label_counts
 from edgeformer.data.sources import load_part, part_rows
 from edgeformer.data.splits import set_parts
 
@@ -50,7 +50,7 @@ def empty_texts(name: str, rows: int, first: Sequence[str] = ()) -> list[DataFin
     return [DataFinding(kind="empty texts", set=name, rows=rows, message=message, examples=tuple(first))]
 
 
-def load_and_look(config: DataConfig) -> tuple[dict[str, LabelledTexts], list[DataFinding]]:
+def load_with_findings(config: DataConfig) -> tuple[dict[str, LabelledTexts], list[DataFinding]]:
     """Read every part of the config, with warnings; repetitions are counted in the training parts.
 
     Raises DataError, MissingDependencyError.
@@ -77,7 +77,7 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
     texts = itertools.chain.from_iterable(parts[part].texts for part in pool)
     labels = np.concatenate([np.empty(0, np.int64), *(parts[part].labels for part in pool)])
     # Two texts of a million have the same hash once in ten million data sets.
-    hashes = np.fromiter((hash(alike(text)) for text in texts), np.int64, len(labels))
+    hashes = np.fromiter((hash(comparison_key(text)) for text in texts), np.int64, len(labels))
     order = np.argsort(hashes, kind="stable")
     starts = np.flatnonzero(np.diff(hashes[order], prepend=~hashes[order[:1]]))
     first = np.empty(len(labels), np.int64)  # of each row, the first row with its text
@@ -143,7 +143,7 @@ def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) 
     # Of several labels per row most rows lack most labels.
     if train[rarest] * _UNEVEN_RATIO <= train[commonest] and config.separator is None:
         share = train[rarest] / sum(train.values())
-        accuracies = ", ".join(f"{accuracy:.4f} on {name}" for name, accuracy in always(counts).items())
+        accuracies = ", ".join(f"{accuracy:.4f} on {name}" for name, accuracy in majority_accuracy(counts).items())
         baseline = f"; always answering {commonest!r} has an accuracy of {accuracies}" if accuracies else ""
         message = f"train: labels are uneven: {rarest!r} has {_count(train[rarest])} ({share:.1%}){baseline}"
         findings.append(DataFinding(kind=UNEVEN, set="train", rows=train[rarest], message=message))
@@ -157,8 +157,8 @@ def seen_findings(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> list
     """
     if config.split == "random-split":
         return []
-    trained = {alike(text) for text in sets["train"].texts}
-    rows = sum(alike(text) in trained for text in sets["validation"].texts)
+    trained = {comparison_key(text) for text in sets["train"].texts}
+    rows = sum(comparison_key(text) in trained for text in sets["validation"].texts)
     if not rows:
         return []
     total = len(sets["validation"])
@@ -166,9 +166,9 @@ def seen_findings(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> list
     return [DataFinding(kind="seen texts", set="validation", rows=rows, message=message)]
 
 
-def always(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+def majority_accuracy(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
     """Return set → accuracy of always answering the most frequent label of the training set."""
-    label = most_frequent(counts)
+    label = majority_label(counts)
     return {
         name: rows[label] / sum(rows.values())
         for name, rows in counts.items()
@@ -176,7 +176,7 @@ def always(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
     }
 
 
-def most_frequent(counts: Mapping[str, Mapping[str, int]]) -> str:
+def majority_label(counts: Mapping[str, Mapping[str, int]]) -> str:
     """Return the label with the most rows in the training set."""
     train = counts["train"]
     return max(train, key=train.__getitem__)

@@ -23,10 +23,10 @@ from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import DataFinding, DataSummary, Lengths
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data.cleaning import count_words
-from edgeformer.data.data_warnings import EmptyRows, label_findings, load_and_look, rows_per_label, seen_findings
+from edgeformer.data.data_warnings import EmptyRows, label_findings, load_with_findings, rows_per_label, seen_findings
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, count_values, encode, encode_texts
 from edgeformer.data.overlap import count_overlaps
-from edgeformer.data.rows import LabelledTexts, in_one, label_counts, label_rows, labelled
+from edgeformer.data.rows import LabelledTexts, join_pair, label_counts, label_rows, labelled
 from edgeformer.data.sources import (
     Columns,
     check_columns,
@@ -41,8 +41,8 @@ from edgeformer.data.splits import (
     IMPORTED_SETS,
     check_classes,
     check_sets_differ,
-    draw,
     first_of,
+    make_sets,
     missing_set_message,
     set_parts,
     split,
@@ -107,12 +107,12 @@ def prepare(
     )
 
 
-def look(data: DataConfig) -> list[DataFinding]:
+def data_findings(data: DataConfig) -> list[DataFinding]:
     """Return the warnings of :func:`prepare` about the data, without tokenizing. Raises the same errors."""
     check_columns(data.parts)
     if data.stream:
         return []
-    parts, findings = load_and_look(data)
+    parts, findings = load_with_findings(data)
     sets = split(data, parts)
     return [*findings, *seen_findings(data, sets), *label_findings(data, rows_per_label(data, sets))]
 
@@ -126,25 +126,25 @@ def _prepare_in_memory(
 ) -> tuple[TrainingSet[Encoded], dict[str, LabelledTexts]]:
     """Return the training set, and the texts of the other sets."""
     with bar(progress, "Reading data", None, "parts"):
-        parts, findings = load_and_look(data)
+        parts, findings = load_with_findings(data)
         sets = split(data, parts)
     findings += seen_findings(data, sets)
     train = sets.pop("train")
     action = "Training the tokenizer" if tokenizer_config.kind == "trained" else "Loading the tokenizer"
     with bar(progress, action, None):
         tokenizer = load_tokenizer(
-            tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=map(in_one, train.texts)
+            tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=map(join_pair, train.texts)
         )
     with bar(progress, "Tokenizing the training set", len(train), "rows"):
         rows = encode(train, tokenizer, data.max_length, cache, progress)
-    test_texts = {name: [*map(in_one, sets[name].texts)] for name in _test_sets(sets)}
+    test_texts = {name: [*map(join_pair, sets[name].texts)] for name in _test_sets(sets)}
     training_set = TrainingSet(
         tokenizer,
         rows,
         len(train),
         train.fingerprint(),
         label_counts(train.labels, len(data.labels), several=data.separator is not None),
-        count_overlaps(map(in_one, train.texts), test_texts, "test sets", progress),
+        count_overlaps(map(join_pair, train.texts), test_texts, "test sets", progress),
         findings=tuple(findings),
         text_words=count_values(count_words(train.texts, data.cleaning)),
     )
@@ -162,7 +162,7 @@ def _prepare_streamed(
             if part != "train":
                 parts[part] = load_part(data, part, (empty_rows := EmptyRows()).add)
                 findings += empty_rows.findings(part)
-        sets = draw(data, [name for name in set_parts(data) if name != "train"], parts)
+        sets = make_sets(data, [name for name in set_parts(data) if name != "train"], parts)
     may_be_smaller = tokenizer_config.kind == "trained"
     load = partial(load_tokenizer, cleaning=data.cleaning, vocab_size=vocab_size, may_be_smaller=may_be_smaller)
     empty_rows = EmptyRows()
@@ -170,7 +170,7 @@ def _prepare_streamed(
     with streaming.locked():
         settings = {"cleaning": data.cleaning, "vocab_size": vocab_size}
         tokenizer = streaming.tokenizer(tokenizer_config, load, settings)
-        test_texts = {name: [*map(in_one, sets[name].texts)] for name in _test_sets(sets)}
+        test_texts = {name: [*map(join_pair, sets[name].texts)] for name in _test_sets(sets)}
         encoder = _ClassEncoder(tokenizer, data, empty_rows)
         train = streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, test_texts)
         return replace(train, findings=(*train.findings, *findings)), sets
@@ -331,7 +331,7 @@ def set_texts(config: DataConfig, name: str) -> LabelledTexts:
     parts = set_parts(config)[name]
     if not parts:
         raise DataError(missing_set_message(name, own_file=True))
-    return draw(config, (name,), {part: load_part(config, part) for part in parts})[name]
+    return make_sets(config, (name,), {part: load_part(config, part) for part in parts})[name]
 
 
 def encode_file(path: Path, data: DataConfig, tokenizer: Tokenizer, columns: Columns | None = None) -> Encoded:

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 from edgeformer.artifacts.data_config import FileSource, HubSource
 from edgeformer.artifacts.errors import DataError, MissingDependencyError, did_you_mean, install_hint
-from edgeformer.data.rows import Record, listed, type_name
+from edgeformer.data.rows import Record, format_names, type_name
 
 FORMATS = {
     ".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet",
@@ -408,8 +408,8 @@ def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: st
                 repeated = sorted(name for name, count in Counter(cells).items() if count > 1 and name)
                 if repeated:
                     raise DataError(
-                        f"{path}, line 1: column {listed(repeated[:1])!r} is there twice; the first line must name "
-                        "each column once"
+                        f"{path}, line 1: column {format_names(repeated[:1])!r} is there twice; the first line must "
+                        "name each column once"
                     )
                 names = [name or f"column {place}" for place, name in enumerate(cells, start=1)]
             else:
@@ -420,7 +420,7 @@ def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: st
                 continue
         if len(cells) != len(names):
             first = "the header" if header else "the first row"
-            columns = f"{len(cells)} columns, {first} {len(names)} ({listed(names)})"
+            columns = f"{len(cells)} columns, {first} {len(names)} ({format_names(names)})"
             raise DataError(f"{path}, line {number}: has {columns}; {remedy}")
         yield f"{path}, line {number}", dict(zip(names, cells, strict=True))
 

@@ -21,7 +21,7 @@ Text = str | tuple[str, str]
 """A text, or a pair of texts, which a tokenizer joins by its template."""
 Label = str | int | float | tuple[str | int, ...]
 """A label of a source: a name or a number; a tuple where a row can have several labels."""
-MOST_LABELS = 62
+MAX_LABELS = 62
 """Labels of a set where a row can have several: a set of labels is one number with a bit for each."""
 _MAX_NAME = 80
 """Characters of a column's name or of a label in a message."""
@@ -154,17 +154,17 @@ def _text(where: str, values: Mapping[str, object], column: str, blanks: bool) -
     raise DataError(f"{where}: {problem}")
 
 
-def in_one(text: Text) -> str:
+def join_pair(text: Text) -> str:
     """Return a text, or both of a pair joined by a space: to count words and letters, not for a model."""
     return text if isinstance(text, str) else " ".join(text)
 
 
-def alike(text: Text) -> str:
+def comparison_key(text: Text) -> str:
     """Return a key that is equal for texts that differ in case and white space only."""
     return "\0".join(" ".join(part.casefold().split()) for part in ((text,) if isinstance(text, str) else text))
 
 
-def listed(names: Iterable[str], limit: int = 20) -> str:
+def format_names(names: Iterable[str], limit: int = 20) -> str:
     """Return the first names for a message, long names shortened."""
     names = list(names)
     shortened = [name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…" for name in names[:limit]]
@@ -174,7 +174,7 @@ def listed(names: Iterable[str], limit: int = 20) -> str:
 def missing_column(where: str, kind: str, name: str, columns: Iterable[str]) -> DataError:
     """Return the error for a source whose ``kind`` column (text or label) is not among ``columns``."""
     columns = list(columns)
-    hint = f"{did_you_mean(name, columns)}columns: {listed(columns) if columns else 'none'}"
+    hint = f"{did_you_mean(name, columns)}columns: {format_names(columns) if columns else 'none'}"
     return DataError(f"{where}: no column {name!r}; {hint}; set the source's {kind}: to one of them")
 
 

@@ -31,7 +31,7 @@ from edgeformer.data.records import (
     hub_records,
     suffix_format,
 )
-from edgeformer.data.rows import LabelledTexts, OnRow, Row, in_one, label_rows, listed, missing_column, rows_of
+from edgeformer.data.rows import LabelledTexts, OnRow, Row, format_names, join_pair, label_rows, missing_column, rows_of
 from edgeformer.data.splits import sampled_rows
 from edgeformer.data.synthetic import synthetic_reviews
 
@@ -83,7 +83,7 @@ class Columns:
         columns = list(columns)
         for option, name in self.by_option().items():
             if name not in columns:
-                hint = f"{did_you_mean(name, columns)}columns: {listed(columns)}"
+                hint = f"{did_you_mean(name, columns)}columns: {format_names(columns)}"
                 raise DataError(f"{path}: no column {name!r} ({option}); {hint}")
 
 
@@ -137,7 +137,7 @@ def read(
 def skip_empty(rows: Iterable[Row], on_empty: OnRow = lambda row: None) -> Iterator[Row]:
     """Yield the rows that have a text. ``on_empty`` is called with each row that has white space only."""
     for row in rows:
-        if in_one(row.text).strip():
+        if join_pair(row.text).strip():
             yield row
         else:
             on_empty(row)
@@ -175,11 +175,11 @@ def file_source(
         column = matching_column(expected, names)
         if column is not None:
             return column
-        remedy = f"rename one to one of {listed(expected, 5)}"
+        remedy = f"rename one to one of {format_names(expected, 5)}"
         if columns is not None:
             option = f"--{kind}"
             remedy = f"name it ({option} COLUMN; {option} NUMBER if the first line names no columns), or {remedy}"
-        raise DataError(f"{path}: no {kind} column; columns: {listed(names)}; {remedy}")
+        raise DataError(f"{path}: no {kind} column; columns: {format_names(names)}; {remedy}")
 
     text_candidates = (like_table.text if like_table else None, *TEXT_COLUMNS)
     if user_columns.text is not None:
@@ -197,7 +197,7 @@ def file_source(
             pair = next(((a, b) for a, b in pairs if a in names and b in names), None)
             if pair is None and like_pair:
                 raise DataError(
-                    f"{path}: no pairs of texts; columns: {listed(names)}; rename two of them to one of "
+                    f"{path}: no pairs of texts; columns: {format_names(names)}; rename two of them to one of "
                     + ", ".join(" and ".join(pair) for pair in pairs)
                 )
         text, second = pair or (find("text", text_candidates), None)
@@ -215,7 +215,7 @@ def file_source(
         rivals = [name for name in names if plain_name(name) in {*label_names} & {*LABEL_COLUMNS[3:]}]
         if label in rivals and len(rivals) > 1 and (like_label is None or plain_name(label) != plain_name(like_label)):
             remedy = "choose one: --label COLUMN" if columns is not None else "rename the one that does to label"
-            raise DataError(f"{path}: {len(rivals)} columns could hold the labels: {listed(rivals)}; {remedy}")
+            raise DataError(f"{path}: {len(rivals)} columns could hold the labels: {format_names(rivals)}; {remedy}")
     skip_unlabelled = like_table is not None and like_table.skip_unlabelled
     return source.model_copy(update={"label": label, "skip_unlabelled": skip_unlabelled})
 

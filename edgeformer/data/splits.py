@@ -12,7 +12,7 @@ from edgeformer.artifacts.data_config import Amount, DataConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.data.cleaning import clean_for_splits, count_words
 from edgeformer.data.overlap import contained_pairs, number_words
-from edgeformer.data.rows import LabelledTexts, OnRow, Row, alike, in_one, label_counts
+from edgeformer.data.rows import LabelledTexts, OnRow, Row, comparison_key, join_pair, label_counts
 
 Int64s = NDArray[np.int64]
 MIN_ROWS = 10
@@ -56,7 +56,7 @@ def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, Labe
     Raises:
         DataError: a set is empty, there are fewer than 10 rows to train on, or they have one class only.
     """
-    sets = draw(config, tuple(set_parts(config)), parts)
+    sets = make_sets(config, tuple(set_parts(config)), parts)
     several = config.separator is not None
     check_classes(config, label_counts(sets["train"].labels, len(config.labels), several=several))
     return sets
@@ -107,7 +107,7 @@ def check_classes(config: DataConfig, counts: Sequence[int]) -> None:
         )
 
 
-def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:
+def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:
     """Make some of the sets of :func:`split`.
 
     Args:
@@ -146,7 +146,7 @@ def draw(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledText
 
 def _set_indices(config: DataConfig, pool: LabelledTexts) -> dict[str, Int64s]:
     """Return the row numbers of the sets that are cut from the training parts."""
-    sources, texts = set_parts(config), [in_one(text) for text in pool.texts]
+    sources, texts = set_parts(config), [join_pair(text) for text in pool.texts]
     if config.split == "random-split":
         # 80/10/10 of a seeded permutation, rounded down; the rest goes to the test set (gives the paper's sizes).
         order = np.random.default_rng(config.split_seed).permutation(len(texts))
@@ -174,7 +174,9 @@ def _stratified(texts: Sequence[str | tuple[str, str]], strata: Int64s, seed: in
     Rows with equal texts stay together, in the stratum of the first of them: no test text is a training text.
     """
     first_rows: dict[str, int] = {}
-    group = np.array([first_rows.setdefault(alike(text), row) for row, text in enumerate(texts)], dtype=np.int64)
+    group = np.array(
+        [first_rows.setdefault(comparison_key(text), row) for row, text in enumerate(texts)], dtype=np.int64
+    )
     heads = np.array(sorted(first_rows.values()), dtype=np.int64)
     set_of_head = np.zeros(len(texts), dtype=np.int64)  # 0 training, 1 validation, 2 test
     generator = np.random.default_rng(seed)

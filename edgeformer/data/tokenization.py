@@ -88,7 +88,7 @@ def _starts_with_cleaning(steps: list[object]) -> bool:
     return any(steps[: len(front)] == front for front in fronts)
 
 
-def cleaning_as_now(tokenizer: Tokenizer) -> Tokenizer:
+def with_current_cleaning(tokenizer: Tokenizer) -> Tokenizer:
     """Return the tokenizer with the cleaning of an earlier version, if it has one, replaced by the current one."""
     document = json.loads(tokenizer.to_str())
     steps = _steps(tokenizer.normalizer)
@@ -149,7 +149,7 @@ def _load(
         tokenizer, name = train(config.algorithm, vocab_size, training_texts), f"trained {config.algorithm} tokenizer"
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    size = tokens_of(tokenizer)
+    size = embedding_rows(tokenizer)
     # A small training text has fewer tokens than the recipe allows.
     is_small_trained = size < vocab_size and (may_be_smaller or config.kind == "trained")
     if size != vocab_size and not is_small_trained:
@@ -157,7 +157,7 @@ def _load(
     return tokenizer, name
 
 
-def tokens_of(tokenizer: Tokenizer) -> int:
+def embedding_rows(tokenizer: Tokenizer) -> int:
     """Return the rows that an embedding of the tokens needs: numbers may have gaps, and the largest has a row, too."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     return max([tokenizer.get_vocab_size(with_added_tokens=True), *(number + 1 for number in vocabulary.values())])
@@ -169,7 +169,7 @@ def fitted_recipe(recipe: RecipeT, tokenizer: Tokenizer, note: Callable[[str], N
     Args:
         note: called with a message if the vocabulary changes.
     """
-    size, stated_size = tokens_of(tokenizer), recipe.model.vocab_size
+    size, stated_size = embedding_rows(tokenizer), recipe.model.vocab_size
     if size == stated_size:
         return recipe
     note(

@@ -25,7 +25,7 @@ from edgeformer.data.encoding import Encoded, count_values, encode
 from edgeformer.data.prepare import class_stream
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import load_part, load_parts
-from edgeformer.data.splits import draw, split
+from edgeformer.data.splits import make_sets, split
 from edgeformer.data.streaming import streamed_tokens
 
 Document = dict[str, Any]
@@ -74,7 +74,7 @@ def trim_to_training(
     """
     if config.stream:
         counts, train_fingerprint = streamed_tokens(class_stream(config), tokenizer, config.max_length)
-        validation = draw(config, ("validation",), {"validation": load_part(config, "validation")})["validation"]
+        validation = make_sets(config, ("validation",), {"validation": load_part(config, "validation")})["validation"]
     else:
         sets = split(config, load_parts(config))
         train, validation = sets["train"], sets["validation"]

@@ -16,7 +16,7 @@ from edgeformer.artifacts.device import Speed
 from edgeformer.benchmark.conditions import CpuReading, read_cpu, used_between
 from edgeformer.benchmark.measure import MeasureRules
 from edgeformer.benchmark.measurement import CheckedArtifact, Item, MeasureSpec
-from edgeformer.benchmark.measurement_worker import Buffers, opened
+from edgeformer.benchmark.measurement_worker import Buffers, open_workload
 from edgeformer.benchmark.process import Job, Send
 from edgeformer.estimate.speed_probe import Reference, between
 from edgeformer.runtimes import default_provider
@@ -138,7 +138,7 @@ class _Calls:
             return partial(self._whole.run, inputs[0])
         if item not in self._decoding:
             workload = self._stack.enter_context(
-                contextlib.closing(opened(measured, item, default_provider("cpu"), inputs))
+                contextlib.closing(open_workload(measured, item, default_provider("cpu"), inputs))
             )
             workload.first()
             self._decoding[item] = workload.call

@@ -15,7 +15,7 @@ from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.progress import Progress, Silent
 from edgeformer.artifacts.report import Row
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import MeasureSpec, Shape, measure_in_child
+from edgeformer.benchmark.measurement import MeasureSpec, Shape, measure_artifact
 from edgeformer.benchmark.request import find_target
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import calibrate, full_graphs, write_profile
@@ -223,9 +223,9 @@ def _measured(spec: MeasureSpec, calibration: Calibration, progress: Progress) -
     """The rows, and how many times slower than the calibration's speed the machine was around them; 1 where no speed is
     known."""
     if calibration.speed is None:
-        return measure_in_child(spec, progress), 1.0
+        return measure_artifact(spec, progress), 1.0
     with contextlib.closing(Reference()) as reference:
         start = reference.speed()
-        rows = measure_in_child(spec, progress)
+        rows = measure_artifact(spec, progress)
         speed = between(start, reference.speed())
     return rows, slowness(speed, calibration.speed, calibration.response or UNMOVED)

@@ -15,7 +15,7 @@ import onnx_ir
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import replacing
 from edgeformer.export.variants import Variant
-from edgeformer.models.tracing import Graphs, cut_out
+from edgeformer.models.tracing import Graphs, extract_outputs
 from edgeformer.tasks.early_exit import exit_logits
 
 ALIGNMENT = 64
@@ -123,7 +123,7 @@ def write_graphs(
     files = {exit_: variant.file("model" if exit_ == exits[0] else f"model_exit{exit_}") for exit_ in exits}
     steps = {part: variant.file(f"step_{part}") for part in graphs.steps}
     decode = variant.file("decode") if graphs.decode is not None else None
-    new = {file: cut_out(graphs.exits, {exit_logits(exit_): "logits"}) for exit_, file in files.items()}
+    new = {file: extract_outputs(graphs.exits, {exit_logits(exit_): "logits"}) for exit_, file in files.items()}
     new |= {file: graphs.steps[part] for part, file in steps.items()}
     if decode is not None and graphs.decode is not None:
         new[decode] = graphs.decode
@@ -131,7 +131,7 @@ def write_graphs(
     if graphs.shared_weights:
         rewritten = {file: _load_kept(variant, path) for file, path in kept.items() if file not in new}
     states = [value.name for value in graphs.exits.graph.outputs if value.name and value.name.startswith("state_")]
-    probe = cut_out(graphs.exits, {name: name for name in states})
+    probe = extract_outputs(graphs.exits, {name: name for name in states})
     with weights_file(bundle / variant.weights) if graphs.shared_weights else nullcontext() as weights:
         sizes = {file: write_graph(graph, bundle / file, weights) for file, graph in new.items()}
         rewritten_sizes = {file: write_graph(graph, bundle / file, weights) for file, graph in rewritten.items()}

@@ -38,7 +38,7 @@ from edgeformer.export.imported_run import ImportedModel, write_run
 from edgeformer.models import load_recipe, recipe_type
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.adapter import build_crt, probe_causality
-from edgeformer.models.crt.checkpoint import config_of, convert, weights_in
+from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config
 from edgeformer.tasks.language_modeling import LanguageRecipe
 
 _NAME, _PUBLISHED_RECIPE = "crt_imported", "crt_deep_published"
@@ -73,9 +73,9 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     free = partial(free_folder, options.artifacts, options.name, _NAME, or_else="")
     free()  # fails early if the name is taken
     weights = read_weights(path)
-    config = config_of(weights, str(path))
+    config = infer_config(weights, str(path))
     model = build_crt(config)
-    model.load_state_dict(convert(weights, config, str(path)))
+    model.load_state_dict(convert_weights(weights, config, str(path)))
     model.eval()
     recipe, notes = _recipe(path, config, options)
     for note in notes:
@@ -150,7 +150,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
         raise ArtifactError(f"{path}: cannot be read as safetensors: {error}; copy it again") from None
-    weights = weights_in(content, str(path))
+    weights = extract_state_dict(content, str(path))
     unusable = [name for name, t in weights.items() if t.layout != torch.strided or t.is_quantized or t.is_meta]
     if unusable:
         names = ", ".join(sorted(unusable)[:8])

@@ -31,11 +31,11 @@ from edgeformer.data.synthetic import SENTENCES
 from edgeformer.data.tokenization import tokenizer_from_file
 from edgeformer.export.imported_run import ImportedModel, write_run
 from edgeformer.models import model_spec_of, recipe_type
-from edgeformer.models.adapter import ModelAdapter, Place
+from edgeformer.models.adapter import BuildTarget, ModelAdapter
 from edgeformer.models.pretrained import MODEL
 from edgeformer.models.pretrained.source import AS_ONNX, Source, open_source, read_object
 from edgeformer.runtimes.torch.session import TorchSession
-from edgeformer.tasks import Task, TextReader, task_named
+from edgeformer.tasks import Task, TextReader, get_task
 from edgeformer.tasks.scoring import answer_rows
 
 MAX_TOKENS = 512
@@ -96,7 +96,7 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     is_embedding = source.pooling is not None or not source.classifies
     _check_options(source, options, is_embedding=is_embedding)
     is_multi_label = source.config.get("problem_type") == _MULTI_LABEL
-    task = task_named("embedding" if is_embedding else _MULTI_LABEL_TASK if is_multi_label else "classification")
+    task = get_task("embedding" if is_embedding else _MULTI_LABEL_TASK if is_multi_label else "classification")
     labels = None if is_embedding else _labels(source, options.labels)
     if options.max_length is not None and not 4 <= options.max_length <= source.max_positions:
         raise InputError(f"--max-length {options.max_length}: {source.name} takes 4 to {source.max_positions} tokens")
@@ -107,7 +107,7 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         notes.append(_THRESHOLDS)
     recipe = _recipe(slug, source, options, task, data)
     adapter = model_spec_of(recipe).adapter
-    model, attention = adapter.build(recipe, Place(for_export=True))
+    model, attention = adapter.build(recipe, BuildTarget(for_export=True))
     missing = adapter.start(model, recipe)
     if missing:
         raise ArtifactError(
@@ -217,8 +217,8 @@ def _prepare(
     recipe: Recipe, reader: TextReader, adapter: ModelAdapter, model: nn.Module
 ) -> tuple[Prepared[Encoded], str]:
     """Return tokenizer, rows for golden inputs and a summary of the data; and where the rows come from."""
-    task, length = task_named(recipe.task), recipe.data.tokens_at_once
-    sets = task.known_sets(recipe.data)
+    task, length = get_task(recipe.task), recipe.data.tokens_at_once
+    sets = task.available_sets(recipe.data)
     if "validation" in sets:
         rows, origin = encode(sets["validation"], reader.tokenizer, length), "from the validation set"
         if recipe.task == _MULTI_LABEL_TASK:

@@ -28,7 +28,7 @@ from edgeformer.artifacts.units import format_bytes
 from edgeformer.artifacts.workspace import BUNDLE_FILE, CONFIG_FILE, REMEDY, TOKENIZER_FILE
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.sources import file_source
-from edgeformer.data.tokenization import special_ids, tokenizer_from_file, tokens_of
+from edgeformer.data.tokenization import embedding_rows, special_ids, tokenizer_from_file
 from edgeformer.export.foreign_graph import (
     ForeignGraph,
     Range,
@@ -46,7 +46,7 @@ from edgeformer.runtimes.session import Array, Session
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import claiming
-from edgeformer.tasks import Task, TextReader, task_named
+from edgeformer.tasks import Task, TextReader, get_task
 from edgeformer.tasks.scoring import score_batches
 from edgeformer.tasks.tensors import TensorData
 
@@ -68,7 +68,7 @@ _STILL_IMPORTABLE = "without --tokenizer and --labels it can be imported as a gr
 
 
 @dataclass(frozen=True)
-class WrapOptions:
+class OnnxImportOptions:
     """What the graph does not say itself.
 
     Attributes:
@@ -111,7 +111,7 @@ class _Import:
 
     graph: ForeignGraph
     folder: Path
-    options: WrapOptions
+    options: OnnxImportOptions
     progress: Progress
     entry: ArtifactManifest
 
@@ -157,7 +157,7 @@ class _Classifier:
     task: Task
 
     @classmethod
-    def check(cls, graph: ForeignGraph, options: WrapOptions) -> _Classifier:
+    def check(cls, graph: ForeignGraph, options: OnnxImportOptions) -> _Classifier:
         """Check inputs and outputs of the graph.
 
         Raises:
@@ -190,13 +190,13 @@ class _Classifier:
         if logits.shape is not None and isinstance(logits.shape[-1], int) and logits.shape[-1] != count:
             raise InputError(f"{flag}: the graph has {logits.shape[-1]} classes: {shape_text(logits)}")
         tokenizer = tokenizer_from_file(options.tokenizer)
-        vocabulary, rows = tokens_of(tokenizer), outline.tables.get("input_ids")
+        vocabulary, rows = embedding_rows(tokenizer), outline.tables.get("input_ids")
         if rows is not None and rows < vocabulary:
             raise InputError(
                 f"--tokenizer {options.tokenizer}: has {vocabulary:,} tokens, the graph's table {rows:,} rows"
             )
         pad = special_ids(tokenizer, str(options.tokenizer)).pad
-        return cls(TextReader(tokenizer, pad, vocabulary), task_named("classification"))
+        return cls(TextReader(tokenizer, pad, vocabulary), get_task("classification"))
 
     def answer(self, job: _Import) -> _Golden:
         """Write tokenizer and configuration, run the golden rows, and score the labelled file if there is one.
@@ -255,7 +255,7 @@ class _Classifier:
         }
         return _Golden(golden, facts, task.golden_score(0, logits, arrays), validation)
 
-    def _random_texts(self, options: WrapOptions) -> dict[str, Array]:
+    def _random_texts(self, options: OnnxImportOptions) -> dict[str, Array]:
         """Rows of random tokens between the special tokens that texts begin and end with."""
         special = self.reader.tokenizer.encode("").ids
         length = max(1, min(_RANDOM_TOKENS, options.max_length) - len(special))
@@ -281,14 +281,14 @@ class _Tensors:
     inputs: Mapping[str, Array] | None
 
     @classmethod
-    def plan(cls, graph: ForeignGraph, options: WrapOptions) -> _Tensors:
+    def plan(cls, graph: ForeignGraph, options: OnnxImportOptions) -> _Tensors:
         """Determine sizes and ranges before the graph is opened.
 
         Raises:
             InputError: a size or a range is unknown, or contradicts the graph.
             DataError: ``options.inputs`` cannot be used.
         """
-        ports, task = graph.outline.inputs, task_named("tensors")
+        ports, task = graph.outline.inputs, get_task("tensors")
         if options.inputs is not None:
             inputs = read_inputs(options.inputs, ports)
             axes = find_axes(ports, options.shapes, {name: array.shape[1:] for name, array in inputs.items()})
@@ -357,7 +357,9 @@ class _Tensors:
         return _Golden(arrays, facts, self.task.golden_score(0, reference, reference))
 
 
-def wrap(path: Path, folder: Path, options: WrapOptions | None = None, progress: Progress = SILENT) -> BundleManifest:
+def import_onnx(
+    path: Path, folder: Path, options: OnnxImportOptions | None = None, progress: Progress = SILENT
+) -> BundleManifest:
     """Make a bundle of an .onnx file; nothing is written beside the file.
 
     Args:
@@ -370,7 +372,7 @@ def wrap(path: Path, folder: Path, options: WrapOptions | None = None, progress:
         DataError: golden inputs, a tokenizer or labelled data cannot be used.
         ArtifactError: the file is no ONNX graph, is damaged or hostile, or ONNX Runtime cannot open it.
     """
-    options = options or WrapOptions()
+    options = options or OnnxImportOptions()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         if not (folder / BUNDLE_FILE).is_file():
             raise InputError(f"{folder}: exists, and is no bundle; choose another folder")
@@ -460,7 +462,7 @@ def _write_manifest(job: _Import, task: Task, answers: _Golden) -> BundleManifes
     return seal(job.folder, manifest)
 
 
-def wrap_cached(path: Path, artifacts: Path, options: WrapOptions, progress: Progress = SILENT) -> Path:
+def import_onnx_cached(path: Path, artifacts: Path, options: OnnxImportOptions, progress: Progress = SILENT) -> Path:
     """Return the bundle of an .onnx file below ``artifacts``, made if it does not exist. Raises like :func:`wrap`.
 
     Args:
@@ -476,5 +478,5 @@ def wrap_cached(path: Path, artifacts: Path, options: WrapOptions, progress: Pro
             return folder
     except EdgeformerError as error:
         progress.message(f"{folder}: made anew ({error})")
-    wrap(path, folder, replace(options, replace=True), progress)
+    import_onnx(path, folder, replace(options, replace=True), progress)
     return folder

@@ -151,7 +151,7 @@ def quantize(model: onnx_ir.Model, block: int = BLOCK) -> onnx_ir.Model:
 
 def quantized_graphs(graphs: Graphs) -> Graphs:
     """Quantise all graphs of a model, in long blocks where its weights allow it. Raises like :func:`quantize`."""
-    block = BLOCK if graphs.row_scales else LONG_BLOCK
+    block = BLOCK if graphs.has_row_scales else LONG_BLOCK
     return replace(
         graphs,
         exits=quantize(graphs.exits, block),

@@ -48,7 +48,7 @@ _WEIGHT_OPERAND = {"MatMulInteger": 1, "Gather": 0, "Slice": 0, "MatMulNBits": 1
 """Operator → index of the input that can be a weight in INT8, or in blocks of 4 bits."""
 
 
-def quantize(model: onnx_ir.Model, folder: Path | None = None, *, row_scales: bool = False) -> onnx_ir.Model:
+def quantize(model: onnx_ir.Model, folder: Path | None = None, *, has_row_scales: bool = False) -> onnx_ir.Model:
     """Quantise every MatMul and Gemm with a stored weight, and every table; each tensor is stored once.
 
     Args:
@@ -60,7 +60,7 @@ def quantize(model: onnx_ir.Model, folder: Path | None = None, *, row_scales: bo
         EdgeformerError: a weight would stay FP32.
     """
     prepared = prepare(model)
-    if row_scales:
+    if has_row_scales:
         _scale_rows(prepared)
     quantized = _quantize_products(prepared, folder)
     RemoveUnusedNodesPass()(quantized)
@@ -72,7 +72,7 @@ def quantize(model: onnx_ir.Model, folder: Path | None = None, *, row_scales: bo
 
 def quantized_graphs(graphs: Graphs, folder: Path) -> Graphs:
     """Quantise all graphs of a model; arguments and errors are those of :func:`quantize`."""
-    convert = partial(quantize, folder=folder, row_scales=graphs.row_scales)
+    convert = partial(quantize, folder=folder, has_row_scales=graphs.has_row_scales)
     return replace(
         graphs,
         exits=convert(graphs.exits),

@@ -55,7 +55,7 @@ from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array, Session
 from edgeformer.tasks import Run, Task
 from edgeformer.tasks.parity import out_of_tolerance
-from edgeformer.tasks.scoring import Validation, in_pieces, most_rows
+from edgeformer.tasks.scoring import Validation, max_batch_rows, split_calls
 
 if TYPE_CHECKING:
     from edgeformer.export.run_source import Exportable
@@ -135,7 +135,7 @@ class Judge:
             validate: also score the validation data; not for step and decode artifacts.
         """
         outputs = self.reference.golden_outputs(session.run, max_rows)
-        run = in_pieces(session.run, max_rows) if validate else None
+        run = split_calls(session.run, max_rows) if validate else None
         return self.compare(exit_, outputs, run, session.provider)
 
     def compare(self, exit_: int, outputs: Any, run: Run | None, provider: str) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class Judge:
         try:
             with opener_of(entry).open(files, OpenOptions()) as session:
                 is_whole = entry.role in ("full", "exit")
-                measured = self.measure(session, self.exit_of(entry), most_rows(entry), validate=is_whole)
+                measured = self.measure(session, self.exit_of(entry), max_batch_rows(entry), validate=is_whole)
         except EdgeformerError as error:
             measured = {"reason": str(error)}
         return entry.model_copy(update={**measured, "status": "rejected" if measured["reason"] else "built"})

@@ -46,7 +46,7 @@ from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant
 from edgeformer.models import ModelSpec, model_spec_of
 from edgeformer.models.adapter import ModelAdapter, count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.layers import half_for_export
+from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.tracing import Graphs
 from edgeformer.models.weights import GOLDEN_INPUTS, MODEL_FOLDER, load_model
 from edgeformer.run import Run
@@ -54,9 +54,9 @@ from edgeformer.runtimes import BuildJob
 from edgeformer.runtimes.runtime import Calls, Target
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import code_version, now
-from edgeformer.tasks import Origin, Task, TextReader, task_named
+from edgeformer.tasks import Origin, Task, TextReader, get_task
 from edgeformer.tasks import Run as SessionRun
-from edgeformer.tasks.scoring import Validation, in_pieces, open_validation
+from edgeformer.tasks.scoring import Validation, open_validation, split_calls
 
 Logits = NDArray[np.float32]
 Tokens = dict[str, NDArray[np.int64]]
@@ -124,7 +124,7 @@ class Exportable:
 
     def golden_outputs(self, run: SessionRun, max_rows: int | None = None) -> Logits:
         """Return a session's logits of the golden inputs, [rows or tokens, C]."""
-        logits = in_pieces(run, max_rows)(self.inputs)["logits"]
+        logits = split_calls(run, max_rows)(self.inputs)["logits"]
         return logits.reshape(-1, logits.shape[-1])
 
     def parity(
@@ -151,7 +151,7 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
         ArtifactError: a file of the run is missing or damaged.
         InputError: the model leaks, and ``allow_leak`` is not set.
     """
-    names, answers = task_named(run.recipe.task).golden_names
+    names, answers = get_task(run.recipe.task).golden_names
     path = run.folder / MODEL_FOLDER / GOLDEN_INPUTS
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
@@ -190,7 +190,7 @@ def with_references(
     recipe: Recipe, model: nn.Module, inputs: Tokens, answers: Mapping[str, Array], *, leaks: bool
 ) -> Exportable:
     """Compute torch FP32's answers to the inputs; the arguments are those of :class:`Exportable`."""
-    task, model_spec = task_named(recipe.task), model_spec_of(recipe)
+    task, model_spec = get_task(recipe.task), model_spec_of(recipe)
     exits: Any = model_spec.adapter.exits(model)
     with torch.inference_mode():
         outputs = exits(*map(torch.from_numpy, inputs.values()))
@@ -468,7 +468,7 @@ class RunSource:
 
         def make_fp16(model: Exportable, graphs: Graphs, *, steps: bool) -> Graphs:
             with bar(self.progress, "Making the FP16 graphs", None):
-                return model.adapter.trace_half(model.model, tuple(model.inputs), graphs, steps=steps)
+                return model.adapter.trace_fp16(model.model, tuple(model.inputs), graphs, steps=steps)
 
         with bar(self.progress, "Tracing the FP32 graphs", None):
             graphs = subject.adapter.trace(subject.model, tuple(subject.inputs), steps=steps)
@@ -487,10 +487,10 @@ class RunSource:
             if not (options.int8 or options.int4 or options.fp16):
                 yield Variant("fp32", True), small, lambda: trimmed
         if options.fp16:
-            half_for_export(subject.model)
+            convert_weights_to_fp16(subject.model)
             yield Variant("fp16"), subject, lambda: make_fp16(subject, graphs, steps=steps)
             if small is not None:
-                half_for_export(small.model)
+                convert_weights_to_fp16(small.model)
                 yield Variant("fp16", True), small, lambda: make_fp16(small, trimmed, steps=False)
 
     def build_job(self, folder: Path, graphs: tuple[ArtifactManifest, ...]) -> BuildJob:
@@ -514,7 +514,7 @@ class RunSource:
     def calibration_problem(self) -> str | None:
         """Why there are no texts of the training split to calibrate with; None: they may be read."""
         task = self.subject.task
-        if task.predicts is None or type(task).known_sets is Task.known_sets:
+        if task.predicts is None or type(task).available_sets is Task.available_sets:
             return f"rows of the training split are read of texts with labels only, not for a {task.noun}"
         if self.run.manifest.data.fingerprints.get("train") is None:
             return "what the model was trained on is not known"
@@ -526,7 +526,7 @@ class RunSource:
             raise DataError(self.calibration_problem)
         data: Any = self.run.settled.data
         try:
-            texts = self.subject.task.known_sets(data).get("train")
+            texts = self.subject.task.available_sets(data).get("train")
         except (InputError, MissingDependencyError) as error:
             raise DataError(f"the training split cannot be read: {error}") from None
         if texts is None or not len(texts):

@@ -20,7 +20,7 @@ from edgeformer.run import Location
 from edgeformer.system.host import cpu_name
 from edgeformer.system.lock import in_turn
 from edgeformer.tasks import Meter, Origin
-from edgeformer.tasks.early_exit import SWEEP, ExitNotes, Rule
+from edgeformer.tasks.early_exit import SWEEP, ExitRecords, Rule
 from edgeformer.tasks.scoring import score_batches
 
 
@@ -139,14 +139,14 @@ class Evaluator:
         if candidate.can_exit_early:
             self._score_early_exit(candidate, last, records)
 
-    def record_exits(self, candidate: Candidate) -> tuple[Meter, ExitNotes]:
+    def record_exits(self, candidate: Candidate) -> tuple[Meter, ExitRecords]:
         """Run the set with answers at every exit; return the summed scores, and the early-exit records of each row."""
-        records = ExitNotes(candidate.exits)
+        records = ExitRecords(candidate.exits)
         meter = candidate.owner.task.meter(candidate.exits, records, candidate.owner.data)
         self._run(candidate, meter, every_exit=not candidate.answers_with_losses)
         return meter, records
 
-    def _score_early_exit(self, candidate: Candidate, last: EvaluationRow, records: ExitNotes) -> None:
+    def _score_early_exit(self, candidate: Candidate, last: EvaluationRow, records: ExitRecords) -> None:
         """Append rows for the schedule of the task's paper (threshold None), the sweep and the requested threshold."""
         task = candidate.owner.task
         schedule = task.exit_thresholds(records.exits[:-1])

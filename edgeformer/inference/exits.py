@@ -16,12 +16,19 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.report import PERCENTILE_NEEDS
 from edgeformer.bundle import Bundle
 from edgeformer.inference.evaluate import EvaluateOptions, Evaluator
-from edgeformer.inference.predict import ONE_ANSWERS, Candidate, select_candidates
+from edgeformer.inference.predict import NAME_ONE_RUNTIME, Candidate, select_candidates
 from edgeformer.run import Location
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run
 from edgeformer.system.host import cpu_name, default_threads, now
-from edgeformer.tasks.early_exit import ExitNotes
-from edgeformer.tasks.risk_control import METHOD, Promise, bootstrap_interval, promise, rows_needed, rows_that_would_do
+from edgeformer.tasks.early_exit import ExitRecords
+from edgeformer.tasks.risk_control import (
+    METHOD,
+    Guarantee,
+    bootstrap_interval,
+    choose_thresholds,
+    rows_needed,
+    rows_to_pass,
+)
 
 _TIMED_ROWS = 300
 _MIN_TIMED_ROWS = 64
@@ -51,7 +58,7 @@ class GuaranteeOptions:
                 raise InputError(f"{option} {100 * value:g}%: must be above 0 % and below 100 %")
 
 
-def promise_exits(
+def calibrate_exits(
     location: Location, options: GuaranteeOptions, progress: Progress = SILENT
 ) -> dict[str, ExitGuarantee]:
     """Choose thresholds for each step artifact, measure the time they save, and write both into bundle.json.
@@ -70,7 +77,7 @@ def promise_exits(
         ArtifactError: a damaged bundle.
     """
     if options.rows.runtime == ALL_RUNTIMES:
-        raise InputError(ONE_ANSWERS)
+        raise InputError(NAME_ONE_RUNTIME)
     if options.rows.split == "train" and options.rows.data is None:
         raise InputError("--split train: the model knows these rows; a promise needs rows that it was not trained on")
     bundle = location.open_bundle()
@@ -104,7 +111,7 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
     set_name = evaluator.set_name(candidate)
     records = evaluator.record_exits(candidate)[1]
     right = records.rights()
-    promised = promise(records.exits, records.confidences(), right, options.max_drop, options.risk)
+    promised = choose_thresholds(records.exits, records.confidences(), right, options.max_drop, options.risk)
     if promised is None or not promised.thresholds:
         raise DataError(_refusal(candidate, records, promised, options, set_name))
     count, full_accuracy = right.shape[1], float(right[-1].mean())
@@ -130,7 +137,7 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
 
 
 def _refusal(
-    candidate: Candidate, records: ExitNotes, promised: Promise | None, options: GuaranteeOptions, set_name: str
+    candidate: Candidate, records: ExitRecords, promised: Guarantee | None, options: GuaranteeOptions, set_name: str
 ) -> str:
     """Return why there is no guarantee, and how many rows would be enough."""
     count, level = records.rights().shape[1], options.risk / (len(records.exits) - 1)
@@ -145,7 +152,7 @@ def _refusal(
     if promised is None:
         return f"{set_name}: {candidate.id} loses more than {goal} allows wherever a text leaves, even at probability 1"
     losses, gains = promised.stopped_by or (promised.lost, promised.won)
-    enough = rows_that_would_do(losses, gains, count, options.max_drop, level)
+    enough = rows_to_pass(losses, gains, count, options.max_drop, level)
     advice = f"some {enough:,} rows like them would do" if enough else "more rows like them would not help"
     return (
         f"{set_name}: of {count:,} held-out rows none could leave {candidate.id} early under {goal}: the next "

@@ -21,16 +21,16 @@ from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
-from edgeformer.runtime_preference import fastest_here
+from edgeformer.runtime_preference import load_fastest
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, providers_asked
 from edgeformer.runtimes.session import Session
 from edgeformer.tasks import TextReader
 from edgeformer.tasks import task as calls
-from edgeformer.tasks.scoring import most_rows
+from edgeformer.tasks.scoring import max_batch_rows
 from edgeformer.tasks.task import Answer, Unanswered
-from edgeformer.tasks.text_answers import Answering, pairs_problem
+from edgeformer.tasks.text_answers import TextPredictor, pairs_problem
 
-ONE_ANSWERS = f"--runtime {ALL_RUNTIMES}: one of them answers; name it"
+NAME_ONE_RUNTIME = f"--runtime {ALL_RUNTIMES}: one of them answers; name it"
 """Message for commands that use a single session and get ``--runtime all``."""
 
 Confidence = float | Literal["auto"] | None
@@ -110,7 +110,7 @@ class Candidate:
     @property
     def max_rows(self) -> int | None:
         """Rows that one call takes; None: any number."""
-        return most_rows(self.artifact) if self.artifact is not None else None
+        return max_batch_rows(self.artifact) if self.artifact is not None else None
 
     @property
     def depends_on_batch(self) -> bool:
@@ -191,7 +191,7 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
             candidates.append(Candidate(location.open_run()))
         selected = [candidate for candidate in candidates if name in (candidate.id, "all")]
     if runtime is None:
-        preferred = fastest_here(location) if bundle is not None else {}
+        preferred = load_fastest(location) if bundle is not None else {}
         return [replace(candidate, provider=preferred.get(candidate.id)) for candidate in selected]
     expanded = [
         replace(candidate, provider=provider) for candidate in selected for provider in candidate.providers(runtime)
@@ -202,7 +202,7 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
 
 
 @dataclass(frozen=True)
-class Model:
+class Predictor:
     """An opened model.
 
     Attributes:
@@ -217,7 +217,7 @@ class Model:
     name: str
     id: str
     provider: str
-    answering: Answering
+    answering: TextPredictor
     run: calls.Run
     guarantee: ExitGuarantee | None = None
 
@@ -271,33 +271,33 @@ def predict(
         InputError: no text, an unknown artifact, a model that does not answer such texts, or ``confidence`` without a
             step artifact (``auto``: without a guarantee).
     """
-    with opened_for(location, texts, artifact, confidence, runtime) as model:
+    with open_predictor_for(location, texts, artifact, confidence, runtime) as model:
         return model.id, model.answer(texts)
 
 
 @contextmanager
-def opened_for(
+def open_predictor_for(
     location: Location,
     texts: Sequence[Text],
     artifact: str | None = None,
     confidence: Confidence = None,
     runtime: str | None = None,
-) -> Iterator[Model]:
+) -> Iterator[Predictor]:
     """Check the texts and open a model for them. Arguments and errors are those of :func:`predict`."""
     if not texts:
         raise InputError("no text given; pass it as an argument, or lines on standard input")
     for text in texts:
         for part in (text,) if isinstance(text, str) else text:
             require_unicode("a text", part)
-    check(location, confidence, pairs=not all(isinstance(text, str) for text in texts))
-    with opened(location, artifact, confidence, runtime) as model:
+    check_answerable(location, confidence, pairs=not all(isinstance(text, str) for text in texts))
+    with open_predictor(location, artifact, confidence, runtime) as model:
         yield model
 
 
 @contextmanager
-def opened(
+def open_predictor(
     location: Location, artifact: str | None = None, confidence: Confidence = None, runtime: str | None = None
-) -> Iterator[Model]:
+) -> Iterator[Predictor]:
     """Open a model that passed :func:`check`. Arguments and errors are those of :func:`predict`."""
     if confidence is not None and artifact is None and location.artifact is None:
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
@@ -307,7 +307,7 @@ def opened(
         with_guarantee = [step for step in steps if confidence == "auto" and step.guarantee is not None]
         artifact = (with_guarantee or steps)[0].id
     if runtime == ALL_RUNTIMES:
-        raise InputError(ONE_ANSWERS)
+        raise InputError(NAME_ONE_RUNTIME)
     candidate = select_candidates(location, artifact, runtime)[0]
     entry, owner = candidate.artifact, candidate.owner
     guarantee = entry.guarantee if entry is not None and confidence == "auto" else None
@@ -324,9 +324,9 @@ def opened(
     elif confidence is not None and confidence != "auto":
         thresholds = exit_thresholds(candidate.exits, confidence)
     max_rows = 1 if guarantee is not None and candidate.depends_on_batch else candidate.max_rows
-    answering = Answering(owner.task, candidate.reader(), owner.data, max_rows)
+    answering = TextPredictor(owner.task, candidate.reader(), owner.data, max_rows)
     with candidate.session(thresholds=thresholds) as session:
-        yield Model(owner.name, candidate.id, session.provider, answering, session.run, guarantee)
+        yield Predictor(owner.name, candidate.id, session.provider, answering, session.run, guarantee)
 
 
 def predicts_vectors(location: Location) -> bool:
@@ -334,7 +334,7 @@ def predicts_vectors(location: Location) -> bool:
     return location.open_model().task.predicts == "vectors"
 
 
-def check(location: Location, confidence: Confidence, *, pairs: bool | None) -> None:
+def check_answerable(location: Location, confidence: Confidence, *, pairs: bool | None) -> None:
     """Raise InputError if the model cannot answer such texts.
 
     Args:
@@ -384,7 +384,7 @@ class Similarities:
 
 
 @dataclass(frozen=True)
-class Among:
+class TextList:
     """A list of texts to rank.
 
     Attributes:
@@ -404,7 +404,7 @@ def compare_texts(
     location: Location,
     texts: Sequence[str],
     artifact: str | None = None,
-    among: Among | None = None,
+    among: TextList | None = None,
     runtime: str | None = None,
 ) -> Similarities:
     """Compute the vectors of texts, their cosines, and for each text its nearest texts of a list.

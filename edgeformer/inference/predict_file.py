@@ -19,13 +19,13 @@ from edgeformer.artifacts.errors import DataError, InputError, did_you_mean
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.row_files import ERROR, Row, RowWriter
 from edgeformer.data.records import format_of_source
-from edgeformer.data.rows import listed
+from edgeformer.data.rows import format_names
 from edgeformer.data.unlabelled import InputRow, Unlabelled, windows
-from edgeformer.inference.predict import Model
+from edgeformer.inference.predict import Predictor
 from edgeformer.system.signals import switching_often
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.task import Unanswered
-from edgeformer.tasks.text_answers import Window
+from edgeformer.tasks.text_answers import EncodedTexts
 
 T = TypeVar("T")
 _POLL_S = 0.2
@@ -39,7 +39,7 @@ class _End(Generic[T]):
     error: BaseException | None
 
 
-def ahead(
+def run_ahead(
     items: Iterable[T],
     max_ahead: int = 1,
     *,
@@ -104,7 +104,7 @@ def ahead(
 
 
 @dataclass(frozen=True)
-class Answered:
+class FileSummary:
     """Summary of an answered file.
 
     Attributes:
@@ -127,7 +127,7 @@ class Answered:
         return self.rows / self.seconds if self.seconds else 0.0
 
 
-def example_row(model: Model, *, pairs: bool) -> Row:
+def example_row(model: Predictor, *, pairs: bool) -> Row:
     """Return an answer with every column that this model's answers have; the call also warms the model up."""
     text = "a text"
     window = model.answering.read([(text, text) if pairs else text])
@@ -200,7 +200,7 @@ def choose_columns(texts: Unlabelled, columns: str | None, example: Row, *, as_t
             if not available:
                 raise InputError(f"--columns {columns}: {texts.name} is plain text, which has no columns")
             if name not in available:
-                hint = f"{did_you_mean(name, available)}columns: {listed(available)}"
+                hint = f"{did_you_mean(name, available)}columns: {format_names(available)}"
                 raise InputError(f"--columns: {texts.name} has no column {name!r}; {hint}, or all or none")
     text_columns = {texts.source.text: "text", texts.source.text_pair: "pair"} if texts.source is not None else {}
     names: dict[str, str] = {}
@@ -220,8 +220,12 @@ def choose_columns(texts: Unlabelled, columns: str | None, example: Row, *, as_t
 
 
 def predict_file(
-    model: Model, texts: Unlabelled, writer: RowWriter, progress: Progress = SILENT, columns: InputColumns = NO_COLUMNS
-) -> Answered:
+    model: Predictor,
+    texts: Unlabelled,
+    writer: RowWriter,
+    progress: Progress = SILENT,
+    columns: InputColumns = NO_COLUMNS,
+) -> FileSummary:
     """Answer all texts, in their order.
 
     Args:
@@ -248,16 +252,16 @@ def predict_file(
         progress.advance(count, rows_per_s=rows_run / (time.perf_counter() - started))
         return outputs
 
-    def read_windows() -> Generator[tuple[Window, Sequence[Mapping[str, object]]]]:
+    def read_windows() -> Generator[tuple[EncodedTexts, Sequence[Mapping[str, object]]]]:
         for window_rows in windows(texts.rows()):
             yield model.answering.read([row.text for row in window_rows]), [columns.of(row) for row in window_rows]
 
-    def run_windows() -> Generator[tuple[Window, Sequence[Mapping[str, object]], Arrays]]:
-        with closing(ahead(read_windows(), taker=stopped, leave=texts.leave)) as encoded:
+    def run_windows() -> Generator[tuple[EncodedTexts, Sequence[Mapping[str, object]], Arrays]]:
+        with closing(run_ahead(read_windows(), taker=stopped, leave=texts.leave)) as encoded:
             for window, copied in encoded:
                 yield window, copied, model.answering.run(run_and_count, window)
 
-    outputs_ahead = closing(ahead(run_windows(), stopped=stopped))
+    outputs_ahead = closing(run_ahead(run_windows(), stopped=stopped))
     with bar(progress, "predict", texts.expected, "rows"), switching_often(), outputs_ahead as windows_run:
         for window, copied, outputs in windows_run:
             answers = model.answering.answers(window, outputs)
@@ -268,4 +272,4 @@ def predict_file(
             progress.advance(len(window.errors))
     if not rows:
         raise DataError(f"{texts.name}: no text in it")
-    return Answered(model.id, rows, errors, truncated, time.perf_counter() - started)
+    return FileSummary(model.id, rows, errors, truncated, time.perf_counter() - started)

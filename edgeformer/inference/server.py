@@ -33,11 +33,11 @@ from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
-from edgeformer.inference.predict import Model
-from edgeformer.inference.serving_engine import Engine, Limits, Metrics, OverloadedError, served
+from edgeformer.inference.predict import Predictor
+from edgeformer.inference.serving_engine import Engine, Limits, Metrics, OverloadedError, open_served_predictor
 from edgeformer.system.signals import switching_often
 from edgeformer.tasks.task import Unanswered
-from edgeformer.tasks.text_answers import Answering
+from edgeformer.tasks.text_answers import TextPredictor
 
 
 class PredictRequest(BaseModel):
@@ -110,7 +110,7 @@ class RefusedError(InputError):
         self.status = status
 
 
-def read_request(body: bytes, limits: Limits, answering: Answering) -> list[Text]:
+def read_request(body: bytes, limits: Limits, answering: TextPredictor) -> list[Text]:
     """Parse the body of a request for predictions.
 
     Args:
@@ -276,7 +276,7 @@ class Application:
         metrics: of the server.
     """
 
-    def __init__(self, model: Model, engine: Engine, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, model: Predictor, engine: Engine, limits: Limits, metrics: Metrics) -> None:
         self._model, self._engine, self._limits, self._metrics = model, engine, limits, metrics
         self._running = 0
 
@@ -398,7 +398,7 @@ class ServeOptions:
     origins: tuple[str, ...] = ()
 
 
-def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Model, str], None]) -> int:
+def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Predictor, str], None]) -> int:
     """Answer until SIGTERM or Ctrl-C, then finish the accepted requests.
 
     Args:
@@ -419,7 +419,7 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Model, str], N
     if options.host not in ("127.0.0.1", "localhost", "::1"):
         hosts = (*hosts, options.host) if options.hosts else ()
     with (
-        served(bundle, options.artifact) as model,
+        open_served_predictor(bundle, options.artifact) as model,
         _listen(options.host, options.port) as listener,
         Engine(model, options.limits, metrics) as engine,
         switching_often(),

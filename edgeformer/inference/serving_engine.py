@@ -18,11 +18,11 @@ from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputErr
 from edgeformer.bundle import Bundle
 from edgeformer.data.batching import Int64s
 from edgeformer.data.rows import Text
-from edgeformer.inference.predict import Model
+from edgeformer.inference.predict import Predictor
 from edgeformer.tasks.metric import Arrays
-from edgeformer.tasks.scoring import in_pieces, most_rows
+from edgeformer.tasks.scoring import max_batch_rows, split_calls
 from edgeformer.tasks.task import Answer
-from edgeformer.tasks.text_answers import Answering
+from edgeformer.tasks.text_answers import TextPredictor
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Metrics:
 
 
 @contextmanager
-def served(bundle: Bundle, artifact: str | None) -> Generator[Model]:
+def open_served_predictor(bundle: Bundle, artifact: str | None) -> Generator[Predictor]:
     """Open an artifact of a bundle to answer whole texts.
 
     Args:
@@ -128,10 +128,10 @@ def served(bundle: Bundle, artifact: str | None) -> Generator[Model]:
             reasons = "; ".join(f"{id_}: {reason}" for id_, reason in refusals.items()) or "none was built"
             raise ArtifactError(f"{bundle.folder}: no artifact can run here ({reasons})")
         entry = runnable[0]
-    answering = Answering(task, bundle.reader(entry), bundle.data)
+    answering = TextPredictor(task, bundle.reader(entry), bundle.data)
     with bundle.session(entry) as session:
-        run = in_pieces(session.run, most_rows(entry))
-        model = Model(bundle.name, entry.id, session.provider, answering, run)
+        run = split_calls(session.run, max_batch_rows(entry))
+        model = Predictor(bundle.name, entry.id, session.provider, answering, run)
         model.answer(["a text"])  # the first call allocates memory, which no client should wait for
         yield model
 
@@ -167,7 +167,7 @@ class Engine:
         metrics: to update.
     """
 
-    def __init__(self, model: Model, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, model: Predictor, limits: Limits, metrics: Metrics) -> None:
         self._model, self._limits, self._metrics = model, limits, metrics
         self._queue: deque[_Request] = deque()
         self._queued_texts = 0
@@ -249,7 +249,7 @@ class Engine:
         answering = self._model.answering
         texts = [text for request in requests for text in request.texts]
         window = answering.read(texts)
-        batches = similar(window.encoded.lengths, self._limits.batch)
+        batches = batch_by_length(window.encoded.lengths, self._limits.batch)
         answers = answering.answers(window, answering.run(self._run_and_count, window, batches))
         self._seconds_per_text = (time.perf_counter() - started) / len(texts)
         start = 0
@@ -265,7 +265,7 @@ class Engine:
         return outputs
 
 
-def similar(lengths: Int64s, max_rows: int) -> list[Int64s]:
+def batch_by_length(lengths: Int64s, max_rows: int) -> list[Int64s]:
     """Return the row numbers of each call, longest rows first. No row is shorter than half the longest of its call.
 
     Args:

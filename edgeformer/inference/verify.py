@@ -24,7 +24,7 @@ from edgeformer.system.host import code_version, cpu_name, now
 from edgeformer.tasks import Origin
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
-from edgeformer.tasks.scoring import in_pieces, most_rows, open_validation
+from edgeformer.tasks.scoring import max_batch_rows, open_validation, split_calls
 
 INT8_ERROR_FACTOR = 2.0
 """INT8 kernels round differently on other processors: the largest error may be this many times export's …"""
@@ -131,7 +131,7 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         return because(f"no answers to compare with: {error}")
     try:
         with bundle.session(artifact, OpenOptions(provider)) as session:
-            outputs = bundle.task.golden_outputs(golden, session.run, most_rows(artifact))
+            outputs = bundle.task.golden_outputs(golden, session.run, max_batch_rows(artifact))
             used_provider = session.provider
         last_exit = bundle.manifest.exits[-1] if bundle.manifest.exits else None
         loop = last_exit if artifact.exit is None else artifact.exit
@@ -285,7 +285,7 @@ def _target_record(
     reason = check.reason
     # Step and decode graphs compute what the full graph computes, which is scored.
     if check.status == "verified" and artifact.role in ("full", "exit"):
-        task, max_rows = bundle.task, most_rows(artifact)
+        task, max_rows = bundle.task, max_batch_rows(artifact)
         with bundle.session(artifact) as session:
             outputs = task.golden_outputs(bundle.golden(artifact), session.run, max_rows)
             scores["score"] = golden_score(bundle, artifact, outputs)
@@ -297,7 +297,7 @@ def _target_record(
                 if validate is None:
                     scores["unscored"] = missing
                 else:
-                    run = in_pieces(session.run, max_rows)
+                    run = split_calls(session.run, max_rows)
                     scores["validation"] = validate(run, _answering_loop(bundle, artifact))
         reason = score_drop(bundle, artifact, scores)
     gpu = next(iter(cuda_driver.devices()), None) if provider_facts(str(parity.provider)).kind == "cuda" else None

@@ -17,7 +17,7 @@ from edgeformer.artifacts.manifest import Precision, client_dtype
 from edgeformer.artifacts.recipe import ModelConfig, Recipe
 from edgeformer.artifacts.workspace import RECIPE_FILE
 from edgeformer.registry import Registry
-from edgeformer.tasks import all_tasks, task_named
+from edgeformer.tasks import all_tasks, get_task
 
 if TYPE_CHECKING:
     from edgeformer.models.adapter import ModelAdapter
@@ -143,7 +143,7 @@ def _find_spec(kind: str) -> ModelSpec:
 @cache
 def recipe_type(task: str, kind: str) -> Any:
     """Return the recipe class of a task with the ``model`` section of a model kind."""
-    base = task_named(task).recipe_type
+    base = get_task(task).recipe_type
     return create_model(base.__name__, __base__=base, __doc__=base.__doc__, model=(_find_spec(kind).config_type, ...))
 
 
@@ -195,6 +195,6 @@ def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[s
     return recipe
 
 
-def read_recipe_of(run: Path) -> Recipe:
+def read_run_recipe(run: Path) -> Recipe:
     """Read the resolved recipe of a run's folder. Raises RecipeError."""
     return load_recipe(str(run / RECIPE_FILE))

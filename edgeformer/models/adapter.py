@@ -37,7 +37,7 @@ Loss = Callable[[nn.Module, Batch], Losses]
 
 
 @dataclass(frozen=True)
-class Place:
+class BuildTarget:
     """Device and number format that a model is built for.
 
     Attributes:
@@ -50,7 +50,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Learning:
+class ParameterSettings:
     """Optimizer settings of a parameter: factor on the learning rate, and whether weight decay applies."""
 
     parameter: nn.Parameter
@@ -62,7 +62,7 @@ class ModelAdapter(ABC):
     """Torch half of a model kind. ``model`` arguments are modules that :meth:`build` returned."""
 
     @abstractmethod
-    def build(self, recipe: Any, place: Place) -> tuple[nn.Module, AttentionUse]:
+    def build(self, recipe: Any, place: BuildTarget) -> tuple[nn.Module, AttentionUse]:
         """Build the model with fresh weights from torch's global generator; also return the attention in use."""
 
     def pinned(self, recipe: Any) -> Any:
@@ -84,10 +84,10 @@ class ModelAdapter(ABC):
         """
         return None
 
-    def learning(self, model: Any, training: TrainingConfig) -> Iterator[Learning]:
+    def learning(self, model: Any, training: TrainingConfig) -> Iterator[ParameterSettings]:
         """Yield every parameter once with its optimizer settings; by default weight decay applies to matrices only."""
         for parameter in model.parameters():
-            yield Learning(parameter, decays=parameter.ndim >= 2)
+            yield ParameterSettings(parameter, decays=parameter.ndim >= 2)
 
     def batch(self, recipe: Any, arrays: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
         """Add to a micro-batch what :meth:`loss` needs besides, before it moves to the device."""
@@ -132,7 +132,7 @@ class ModelAdapter(ABC):
             EdgeformerError: torch cannot export the model.
         """
 
-    def trace_half(self, model: Any, inputs: Sequence[str], fp32_graphs: Graphs, *, steps: bool) -> Graphs:
+    def trace_fp16(self, model: Any, inputs: Sequence[str], fp32_graphs: Graphs, *, steps: bool) -> Graphs:
         """Convert a model that was converted to FP16 in place, like :meth:`trace`.
 
         Args:
@@ -176,7 +176,7 @@ class ModelAdapter(ABC):
         """
         raise InputError("--vocab-trim: the vocabulary of this model cannot be trimmed")
 
-    def as_on_cuda(self, model: Any) -> None:  # noqa: B027 - most models need no changes
+    def match_cuda_memory(self, model: Any) -> None:  # noqa: B027 - most models need no changes
         """Replace, in place, modules that need another amount of memory on CUDA than on the CPU, to plan memory."""
 
 

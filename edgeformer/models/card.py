@@ -11,7 +11,7 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import format_duration, markdown, markdown_line
 from edgeformer.models import model_spec_of
-from edgeformer.tasks import Task, task_named
+from edgeformer.tasks import Task, get_task
 
 CARD_FILE = "README.md"
 """File name that model hubs expect, beside weights and graphs."""
@@ -21,7 +21,7 @@ _MAX_LABEL_COLUMNS = 6
 
 def model_card(manifest: RunManifest, recipe: Recipe) -> str:
     """Write the card of a run as Markdown with the front matter that model hubs read."""
-    model_spec, task, data = model_spec_of(recipe), task_named(recipe.task), manifest.data
+    model_spec, task, data = model_spec_of(recipe), get_task(recipe.task), manifest.data
     front = {"library_name": "edgeformer", "pipeline_tag": task.pipeline_tag, "tags": list(model_spec.tags())}
     warnings = ""
     if manifest.leaks:

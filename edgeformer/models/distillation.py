@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.artifacts.workspace import RECIPE_FILE, TOKENIZER_FILE
-from edgeformer.data.tokenization import cleaning_as_now, fingerprint, special_ids, tokenizer_from_file
-from edgeformer.models import model_spec_of, read_recipe_of
-from edgeformer.models.adapter import Batch, Loss, Losses, Place
+from edgeformer.data.tokenization import fingerprint, special_ids, tokenizer_from_file, with_current_cleaning
+from edgeformer.models import model_spec_of, read_run_recipe
+from edgeformer.models.adapter import Batch, BuildTarget, Loss, Losses
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS, load_weights
 from edgeformer.tasks import Prepared
 
@@ -83,14 +83,14 @@ class _Distillation:
         self._where, self._config = f"training.teacher: {folder}", recipe.training.distillation
         if not (folder / RECIPE_FILE).is_file():
             raise RecipeError(f"{self._where}: is no run; name the folder of a finished classification run")
-        teacher_recipe = read_recipe_of(folder)
+        teacher_recipe = read_run_recipe(folder)
         self._check_compatible(teacher_recipe, recipe)
-        self.model, _ = model_spec_of(teacher_recipe).adapter.build(teacher_recipe, Place())
+        self.model, _ = model_spec_of(teacher_recipe).adapter.build(teacher_recipe, BuildTarget())
         self.model.eval().requires_grad_(False)
         self._cache: dict[bytes, NDArray[np.float32]] | None = None
         if prepared is not None:
             tokenizer = tokenizer_from_file(folder / MODEL_FOLDER / TOKENIZER_FILE)
-            if fingerprint(cleaning_as_now(tokenizer)) != fingerprint(prepared.tokenizer):
+            if fingerprint(with_current_cleaning(tokenizer)) != fingerprint(prepared.tokenizer):
                 raise RecipeError(f"{self._where}: reads other tokens; use its tokenizer and its data.cleaning")
             load_weights(self.model, folder / MODEL_FOLDER / WEIGHTS)
             self._cache = {}

@@ -64,7 +64,7 @@ def build_norm(kind: str, size: int, eps: float) -> nn.Module:
     return kinds[kind](size, eps=eps)
 
 
-def half_for_export(model: nn.Module) -> nn.Module:
+def convert_weights_to_fp16(model: nn.Module) -> nn.Module:
     """Convert matrices and biases to FP16, in place: half the bytes.
 
     Modules with ``keeps_float32`` (norms), running statistics and rotary tables keep float32.

@@ -85,7 +85,7 @@ class Graphs:
     steps: dict[str, onnx_ir.Model] = field(default_factory=dict)
     decode: onnx_ir.Model | None = None
     shared_weights: bool = False
-    row_scales: bool = False
+    has_row_scales: bool = False
     pieces: Mapping[str, onnx_ir.Model] = field(default_factory=dict)
 
 
@@ -147,7 +147,7 @@ def export_graph(spec: GraphSpec) -> onnx_ir.Model:
         scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
         node.meta[FLOAT32] = not float32_scopes.isdisjoint(scopes)
     _compute_softmax_in_float32(program.model)
-    tidy(program.model)
+    deduplicate_weights(program.model)
     return program.model
 
 
@@ -180,7 +180,7 @@ def _compute_softmax_in_float32(model: onnx_ir.Model) -> None:
         )
 
 
-def tidy(model: onnx_ir.Model) -> None:
+def deduplicate_weights(model: onnx_ir.Model) -> None:
     """Store every weight once: apply operators on weights alone to the weights, and merge equal tensors and nodes.
 
     A layer that is used twice reads its weight through one transposition per use. Runtimes would fold each into a copy
@@ -207,7 +207,7 @@ def tidy(model: onnx_ir.Model) -> None:
     )(model)
 
 
-def cut_out(model: onnx_ir.Model, outputs: Mapping[str, str]) -> onnx_ir.Model:
+def extract_outputs(model: onnx_ir.Model, outputs: Mapping[str, str]) -> onnx_ir.Model:
     """Copy the part of a graph that computes some of its outputs, with the nodes and weights that it needs.
 
     Args:
@@ -305,7 +305,7 @@ class Composer:
         InlinePass()(model)
         RemoveUnusedOpsetsPass()(model)
         read_sizes_from_inputs(model, shared)
-        tidy(model)
+        deduplicate_weights(model)
         return model
 
 
@@ -365,7 +365,7 @@ def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Mode
     model = piece.clone()
     _Fp16Conversion(model.graph).run(spec)
     _compute_softmax_in_float32(model)
-    tidy(model)
+    deduplicate_weights(model)
     return model
 
 

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import replacing, write_json, write_text
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.models import model_spec_of, read_recipe_of
-from edgeformer.models.adapter import Place
-from edgeformer.tasks import Prepared, task_named
+from edgeformer.models import model_spec_of, read_run_recipe
+from edgeformer.models.adapter import BuildTarget
+from edgeformer.tasks import Prepared, get_task
 
 MODEL_FOLDER, WEIGHTS, GOLDEN_INPUTS = "model", "model.safetensors", "golden_inputs.npz"
 
 
 def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepared) -> None:
     """Write weights, configuration, tokenizer and golden inputs to ``folder``."""
-    model_spec, task = model_spec_of(recipe), task_named(recipe.task)
+    model_spec, task = model_spec_of(recipe), get_task(recipe.task)
     save_weights(model.state_dict(), folder / WEIGHTS)
     config = {
         "model_type": model_spec.model_type,
@@ -39,8 +39,8 @@ def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepare
 
 def load_model(run: Path) -> nn.Module:
     """Load a run's trained model, in evaluation mode on the CPU. Raises RecipeError or ArtifactError."""
-    recipe = read_recipe_of(run)
-    model, _ = model_spec_of(recipe).adapter.build(recipe, Place(for_export=True))
+    recipe = read_run_recipe(run)
+    model, _ = model_spec_of(recipe).adapter.build(recipe, BuildTarget(for_export=True))
     load_weights(model, run / MODEL_FOLDER / WEIGHTS)
     return model
 

@@ -467,7 +467,7 @@ class ReportChart:
             place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
             axis.annotate(f"bound: {search.bound:g}", (0, search.bound), (3, 3), fontsize=8, color=GREY, **place)
         metric = metric_named(search.metric)
-        direction = metric.found_on if metric.higher_is_better else "lower is better, upwards"
+        direction = metric.evaluated_on if metric.higher_is_better else "lower is better, upwards"
         label = "\n".join(("ms per call (p50)", *bubble_legend(self.report)))
         axis.set(xlabel=literal(label), ylabel=f"{search.metric} ({direction})")
         axis.grid(color=FAINT, linewidth=0.8)

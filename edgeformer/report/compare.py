@@ -18,7 +18,7 @@ from edgeformer.report.columns import DASH, Column, Columns
 from edgeformer.report.context import latency_text, thread_text
 from edgeformer.run import Location, read_run
 from edgeformer.runtimes import default_provider, provider_facts, provider_of
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 
 Style = Literal["plain", "markdown", "csv"]
 Record = dict[str, Any]
@@ -248,7 +248,7 @@ def _machine(report: Report) -> str:
 
 def _scores(manifest: RunManifest) -> Record:
     """Return the scores of the test set and its exits, and the metric on the other test sets; a leak first."""
-    task, test = task_named(manifest.task), manifest.test
+    task, test = get_task(manifest.task), manifest.test
     name = task.metric.name
     # F1 summarises precision and recall.
     keys = [column.key for column in task.columns if column.key not in (name, "n", "loss", "precision", "recall")]

@@ -345,7 +345,7 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def verdict_words(report: Report, *, basis: bool = False) -> str:
+def verdict_status(report: Report, *, basis: bool = False) -> str:
     """Return the status for headlines: ``fail``, ``pass``, or ``pass (size and memory only)``.
 
     Args:
@@ -361,7 +361,7 @@ def verdict_words(report: Report, *, basis: bool = False) -> str:
 
 def badge_text(report: Report) -> str:
     """``rtx4050: fail``, ``rtx4050: pass (memory only, estimated)``."""
-    return f"{report.device}: {verdict_words(report, basis=True)}"
+    return f"{report.device}: {verdict_status(report, basis=True)}"
 
 
 def badge_markdown(report: Report, file: str) -> str:
@@ -369,7 +369,7 @@ def badge_markdown(report: Report, file: str) -> str:
     return f"![edgeformer {markdown(badge_text(report))}]({quote(file)})"
 
 
-def in_words(report: Report) -> str:
+def verdict_sentence(report: Report) -> str:
     """Return the verdict in one or two sentences; for a search, the verdict of its pick."""
     search, sentence = report.search, _checks_sentence(report)
     if search is not None and search.pick is None:
@@ -430,7 +430,7 @@ def has_estimates(report: Report) -> bool:
     return rows or any(check.basis == "estimated" for check in report.verdict.checks)
 
 
-def estimate_words(report: Report) -> str | None:
+def estimate_note(report: Report) -> str | None:
     """Return how far the report's estimates can be trusted; None if it has none."""
 
     def record_text(record: EstimateEvidence) -> str:
@@ -598,10 +598,10 @@ class ReportContext:
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.status, self.badge, self.sentence = verdict_words(report), badge_text(report), in_words(report)
+        self.status, self.badge, self.sentence = verdict_status(report), badge_text(report), verdict_sentence(report)
         self.parameters = f"{report.parameters:,}"
         self.mark = "partial" if report.verdict.is_partial else report.verdict.status
-        self.cautions, self.estimates = cautions(report), estimate_words(report)
+        self.cautions, self.estimates = cautions(report), estimate_note(report)
         self.host = f"{report.host.get('cpu')}, {report.host.get('cores')} cores, {report.host.get('system')}"
         self.host_rows = [row for row in report.rows if row.where == "host"]
         self.device_rows = [row for row in report.rows if row.where == "device"]

@@ -13,9 +13,9 @@ from edgeformer.artifacts.documents import load_profile, own_profiles, profile_n
 from edgeformer.artifacts.errors import ArtifactError, RecipeError
 from edgeformer.models import load_recipe
 from edgeformer.report.columns import Column, Columns
-from edgeformer.run import Run, bundle_in, run_folders
+from edgeformer.run import Run, find_bundle, run_folders
 from edgeformer.system.lock import owner_elsewhere
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 
 Record = dict[str, Any]
 
@@ -124,7 +124,7 @@ def run_records(artifacts: Path) -> list[Record]:
             rows.append({"run": folder.name, "status": f"unreadable: {error}"})
             continue
         manifest, test = run.manifest, run.manifest.test
-        metric, owner = task_named(manifest.task).metric, owner_elsewhere(folder)
+        metric, owner = get_task(manifest.task).metric, owner_elsewhere(folder)
         value = metric.of(test)
         can_leak = manifest.leaks or (test is not None and bool(test.by_exit))
         rows.append(
@@ -141,7 +141,7 @@ def run_records(artifacts: Path) -> list[Record]:
                 **{name: getattr(test, name, None) for name in ("accuracy", "f1")},
                 **({metric.name: value} if value is not None else {}),
                 **({"leaks": manifest.leaks} if can_leak else {}),
-                "bundle": bundle_in(folder) is not None,
+                "bundle": find_bundle(folder) is not None,
             }
         )
     return rows

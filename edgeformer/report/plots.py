@@ -25,7 +25,7 @@ from edgeformer.report.canvas import (
 )  # fmt: skip
 from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 
 _DEPTHS = ("#a9c7e8", "#6f9fd0", "#2f6fb3", "#174a80", "#0b2c4f")
 """Colours of exits: the deeper, the darker."""
@@ -63,7 +63,7 @@ def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:
 
 
 def _draw_sizes(axis: Any, artifacts: Sequence[ArtifactManifest], bundle: BundleManifest) -> None:
-    metric, (scores, scored_on) = task_named(bundle.task).metric, comparable_scores(bundle)
+    metric, (scores, scored_on) = get_task(bundle.task).metric, comparable_scores(bundle)
     labels, sizes = [], [(artifact.size_bytes or 0) / 2**20 for artifact in artifacts]
     for artifact, size in zip(artifacts, sizes, strict=True):
         value = metric.of(scores.get(artifact.id))
@@ -142,7 +142,7 @@ def _draw_curves(
     path: Path, title: str, manifest: RunManifest, steps: Records, epochs: Records, kept: dict[str, Any] | None
 ) -> None:
     """Draw loss, the task's metric and the learning rate over epochs."""
-    metric = task_named(manifest.task).metric
+    metric = get_task(manifest.task).metric
     key, epoch = f"val_{metric.name}", _column(epochs, "epoch")
     with drawing(path, title, 3, (12.5, 3.9)) as (losses, scores, rates):
         if steps:
@@ -192,7 +192,7 @@ def _draw_exits(
         if score is None:
             return
 
-        name, early = task_named(manifest.task).metric.name, score.leaving_early
+        name, early = get_task(manifest.task).metric.name, score.leaving_early
         loops, values = list(score.by_exit), [float(getattr(exit_, name)) for exit_ in score.by_exit.values()]
         bars = exits.bar([*map(str, loops)], values, color=_shades(len(loops)), width=0.65)
         exits.bar_label(bars, [_short(value) for value in values], fontsize=8, padding=2)

@@ -22,12 +22,12 @@ from edgeformer.artifacts.plan import Plan, PlannedTime
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
 from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.artifacts.verification import ArtifactCheck, Verification
-from edgeformer.data.column_detection import ColumnFacts, Guess
-from edgeformer.data.data_warnings import UNEVEN, always, most_frequent
+from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
+from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
 from edgeformer.report.columns import DASH, Column, Columns, coloured, format_value
 from edgeformer.report.context import ABOUT, thread_text
 from edgeformer.runtimes import provider_facts
-from edgeformer.tasks import ScoreColumn, all_tasks, task_named
+from edgeformer.tasks import ScoreColumn, all_tasks, get_task
 from edgeformer.tasks.early_exit import SWEEP
 
 _BAR_WIDTH = 30
@@ -61,7 +61,7 @@ def run_table(manifest: RunManifest) -> Table | Text:
     if not rows:
         return Text(f"{title}\nno scores: evaluate it first")
 
-    task, scores = task_named(manifest.task), [score for _, score in rows]
+    task, scores = get_task(manifest.task), [score for _, score in rows]
     metric = task.metric
 
     def early_exit(row: tuple[str, Score]) -> str:
@@ -83,8 +83,10 @@ def run_table(manifest: RunManifest) -> Table | Text:
 
     caption, data = None, manifest.data
     if any(warning.kind == UNEVEN for warning in data.findings):
-        baselines = ", ".join(f"{accuracy:.4f} ({name})" for name, accuracy in always(data.label_rows).items())
-        caption = Text(f"always answering {most_frequent(data.label_rows)!r} has an accuracy of {baselines}")
+        baselines = ", ".join(
+            f"{accuracy:.4f} ({name})" for name, accuracy in majority_accuracy(data.label_rows).items()
+        )
+        caption = Text(f"always answering {majority_label(data.label_rows)!r} has an accuracy of {baselines}")
     return Columns(columns).terminal(title, rows, caption)
 
 
@@ -94,7 +96,7 @@ def comparable_scores(bundle: BundleManifest) -> tuple[dict[str, Score], str | N
     The set is the validation split if any artifact was scored on it, else the golden inputs. Artifacts without a score
     on this set are left out: step and decode graphs are scored on golden inputs only.
     """
-    unit = task_named(bundle.task).unit
+    unit = get_task(bundle.task).unit
     validation = {artifact.id: artifact.validation for artifact in bundle.artifacts if artifact.validation is not None}
     if validation:
         return validation, f"scores on {next(iter(validation.values())).n:,} {unit} of the validation split"
@@ -104,7 +106,7 @@ def comparable_scores(bundle: BundleManifest) -> tuple[dict[str, Score], str | N
 
 def artifact_table(bundle: BundleManifest) -> Table:
     """Return the artifacts of a bundle: size, difference from torch FP32, score, status."""
-    metric = task_named(bundle.task).metric
+    metric = get_task(bundle.task).metric
     scores, scored_on = comparable_scores(bundle)
 
     def score(artifact: ArtifactManifest) -> float | None:
@@ -226,7 +228,7 @@ def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> Table
 # Data files and plans
 
 
-def column_table(name: str, guess: Guess) -> Table:
+def column_table(name: str, guess: DetectedColumns) -> Table:
     """Return the columns of the data file ``name``: what each is read as, and examples."""
     source = guess.source
     roles = {source.text: "text", source.text_pair: "second text", source.label: "label"}

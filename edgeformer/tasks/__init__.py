@@ -38,7 +38,7 @@ def all_tasks() -> tuple[Task, ...]:
     return REGISTRY.all()
 
 
-def task_named(name: str) -> Task:
+def get_task(name: str) -> Task:
     """Return the task that a recipe or manifest names. Raises ArtifactError for an unknown name."""
     task = REGISTRY.find(name)
     if task is not None:
@@ -47,7 +47,7 @@ def task_named(name: str) -> Task:
     raise ArtifactError(f"task {name!r} is not known to this edgeformer; it knows {names}")
 
 
-def import_task_of(manifest: Path) -> None:
+def import_task(manifest: Path) -> None:
     """Import the task that a manifest names, so that its types of scores and data are recognised.
 
     Importing all tasks and searching entry points would take as long as opening a small model. Errors in the manifest

@@ -22,7 +22,7 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.rows import LabelledTexts, Text
-from edgeformer.tasks.early_exit import ExitNotes
+from edgeformer.tasks.early_exit import ExitRecords
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn, token_losses
 from edgeformer.tasks.task import (
     GOLDEN_ROWS,
@@ -210,12 +210,12 @@ class LabelTask(WholeTextTask):
 
         return encode_file(path, data, reader.tokenizer, columns)
 
-    def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
+    def available_sets(self, data: Any) -> dict[str, LabelledTexts]:
         from edgeformer.data.sources import load_parts
-        from edgeformer.data.splits import draw, set_parts
+        from edgeformer.data.splits import make_sets, set_parts
 
         names = [name for name, parts in set_parts(data).items() if parts]
-        return draw(data, names, load_parts(data))
+        return make_sets(data, names, load_parts(data))
 
     def set_texts(self, data: Any, name: str) -> LabelledTexts:
         from edgeformer.data.prepare import set_texts
@@ -228,9 +228,9 @@ class LabelTask(WholeTextTask):
         return file_texts(path, data)
 
     def findings(self, data: Any) -> Sequence[DataFinding]:
-        from edgeformer.data.prepare import look
+        from edgeformer.data.prepare import data_findings
 
-        return look(data)
+        return data_findings(data)
 
     def trim(
         self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
@@ -307,7 +307,7 @@ class Classification(LabelTask):
     )
     few: ClassVar[str] = f"{MAX_SCORE_DROP['int8']:.1%} of accuracy is less than one of these rows"
 
-    def meter(self, exits: Sequence[int] = (), records: ExitNotes | None = None, data: Any = None) -> Meter:
+    def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
         return RowsMeter(score, exits, records)
 
     def row_figures(self, answers: Array, rows: Encoded, data: Any) -> Float64s:

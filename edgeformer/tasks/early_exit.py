@@ -56,7 +56,7 @@ def first_exits(
     return first
 
 
-class ExitNotes:
+class ExitRecords:
     """Records loss, confidence and optional values of every answer at every exit; 12 to 17 bytes per answer.
 
     Confidence stays in float64, as sessions compare it. Rounded to float32, a value just below a threshold would reach

@@ -21,7 +21,7 @@ from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared, encode
 from edgeformer.data.rows import LabelledTexts, Text
-from edgeformer.tasks.early_exit import ExitNotes
+from edgeformer.tasks.early_exit import ExitRecords
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn
 from edgeformer.tasks.parity import as_parity
 from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Origin, Prediction, TextReader, WholeTextTask
@@ -208,7 +208,7 @@ class Embedding(WholeTextTask):
 
         return encode(pairs_file(path, data, columns), reader.tokenizer, data.max_length)
 
-    def known_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
+    def available_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
         names = (("train",) if "train" in data.parts else ()) + (
             ("validation", "test") if data.parts.keys() - {"train"} else ()
         )
@@ -251,7 +251,7 @@ class Embedding(WholeTextTask):
         """Return input_ids, attention_mask int64 [B, S]; labels (scores in millionths) and row numbers, int64 [B]."""
         return {**super().batch(rows, numbers, pad), "rows": np.asarray(numbers, dtype=np.int64)}
 
-    def meter(self, exits: Sequence[int] = (), records: ExitNotes | None = None, data: Any = None) -> Meter:
+    def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
         return RowsMeter(pairs_score, exits)  # vectors have no probability, so early exit has no records
 
     def row_figures(self, answers: Array, rows: Encoded, data: PairsConfig) -> Float64s:

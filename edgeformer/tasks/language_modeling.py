@@ -32,7 +32,7 @@ from edgeformer.data.language import (
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import Columns, local_text_parts
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
-from edgeformer.tasks.early_exit import EarlyExitResult, ExitNotes, exit_logits, first_exits
+from edgeformer.tasks.early_exit import EarlyExitResult, ExitRecords, exit_logits, first_exits
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn, token_losses, top_probability
 from edgeformer.tasks.parity import as_parity
 from edgeformer.tasks.scoring import LOGITS_BYTES, cut_batches
@@ -125,7 +125,7 @@ class LanguageMeter(Meter):
         records: receives every token at every exit, for thresholds other than those of paper B.
     """
 
-    def __init__(self, exits: Sequence[int], records: ExitNotes | None = None) -> None:
+    def __init__(self, exits: Sequence[int], records: ExitRecords | None = None) -> None:
         if not exits or list(exits) != sorted(set(exits)):
             raise ValueError(f"exits must rise, not {list(exits)}")
         self._exits = tuple(exits)
@@ -222,7 +222,7 @@ class LanguageMeter(Meter):
         )
 
 
-LOSS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02, "int4": 0.06}
+MAX_PERPLEXITY_RISE: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02, "int4": 0.06}
 """Largest allowed relative rise of an artifact's perplexity against FP32 on the same tokens."""
 
 GOLDEN_ROWS, GOLDEN_TOKENS = 8, 64
@@ -332,7 +332,7 @@ class LanguageModeling(Task):
     def words(self, rows: TextRows, *, cut: bool = False) -> int | None:
         return None if cut and rows.truncated else rows.words
 
-    def meter(self, exits: Sequence[int] = (), records: ExitNotes | None = None, data: Any = None) -> LanguageMeter:
+    def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> LanguageMeter:
         return LanguageMeter(exits, records)
 
     def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
@@ -382,7 +382,7 @@ class LanguageModeling(Task):
     def lost(
         self, score: LanguageScore, reference: LanguageScore, precision: Precision, *, trimmed: bool
     ) -> str | None:
-        rise, limit = score.perplexity / reference.perplexity - 1, LOSS[precision]
+        rise, limit = score.perplexity / reference.perplexity - 1, MAX_PERPLEXITY_RISE[precision]
         if rise <= limit:  # false for NaN
             return None
         return f"perplexity {score.perplexity:.2f} is {rise:.2%} above FP32's; at most {limit:.1%} are allowed"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.artifacts.scores import Score
-from edgeformer.tasks.early_exit import ExitNotes, exit_logits
+from edgeformer.tasks.early_exit import ExitRecords, exit_logits
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -37,7 +37,7 @@ class Metric:
     lowest: float
     highest: float | None
     flag: str
-    found_on: str = "validation"
+    evaluated_on: str = "validation"
     is_share: bool = False
 
     def of(self, score: Score | None) -> float | None:
@@ -102,7 +102,7 @@ class RowsMeter(Meter):
     """
 
     def __init__(
-        self, score_rows: Callable[[Array, Array], Score], exits: Sequence[int] = (), records: ExitNotes | None = None
+        self, score_rows: Callable[[Array, Array], Score], exits: Sequence[int] = (), records: ExitRecords | None = None
     ) -> None:
         self._score_rows, self._records = score_rows, records
         self._loops = {exit_logits(loop): loop for loop in exits} if len(exits) > 1 else {"logits": 0}

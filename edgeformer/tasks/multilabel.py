@@ -18,9 +18,9 @@ from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.encoding import Encoded, Prepared
-from edgeformer.data.rows import MOST_LABELS, LabelledTexts, Text, label_sets
+from edgeformer.data.rows import MAX_LABELS, LabelledTexts, Text, label_sets
 from edgeformer.tasks.classification import MAX_SCORE_DROP, LabelTask, ratio
-from edgeformer.tasks.early_exit import ExitNotes
+from edgeformer.tasks.early_exit import ExitRecords
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn
 from edgeformer.tasks.task import Float64s, Int64s, Origin, Prediction, TextReader, text_fields
 
@@ -61,8 +61,8 @@ class MultiLabelData(DataConfig):
             raise ValueError("stream: is not possible with several labels per text; leave it out")
         if self.balance in ("label", "label-and-source"):
             raise ValueError("balance: a text with several labels counts for each of them; balance: source is possible")
-        if len(self.labels) > MOST_LABELS:
-            raise ValueError(f"labels: at most {MOST_LABELS} where a text can have several, not {len(self.labels)}")
+        if len(self.labels) > MAX_LABELS:
+            raise ValueError(f"labels: at most {MAX_LABELS} where a text can have several, not {len(self.labels)}")
         if self.thresholds is not None and set(self.thresholds) != set(self.labels):
             raise ValueError(f"thresholds: needs one for each of the labels {', '.join(self.labels)}, or leave it out")
         ambiguous = next((label for label in self.labels if self.label_separator in label), None)
@@ -264,7 +264,7 @@ class MultiLabel(LabelTask):
     def example(self, recipe: MultiLabelRecipe, rows: int) -> dict[str, Int64s]:
         return {**super().example(recipe, rows), "labels": np.zeros((rows, recipe.classes), dtype=np.int64)}
 
-    def meter(self, exits: Sequence[int] = (), records: ExitNotes | None = None, data: Any = None) -> Meter:
+    def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
         return RowsMeter(lambda logits, labels: score(logits, labels, data.labels, data.thresholds), exits)
 
     def row_figures(self, answers: Array, rows: Encoded, data: MultiLabelData) -> Float64s:

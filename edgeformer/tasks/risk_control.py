@@ -46,7 +46,7 @@ _MAX_ROWS = 10_000_000
 
 
 @dataclass(frozen=True)
-class Promise:
+class Guarantee:
     """The cheapest thresholds whose score drop was shown to be at most ε.
 
     Attributes:
@@ -68,9 +68,9 @@ class Promise:
     stopped_by: tuple[int, int] | None
 
 
-def promise(
+def choose_thresholds(
     exits: Sequence[int], confidence: NDArray[Any], right: NDArray[np.bool_], max_drop: float, risk: float
-) -> Promise | None:
+) -> Guarantee | None:
     """Choose the cheapest thresholds that control the score drop, by Learn then Test.
 
     Args:
@@ -84,7 +84,7 @@ def promise(
         None if no hypothesis can be rejected: there are too few rows (:func:`rows_needed`).
     """
     sequences = [exits[place:-1] for place in range(len(exits) - 1)]
-    best: Promise | None = None
+    best: Guarantee | None = None
     for early_exits in sequences:
         candidate = _test_sequence(early_exits, exits, confidence, right, max_drop, risk / len(sequences))
         if candidate is not None and (best is None or np.dot(candidate.shares, exits) < np.dot(best.shares, exits)):
@@ -99,10 +99,10 @@ def _test_sequence(
     right: NDArray[np.bool_],
     max_drop: float,
     level: float,
-) -> Promise | None:
+) -> Guarantee | None:
     """Test one threshold after the other at ``early_exits``; return the last one before the first that fails."""
     all_rows, full = np.arange(right.shape[1]), right[-1]
-    best: Promise | None = None
+    best: Guarantee | None = None
     for threshold in THRESHOLDS:
         thresholds = dict.fromkeys(early_exits, threshold)
         first = first_exits(exits, confidence, thresholds)
@@ -113,7 +113,7 @@ def _test_sequence(
             return None if best is None else replace(best, stopped_by=(newly_wrong, newly_right))
         shares = np.bincount(first, minlength=len(exits)) / len(first)
         used = thresholds if shares[:-1].any() else {}
-        best = Promise(used, newly_wrong, newly_right, p_value, level, tuple(shares.tolist()), None)
+        best = Guarantee(used, newly_wrong, newly_right, p_value, level, tuple(shares.tolist()), None)
     return best
 
 
@@ -160,7 +160,7 @@ def rows_needed(max_drop: float, level: float) -> int:
     return _smallest_count(lambda rows: drop_p_value(0, 0, rows, max_drop) <= level, 1) or _MAX_ROWS
 
 
-def rows_that_would_do(newly_wrong: int, newly_right: int, rows: int, max_drop: float, level: float) -> int | None:
+def rows_to_pass(newly_wrong: int, newly_right: int, rows: int, max_drop: float, level: float) -> int | None:
     """Return the number of rows with which a candidate with the same shares would pass; None: its drop is too large."""
 
     def passes(count: int) -> bool:

@@ -126,13 +126,13 @@ def open_validation(
     return validate, None
 
 
-def most_rows(artifact: ArtifactManifest) -> int | None:
+def max_batch_rows(artifact: ArtifactManifest) -> int | None:
     """Return the largest batch of an artifact; None: any number of rows."""
     shapes = artifact.engine.shapes.values() if artifact.engine is not None else ()
     return min((shape[-1][0] for shape in shapes if len(shape[-1]) > 1), default=None)  # inputs [B, …] only
 
 
-def in_pieces(run: Run, max_rows: int | None) -> Run:
+def split_calls(run: Run, max_rows: int | None) -> Run:
     """Return a ``run`` for any number of rows that calls ``run`` with at most ``max_rows`` rows (None: any number).
 
     All outputs must have one row per input row.

@@ -23,7 +23,7 @@ from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared, Rows, encode
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import load_tokenizer, special_ids
-from edgeformer.tasks.early_exit import EarlyExitResult, ExitNotes, exit_logits
+from edgeformer.tasks.early_exit import EarlyExitResult, ExitRecords, exit_logits
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn
 from edgeformer.tasks.parity import measure_parity
 
@@ -193,7 +193,7 @@ class Task(ABC):
             DataError: the file, its columns or its rows are wrong.
         """
 
-    def known_sets(self, data: Any) -> dict[str, LabelledTexts]:
+    def available_sets(self, data: Any) -> dict[str, LabelledTexts]:
         """Return the texts of every set that exists for an imported model. Raises DataError."""
         return {}
 
@@ -284,7 +284,7 @@ class Task(ABC):
     # ---- Scoring: meters, metric, comparison with a reference, predictions ----
 
     @abstractmethod
-    def meter(self, exits: Sequence[int] = (), records: ExitNotes | None = None, data: Any = None) -> Meter:
+    def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
         """Return a new meter.
 
         Args:
@@ -547,7 +547,7 @@ class WholeTextTask(Task):
         return {"max_length": recipe.data.max_length, "pad_id": int(config["pad_token_id"])}
 
 
-def longest_call(task: Task, max_positions: int | None, max_length: int | None) -> int | None:
+def max_call_tokens(task: Task, max_positions: int | None, max_length: int | None) -> int | None:
     """Return the largest number of tokens in one call of a model; None: unlimited.
 
     Args:

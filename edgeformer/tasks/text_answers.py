@@ -32,7 +32,7 @@ NO_NUMBER = "the model's answer is no number (overflow)"
 
 
 @dataclass(frozen=True)
-class Window:
+class EncodedTexts:
     """Some texts and their encoded rows.
 
     Attributes:
@@ -73,7 +73,7 @@ def pairs_problem(task: Task, data: DataSection, *, pairs: bool) -> str | None:
     return f"this {task.noun} was trained on single texts; leave out the second ones"
 
 
-class Answering:
+class TextPredictor:
     """Predictions of one model for texts.
 
     Args:
@@ -91,7 +91,7 @@ class Answering:
         """Explain why the model cannot read such texts, see :func:`pairs_problem`."""
         return pairs_problem(self._task, self._data, pairs=pairs)
 
-    def read(self, texts: Sequence[Text]) -> Window:
+    def read(self, texts: Sequence[Text]) -> EncodedTexts:
         """Encode texts; those without content get an error. Not thread-safe."""
         errors = {place: problem for place, text in enumerate(texts) if (problem := _text_problem(text)) is not None}
         places = np.array([place for place in range(len(texts)) if place not in errors], dtype=np.int64)
@@ -111,13 +111,13 @@ class Answering:
                 0,
             )
             cut, places = cut[has_content], places[has_content]
-        return Window(texts, encoded, cut, places, errors)
+        return EncodedTexts(texts, encoded, cut, places, errors)
 
-    def inputs(self, window: Window, numbers: Int64s) -> dict[str, Int64s]:
+    def inputs(self, window: EncodedTexts, numbers: Int64s) -> dict[str, Int64s]:
         """Return graph inputs of some rows: input_ids, attention_mask int64 [B, S]."""
         return collate(window.encoded, numbers, self._reader.pad)
 
-    def run(self, run: Run, window: Window, batches: Sequence[Int64s] | None = None) -> dict[str, NDArray[Any]]:
+    def run(self, run: Run, window: EncodedTexts, batches: Sequence[Int64s] | None = None) -> dict[str, NDArray[Any]]:
         """Return all outputs [m, …] in the order of the rows; empty without rows.
 
         Args:
@@ -128,7 +128,7 @@ class Answering:
         batches = window.batches(self._max_rows) if batches is None else batches
         return answer_batches(run, window.encoded, self._reader.pad, batches)
 
-    def answers(self, window: Window, outputs: Arrays) -> list[Answer]:
+    def answers(self, window: EncodedTexts, outputs: Arrays) -> list[Answer]:
         """Return the prediction or error of each text; outputs that are not finite are errors."""
         logits = outputs["logits"].reshape(len(window.places), -1) if len(window.places) else np.empty((0, 1))
         finite = np.isfinite(logits).all(axis=1)

@@ -27,10 +27,10 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.batching import plan_batches
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import Place
-from edgeformer.tasks import task_named
+from edgeformer.models.adapter import BuildTarget
+from edgeformer.tasks import get_task
 from edgeformer.training.memory import HALF_FORMATS, example_tensors, use_cuda_dropout
-from edgeformer.training.timing import timed
+from edgeformer.training.timing import time_steps
 
 SHARE_OF_PEAK = (0.04, 0.5)
 """Of a CPU's stated rate that training reaches: small models reach little of it. benchmarks/plan_time.py has the shares
@@ -99,7 +99,7 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
         if len(files) < len(sources) or not is_small:
             return ()
         try:
-            return tuple(finding.message for finding in task_named(recipe.task).findings(data))
+            return tuple(finding.message for finding in get_task(recipe.task).findings(data))
         except (DataError, MissingDependencyError) as error:
             return (f"training would refuse its data: {error}",)
 
@@ -129,7 +129,7 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
             length = TrainingLength(steps, count * epochs, data.tokens_at_once, "recipe", text)
         return PlannedData(recipe, length, notes=data_warnings())
     try:
-        prepared = task_named(recipe.task).prepare(recipe, cache, progress)
+        prepared = get_task(recipe.task).prepare(recipe, cache, progress)
     except EdgeformerError as error:
         return PlannedData(recipe, None, str(error), data_warnings())
     notes: list[str] = []
@@ -168,7 +168,7 @@ def planned_time(
     try:
         if device.name == "host" and fits and length.rows_from == "data":
             with bar(progress, "Timing some steps", None, ""):
-                timing = timed(recipe, cache, accelerator="cpu")  # the host's profile describes its CPU
+                timing = time_steps(recipe, cache, accelerator="cpu")  # the host's profile describes its CPU
             low, high = (share * timing.total_s for share in _TIMED_RANGE)
             basis = f"{timing.timed_steps} steps timed here; {length.text}"
             return _estimated(recipe, length, low_s=low, high_s=high, basis=basis)
@@ -232,12 +232,12 @@ def _compute_gradient(
     half: torch.dtype | None = None,
 ) -> nn.Module:
     """Run forward and backward of one micro-batch under ``mode``, on tensors without data; return the model."""
-    task, adapter = task_named(recipe.task), model_spec_of(recipe).adapter
+    task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
     data = recipe.data.model_copy(update={recipe.data.length_key: tokens})
     with FakeTensorMode():
-        model, _ = adapter.build(recipe, Place(for_export=True))
+        model, _ = adapter.build(recipe, BuildTarget(for_export=True))
         if on_cuda:
-            adapter.as_on_cuda(model)
+            adapter.match_cuda_memory(model)
             use_cuda_dropout(model)
         loss = adapter.loss(model.train(), recipe, None)
         example = task.example(recipe.model_copy(update={"data": data}), recipe.training.batch_size)

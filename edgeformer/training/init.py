@@ -21,14 +21,14 @@ from edgeformer.artifacts.manifest import DataFinding
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.workspace import require_writable
 from edgeformer.data.cleaning import normalizers
-from edgeformer.data.column_detection import Guess, guess
-from edgeformer.data.data_warnings import label_findings, load_and_look, rows_per_label
+from edgeformer.data.column_detection import DetectedColumns, detect_columns
+from edgeformer.data.data_warnings import label_findings, load_with_findings, rows_per_label
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.records import COMPRESSIONS, FORMATS
-from edgeformer.data.rows import LabelledTexts, in_one
+from edgeformer.data.rows import LabelledTexts, join_pair
 from edgeformer.data.sources import Columns
 from edgeformer.data.splits import split
-from edgeformer.data.tokenization import SPECIAL_TOKENS, tokenizer_from_file, tokens_of, train_tokenizer
+from edgeformer.data.tokenization import SPECIAL_TOKENS, embedding_rows, tokenizer_from_file, train_tokenizer
 from edgeformer.models import load_recipe
 from edgeformer.models.pretrained.source import open_source
 
@@ -74,7 +74,7 @@ class Draft:
     path: Path
     name: str
     text: str
-    guess: Guess
+    guess: DetectedColumns
     rows: dict[str, int]
     findings: tuple[DataFinding, ...]
     notes: tuple[str, ...]
@@ -100,10 +100,10 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     if data.is_dir():
         raise InputError(f"{data}: is a folder; name one file of it, or train a recipe on all of it: --data {data}")
     with bar(progress, "Looking at the data", None, "rows"):
-        detected = guess(data, options.columns)
+        detected = detect_columns(data, options.columns)
         source = detected.source.model_copy(update={"path": str(data.resolve())})
         config = DataConfig(parts={"train": (source,)}, split="stratified", labels=tuple(detected.labels))
-        parts, findings = load_and_look(config)
+        parts, findings = load_with_findings(config)
         sets = split(config, parts)
     findings += label_findings(config, rows_per_label(config, sets))
     if options.source is None:
@@ -148,9 +148,9 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
 
 def _scratch_sections(train: LabelledTexts) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Return max_length, model and training for a small recurrent encoder with its own tokenizer."""
-    texts = map(in_one, islice(train.texts, _TOKENIZER_TEXTS))
+    texts = map(join_pair, islice(train.texts, _TOKENIZER_TEXTS))
     tokenizer = train_tokenizer("wordpiece", _VOCABULARY, texts, normalizers())
-    vocabulary = tokens_of(tokenizer)
+    vocabulary = embedding_rows(tokenizer)
     if vocabulary < _VOCABULARY:
         # A tokenizer of slightly different texts has all letters too, but perhaps not all words: keep 3/4 of them.
         letters = sum(len(token.removeprefix("##")) == 1 for token in tokenizer.get_vocab()) + len(SPECIAL_TOKENS)
@@ -233,7 +233,7 @@ def _flow(value: object) -> str:
     return str(listed).strip()[1:-1]
 
 
-def _label_notes(detected: Guess) -> tuple[str, ...]:
+def _label_notes(detected: DetectedColumns) -> tuple[str, ...]:
     """Return notes about labels that differ in spelling only, and about rows without a label."""
     spellings_of: dict[str, list[str]] = {}
     for label in detected.labels:

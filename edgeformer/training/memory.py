@@ -26,10 +26,10 @@ from edgeformer.artifacts.plan import MemoryBreakdown
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import Place, run_scorer
+from edgeformer.models.adapter import BuildTarget, run_scorer
 from edgeformer.system import nvidia
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 from edgeformer.training.optimizer import (
     allocate_state,
     build_optimizer,
@@ -177,10 +177,10 @@ def _trace_step(
         Bytes of the tensors that live as long as the training, static gradients of tables included; and the events of
         the first micro-batch of a step, clipping and the optimizer's step, which leave the other gradients.
     """
-    task, adapter = task_named(recipe.task), model_spec_of(recipe).adapter
-    model, _ = adapter.build(recipe, Place(for_export=True))  # the kernel of attention does not change the memory
+    task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
+    model, _ = adapter.build(recipe, BuildTarget(for_export=True))  # the kernel of attention does not change the memory
     if device_kind == "cuda":
-        adapter.as_on_cuda(model)
+        adapter.match_cuda_memory(model)
         use_cuda_dropout(model)
     is_static = uses_static_gradients(device_kind, recipe.training, processes)
     static_gradients = use_static_gradients(model) if is_static else []
@@ -251,8 +251,8 @@ def _trace_validation(recipe: Recipe) -> list[Event]:
     """Trace the memory of one validation batch, in float32 and without gradients."""
     key = recipe.model_dump_json(include={"task", "data", "model"})
     if key not in _VALIDATION_EVENTS:
-        task, adapter = task_named(recipe.task), model_spec_of(recipe).adapter
-        model, _ = adapter.build(recipe, Place(for_export=True))
+        task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
+        model, _ = adapter.build(recipe, BuildTarget(for_export=True))
         model.eval()
         ledger = MemoryLedger([*model.parameters(), *model.buffers()])
         with ledger.recording("activations"), torch.no_grad():

@@ -17,13 +17,13 @@ from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
-from edgeformer.data.batching import few_lengths, lengthened, ordered_batches, plan_batches
+from edgeformer.data.batching import ordered_batches, pad_batch, padded_lengths, plan_batches
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import Batch, Losses, Place, run_scorer
+from edgeformer.models.adapter import Batch, BuildTarget, Losses, run_scorer
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS
 from edgeformer.run import Run, locate
-from edgeformer.tasks import Prepared, task_named
+from edgeformer.tasks import Prepared, get_task
 from edgeformer.training.distributed import Processes
 from edgeformer.training.metrics import Meter
 
@@ -94,9 +94,9 @@ class Objective:
     """
 
     def __init__(
-        self, recipe: Recipe, cache: Path, place: Place, progress: Progress, *, is_resumed: bool = False
+        self, recipe: Recipe, cache: Path, place: BuildTarget, progress: Progress, *, is_resumed: bool = False
     ) -> None:
-        self.recipe, self.task, self.model_spec = recipe, task_named(recipe.task), model_spec_of(recipe)
+        self.recipe, self.task, self.model_spec = recipe, get_task(recipe.task), model_spec_of(recipe)
         adapter = self.model_spec.adapter
         self._place = place
         self._initialize(recipe)
@@ -130,7 +130,7 @@ class Objective:
             rows = self.prepared.train
             if self._pad_to is None and not recipe.data.stream:  # a stream does not know its longest row
                 longest = min(longest, int(rows.sizes(np.arange(len(rows))).max(initial=1)))
-            self._compiled_lengths = few_lengths(longest, 1 if self._pad_to is not None else compile_.shapes)
+            self._compiled_lengths = padded_lengths(longest, 1 if self._pad_to is not None else compile_.shapes)
 
     def _initialize(self, recipe: Recipe) -> None:
         set_seed(recipe.seed)
@@ -166,7 +166,7 @@ class Objective:
         weight = self.task.weight(arrays)
         if (lengths := self._compiled_lengths) is not None:
             index = np.searchsorted(lengths, arrays["input_ids"].shape[1])
-            arrays = lengthened(arrays, int(lengths[index]), self.prepared.pad)
+            arrays = pad_batch(arrays, int(lengths[index]), self.prepared.pad)
         arrays = self.model_spec.adapter.batch(self.recipe, arrays)
         return _to_tensors(arrays, device, pinned=pinned, keep_mask=lengths is not None), weight
 

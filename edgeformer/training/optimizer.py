@@ -24,7 +24,7 @@ from edgeformer.artifacts.recipe import (
     Schedule,
     TrainingConfig,
 )
-from edgeformer.models.adapter import Learning
+from edgeformer.models.adapter import ParameterSettings
 
 STATIC_MIN_BYTES = 1 << 20
 """Smallest table that is worth it; clearing a smaller gradient costs next to nothing."""
@@ -112,14 +112,16 @@ def resolve_precision(requested: str, device_type: str) -> str:
     return "bf16" if any(f" {feature}" in flags for feature in ("avx512_bf16", "amx_bf16", "bf16 ")) else "fp32"
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig, learning: Iterable[Learning] | None = None) -> Optimizer:
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, learning: Iterable[ParameterSettings] | None = None
+) -> Optimizer:
     """Build AdamW, with the fused kernels unless the recipe requests others.
 
     Args:
         learning: rate and decay of each parameter; None: the same rate for all, weight decay on matrices only.
     """
     if learning is None:
-        learning = (Learning(parameter, decays=parameter.ndim >= 2) for parameter in model.parameters())
+        learning = (ParameterSettings(parameter, decays=parameter.ndim >= 2) for parameter in model.parameters())
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
     for setting in learning:
         groups.setdefault((setting.rate, setting.decays), []).append(setting.parameter)

@@ -17,7 +17,7 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import EVALUATION_FILE, Score, merge_rows
 from edgeformer.artifacts.workspace import NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder, resume_command
 from edgeformer.data.tokenization import fingerprint
-from edgeformer.models import read_recipe_of
+from edgeformer.models import read_run_recipe
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
 from edgeformer.models.weights import MODEL_FOLDER, load_weights, save_model
@@ -56,7 +56,7 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
             continue
         if manifest.status == "finished":
             raise ArtifactError(f"--resume: {folder} is finished; train again under another --name")
-        saved = read_recipe_of(folder)
+        saved = read_run_recipe(folder)
         if recipe.tokenizer.kind == "trained" and saved.model.vocab_size < recipe.model.vocab_size:
             # The trained tokenizer was smaller, see fitted_recipe; training it again checks that.
             recipe = recipe.with_vocabulary(saved.model.vocab_size)

@@ -56,7 +56,7 @@ class TrainingTime:
         return self.starting_s + self.training_s + self.scoring_s
 
 
-def timed(
+def time_steps(
     recipe: Recipe,
     cache: Path,
     environment: Mapping[str, str] = os.environ,
@@ -108,7 +108,7 @@ def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cp
     """
     # Only the child process imports torch.
     from edgeformer.models import model_spec_of
-    from edgeformer.models.adapter import Place
+    from edgeformer.models.adapter import BuildTarget
     from edgeformer.training.distributed import connect
     from edgeformer.training.objective import Objective, without_teacher
     from edgeformer.training.step import Stepper
@@ -118,7 +118,7 @@ def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cp
     # A training compiles once, which takes as long as all timed steps.
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"compile": None})})
     processes = connect(recipe, "cpu" if use_cpu else "auto", sharded=False)
-    objective = Objective(recipe, cache, Place(processes.device.type, processes.precision), SILENT)
+    objective = Objective(recipe, cache, BuildTarget(processes.device.type, processes.precision), SILENT)
     epochs, plan, prepared = recipe.training.epochs, objective.steps(0), objective.prepared
     stepper = Stepper(objective, processes, len(plan) * epochs)
     starting_s = time.monotonic() - started

@@ -21,7 +21,7 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import free_folder, resume_command
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import Place
+from edgeformer.models.adapter import BuildTarget
 from edgeformer.system.lock import locked
 from edgeformer.system.signals import catching
 from edgeformer.training.checkpoint import Checkpoints
@@ -123,7 +123,7 @@ def _train(
     with processes.failing_together():
         with bar(progress, "Predicting the peak memory", None, ""):
             memory = _plan_memory(recipe, options, processes)
-        place = Place(processes.device.type, processes.precision)
+        place = BuildTarget(processes.device.type, processes.precision)
     with processes.failing_together(), processes.local_main_first():
         cache = options.artifacts / ".cache" / "tokens"
         has_checkpoint = resumed_folder is not None and Checkpoints(resumed_folder).any

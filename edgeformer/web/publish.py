@@ -48,7 +48,7 @@ from edgeformer.runtimes.web.libraries import TOKENIZER_LIBRARY, LibraryFile, fi
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import claiming
-from edgeformer.tasks.task import longest_call
+from edgeformer.tasks.task import max_call_tokens
 from edgeformer.tasks.text_answers import reads_pairs
 
 DEFAULT_SHAPES = ((1, 16), (1, 128))
@@ -163,7 +163,7 @@ def _measured_shapes(bundle: Bundle, options: PageOptions) -> tuple[tuple[int, i
     for _, seq in options.shapes:
         if longest is not None and seq > longest:
             raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; ask for less")
-    judged = longest_call(bundle.task, longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
+    judged = max_call_tokens(bundle.task, longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
     return options.shapes or tuple(dict.fromkeys((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES))
 
 

@@ -11,7 +11,7 @@ from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Row
 from edgeformer.benchmark import process
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, measure_in_child
+from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, measure_artifact
 from edgeformer.bundle import Bundle
 from tests.runtimes.tiny_bundle import artifact_of
 
@@ -58,8 +58,8 @@ class Recorder(Silent):
 
 def run_as(monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, **changes: object) -> list[Row]:
     """Return the rows if the worker runs ``program`` instead of measuring."""
-    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", program])
-    return measure_in_child(make_spec(bundle, **changes), Silent())
+    monkeypatch.setattr(process, "worker_command", lambda: [sys.executable, "-c", program])
+    return measure_artifact(make_spec(bundle, **changes), Silent())
 
 
 def reasons(rows: list[Row]) -> list[str]:

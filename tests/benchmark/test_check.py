@@ -68,7 +68,7 @@ class Machine:
         self.measured: dict[tuple[int, int], Latency | None] = {}
         self.estimated: dict[tuple[int, int], Latency] = {}
         self.asked: list[Any] = []
-        monkeypatch.setattr(stage, "measure_in_child", self.measure)
+        monkeypatch.setattr(stage, "measure_artifact", self.measure)
         monkeypatch.setattr(stage, "estimate", self.estimate)
 
     def measure(self, spec: MeasureSpec, progress: Any) -> list[Row]:

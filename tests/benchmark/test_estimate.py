@@ -245,7 +245,7 @@ def test_a_shape_that_the_graph_refuses_does_not_stop_the_others(bundle: Path) -
 def test_a_listing_process_that_dies_is_a_reason(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, says: str
 ) -> None:
-    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", program])
+    monkeypatch.setattr(process, "worker_command", lambda: [sys.executable, "-c", program])
     monkeypatch.setattr(listing, "_LONGEST_S", 1.0)
     monkeypatch.setattr(probe, "_LONGEST_S", 1.0)
     assert says in reason(bundle, device())

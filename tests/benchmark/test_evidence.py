@@ -6,7 +6,7 @@ from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateErro
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.report import EstimateEvidence
 from edgeformer.estimate.estimate import estimate_evidence, shipped_record
-from edgeformer.report.context import estimate_words
+from edgeformer.report.context import estimate_note
 from tests.report.made_reports import estimated, made_report, made_row
 
 RECORD = shipped_record()
@@ -28,7 +28,7 @@ def words(device: DeviceProfile, error: EstimateError | None = None, precisions:
         estimated_for=device.kind,
         estimate_evidence=estimate_evidence(device, error, precisions),
     )
-    return str(estimate_words(report))
+    return str(estimate_note(report))
 
 
 def of_record() -> str:

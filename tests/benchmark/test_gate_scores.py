@@ -23,11 +23,11 @@ from edgeformer.benchmark.gate_scores import ArtifactPair, CommonRows, common_ro
 from edgeformer.benchmark.profile import ProfileOptions
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.encoding import Encoded
-from edgeformer.data.rows import LabelledTexts, alike
+from edgeformer.data.rows import LabelledTexts, comparison_key
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.run import Location, locate
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 from tests.benchmark.measuring_child import RULES
 from tests.cli.in_process import in_process
 
@@ -104,8 +104,8 @@ def test_with_one_row_more_the_baselines_rows_are_scored_without_those_that_the_
     check = score_of(one_row_more, baseline)
     data: Any = baseline.data
     mine = {name: baseline.task.set_texts(data, name) for name in ("validation", "random-split")}
-    trained_on = {alike(text) for text in one_row_more.task.set_texts(one_row_more.data, "train").texts}
-    kept = [text for texts in mine.values() for text in texts.texts if alike(text) not in trained_on]
+    trained_on = {comparison_key(text) for text in one_row_more.task.set_texts(one_row_more.data, "train").texts}
+    kept = [text for texts in mine.values() for text in texts.texts if comparison_key(text) not in trained_on]
     everything = sum(map(len, mine.values()))
     assert 0 < len(kept) < everything and check.rows == len(kept)
     assert f"without the {everything - len(kept):,} that the candidate was trained on" in check.reason
@@ -282,7 +282,7 @@ def answers(right: int, wrong: int) -> np.ndarray[Any, Any]:
 def test_the_estimate_decides_and_the_reason_has_its_interval(
     old: tuple[int, int], new: tuple[int, int], limit: float, status: str, message: str | None
 ) -> None:
-    task = task_named("classification")
+    task = get_task("classification")
     facts: dict[str, object] = {"name": "score", "artifact": "a", "unit": "accuracy", "limit": limit}
     check = compare_figures(task, facts, answers(*old), answers(*new), limit, "a file")
     assert check.status == status and "95 % interval of the difference" in check.reason
@@ -295,7 +295,7 @@ def test_the_estimate_decides_and_the_reason_has_its_interval(
 @pytest.mark.parametrize("name", ["classification", "multi-label-classification", "embedding"])
 def test_figures_of_rows_add_up_to_the_tasks_own_score(name: str) -> None:
     """And so do those of some of the rows, which an interval is made of."""
-    task, rng = task_named(name), np.random.default_rng(4)
+    task, rng = get_task(name), np.random.default_rng(4)
     labels = {"classification": rng.integers(0, 3, 60), "multi-label-classification": rng.integers(0, 2, (60, 3))}
     truth = labels.get(name, np.repeat(rng.integers(0, 10**6, 30), 2))
     logits = rng.normal(size=(60, 3)).astype(np.float32)

@@ -17,12 +17,12 @@ from edgeformer.benchmark.measurement import (
     FinishedRow,
     MeasureSpec,
     MeasuringInterrupted,
-    measure_in_child,
+    measure_artifact,
     unavailable_row,
 )
 from edgeformer.benchmark.process import End
 from edgeformer.cli import main, progress
-from edgeformer.report.context import in_words
+from edgeformer.report.context import verdict_sentence
 from tests.benchmark.measuring_child import make_spec
 from tests.runtimes.tiny_bundle import write_bundle
 
@@ -73,7 +73,7 @@ def test_rows_that_were_measured_before_ctrl_c_are_written(
     ]
     assert report.verdict.status == "unknown" and report.verdict.checks == ()
     assert report.notes == NOTES
-    assert in_words(report) == "Nothing was checked; size, latency and memory were not judged: interrupted."
+    assert verdict_sentence(report) == "Nothing was checked; size, latency and memory were not judged: interrupted."
     assert report.rows[1].latency_ms.stable is False
     assert report.estimate_evidence == () and report.estimated_for is None
     assert "2 rows of" in message and str(path) in message and "nothing was judged" in message
@@ -100,7 +100,7 @@ def test_rows_of_an_interrupted_confirmation_are_not_stable(tmp_path: Path, monk
 
     monkeypatch.setattr(measurement, "run_job", run_job)
     with pytest.raises(MeasuringInterrupted) as stop:
-        measure_in_child(spec, Silent())
+        measure_artifact(spec, Silent())
     first, second = stop.value.rows
     assert first.latency_ms.stable and first.conditions["repeated_p50_ms"] == 1.0
     assert second.latency_ms.stable is False

@@ -25,7 +25,7 @@ from edgeformer.benchmark.measurement import (
     Start,
     confirmed,
     item_of,
-    measure_in_child,
+    measure_artifact,
     phases_of,
     stable_items,
     unavailable_row,
@@ -60,12 +60,12 @@ def measure_language(folder: Path, artifact_id: str, *shapes: tuple[int, int]) -
         shapes=shapes,
         rules=RULES,
     )
-    return measure_in_child(spec, Silent())
+    return measure_artifact(spec, Silent())
 
 
 def test_a_worker_measures_every_shape(bundle: Path) -> None:
     progress = Recorder()
-    rows = measure_in_child(make_spec(bundle), progress)
+    rows = measure_artifact(make_spec(bundle), progress)
     assert states(rows) == [("cold", 1, "measured"), ("steady", 1, "measured"), ("steady", 2, "measured")]
     for row in rows:
         assert (row.latency_ms.p50 or 0) > 0 and row.memory_bytes.status == "measured"
@@ -85,7 +85,7 @@ def test_a_worker_measures_every_shape(bundle: Path) -> None:
 
 def test_rows_name_the_nodes_that_another_provider_computed(bundle: Path) -> None:
     """Azure's provider is in the ordinary package and takes no node of a local graph: all of them run on the CPU."""
-    rows = measure_in_child(make_spec(bundle, provider="AzureExecutionProvider"), Silent())
+    rows = measure_artifact(make_spec(bundle, provider="AzureExecutionProvider"), Silent())
     assert states(rows) == [("cold", 1, "measured"), ("steady", 1, "measured"), ("steady", 2, "measured")]
     for row in rows:
         assert row.provider == "AzureExecutionProvider"
@@ -142,7 +142,7 @@ process.run_worker()
 def test_load_ms_excludes_imports_and_manifests(
     monkeypatch: pytest.MonkeyPatch, language: Path, artifact_id: str, phases: list[str]
 ) -> None:
-    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", SLOW_TO_PREPARE])
+    monkeypatch.setattr(process, "worker_command", lambda: [sys.executable, "-c", SLOW_TO_PREPARE])
     rows = measure_language(language, artifact_id, (1, 8))
     assert [(row.phase, row.latency_ms.status) for row in rows] == [(phase, "measured") for phase in ("cold", *phases)]
     times_ms = [row.load_ms if row.phase == "cold" else row.conditions["load_ms"] for row in rows]
@@ -151,16 +151,16 @@ def test_load_ms_excludes_imports_and_manifests(
 
 def test_a_refused_shape_does_not_stop_the_others(bundle: Path) -> None:
     checked = another(make_spec(bundle), max_positions=99)
-    rows = measure_in_child(make_spec(bundle, shapes=((1, 8), (1, 30)), checked=checked), Silent())
+    rows = measure_artifact(make_spec(bundle, shapes=((1, 8), (1, 30)), checked=checked), Silent())
     assert [(row.seq, row.latency_ms.status) for row in rows[1:]] == [(8, "measured"), (30, "unavailable")]
     assert "the graph refuses input_ids int64[1, 30]" in str(rows[-1].latency_ms.reason)
 
 
 def test_an_artifact_that_cannot_be_opened_has_rows_with_the_reason(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"not a graph")
-    rows = measure_in_child(make_spec(bundle, checked=another(make_spec(bundle), file=tmp_path / "bad.onnx")), Silent())
+    rows = measure_artifact(make_spec(bundle, checked=another(make_spec(bundle), file=tmp_path / "bad.onnx")), Silent())
     assert all("truncated, damaged, or not an ONNX file" in reason for reason in reasons(rows))
-    rows = measure_in_child(make_spec(bundle, provider="NoSuchProvider"), Silent())
+    rows = measure_artifact(make_spec(bundle, provider="NoSuchProvider"), Silent())
     assert "'NoSuchProvider' is not available" in reasons(rows)[0] and rows[0].provider == "NoSuchProvider"
 
 
@@ -202,7 +202,7 @@ def test_messages_before_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch, bundl
     assert rows[0] == finished and rows[1].provider == "P" and "exit code 5" in str(rows[1].latency_ms.reason)
     path.write_text(Refusal(item=first, reason="too long").model_dump_json() + "\n", encoding="utf-8")
     progress = Recorder()
-    measure_in_child(make_spec(bundle, shapes=((1, 8),)), progress)
+    measure_artifact(make_spec(bundle, shapes=((1, 8),)), progress)
     assert progress.messages == ["model at 1×8: not measured: too long"]
 
 
@@ -259,7 +259,7 @@ def test_a_worker_killed_from_outside_leaves_its_rows(bundle: Path) -> None:
                     child.kill()
 
     earlier, progress = set(psutil.Process().children()), Killer()
-    rows = measure_in_child(make_spec(bundle, shapes=THREE_SHAPES), progress)
+    rows = measure_artifact(make_spec(bundle, shapes=THREE_SHAPES), progress)
     assert states(rows) == ONE_LOST and "SIGKILL" in str(rows[2].latency_ms.reason)
     assert len(progress.messages) == 1 and "model at 2×8: not measured: " in progress.messages[0]
 
@@ -274,7 +274,7 @@ process.run_worker()
 
 
 def test_a_crash_while_decoding_leaves_the_whole_calls(language: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", DIES_WHILE_DECODING])
+    monkeypatch.setattr(process, "worker_command", lambda: [sys.executable, "-c", DIES_WHILE_DECODING])
     rows = measure_language(language, "onnx-fp32-step", (1, 8), (2, 8))
     assert states(rows) == [
         ("cold", 1, "measured"),
@@ -293,7 +293,7 @@ def test_an_interrupt_ends_the_worker(bundle: Path) -> None:
 
     earlier = {child.pid for child in psutil.Process().children()}
     with pytest.raises(KeyboardInterrupt):
-        measure_in_child(make_spec(bundle), Impatient())
+        measure_artifact(make_spec(bundle), Impatient())
     assert {child.pid for child in psutil.Process().children()} <= earlier
 
 

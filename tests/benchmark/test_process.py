@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.benchmark import process
-from edgeformer.benchmark.process import End, Job, child_environment, run_job
+from edgeformer.benchmark.process import End, Job, run_job, worker_environment
 from edgeformer.system import nvidia
 from tests.fakes.nvml import JETSON, LAPTOP, UUID, Driver
 
@@ -44,7 +44,7 @@ send, number = claim_stdout(), json.loads(sys.stdin.readline())["number"]
 
 def ask(monkeypatch: pytest.MonkeyPatch, program: str, silence_s: float = 60.0) -> tuple[list[int], End]:
     """What a program answers to 20, and how it ends."""
-    monkeypatch.setattr(process, "child_command", lambda: [sys.executable, "-c", PRELUDE + program])
+    monkeypatch.setattr(process, "worker_command", lambda: [sys.executable, "-c", PRELUDE + program])
     heard: list[int] = []
     job = Question(number=20, threads=1)
     return heard, run_job(job, MESSAGES, silence_s, lambda answer: heard.append(answer.number))
@@ -91,7 +91,7 @@ def test_a_killed_worker_may_have_run_out_of_memory(monkeypatch: pytest.MonkeyPa
 def test_threads_are_pinned_for_the_worker_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_PROC_BIND", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    environment = child_environment(Question(number=1, threads=2, gpu_uuid="GPU-1"))
+    environment = worker_environment(Question(number=1, threads=2, gpu_uuid="GPU-1"))
     assert environment["OMP_PROC_BIND"] == "true"
     assert environment["OMP_NUM_THREADS"] == "7", "what the user has set is kept"
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
@@ -108,9 +108,9 @@ def test_a_worker_sees_the_card_with_a_known_uuid(
     for already in (None, "0"):
         if already is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", already)
-        environment = child_environment(Question(number=1, threads=2, gpu_uuid=card.uuid))
+        environment = worker_environment(Question(number=1, threads=2, gpu_uuid=card.uuid))
         assert environment.get("CUDA_VISIBLE_DEVICES") == (UUID if persona is LAPTOP else already)
     instance = Question(number=1, threads=2, gpu_uuid="MIG-1")
-    assert child_environment(instance)["CUDA_VISIBLE_DEVICES"] == "MIG-1"
+    assert worker_environment(instance)["CUDA_VISIBLE_DEVICES"] == "MIG-1"
     foreign = Question(number=1, threads=2, gpu_uuid="ddb8f2c5-4050")
-    assert child_environment(foreign)["CUDA_VISIBLE_DEVICES"] == "0"
+    assert worker_environment(foreign)["CUDA_VISIBLE_DEVICES"] == "0"

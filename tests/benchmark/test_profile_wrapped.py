@@ -18,8 +18,8 @@ from edgeformer.benchmark.request import resolve
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate
-from edgeformer.export.import_onnx import WrapOptions, wrap
-from edgeformer.report.context import badge_text, in_words
+from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
+from edgeformer.report.context import badge_text, verdict_sentence
 from edgeformer.run import Location
 from tests.cli.run_cli import edgeformer
 from tests.export import graphs
@@ -32,7 +32,7 @@ PI = load_profile("raspberry-pi-5")
 
 
 def bundle_of(folder: Path, graph: object, **options: object) -> Bundle:
-    wrap(save(folder, graph), folder / "bundle", WrapOptions(**options))  # type: ignore[arg-type]
+    import_onnx(save(folder, graph), folder / "bundle", OnnxImportOptions(**options))  # type: ignore[arg-type]
     return Bundle.open(folder / "bundle")
 
 
@@ -60,7 +60,7 @@ def test_a_foreign_graph_passes_only_what_the_profile_limits(tmp_path: Path) -> 
     report = profiled(bundle_of(tmp_path, graphs.embedding()), batches=(1,), seqs=(5,))
     assert (report.verdict.status, report.verdict.judged) == ("pass", ("memory",))
     assert [kind.name for kind in report.verdict.not_judged] == ["size", "latency"]
-    assert in_words(report) == (
+    assert verdict_sentence(report) == (
         "Within the limit for memory (by estimate only); size and latency were not judged: "
         "the profile raspberry-pi-5 sets no limit."
     )
@@ -152,7 +152,7 @@ def test_the_command_takes_any_file(tmp_path: Path) -> None:
     ],
 )
 def test_slips(tmp_path: Path, arguments: list[str], says: str) -> None:
-    wrap(save(tmp_path / "theirs", graphs.convolutions()), tmp_path / "bundle")
+    import_onnx(save(tmp_path / "theirs", graphs.convolutions()), tmp_path / "bundle")
     refused = edgeformer("profile", *arguments, "--device", "raspberry-pi-5", cwd=tmp_path)
     assert refused.code == 2 and says in refused.err, refused.err
 
@@ -189,7 +189,7 @@ def foreign(package: str, file: str) -> Path:
 def test_files_that_others_made(
     tmp_path: Path, package: str, file: str, options: dict[str, object], device: str
 ) -> None:
-    wrap(foreign(package, file), tmp_path / "bundle", WrapOptions(**options))  # type: ignore[arg-type]
+    import_onnx(foreign(package, file), tmp_path / "bundle", OnnxImportOptions(**options))  # type: ignore[arg-type]
     bundle = Bundle.open(tmp_path / "bundle")
     (row,) = estimate(bundle, bundle.artifacts[0], load_profile(device), [ITEM])
     latency = row.latency_ms

@@ -14,7 +14,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.benchmark.recorded_report import judge_report
 from edgeformer.benchmark.request import ProfileOptions
 from edgeformer.bundle import Bundle
-from edgeformer.report.context import verdict_words
+from edgeformer.report.context import verdict_status
 from edgeformer.tasks import all_tasks
 from tests.cli.in_process import Edgeformer, in_process
 
@@ -89,7 +89,7 @@ def test_a_judged_report_names_what_has_no_limit(write: Write) -> None:
     assert [(kind.name, kind.reason) for kind in judged.verdict.not_judged] == [
         ("memory", "the profile host sets no limit")
     ]
-    assert verdict_words(judged) == "pass (size and latency only)"
+    assert verdict_status(judged) == "pass (size and latency only)"
     assert "no limit for memory; set one with --max-vram" in judged.notes
 
 

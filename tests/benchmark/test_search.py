@@ -25,7 +25,7 @@ from edgeformer.benchmark.search import SearchOptions, check_options, close_pair
 from edgeformer.benchmark.verdict import Limits
 from edgeformer.bundle import Bundle
 from edgeformer.run import locate
-from edgeformer.runtime_preference import FILE, RuntimeChoice, remember
+from edgeformer.runtime_preference import FILE, FastestRuntimes, save_fastest
 from edgeformer.system.host import default_threads
 from tests.benchmark.measuring_child import RULES, Recorder
 from tests.benchmark.search_cases import CPU, accuracy, artifact, bundle, estimate, perplexity, picked, row, run
@@ -202,9 +202,9 @@ def test_only_stable_results_become_a_runtime_preference(tmp_path: Path, stable:
         for provider, p50 in ((CPU, 4.0), ("openvino-cpu", 2.0))
     ]
     result = run(bundle(artifact("onnx-fp32")), rows)
-    remember(cast(Report, SimpleNamespace(search=result, device="host", created="now")), location)
+    save_fastest(cast(Report, SimpleNamespace(search=result, device="host", created="now")), location)
     assert (
-        parse_manifest(RuntimeChoice, location.reports / FILE, read_json_bytes(location.reports / FILE)).providers
+        parse_manifest(FastestRuntimes, location.reports / FILE, read_json_bytes(location.reports / FILE)).providers
         == kept
     )
 

@@ -8,9 +8,9 @@ from edgeformer.data.batching import (
     WINDOW_BATCHES,
     Packer,
     collate,
-    few_lengths,
-    lengthened,
     ordered_batches,
+    pad_batch,
+    padded_lengths,
     paragraph_rows,
     permute,
     plan_batches,
@@ -177,16 +177,16 @@ def test_collate_pads_to_the_longest_row():
 
 @pytest.mark.parametrize(("longest", "count", "expected"), [(10, 3, [4, 7, 10]), (3, 8, [1, 2, 3]), (1024, 1, [1024])])
 def test_compiled_lengths_end_with_the_longest_row(longest, count, expected):
-    assert few_lengths(longest, count).tolist() == expected
+    assert padded_lengths(longest, count).tolist() == expected
 
 
 def test_padded_batch_predicts_nothing_in_the_padding():
     rows = {name: np.ones((2, 3), dtype=np.int64) for name in ("input_ids", "attention_mask", "targets", "positions")}
-    padded = lengthened({**rows, "labels": np.ones((2, 4), dtype=np.int64)}, 5, pad=7)
+    padded = pad_batch({**rows, "labels": np.ones((2, 4), dtype=np.int64)}, 5, pad=7)
     assert padded["labels"].shape == (2, 4), "labels are no tokens"
     for name, fill in {"input_ids": 7, "attention_mask": 0, "targets": IGNORED, "positions": 0}.items():
         assert padded[name].tolist() == [[1, 1, 1, fill, fill]] * 2
-    assert lengthened(rows, 3, pad=7)["input_ids"].shape == (2, 3)
+    assert pad_batch(rows, 3, pad=7)["input_ids"].shape == (2, 3)
 
 
 def encoded(texts) -> Encoded:

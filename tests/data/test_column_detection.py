@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.artifacts.errors import AmbiguousDataError, DataError
-from edgeformer.data.column_detection import MAX_LABELS, Guess, guess
+from edgeformer.data.column_detection import MAX_LABELS, DetectedColumns, detect_columns
 from edgeformer.data.sources import Columns
 
 TEXTS = [f"this is the text of row number {n}, which is long" for n in range(12)]
@@ -18,7 +18,7 @@ def table(folder: Path, rows: list[list[str]], name: str = "mine.csv", delimiter
     return folder / name
 
 
-def names(result: Guess) -> tuple[str, str | None, str | None]:
+def names(result: DetectedColumns) -> tuple[str, str | None, str | None]:
     return result.source.text, result.source.text_pair, result.source.label
 
 
@@ -33,7 +33,7 @@ def names(result: Guess) -> tuple[str, str | None, str | None]:
 )
 def test_columns_are_detected(tmp_path: Path, header: list[str], expected: tuple[str, str | None, str | None]) -> None:
     rows = [[str(100 + n), text, ("gut", "schlecht", "egal")[n % 3]] for n, text in enumerate(TEXTS)]
-    result = guess(table(tmp_path, [header, *rows], delimiter=";"), Columns())
+    result = detect_columns(table(tmp_path, [header, *rows], delimiter=";"), Columns())
     assert names(result) == expected
     assert (result.source.delimiter, result.source.header) == (";", True)
     assert list(result.labels.items()) == [("egal", 4), ("gut", 4), ("schlecht", 4)]
@@ -42,49 +42,51 @@ def test_columns_are_detected(tmp_path: Path, header: list[str], expected: tuple
 def test_named_columns_are_used(tmp_path: Path) -> None:
     rows = [[text, f"other text {n}", str(n % 2), str(n % 3)] for n, text in enumerate(TEXTS)]
     path = table(tmp_path, [["text", "second", "label", "stars"], *rows])
-    assert names(guess(path, Columns())) == ("text", None, "label")
-    assert names(guess(path, Columns("second", None, "stars"))) == ("second", None, "stars")
-    assert names(guess(path, Columns(text_pair="second"))) == ("text", "second", "label")
+    assert names(detect_columns(path, Columns())) == ("text", None, "label")
+    assert names(detect_columns(path, Columns("second", None, "stars"))) == ("second", None, "stars")
+    assert names(detect_columns(path, Columns(text_pair="second"))) == ("text", "second", "label")
     broken = table(tmp_path, [["text", "second", "stars"], ["a", "b", "c"], ["a broken row"]], "broken.csv")
     with pytest.raises(DataError, match=r"no column 'star' \(--label\); did you mean 'stars'\? columns: text, second"):
-        guess(broken, Columns(label="star"))
+        detect_columns(broken, Columns(label="star"))
 
 
 def test_pairs_are_detected_by_name(tmp_path: Path) -> None:
     rows = [[text, f"other text {n}", str(n % 2)] for n, text in enumerate(TEXTS)]
     path = table(tmp_path, [["premise", "hypothesis", "label"], *rows])
-    assert names(guess(path, Columns())) == ("premise", "hypothesis", "label")
-    assert names(guess(path, Columns(text="hypothesis"))) == ("hypothesis", None, "label")
+    assert names(detect_columns(path, Columns())) == ("premise", "hypothesis", "label")
+    assert names(detect_columns(path, Columns(text="hypothesis"))) == ("hypothesis", None, "label")
 
 
 @pytest.mark.parametrize("first", [["1", "a first text"], ["good", "a first text"]])
 def test_first_row_without_names_is_data(tmp_path: Path, first: list[str]) -> None:
     rows = [first, *([("good", "bad")[n % 2], text] for n, text in enumerate(TEXTS))]
-    result = guess(table(tmp_path, rows), Columns())
+    result = detect_columns(table(tmp_path, rows), Columns())
     assert names(result) == ("2", None, "1") and not result.source.header and result.rows == 13
 
 
 def test_numbers_are_sorted_by_size(tmp_path: Path) -> None:
     rows = [[text, str(8 + n % 4)] for n, text in enumerate(TEXTS)]
-    assert list(guess(table(tmp_path, [["text", "stars"], *rows]), Columns()).labels) == ["8", "9", "10", "11"]
+    assert list(detect_columns(table(tmp_path, [["text", "stars"], *rows]), Columns()).labels) == ["8", "9", "10", "11"]
 
 
 def test_rows_without_a_label_are_skipped(tmp_path: Path) -> None:
     rows = [[text, ("", "a", "b")[n % 3]] for n, text in enumerate(TEXTS)]
-    result = guess(table(tmp_path, [["text", "label"], *rows]), Columns())
+    result = detect_columns(table(tmp_path, [["text", "label"], *rows]), Columns())
     assert result.source.skip_unlabelled and sum(result.labels.values()) == 8 and result.rows == 12
 
 
 def test_other_formats(tmp_path: Path) -> None:
     lines = [json.dumps({"body": text, "label": bool(n % 2), "tags": ["x"]}) for n, text in enumerate(TEXTS)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    result = guess(tmp_path / "a.jsonl", Columns())
+    result = detect_columns(tmp_path / "a.jsonl", Columns())
     assert names(result) == ("body", None, "label") and list(result.labels) == ["0", "1"]
     rows = [["text", "label"], *([text, str(n % 2)] for n, text in enumerate(TEXTS))]
-    assert guess(table(tmp_path, rows, "a.txt", "|"), Columns()).source.delimiter == "|"
-    plain = guess(table(tmp_path, rows, "a.tsv", "\t"), Columns()).source
+    assert detect_columns(table(tmp_path, rows, "a.txt", "|"), Columns()).source.delimiter == "|"
+    plain = detect_columns(table(tmp_path, rows, "a.tsv", "\t"), Columns()).source
     assert (plain.format, plain.delimiter) == (None, None)
-    quoted = guess(table(tmp_path, [rows[0], *([f'"{a}"', b] for a, b in rows[1:])], "b.tsv", "\t"), Columns()).source
+    quoted = detect_columns(
+        table(tmp_path, [rows[0], *([f'"{a}"', b] for a, b in rows[1:])], "b.tsv", "\t"), Columns()
+    ).source
     assert (quoted.format, quoted.delimiter) == ("csv", "\t")
 
 
@@ -100,13 +102,13 @@ def test_other_formats(tmp_path: Path) -> None:
 )
 def test_unusable_files_are_refused(tmp_path: Path, rows: list[list[str]], expected: str) -> None:
     with pytest.raises(DataError, match=expected):
-        guess(table(tmp_path, rows), Columns())
+        detect_columns(table(tmp_path, rows), Columns())
 
 
 def test_too_many_labels_are_refused(tmp_path: Path) -> None:
     rows = [[f"text {n}", f"label {n % (MAX_LABELS + 1)}"] for n in range(2 * MAX_LABELS + 2)]
     with pytest.raises(DataError, match="holds more than 200 different labels; name another one: --label COLUMN"):
-        guess(table(tmp_path, [["text", "label"], *rows]), Columns(label="label"))
+        detect_columns(table(tmp_path, [["text", "label"], *rows]), Columns(label="label"))
 
 
 @pytest.mark.parametrize("name", ["Kategorie", "KATEGORIE_", "Catégorie", "class", "Klasse", "Sentiment", "the_label"])
@@ -127,23 +129,23 @@ def test_label_is_detected_by_name_and_by_values_in_any_spelling(tmp_path: Path,
     columns = Columns()
     if name == "the_label":  # no name of a label: both columns could be one
         with pytest.raises(AmbiguousDataError, match=r"2 columns could hold the labels: 'Kunde' .4 values: .*--label"):
-            guess(path, columns)
+            detect_columns(path, columns)
         columns = Columns(label=name)
-    result = guess(path, columns)
+    result = detect_columns(path, columns)
     assert names(result) == ("Nachricht", None, name) and len(result.labels) == 9
     # Nine spellings in nine rows count as three values.
     short = table(tmp_path, [["text", "Kategorie"], *(row[1:] for row in rows[:9])], "short.csv")
-    assert guess(short, Columns()).source.label == "Kategorie"
+    assert detect_columns(short, Columns()).source.label == "Kategorie"
 
 
 def test_ambiguous_label_columns_are_listed(tmp_path: Path) -> None:
     rows = [[text, ("gut", "schlecht")[n % 2], str(n % 3)] for n, text in enumerate(TEXTS)]
     path = table(tmp_path, [["text", "Topic", "rating"], *rows])
     with pytest.raises(AmbiguousDataError) as caught:
-        guess(path, Columns())
+        detect_columns(path, Columns())
     assert caught.value.exit_code == 3
     assert str(caught.value) == (
         f"{path}: 2 columns could hold the labels: 'Topic' (2 values: 'gut', 'schlecht'); "
         "'rating' (3 values: '0', '1', '2'); choose one: --label COLUMN"
     )
-    assert names(guess(path, Columns(label="rating"))) == ("text", None, "rating")
+    assert names(detect_columns(path, Columns(label="rating"))) == ("text", None, "rating")

@@ -9,7 +9,7 @@ import pytest
 from edgeformer.artifacts.data_config import DataConfig, TrainedTokenizer
 from edgeformer.artifacts.manifest import DataFinding
 from edgeformer.data.data_warnings import label_findings
-from edgeformer.data.prepare import encode_file, look, prepare
+from edgeformer.data.prepare import data_findings, encode_file, prepare
 from edgeformer.data.rows import Row
 from edgeformer.data.sources import load_part, skip_empty
 from tests.data.conftest import file_sources, write_parquet
@@ -30,7 +30,7 @@ def config_of(sources: list[dict[str, Any]], **options: Any) -> DataConfig:
 
 
 def findings_of(config: DataConfig) -> dict[str, DataFinding]:
-    findings = {finding.kind: finding for finding in look(config)}
+    findings = {finding.kind: finding for finding in data_findings(config)}
     assert all(finding.message and "\n" not in finding.message for finding in findings.values())
     return findings
 
@@ -38,7 +38,7 @@ def findings_of(config: DataConfig) -> dict[str, DataFinding]:
 def test_clean_and_synthetic_data_have_no_warnings(tmp_path: Path) -> None:
     assert findings_of(config(tmp_path, CLEAN)) == {}
     synthetic = [{"kind": "synthetic-reviews", "rows": 3000}]
-    assert look(config_of(synthetic, split="random-split", labels=["negative", "positive"])) == []
+    assert data_findings(config_of(synthetic, split="random-split", labels=["negative", "positive"])) == []
 
 
 def test_empty_texts_are_left_out_and_reported(tmp_path: Path) -> None:

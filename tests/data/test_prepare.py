@@ -11,7 +11,7 @@ from edgeformer.artifacts.data_config import DataConfig, FileSource
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.data.encoding import Encoded, Prepared, count_values, encode
-from edgeformer.data.prepare import encode_file, lengths_of_sets, look, prepare, prepare_test
+from edgeformer.data.prepare import data_findings, encode_file, lengths_of_sets, prepare, prepare_test
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import file_source, imported_data, load_part, read
 from edgeformer.data.splits import split
@@ -166,7 +166,7 @@ def test_missing_column_is_reported_before_rows_are_read(tmp_path, stream):
     other = tsv(tmp_path / "other.tsv", synthetic_reviews(50, 2))
     parts = {"train": train, "validation": other, "test": [{**other[0], "label": "Lable"}]}
     broken = recipe(parts, "given", stream=stream)
-    for action in (lambda: prepared(broken, tmp_path / "cache"), lambda: look(broken.data)):
+    for action in (lambda: prepared(broken, tmp_path / "cache"), lambda: data_findings(broken.data)):
         with pytest.raises(DataError) as caught:
             action()
         place = f"data.parts.test.0: {tmp_path / 'other.tsv'}"

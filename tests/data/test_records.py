@@ -17,7 +17,7 @@ from typer.main import get_command
 from edgeformer.artifacts.data_config import FileSource, HubSource, stated
 from edgeformer.artifacts.errors import DataError, InputError, MissingDependencyError
 from edgeformer.cli.app import app
-from edgeformer.data.column_detection import guess
+from edgeformer.data.column_detection import detect_columns
 from edgeformer.data.records import WITH_OPTION, delimiter_of, likely_encoding
 from edgeformer.data.rows import Row
 from edgeformer.data.sources import Columns, read
@@ -291,7 +291,7 @@ def test_drafted_recipe_states_the_encoding(tmp_path: Path, monkeypatch: pytest.
     lines = "".join(f"Größe Nummer {n} für alle;{('gut', 'übel')[n % 2]}\n" for n in range(40))
     Path("de.csv").write_bytes(f"Text;Kategorie\n{lines}".encode("cp1252"))
     with pytest.raises(DataError, match="--encoding cp1252 "):
-        guess(Path("de.csv"), Columns())
+        detect_columns(Path("de.csv"), Columns())
     result = draft(Path("de.csv"), DraftOptions(columns=Columns(encoding="cp1252")))
     assert "encoding: cp1252" in result.text
     assert [*result.guess.labels] == ["gut", "übel"] and sum(result.rows.values()) == 40

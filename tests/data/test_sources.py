@@ -13,7 +13,7 @@ import pytest
 
 from edgeformer.artifacts.data_config import DataConfig, FileSource, SyntheticSource
 from edgeformer.artifacts.errors import DataError
-from edgeformer.data.column_detection import guess
+from edgeformer.data.column_detection import detect_columns
 from edgeformer.data.sources import Columns, file_source, load_parts, local_parts, read, replacement_source
 from tests.data.conftest import file_sources
 
@@ -80,7 +80,7 @@ def test_second_text_is_for_models_of_pairs(tmp_path: Path) -> None:
 def test_label_names_are_the_same_for_all_commands(tmp_path: Path, name: str) -> None:
     table = "".join(f"A text about number {n};{'ab'[n % 2]}\n" for n in range(8))
     path = write(tmp_path, "a.csv", f"Text;{name}\n{table}")
-    sources = (guess(path, Columns()).source, replacement_source(path, {}), file_source(path))
+    sources = (detect_columns(path, Columns()).source, replacement_source(path, {}), file_source(path))
     assert [source.label for source in sources] == [name] * 3
 
 

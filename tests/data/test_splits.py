@@ -15,7 +15,7 @@ from edgeformer.data.cleaning import clean
 from edgeformer.data.prepare import prepare_test
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import load_part, load_parts
-from edgeformer.data.splits import draw, hold_out, row_count, sample, set_parts, split
+from edgeformer.data.splits import hold_out, make_sets, row_count, sample, set_parts, split
 from edgeformer.models import load_recipe
 from tests.data.conftest import file_sources
 from tests.data.test_prepare import prepared, recipe, synthetic
@@ -116,7 +116,7 @@ def test_unused_parts_are_test_sets_and_each_set_can_be_drawn_alone(protocol):
     assert list(without_training(sets)) == [chosen.test_set, "hotels"]
     assert sets["hotels"] == parts["hotels"]
     for name, sources in set_parts(chosen).items():
-        rows = draw(chosen, (name,), {source: parts[source] for source in sources})[name]
+        rows = make_sets(chosen, (name,), {source: parts[source] for source in sources})[name]
         assert rows.fingerprint() == sets[name].fingerprint()
 
 

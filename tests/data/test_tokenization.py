@@ -16,11 +16,11 @@ from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import (
     SPECIAL_TOKENS,
     boundary_id,
-    cleaning_as_now,
     fingerprint,
     load_language_tokenizer,
     load_tokenizer,
     special_ids,
+    with_current_cleaning,
 )
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
@@ -144,8 +144,8 @@ def test_cleaning_of_an_earlier_version_stays(tmp_path):
     assert fingerprint(loaded) == fingerprint(earlier) != fingerprint(load(saved(plain, tmp_path)))
     assert loaded.normalizer.normalize_str("no！！") == "no！！"
     assert current.normalizer.normalize_str("no！！") == "no！"
-    assert fingerprint(cleaning_as_now(loaded)) == fingerprint(load(saved(plain, tmp_path)))
-    assert fingerprint(cleaning_as_now(plain)) == fingerprint(plain)
+    assert fingerprint(with_current_cleaning(loaded)) == fingerprint(load(saved(plain, tmp_path)))
+    assert fingerprint(with_current_cleaning(plain)) == fingerprint(plain)
 
 
 def test_files_without_a_tokenizer_are_refused(tmp_path):

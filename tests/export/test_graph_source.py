@@ -17,7 +17,7 @@ from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export as export_bundle
-from edgeformer.export.import_onnx import WrapOptions, wrap
+from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.verify import verify
 from edgeformer.runtimes.tensorrt.state import tensorrt_state
@@ -39,7 +39,7 @@ def export(folder: Path, **options: object) -> dict[str, tuple[str, str | None]]
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    wrap(save(tmp_path / "theirs", graphs.embedding(rows=64, width=16)), tmp_path / "bundle")
+    import_onnx(save(tmp_path / "theirs", graphs.embedding(rows=64, width=16)), tmp_path / "bundle")
     return tmp_path / "bundle"
 
 
@@ -80,7 +80,7 @@ def test_int8_of_convolutions_only_is_rejected(tmp_path: Path) -> None:
     graph = graphs.convolutions()
     del graph.graph.node[4:], graph.graph.initializer[3:]
     graph.graph.output[0].CopyFrom(graphs.value("pooled", graphs.FLOAT, ["batch", 8, 1, 1]))
-    wrap(save(tmp_path, graph), tmp_path / "bundle")
+    import_onnx(save(tmp_path, graph), tmp_path / "bundle")
     status, reason = export(tmp_path / "bundle", int8=True)["onnx-int8"]
     assert status == "rejected" and "convolutions and recurrent operators stay FP32" in str(reason)
     assert not (tmp_path / "bundle/onnx/model_int8.onnx").exists()
@@ -93,13 +93,13 @@ def test_rejection_names_the_worst_output(tmp_path: Path) -> None:
     tokens[:, 0], products[0] = 0, 10_000
     graph.graph.initializer[0].CopyFrom(graphs.constant("table", tokens))
     graph.graph.initializer[1].CopyFrom(graphs.constant("w", products))
-    wrap(save(tmp_path, graph), tmp_path / "bundle")
+    import_onnx(save(tmp_path, graph), tmp_path / "bundle")
     status, reason = export(tmp_path / "bundle", int8=True)["onnx-int8"]
     assert status == "rejected" and "rms error" in str(reason) and "--inputs FILE.npz" in str(reason)
 
 
 def test_weights_beside_the_graph(tmp_path: Path) -> None:
-    wrap(save_beside(tmp_path / "theirs", graphs.embedding(rows=64, width=16)), tmp_path / "bundle")
+    import_onnx(save_beside(tmp_path / "theirs", graphs.embedding(rows=64, width=16)), tmp_path / "bundle")
     export(tmp_path / "bundle", fp16=True)
     opened = Bundle.open(tmp_path / "bundle")
     assert opened.artifact("onnx-fp16").weights_file == "onnx/model_fp16.onnx_data"
@@ -145,7 +145,7 @@ def test_replace_keeps_only_the_imported_graph(bundle: Path) -> None:
 @pytest.mark.parametrize("flag", ["fp16", "int8", "int4"])
 def test_fp16_graph_cannot_be_converted_again(bundle: Path, tmp_path: Path, flag: str) -> None:
     export(bundle, fp16=True)
-    wrap(bundle / "onnx/model_fp16.onnx", tmp_path / "half")
+    import_onnx(bundle / "onnx/model_fp16.onnx", tmp_path / "half")
     with pytest.raises(InputError, match="its graph is FP16 already; import the FP32 one"):
         export(tmp_path / "half", **{flag: True})
 
@@ -172,7 +172,7 @@ class TestClassifiers:
 
     def wrapped(self, folder: Path, target: Path, **options: object) -> BundleManifest:
         arguments = {"tokenizer": folder / "tokenizer.json", "labels": ("l0", "l1"), "max_length": 16, **options}
-        return wrap(folder / "net.onnx", target, WrapOptions(**arguments))  # type: ignore[arg-type]
+        return import_onnx(folder / "net.onnx", target, OnnxImportOptions(**arguments))  # type: ignore[arg-type]
 
     def test_with_data_every_artifact_is_scored_on_it(self, folder: Path, tmp_path: Path) -> None:
         output = self.wrapped(folder, tmp_path / "bundle", data=folder / "rows.tsv")
@@ -218,7 +218,9 @@ class TestClassifiers:
     def test_graph_without_logits_is_no_classifier(self, folder: Path, tmp_path: Path) -> None:
         path = save(tmp_path, graphs.embedding())
         with pytest.raises(InputError, match="has an output `logits`, this one has states, length, largest"):
-            wrap(path, tmp_path / "b", WrapOptions(tokenizer=folder / "tokenizer.json", labels=("l0", "l1")))
+            import_onnx(
+                path, tmp_path / "b", OnnxImportOptions(tokenizer=folder / "tokenizer.json", labels=("l0", "l1"))
+            )
 
 
 def test_int4_of_an_imported_graph(bundle: Path, tmp_path: Path) -> None:
@@ -236,7 +238,7 @@ def test_export_works_inside_the_bundle_folder(bundle: Path, tmp_path: Path, mon
     assert list(export(Path(), int8=True)) == ["onnx-fp32", "onnx-int8"]
     assert Path.cwd() == bundle and Path("onnx/model_int8.onnx").is_file(), "in the new one"
     assert verify(Bundle.open(Path())).exit_code == 0
-    output = wrap(tmp_path / "theirs" / "net.onnx", Path(), WrapOptions(replace=True))
+    output = import_onnx(tmp_path / "theirs" / "net.onnx", Path(), OnnxImportOptions(replace=True))
     assert [artifact.id for artifact in output.artifacts] == ["onnx-fp32"] and not Path("onnx/model_int8.onnx").exists()
     (bundle / "onnx").mkdir(exist_ok=True)
     monkeypatch.chdir(bundle / "onnx")
@@ -301,7 +303,7 @@ def test_rejected_engine_leaves_no_file(wrapped_engine: Path, tmp_path: Path) ->
     node = helper.make_node("Det", ["x"], ["y"])
     ends = ([graphs.value("x", graphs.FLOAT, ["batch", 4, 4])], [graphs.value("y", graphs.FLOAT, ["batch"])])
     bundle = tmp_path / "bundle"
-    wrap(graphs.save(tmp_path, graphs.model([node], *ends)), bundle)
+    import_onnx(graphs.save(tmp_path, graphs.model([node], *ends)), bundle)
     (bundle / FILE).parent.mkdir()
     shutil.copy(wrapped_engine / FILE, bundle / FILE)
     update(bundle, artifacts=(*Bundle.open(bundle).artifacts, Bundle.open(wrapped_engine).artifact(ID)))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeformer.export.graphs import weights_file, write_graph
-from edgeformer.models.tracing import cut_out, export_graph, text_spec
+from edgeformer.models.tracing import export_graph, extract_outputs, text_spec
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
 
@@ -46,7 +46,7 @@ def test_cut_out_graph_holds_only_what_it_needs(traced, tmp_path: Path) -> None:
     model, graph = traced
     for name, needed in (("first", 20 * 16 + 16 * 16 + 16 + 16 * 8), ("second", 20 * 16 + 16 * 16 + 32 + 16 * 24)):
         path = tmp_path / f"{name}.onnx"
-        write_graph(cut_out(graph, {name: "logits"}), path)
+        write_graph(extract_outputs(graph, {name: "logits"}), path)
         assert stored(path) == needed
         ids = np.arange(10, dtype=np.int64).reshape(2, 5)
         with OnnxSession(path) as session, torch.inference_mode():
@@ -58,10 +58,12 @@ def test_cut_out_graph_holds_only_what_it_needs(traced, tmp_path: Path) -> None:
 def test_graphs_that_share_weights_store_them_once(traced, tmp_path: Path) -> None:
     _, graph = traced
     alone = tmp_path / "alone"
-    sizes = [write_graph(cut_out(graph, {name: "logits"}), alone / f"{name}.onnx") for name in ("first", "second")]
+    sizes = [
+        write_graph(extract_outputs(graph, {name: "logits"}), alone / f"{name}.onnx") for name in ("first", "second")
+    ]
     with weights_file(tmp_path / "model.onnx_data") as weights:
         shared = [
-            write_graph(cut_out(graph, {name: "logits"}), tmp_path / f"{name}.onnx", weights)
+            write_graph(extract_outputs(graph, {name: "logits"}), tmp_path / f"{name}.onnx", weights)
             for name in ("first", "second")
         ]
     distinct = 20 * 16 + 16 * 16 + 16 * 8 + 16 * 24

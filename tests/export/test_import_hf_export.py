@@ -174,7 +174,7 @@ def test_gate_scores_pairs_outside_the_candidates_training_data(encoder: Path, t
     for _ in range(2):  # with the fingerprints of its own sets
         seal(candidate, type(baseline.manifest).model_validate_json(json.dumps(document), strict=False))
         opened = Bundle.open(candidate)
-        sets = opened.task.known_sets(opened.data)
+        sets = opened.task.available_sets(opened.data)
         document["data_fingerprints"] = {name: texts.fingerprint() for name, texts in sets.items()}
     rows = common_rows(baseline, opened, None)
     assert isinstance(rows, CommonRows), rows

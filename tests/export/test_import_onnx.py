@@ -16,7 +16,7 @@ from edgeformer.artifacts.onnx_outline import Port
 from edgeformer.artifacts.verification import DAMAGED
 from edgeformer.bundle import Bundle
 from edgeformer.export.foreign_graph import GOLDEN_SEQ, find_axes, parse_range, parse_shape, role_of
-from edgeformer.export.import_onnx import WrapOptions, wrap, wrap_cached
+from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx, import_onnx_cached
 from edgeformer.inference.verify import verify
 from edgeformer.tasks.tensors import Axis
 from tests.cli.run_cli import edgeformer
@@ -111,7 +111,7 @@ def test_invalid_ranges(text: str) -> None:
 
 
 def wrapped(tmp_path: Path, graph: onnx.ModelProto, **options: object) -> Bundle:
-    wrap(save(tmp_path / "theirs", graph), tmp_path / "bundle", WrapOptions(**options))  # type: ignore[arg-type]
+    import_onnx(save(tmp_path / "theirs", graph), tmp_path / "bundle", OnnxImportOptions(**options))  # type: ignore[arg-type]
     return Bundle.open(tmp_path / "bundle")
 
 
@@ -164,7 +164,7 @@ class TestWhatItHolds:
 
     def test_external_weights_are_copied(self, tmp_path: Path) -> None:
         path = save_beside(tmp_path / "theirs", graphs.convolutions(), "net.weights")
-        wrap(path, tmp_path / "bundle")
+        import_onnx(path, tmp_path / "bundle")
         bundle = Bundle.open(tmp_path / "bundle")
         (artifact,) = bundle.artifacts
         assert artifact.weights_file == "onnx/net.weights"
@@ -364,7 +364,7 @@ class TestWhatIsRefused:
                 entry.value = location if entry.key == "location" else entry.value
         path.write_bytes(graph.SerializeToString())
         with pytest.raises(ArtifactError, match="reads weights from"):
-            wrap(path, tmp_path / "bundle")
+            import_onnx(path, tmp_path / "bundle")
         assert not (tmp_path / "bundle").exists()
 
     def test_weights_behind_a_symbolic_link(self, tmp_path: Path) -> None:
@@ -372,43 +372,45 @@ class TestWhatIsRefused:
         (tmp_path / "theirs/net.weights").rename(tmp_path / "secret")
         (tmp_path / "theirs/net.weights").symlink_to(tmp_path / "secret")
         with pytest.raises(ArtifactError, match="not inside of its folder"):
-            wrap(path, tmp_path / "bundle")
+            import_onnx(path, tmp_path / "bundle")
 
     @pytest.mark.parametrize("content", [b"", b"no graph at all", b"\x3a\xff\xff\xff\xff\x0f"])
     def test_no_graph(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "net.onnx"
         path.write_bytes(content)
         with pytest.raises(ArtifactError, match="is no ONNX graph"):
-            wrap(path, tmp_path / "bundle")
+            import_onnx(path, tmp_path / "bundle")
 
     def test_existing_folder_needs_replace(self, tmp_path: Path) -> None:
         path = save(tmp_path / "theirs", graphs.convolutions())
-        wrap(path, tmp_path / "bundle")
+        import_onnx(path, tmp_path / "bundle")
         with pytest.raises(InputError, match="--replace"):
-            wrap(path, tmp_path / "bundle")
-        wrap(path, tmp_path / "bundle", WrapOptions(seed=1, replace=True))
+            import_onnx(path, tmp_path / "bundle")
+        import_onnx(path, tmp_path / "bundle", OnnxImportOptions(seed=1, replace=True))
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine/notes.txt").write_text("mine")
         with pytest.raises(InputError, match="no bundle"):
-            wrap(path, tmp_path / "mine", WrapOptions(replace=True))
+            import_onnx(path, tmp_path / "mine", OnnxImportOptions(replace=True))
         assert (tmp_path / "mine/notes.txt").read_text() == "mine"
 
 
 class TestCached:
     def test_one_bundle_for_the_same_file_and_options(self, tmp_path: Path) -> None:
         path = save(tmp_path / "theirs", graphs.convolutions())
-        first = wrap_cached(path, tmp_path / "artifacts", WrapOptions())
+        first = import_onnx_cached(path, tmp_path / "artifacts", OnnxImportOptions())
         created = Bundle.open(first).manifest.created
-        assert wrap_cached(path, tmp_path / "artifacts", WrapOptions()) == first
+        assert import_onnx_cached(path, tmp_path / "artifacts", OnnxImportOptions()) == first
         assert Bundle.open(first).manifest.created == created
-        assert wrap_cached(path, tmp_path / "artifacts", WrapOptions(shapes={"x": (2, 3, 16, 16)})) != first
+        assert (
+            import_onnx_cached(path, tmp_path / "artifacts", OnnxImportOptions(shapes={"x": (2, 3, 16, 16)})) != first
+        )
         assert first.parent == tmp_path / "artifacts/wrapped"
 
     def test_damaged_cached_bundle_is_rebuilt(self, tmp_path: Path) -> None:
         path = save(tmp_path / "theirs", graphs.convolutions())
-        folder = wrap_cached(path, tmp_path / "artifacts", WrapOptions())
+        folder = import_onnx_cached(path, tmp_path / "artifacts", OnnxImportOptions())
         (folder / "onnx/model.onnx").write_bytes(b"damaged")
-        assert wrap_cached(path, tmp_path / "artifacts", WrapOptions()) == folder
+        assert import_onnx_cached(path, tmp_path / "artifacts", OnnxImportOptions()) == folder
         assert verify(Bundle.open(folder)).exit_code == 0
 
 

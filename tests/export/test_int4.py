@@ -22,7 +22,7 @@ from edgeformer.export.variants import ExportOptions
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.graphs import compose_decode, trace_pieces
-from edgeformer.models.tracing import Graphs, export_graph, text_spec, tidy
+from edgeformer.models.tracing import Graphs, deduplicate_weights, export_graph, text_spec
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from tests.export.language_run import write_language_run
 from tests.export.test_int8 import IDS, POSITIONS, Everything, run
@@ -113,7 +113,7 @@ def test_small_tables_stay_fp32_where_nodes_have_no_names(traced: onnx_ir.Model)
 
 @pytest.mark.parametrize(("pretrained", "block"), [(True, BLOCK), (False, LONG_BLOCK)])
 def test_pretrained_weights_get_shorter_blocks(traced: onnx_ir.Model, pretrained: bool, block: int) -> None:
-    output = quantized_graphs(Graphs(traced, row_scales=pretrained)).exits
+    output = quantized_graphs(Graphs(traced, has_row_scales=pretrained)).exits
     products = [node for node in output.graph if node.op_type == "MatMulNBits"]
     assert {node.attributes.get_int("block_size") for node in products} == {block}
 
@@ -177,7 +177,7 @@ def test_merged_attention_computes_the_same(
 ) -> None:
     merged = written_out.clone()
     assert merge_attention(merged) == LOOPS
-    tidy(merged)
+    deduplicate_weights(merged)
     remaining = [node.op_type for node in merged.graph]
     assert remaining.count("MultiHeadAttention") == LOOPS
     assert not {"Softmax", "Trilu", "Where"} & set(remaining)

@@ -18,7 +18,7 @@ from edgeformer.export.audit import audit_sharing, stored_twice
 from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.int8 import quantize, quantized_nodes
 from edgeformer.models.adapter import count_parameters
-from edgeformer.models.tracing import cut_out, export_graph, text_spec
+from edgeformer.models.tracing import export_graph, extract_outputs, text_spec
 from edgeformer.run import read_run
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from tests.export.language_run import exported_language_run
@@ -155,7 +155,7 @@ def test_audit_sees_an_int8_weight_that_was_copied(module: Everything, quantized
 def test_a_graph_cut_out_of_a_quantised_one_computes_the_same(quantized: onnx_ir.Model, tmp_path: Path) -> None:
     both = run(quantized, tmp_path / "both.onnx", {"input_ids": IDS})
     for name in ("first", "second"):
-        single = run(cut_out(quantized, {name: "logits"}), tmp_path / f"{name}.onnx", {"input_ids": IDS})
+        single = run(extract_outputs(quantized, {name: "logits"}), tmp_path / f"{name}.onnx", {"input_ids": IDS})
         assert (single["logits"] == both[name]).all()
 
 
@@ -233,12 +233,12 @@ def test_row_scales_keep_precision_beside_a_large_position(tmp_path: Path) -> No
     rows[0] *= 300  # as [SEP] of a BERT
     rows[1] = 0
     errors = {}
-    for row_scales in (False, True):
-        output = quantize(model, row_scales=row_scales)
-        result = run(output, tmp_path / f"{row_scales}.onnx", {"x": rows})["y"]
+    for has_row_scales in (False, True):
+        output = quantize(model, has_row_scales=has_row_scales)
+        result = run(output, tmp_path / f"{has_row_scales}.onnx", {"x": rows})["y"]
         assert quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1}
         assert not result[1].any()
-        errors[row_scales] = np.abs(result - rows @ weight)[2:].max()
+        errors[has_row_scales] = np.abs(result - rows @ weight)[2:].max()
     assert errors[True] < 0.2 < errors[False]
 
 

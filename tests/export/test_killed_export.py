@@ -10,7 +10,7 @@ import pytest
 
 from edgeformer.artifacts.errors import InterruptedRun
 from edgeformer.cli.export import report_bundle_on_interrupt
-from edgeformer.run import bundle_in, locate
+from edgeformer.run import find_bundle, locate
 from tests.torture.export_children import assert_whole, copied_run, export_in_child
 
 BETWEEN_THE_RENAMES = ("replace bundle", "after")
@@ -22,7 +22,7 @@ def test_killed_between_the_renames(tmp_path: Path) -> None:
     ids, log = assert_whole(run), tmp_path / "log"
     assert export_in_child(run, kill=BETWEEN_THE_RENAMES, log=log) == -signal.SIGKILL
     assert not (run / "bundle").exists(), "it was killed at another moment than this test means"
-    assert locate(str(run / "bundle"), tmp_path).bundle == bundle_in(run) == run / "bundle"
+    assert locate(str(run / "bundle"), tmp_path).bundle == find_bundle(run) == run / "bundle"
     assert assert_whole(run) == ids
     assert list(run.glob(".bundle.*.tmp")), "the incomplete new bundle"
     stopped = export_in_child(run, kill=BETWEEN_THE_RENAMES, log=log, signalled=signal.SIGTERM)

@@ -22,7 +22,7 @@ from edgeformer.models.adapter import count_parameters
 from edgeformer.models.encoder import adapter as graphs
 from edgeformer.models.encoder.adapter import ADAPTER
 from edgeformer.models.encoder.model import EncoderClassifier
-from edgeformer.models.layers import half_for_export
+from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.tracing import GraphSpec, export_graph
 
 TEXTS = ["a wonderful film, told with wit", "an endless, dull story without any wit at all"] * 3
@@ -89,7 +89,7 @@ def test_trimmed_graphs_are_identical_and_trace_only_the_table(
     built = classifier(original)
     small = ADAPTER.trim(built, torch.from_numpy(trimmed.kept))
     for item in (built, small) if precision == "fp16" else ():
-        half_for_export(item)
+        convert_weights_to_fp16(item)
     names = ("input_ids", "attention_mask")
     full = ADAPTER.trace(built, names, steps=True)
     write_graph(full.exits, tmp_path / "whole.onnx")

@@ -10,8 +10,8 @@ import pytest
 
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.generate import GenerateOptions, generate
-from edgeformer.inference.predict import opened, predict
-from edgeformer.run import Location, bundle_in, locate
+from edgeformer.inference.predict import open_predictor, predict
+from edgeformer.run import Location, find_bundle, locate
 from edgeformer.tasks.sampling import Sampling
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,7 @@ def test_a_classifier_answers_on_the_card_as_on_the_cpu(finished_run: Path) -> N
     texts = ["a warm and funny film", "dull", "neither good nor bad"]
     usual = predict(at(finished_run), texts, "torch")[1]
     slow = predict(at(finished_run), texts, "torch", runtime="torch-cpu")[1]
-    with opened(at(finished_run), "torch") as model:
+    with open_predictor(at(finished_run), "torch") as model:
         assert model.notes() == ("torch: the run's own weights are computed by torch-cuda",)
     for one, other in zip(usual, slow, strict=True):
         assert one.as_dict()["label"] == other.as_dict()["label"]
@@ -40,7 +40,7 @@ def test_a_classifier_answers_on_the_card_as_on_the_cpu(finished_run: Path) -> N
 
 def test_a_language_model_is_scored_and_writes_on_the_card(finished_language_run: Path) -> None:
     where = at(finished_language_run)
-    assert bundle_in(finished_language_run) is None
+    assert find_bundle(finished_language_run) is None
     usual, slow = (evaluate(where, EvaluateOptions("torch", runtime=one)).rows[0] for one in (None, "torch-cpu"))
     assert usual.perplexity is not None and math.isfinite(usual.perplexity)
     assert usual.perplexity == pytest.approx(slow.perplexity, rel=1e-3)

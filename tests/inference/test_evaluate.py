@@ -22,7 +22,7 @@ from edgeformer.data.batching import TextRows, text_batch
 from edgeformer.data.language import encode_text_file, prepare_text_set
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-from edgeformer.inference.predict import opened, predict
+from edgeformer.inference.predict import open_predictor, predict
 from edgeformer.models import load_recipe
 from edgeformer.models.weights import load_model
 from edgeformer.run import Location, locate, read_run
@@ -148,7 +148,7 @@ def test_a_named_runtime_computes_the_runs_own_weights(finished_run: Path) -> No
     assert (finished_run / "evaluation.json").read_bytes() == saved, "scores of a named runtime are not saved"
     texts = ["a fine film"]
     assert predict(location, texts, "torch", runtime="torch-cpu") == predict(location, texts, "torch")
-    with opened(location, "torch", runtime="torch-cpu") as model:
+    with open_predictor(location, "torch", runtime="torch-cpu") as model:
         assert [*model.notes()] == lines
     for runtime, message in (("torch-cuda", "torch sees no CUDA card"), ("openvino", "opens none of torch")):
         if runtime != "torch-cuda" or not torch.cuda.is_available():

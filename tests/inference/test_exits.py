@@ -23,7 +23,7 @@ from edgeformer.bundle import Bundle, seal
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.inference import exits
 from edgeformer.inference.evaluate import EvaluateOptions
-from edgeformer.inference.exits import GuaranteeOptions, promise_exits
+from edgeformer.inference.exits import GuaranteeOptions, calibrate_exits
 from edgeformer.inference.predict import Confidence, predict, select_candidates
 from edgeformer.run import Location, locate
 from edgeformer.runtimes.onnxruntime.decode import StepSession
@@ -123,7 +123,7 @@ def held_out(original: Path, tmp_path_factory: pytest.TempPathFactory) -> HeldOu
 def promised(original: Path, held_out: HeldOut, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with a guarantee. Read only."""
     folder = Path(shutil.copytree(original, tmp_path_factory.mktemp("promised") / "device"))
-    promise_exits(at(folder), GuaranteeOptions(EvaluateOptions(STEP, data=held_out(ROWS)), 0.08, 0.1))
+    calibrate_exits(at(folder), GuaranteeOptions(EvaluateOptions(STEP, data=held_out(ROWS)), 0.08, 0.1))
     return folder
 
 
@@ -226,7 +226,7 @@ def test_unclear_timing_is_not_said_to_pay(promised: Path) -> None:
 def test_timing_ends_at_its_time_limit(bundle: Path, held_out: HeldOut, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exits, "_TIMING_LIMIT_S", 0.0)
     options = GuaranteeOptions(EvaluateOptions(STEP, data=held_out(ROWS)), 0.08, 0.1)
-    assert promise_exits(at(bundle), options)[STEP].time.rows == 64
+    assert calibrate_exits(at(bundle), options)[STEP].time.rows == 64
 
 
 def test_exits_of_the_current_folder(
@@ -402,11 +402,11 @@ def test_nothing_is_written_if_one_artifact_fails(
         calls.append(arguments)
         return promise(*arguments) if len(calls) == 1 else None
 
-    monkeypatch.setattr(exits, "promise", promise_first)
+    monkeypatch.setattr(exits, "choose_thresholds", promise_first)
     command = ("exits", str(bundle), "--data", str(held_out(ROWS)), *GOAL)
     assert "wherever a text leaves" in edgeformer(*command, code=2)
     assert len(calls) == 2 and (bundle / "bundle.json").read_bytes() == manifest
-    monkeypatch.setattr(exits, "promise", promise)
+    monkeypatch.setattr(exits, "choose_thresholds", promise)
     both = [candidate for candidate in select_candidates(at(bundle), "all") if candidate.id in (STEP, second.id)]
     monkeypatch.setattr(exits, "select_candidates", lambda *_: both)
     edgeformer(*command)

@@ -26,8 +26,8 @@ from edgeformer.artifacts.row_files import Row
 from edgeformer.data.sources import Columns
 from edgeformer.data.unlabelled import WINDOW_ROWS, InputRow, Reading, Unlabelled, unlabelled, windows
 from edgeformer.inference import predict_file as module
-from edgeformer.inference.predict import Model, opened, predict
-from edgeformer.inference.predict_file import ahead, predict_file
+from edgeformer.inference.predict import Predictor, open_predictor, predict
+from edgeformer.inference.predict_file import predict_file, run_ahead
 from edgeformer.run import locate
 from tests.cli.run_cli import Outcome, edgeformer
 
@@ -49,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    with opened(locate(str(CLASSIFIER), CLASSIFIER.parent)) as model:
+def model() -> Iterator[Predictor]:
+    with open_predictor(locate(str(CLASSIFIER), CLASSIFIER.parent)) as model:
         yield model
 
 
@@ -175,7 +175,7 @@ def test_a_file_that_breaks_later_leaves_no_output(folder: Path) -> None:
     assert not [path for path in folder.iterdir() if "b.jsonl" in path.name]
 
 
-def test_cells_without_text_have_errors_and_long_ones_are_truncated(model: Model, tmp_path: Path) -> None:
+def test_cells_without_text_have_errors_and_long_ones_are_truncated(model: Predictor, tmp_path: Path) -> None:
     def answers(name: str, content: str) -> list[dict[str, Any]]:
         (tmp_path / name).write_text(content, encoding="utf-8")
         with unlabelled(tmp_path / name, io.BytesIO(), Reading({})) as texts:
@@ -266,7 +266,7 @@ class CountingFile:
         pass
 
 
-def test_memory_is_bounded_and_order_is_kept(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_and_order_is_kept(model: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "windows", lambda rows: windows(rows, most_rows=64))
     file = CountingFile(4000)
     assert predict_file(model, Unlabelled("test", False, None, file.texts), file).rows == 4000
@@ -285,7 +285,7 @@ def test_windows_are_bounded_by_characters() -> None:
     assert sizes(InputRow("a", values={"text": "a", "kept": "b" * 30}), 3, 100, 20) == [1, 1, 1]
 
 
-def test_an_error_in_any_thread_ends_all_threads(model: Model) -> None:
+def test_an_error_in_any_thread_ends_all_threads(model: Predictor) -> None:
     def broken_texts() -> Iterator[InputRow]:
         yield from [InputRow("good")] * (WINDOW_ROWS + 1)
         raise DataError("line 9: broken")
@@ -309,7 +309,7 @@ def test_ahead_stops_when_it_is_closed() -> None:
             produced.append(number)
             yield number
 
-    items = ahead(numbers())
+    items = run_ahead(numbers())
     assert [next(items), next(items)] == [0, 1]
     items.close()
     count = len(produced)

@@ -15,23 +15,30 @@ import pytest
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.bundle import Bundle
-from edgeformer.inference.predict import Model
-from edgeformer.inference.serving_engine import Engine, Limits, Metrics, OverloadedError, served, similar
+from edgeformer.inference.predict import Predictor
+from edgeformer.inference.serving_engine import (
+    Engine,
+    Limits,
+    Metrics,
+    OverloadedError,
+    batch_by_length,
+    open_served_predictor,
+)
 from edgeformer.tasks.task import Unanswered
 
 OLD = Path(__file__).parents[1] / "old_format"
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    with served(Bundle.open(OLD / "classifier-v1" / "bundle"), None) as opened:
+def model() -> Iterator[Predictor]:
+    with open_served_predictor(Bundle.open(OLD / "classifier-v1" / "bundle"), None) as opened:
         yield opened
 
 
 class BlockedRun:
     """A session's ``run`` that blocks until ``go`` is set, and counts the rows of each call."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Predictor) -> None:
         self._run = model.run
         self.entered, self.go = threading.Event(), threading.Event()
         self.rows: list[int] = []
@@ -46,7 +53,7 @@ class BlockedRun:
 
 
 @contextmanager
-def blocked_engine(model: Model, limits: Limits | None = None) -> Iterator[tuple[Engine, BlockedRun]]:
+def blocked_engine(model: Predictor, limits: Limits | None = None) -> Iterator[tuple[Engine, BlockedRun]]:
     run = BlockedRun(model)
     with Engine(replace(model, run=run), limits or Limits(), Metrics()) as engine:
         yield engine, run
@@ -56,7 +63,7 @@ def label(answer: Any) -> tuple[str, float]:
     return answer.label, answer.probability
 
 
-def test_waiting_requests_are_batched_and_each_gets_its_own_answers(model: Model) -> None:
+def test_waiting_requests_are_batched_and_each_gets_its_own_answers(model: Predictor) -> None:
     texts = [f"{'very ' * (number % 9)}good film {number}" for number in range(40)]
     with blocked_engine(model, Limits(batch=16)) as (engine, run):
         futures = [engine.submit([texts[0]])]
@@ -70,14 +77,14 @@ def test_waiting_requests_are_batched_and_each_gets_its_own_answers(model: Model
     assert run.rows[0] == 1 and max(run.rows) > 4 and sum(run.rows) == len(texts)
 
 
-def test_batch_1_runs_every_text_alone(model: Model) -> None:
+def test_batch_1_runs_every_text_alone(model: Predictor) -> None:
     with blocked_engine(model, Limits(batch=1)) as (engine, run):
         run.go.set()
         wait([engine.submit(["good", "bad film"]), engine.submit(["dull"])], 30)
     assert run.rows == [1, 1, 1]
 
 
-def test_a_full_queue_refuses_with_a_retry_time(model: Model) -> None:
+def test_a_full_queue_refuses_with_a_retry_time(model: Predictor) -> None:
     with blocked_engine(model, Limits(queue=3)) as (engine, run):
         first = engine.submit(["good"])
         assert run.entered.wait(30)
@@ -90,7 +97,7 @@ def test_a_full_queue_refuses_with_a_retry_time(model: Model) -> None:
         assert len(engine.submit(["good"] * 5).result(30)) == 5  # an empty queue takes any single request
 
 
-def test_closing_answers_the_accepted_requests(model: Model) -> None:
+def test_closing_answers_the_accepted_requests(model: Predictor) -> None:
     with blocked_engine(model) as (engine, run):
         futures = [engine.submit([f"film {number}"]) for number in range(10)]
         closing = threading.Thread(target=engine.close)
@@ -104,7 +111,7 @@ def test_closing_answers_the_accepted_requests(model: Model) -> None:
         assert [future.result(0)[0].text for future in futures] == [f"film {number}" for number in range(10)]
 
 
-def test_a_cancelled_request_is_not_run(model: Model) -> None:
+def test_a_cancelled_request_is_not_run(model: Predictor) -> None:
     with blocked_engine(model) as (engine, run):
         first = engine.submit(["good"])
         assert run.entered.wait(30)
@@ -118,7 +125,7 @@ def test_a_cancelled_request_is_not_run(model: Model) -> None:
         cancelled.result(0)
 
 
-def test_an_error_reaches_only_the_request_that_causes_it(model: Model) -> None:
+def test_an_error_reaches_only_the_request_that_causes_it(model: Predictor) -> None:
     with blocked_engine(model) as (engine, run):
         first = engine.submit(["good"])
         assert run.entered.wait(30)
@@ -132,15 +139,15 @@ def test_an_error_reaches_only_the_request_that_causes_it(model: Model) -> None:
 
 def test_rows_of_a_call_have_similar_lengths() -> None:
     lengths = np.array([3, 40, 4, 21, 20, 2, 19, 40], dtype=np.int64)
-    batches = similar(lengths, 3)
+    batches = batch_by_length(lengths, 3)
     assert [lengths[batch].tolist() for batch in batches] == [[40, 40, 21], [20, 19], [4, 3, 2]]
     assert sorted(np.concatenate(batches).tolist()) == list(range(8))
-    assert similar(np.array([], dtype=np.int64), 4) == []
-    assert [len(batch) for batch in similar(np.full(5, 7), 2)] == [2, 2, 1]
+    assert batch_by_length(np.array([], dtype=np.int64), 4) == []
+    assert [len(batch) for batch in batch_by_length(np.full(5, 7), 2)] == [2, 2, 1]
 
 
 def test_a_language_model_is_refused() -> None:
-    opening = served(Bundle.open(OLD / "language-v1" / "bundle"), None)
+    opening = open_served_predictor(Bundle.open(OLD / "language-v1" / "bundle"), None)
     message = "has no labels, so there is nothing to serve; use edgeformer generate"
     with pytest.raises(InputError, match=message), opening:
         pass

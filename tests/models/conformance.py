@@ -30,14 +30,14 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import ALIGNMENT, weights_file, write_graph
 from edgeformer.models import REGISTRY, ModelSpec, model_spec_of
-from edgeformer.models.adapter import Losses, ModelAdapter, Place, count_parameters, run_scorer
-from edgeformer.models.layers import half_for_export
-from edgeformer.models.tracing import Graphs, cut_out, state_name
+from edgeformer.models.adapter import BuildTarget, Losses, ModelAdapter, count_parameters, run_scorer
+from edgeformer.models.layers import convert_weights_to_fp16
+from edgeformer.models.tracing import Graphs, extract_outputs, state_name
 from edgeformer.models.weights import load_model, save_model
 from edgeformer.runtimes.onnxruntime.decode import StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import torch_decoder
-from edgeformer.tasks import Prepared, Task, task_named
+from edgeformer.tasks import Prepared, Task, get_task
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.training.memory import predict_peak
 from edgeformer.training.plan import count_offline
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def task(self) -> Task:
-        return task_named(self.recipe.task)
+        return get_task(self.recipe.task)
 
     @property
     def exits(self) -> tuple[int, ...]:
@@ -96,11 +96,11 @@ class Case:
 def make_case(recipe: Recipe, folder: Path) -> Case:
     """Build a case whose data is cached in ``folder``."""
     torch.manual_seed(0)
-    model, _ = model_spec_of(recipe).adapter.build(recipe, Place(for_export=True))
+    model, _ = model_spec_of(recipe).adapter.build(recipe, BuildTarget(for_export=True))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    return Case(recipe, task_named(recipe.task).prepare(recipe, folder, Silent()), model.eval())
+    return Case(recipe, get_task(recipe.task).prepare(recipe, folder, Silent()), model.eval())
 
 
 def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
@@ -143,7 +143,7 @@ def check_identity(case: Case) -> None:
     """The kind is unique, the task exists, and cards and hubs get their texts."""
     model_spec, card_line = case.model_spec, case.model_spec.card_line(case.recipe.model)
     assert [other.kind for other in REGISTRY.all()].count(model_spec.kind) == 1
-    assert model_spec.tasks and all(task_named(name).name == name for name in model_spec.tasks)
+    assert model_spec.tasks and all(get_task(name).name == name for name in model_spec.tasks)
     assert case.recipe.task in model_spec.tasks and isinstance(case.recipe.model, model_spec.config_type)
     assert card_line.strip() == card_line and card_line and "\n" not in card_line
     assert model_spec.tags() and all(tag == tag.lower().strip() for tag in model_spec.tags())
@@ -178,7 +178,7 @@ def check_initial_weights(case: Case) -> None:
 
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return case.adapter.build(case.recipe, Place())[0]
+        return case.adapter.build(case.recipe, BuildTarget())[0]
 
     first, second, other = (build(seed).state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
@@ -258,7 +258,7 @@ def check_graphs(case: Case, folder: Path) -> None:
     assert tuple(value.name for value in graphs.exits.graph.outputs) == tuple(exits.outputs)
     for exit_ in case.exits:
         path = folder / f"exit{exit_}.onnx"
-        write_graph(cut_out(graphs.exits, {exit_logits(exit_): "logits"}), path)
+        write_graph(extract_outputs(graphs.exits, {exit_logits(exit_): "logits"}), path)
         sharing = audit_sharing(onnx.load(str(path)), parameters[exit_])
         assert sharing.stored_parameters == sharing.unique_parameters, f"exit {exit_}"
         with OnnxSession(path, threads=1) as session:
@@ -269,7 +269,7 @@ def check_graphs(case: Case, folder: Path) -> None:
                 difference = np.abs(logits - torch_outputs(case, inputs)[exit_logits(exit_)]).max()
                 assert difference < FP32_TOLERANCE, (rows, length)
     states = {state_name(loop): state_name(loop) for loop in range(1, case.exits[-1] + 1)}
-    write_graph(cut_out(graphs.exits, states), folder / "states.onnx")
+    write_graph(extract_outputs(graphs.exits, states), folder / "states.onnx")
     with OnnxSession(folder / "states.onnx", threads=1) as session:
         expected = torch_outputs(case, case.inputs())
         for name, state in session.run(case.inputs()).items():
@@ -281,7 +281,7 @@ def check_longest_input(case: Case, folder: Path) -> None:
     """Graphs take ``max_positions`` tokens."""
     inputs = {name: np.ones((1, case.recipe.model.max_positions), dtype=np.int64) for name in case.input_names}
     output = exit_logits(case.exits[0])
-    write_graph(cut_out(case.graphs.exits, {output: "logits"}), folder / "long.onnx")
+    write_graph(extract_outputs(case.graphs.exits, {output: "logits"}), folder / "long.onnx")
     with OnnxSession(folder / "long.onnx", threads=1) as session:
         logits = session.run(inputs)["logits"]
     assert np.abs(logits - torch_outputs(case, inputs)[output]).max() < FP32_TOLERANCE
@@ -326,15 +326,15 @@ def check_fp16(case: Case, folder: Path) -> None:
     """Norms stay in FP32, other weights become FP16; outputs are float32 and logits close to FP32's."""
     inputs = case.inputs()
     expected = torch_outputs(case, inputs)
-    half = half_for_export(copy.deepcopy(case.model))
+    half = convert_weights_to_fp16(copy.deepcopy(case.model))
     exact = {id(p) for m in half.modules() if getattr(m, "keeps_float32", False) for p in m.parameters(recurse=False)}
     assert exact, "no module has keeps_float32: x² overflows FP16"
     for (name, parameter), original in zip(half.named_parameters(), case.model.parameters(), strict=True):
         assert parameter.dtype == (torch.float32 if id(parameter) in exact else torch.float16), name
         assert id(parameter) not in exact or torch.equal(parameter, original), name
     traced = graphs = case.adapter.trace(half, case.input_names, steps=False)
-    if type(case.adapter).trace_half is not ModelAdapter.trace_half:
-        graphs = case.adapter.trace_half(half, case.input_names, case.graphs, steps=False)
+    if type(case.adapter).trace_fp16 is not ModelAdapter.trace_fp16:
+        graphs = case.adapter.trace_fp16(half, case.input_names, case.graphs, steps=False)
         assert graph_digest(graphs.exits) == graph_digest(traced.exits), "not the graph of tracing the FP16 model"
     assert not graphs.steps
     path = folder / "half.onnx"

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.models import load_recipe
-from edgeformer.models.adapter import Place
+from edgeformer.models.adapter import BuildTarget
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.adapter import ADAPTER, build_crt
-from edgeformer.models.crt.checkpoint import convert
-from edgeformer.models.crt.loss import exit_losses, weighted
+from edgeformer.models.crt.checkpoint import convert_weights
+from edgeformer.models.crt.loss import combine_exit_losses, exit_losses
 from edgeformer.models.crt.model import (
     CRT,
     Checkpointing,
@@ -84,7 +84,7 @@ def test_offline_count_of_crt_mini() -> None:
 def test_forward_follows_the_equations(causal: bool) -> None:
     weights = public_weights(small_config())
     model = make_crt(small_config(heads="separate", causal=causal))
-    model.load_state_dict(convert(weights, small_config(heads="separate"), "checkpoint"))
+    model.load_state_dict(convert_weights(weights, small_config(heads="separate"), "checkpoint"))
     model.double()
     ids, oracle = random_ids(2, 50), Oracle(weights, causal=causal)
     expected, states = oracle.states(ids), model(ids)
@@ -108,11 +108,11 @@ def test_heads_of_exits(heads: str, distinct: int) -> None:
 def test_every_ablation_variant_learns(trm: str, norm: str) -> None:
     model = make_crt(small_config(trm=trm, norm=norm, dropout=0.0)).train()
     ids = random_ids(2, 20)
-    before = weighted(exit_losses(model, model(ids), ids.roll(-1, 1)), 0.3)
+    before = combine_exit_losses(exit_losses(model, model(ids), ids.roll(-1, 1)), 0.3)
     before.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     torch.optim.SGD(model.parameters(), lr=1e-4).step()
-    assert weighted(exit_losses(model, model(ids), ids.roll(-1, 1)), 0.3) < before
+    assert combine_exit_losses(exit_losses(model, model(ids), ids.roll(-1, 1)), 0.3) < before
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_recomputation_keeps_loss_and_gradients(checkpointing: Checkpointing, pa
         model = make_crt(small_config(dropout=0.2)).train()
         model.checkpointing = setting
         torch.manual_seed(3)  # the same dropout masks
-        loss = weighted(exit_losses(model, model(ids, positions), ids.roll(-1, 1)), 0.3)
+        loss = combine_exit_losses(exit_losses(model, model(ids, positions), ids.roll(-1, 1)), 0.3)
         loss.backward()
         return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -299,7 +299,7 @@ def test_varlen_attention_trains_like_sdpa() -> None:
         torch.manual_seed(1)
         config = small_config(attention=kind, dropout=0.0)
         recipe = load_recipe("crt_mini").model_copy(update={"model": config})
-        model, used = ADAPTER.build(recipe, Place())
+        model, used = ADAPTER.build(recipe, BuildTarget())
         arrays = {"input_ids": ids.numpy(), "positions": positions.numpy(), "targets": ids.numpy()}
         batch = ADAPTER.batch(recipe, arrays)
         assert used.used == kind and ("documents" in batch) is (kind == "varlen")
@@ -329,5 +329,5 @@ def test_memory_plan_for_a_gpu_saves_no_float32_copies() -> None:
         return saved.bytes
 
     cpu_bytes = saved_bytes()
-    ADAPTER.as_on_cuda(model)
+    ADAPTER.match_cuda_memory(model)
     assert saved_bytes() < cpu_bytes

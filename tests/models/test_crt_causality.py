@@ -7,7 +7,7 @@ import torch
 
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.adapter import TOLERANCE, build_crt, probe_causality
-from edgeformer.models.crt.checkpoint import convert
+from edgeformer.models.crt.checkpoint import convert_weights
 from edgeformer.models.crt.model import CRT
 from tests.models.crt_oracle import public_weights, small_config
 
@@ -20,7 +20,7 @@ def fresh_crt(**changes: object) -> CRT:
 def crt_with_large_weights(config: CRTConfig) -> CRT:
     """Fresh weights are so small that distant tokens have less effect than rounding."""
     model = build_crt(config)
-    model.load_state_dict(convert(public_weights(config), config, "checkpoint"))
+    model.load_state_dict(convert_weights(public_weights(config), config, "checkpoint"))
     return model
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.checkpoint import config_of, convert, public_shapes, weights_in
+from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config, public_shapes
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 
 SMALL = small_config(heads="separate", causal=False)
@@ -21,10 +21,10 @@ def weights() -> dict[str, Tensor]:
 
 def test_logits_equal_the_oracle(weights: dict[str, Tensor]) -> None:
     """Read, derive the sizes and convert; then float32 against the float64 oracle at every exit."""
-    state_dict = weights_in(weights, "checkpoint")
-    config = config_of(state_dict, "checkpoint")
+    state_dict = extract_state_dict(weights, "checkpoint")
+    config = infer_config(state_dict, "checkpoint")
     model = build_crt(config).eval()
-    model.load_state_dict(convert(state_dict, config, "checkpoint"))
+    model.load_state_dict(convert_weights(state_dict, config, "checkpoint"))
     ids = torch.randint(0, 60, (2, 64), generator=torch.Generator().manual_seed(3))
     expected = Oracle(weights).logits(ids)
     assert list(expected) == [1, 3, 4]
@@ -34,9 +34,9 @@ def test_logits_equal_the_oracle(weights: dict[str, Tensor]) -> None:
 
 
 def test_sizes_follow_from_the_shapes(weights: dict[str, Tensor]) -> None:
-    assert config_of(weights, "checkpoint") == SMALL
+    assert infer_config(weights, "checkpoint") == SMALL
     without_exits = {name: tensor for name, tensor in weights.items() if not name.startswith("intermediate_heads")}
-    config = config_of(without_exits, "checkpoint")
+    config = infer_config(without_exits, "checkpoint")
     assert config.exits == () and config.heads == "tied"
 
 
@@ -55,7 +55,7 @@ def test_layout_of_the_released_size() -> None:
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."])
 def test_wrapped_and_prefixed_weights(weights: dict[str, Tensor], key: str, prefix: str) -> None:
     content = {"epoch": 9, key: {prefix + name: tensor for name, tensor in weights.items()}, "loss": 0.07}
-    state_dict = weights_in(content, "checkpoint")
+    state_dict = extract_state_dict(content, "checkpoint")
     assert state_dict.keys() == weights.keys()
     assert all(state_dict[name] is weights[name] for name in weights)
 
@@ -65,7 +65,7 @@ def test_wrapped_and_prefixed_weights(weights: dict[str, Tensor], key: str, pref
 )
 def test_content_without_a_state_dict(content: object) -> None:
     with pytest.raises(ArtifactError, match="checkpoint: holds no state dict"):
-        weights_in(content, "checkpoint")
+        extract_state_dict(content, "checkpoint")
 
 
 def test_every_mismatch_is_listed(weights: dict[str, Tensor]) -> None:
@@ -73,9 +73,9 @@ def test_every_mismatch_is_listed(weights: dict[str, Tensor]) -> None:
     weights["trm.extra.weight"] = torch.zeros(3, 4)
     weights["q_proj.weight"] = torch.zeros(32, 31)
     weights["trm.convs.1.pointwise.weight"] = torch.zeros(32, 32)
-    config = config_of(weights, "checkpoint")
+    config = infer_config(weights, "checkpoint")
     with pytest.raises(ArtifactError) as raised:
-        convert(weights, config, "checkpoint")
+        convert_weights(weights, config, "checkpoint")
     listed = [line.strip() for line in str(raised.value).splitlines()[1:]]
     assert listed == [
         "missing norm1.weight [32]",
@@ -90,19 +90,19 @@ def test_every_mismatch_is_listed(weights: dict[str, Tensor]) -> None:
 def test_checkpoint_of_another_model(weights: dict[str, Tensor], name: str) -> None:
     del weights[name]
     with pytest.raises(ArtifactError, match=f"is no CRT checkpoint: {name} is missing"):
-        config_of(weights, "checkpoint")
+        infer_config(weights, "checkpoint")
 
 
 def test_impossible_sizes(weights: dict[str, Tensor]) -> None:
     with pytest.raises(ArtifactError, match="loop_encodings has 2 dimensions, not 4"):
-        config_of({**weights, "loop_encodings": torch.zeros(4, 32)}, "checkpoint")
+        infer_config({**weights, "loop_encodings": torch.zeros(4, 32)}, "checkpoint")
     with pytest.raises(ArtifactError, match="width 30 is no multiple"):
-        config_of({**weights, "lm_head.weight": torch.zeros(60, 30)}, "checkpoint")
+        infer_config({**weights, "lm_head.weight": torch.zeros(60, 30)}, "checkpoint")
     with pytest.raises(ArtifactError, match="exits"):  # a head after the last loop
-        config_of({**weights, "intermediate_heads.loop_9.weight": torch.zeros(60, 32)}, "checkpoint")
+        infer_config({**weights, "intermediate_heads.loop_9.weight": torch.zeros(60, 32)}, "checkpoint")
 
 
 def test_half_precision_checkpoints_become_float32(weights: dict[str, Tensor]) -> None:
-    converted = convert({name: tensor.half() for name, tensor in weights.items()}, SMALL, "checkpoint")
+    converted = convert_weights({name: tensor.half() for name, tensor in weights.items()}, SMALL, "checkpoint")
     assert {tensor.dtype for tensor in converted.values()} == {torch.float32}
     assert torch.equal(converted["head.weight"], weights["lm_head.weight"].half().float())

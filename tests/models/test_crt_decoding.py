@@ -19,7 +19,7 @@ from edgeformer.export.graphs import write_graph
 from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.graphs import compose_decode, step_specs
 from edgeformer.models.crt.model import CRT, CachedLoops
-from edgeformer.models.layers import half_for_export
+from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.tracing import GraphSpec, export_graph
 from edgeformer.runtimes.decoder import Decoder
 from edgeformer.runtimes.onnxruntime.decode import StepEngine, StepParts, decode_windows
@@ -213,7 +213,7 @@ def test_every_distinct_head_is_a_part() -> None:
 def test_fp16_parts_keep_states_in_fp16_and_logits_in_float32() -> None:
     model, texts = make_crt(), torch.randint(0, 60, (1, 30))
     expected = full_logits(model, texts)
-    half_for_export(model)
+    convert_weights_to_fp16(model)
     for part, spec in step_specs(model).items():
         input_types = {tensor.dtype for tensor in spec.inputs.values() if tensor.is_floating_point()}
         assert input_types <= {torch.float16}, part

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import edgeformer.models.crt.loss as crt_loss
 from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.loss import IGNORED, TokenLosses, chunked_loss, exit_losses, weighted, whole_loss
+from edgeformer.models.crt.loss import IGNORED, TokenLosses, chunked_loss, combine_exit_losses, exit_losses, full_loss
 from tests.models.crt_oracle import small_config
 
 
@@ -55,7 +55,7 @@ def test_chunks_keep_loss_and_gradient(
 ) -> None:
     monkeypatch.setattr(crt_loss, "CHUNK_TOKENS", chunk)
     results = []
-    for compute in (whole_loss, chunked_loss):
+    for compute in (full_loss, chunked_loss):
         model, ids, targets = make_case(heads)
         loss, parts = compute(model, model(ids), targets, exit_weight)
         (loss / 7).backward()
@@ -80,8 +80,8 @@ def test_chunked_bf16_gradient_is_as_exact_as_the_full_one() -> None:
         loss.backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
-    exact = gradient(whole_loss, False)
-    full_error, chunked_error = ((gradient(f, True) - exact).norm() / exact.norm() for f in (whole_loss, chunked_loss))
+    exact = gradient(full_loss, False)
+    full_error, chunked_error = ((gradient(f, True) - exact).norm() / exact.norm() for f in (full_loss, chunked_loss))
     assert 0 < chunked_error < max(1.2 * full_error, 1e-3) < 0.03
 
 
@@ -89,7 +89,7 @@ def test_distant_logits_do_not_overflow() -> None:
     model, ids, targets = make_case()
     with torch.no_grad():
         states = {loop: 3000 * state for loop, state in model(ids).items()}
-    (loss, _), (chunked, _) = (compute(model, states, targets, 0.3) for compute in (whole_loss, chunked_loss))
+    (loss, _), (chunked, _) = (compute(model, states, targets, 0.3) for compute in (full_loss, chunked_loss))
     assert loss.item() > 1e4 and chunked.item() == pytest.approx(loss.item(), rel=1e-6)
 
 
@@ -115,6 +115,6 @@ def test_chunks_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_exit_weights() -> None:
     losses = {2: torch.tensor(1.0), 4: torch.tensor(3.0), 8: torch.tensor(10.0)}
-    assert weighted(losses, 0.3).item() == pytest.approx(0.7 * 10 + 0.3 * 2)
-    assert weighted(losses, 0.0).item() == 10.0
-    assert weighted({8: losses[8]}, 0.3).item() == 10.0
+    assert combine_exit_losses(losses, 0.3).item() == pytest.approx(0.7 * 10 + 0.3 * 2)
+    assert combine_exit_losses(losses, 0.0).item() == 10.0
+    assert combine_exit_losses({8: losses[8]}, 0.3).item() == 10.0

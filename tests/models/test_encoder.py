@@ -20,7 +20,7 @@ from edgeformer.artifacts.manifest import Precision
 from edgeformer.bundle import Bundle
 from edgeformer.export.graphs import write_graph
 from edgeformer.models import CLIENT_TYPE, load_recipe, model_spec_of
-from edgeformer.models.adapter import Place, count_parameters
+from edgeformer.models.adapter import BuildTarget, count_parameters
 from edgeformer.models.encoder import MODEL, EncoderConfig
 from edgeformer.models.encoder.adapter import ADAPTER, EncoderExits, choose_attention, encoder_graphs
 from edgeformer.models.encoder.model import (
@@ -34,7 +34,7 @@ from edgeformer.models.encoder.model import (
     rotate,
     sdpa,
 )
-from edgeformer.models.layers import half_for_export
+from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.tracing import GraphSpec, export_graph
 from edgeformer.models.weights import load_weights
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -92,7 +92,7 @@ def test_parameter_count_of_the_paper(name: str, classes: int, parameters: int) 
 def test_offline_count_of_quickstart() -> None:
     recipe = load_recipe("quickstart")
     assert isinstance(recipe, ClassificationRecipe)
-    assert count_offline(recipe) == count_parameters(model_spec_of(recipe).adapter.build(recipe, Place())[0])
+    assert count_offline(recipe) == count_parameters(model_spec_of(recipe).adapter.build(recipe, BuildTarget())[0])
 
 
 @pytest.mark.parametrize("data", ["yelp", "domains"])
@@ -283,8 +283,8 @@ def test_number_of_traces_is_constant(monkeypatch: pytest.MonkeyPatch) -> None:
         graphs = encoder_graphs(model, steps=True)
         softmaxes = [node.op_type for node in graphs.exits.graph].count("Softmax")
         assert softmaxes == layers * iterations + iterations - 1  # two last layers in iterations with an exit
-        half_for_export(model)
-        half = ADAPTER.trace_half(model, ("input_ids", "attention_mask"), graphs, steps=True)
+        convert_weights_to_fp16(model)
+        half = ADAPTER.trace_fp16(model, ("input_ids", "attention_mask"), graphs, steps=True)
         assert half.steps["loop"].graph.inputs[0].dtype == onnx_ir.DataType.FLOAT16
         assert len(traced) == 5
 

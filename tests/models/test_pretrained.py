@@ -19,12 +19,12 @@ from edgeformer.artifacts.errors import ArtifactError, InputError, RecipeError
 from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import write_graph
 from edgeformer.models import load_recipe, recipe_type
-from edgeformer.models.adapter import Place
+from edgeformer.models.adapter import BuildTarget
 from edgeformer.models.pretrained import MODEL, FoldConfig, PretrainedConfig
 from edgeformer.models.pretrained.adapter import ADAPTER
 from edgeformer.models.pretrained.model import build_components, exported_form, load_components
 from edgeformer.models.pretrained.source import open_source
-from edgeformer.models.tracing import cut_out
+from edgeformer.models.tracing import extract_outputs
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.early_exit import exit_logits
 from tests.models.test_model_conformance import LABELLED, TRAINING
@@ -109,7 +109,7 @@ def recipe_of(folder: Path, **model: Any) -> Any:
 def load(folder: Path, **model: Any) -> Any:
     """Return the model of :func:`recipe_of` with the weights of its source."""
     recipe = recipe_of(folder, **model)
-    built, _ = ADAPTER.build(recipe, Place(for_export=True))
+    built, _ = ADAPTER.build(recipe, BuildTarget(for_export=True))
     assert ADAPTER.start(built, recipe) == ()
     return built.eval()
 
@@ -235,7 +235,7 @@ def test_graphs_of_folds_store_weights_once(bert: tuple[Any, Path], tmp_path: Pa
         expected = ADAPTER.exits(loaded)(ids, mask)
     for exit_, parameters in ADAPTER.needed(loaded).items():
         path = tmp_path / f"{exit_}.onnx"
-        write_graph(cut_out(graphs.exits, {exit_logits(exit_): "logits"}), path)
+        write_graph(extract_outputs(graphs.exits, {exit_logits(exit_): "logits"}), path)
         assert audit_sharing(onnx.load(str(path)), parameters).stored_parameters == parameters
         with OnnxSession(path) as session:
             logits = session.run({"input_ids": ids.numpy(), "attention_mask": mask.numpy()})["logits"]
@@ -297,7 +297,7 @@ def test_recipe_takes_sizes_and_tokenizer_from_its_source(bert: tuple[Any, Path]
 
 def test_changed_weights_are_refused(bert: tuple[Any, Path]) -> None:
     recipe = recipe_of(bert[1], weights_sha256="0" * 64)
-    model, _ = ADAPTER.build(recipe, Place())
+    model, _ = ADAPTER.build(recipe, BuildTarget())
     with pytest.raises(ArtifactError, match="weights_sha256"):
         ADAPTER.start(model, recipe)
 

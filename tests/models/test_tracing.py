@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.models.layers import RMSNorm, half_for_export
+from edgeformer.models.layers import RMSNorm, convert_weights_to_fp16
 from edgeformer.models.tracing import FLOAT32, GraphSpec, convert_graph_to_fp16, read_sizes_from_inputs
 
 FLOAT, HALF = onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16
@@ -63,7 +63,7 @@ def fp32_graph(module: Products, *, with_constant_node: bool = False) -> onnx_ir
 def test_fp16_types_follow_from_the_module() -> None:
     module = Products().eval()
     graph, half = fp32_graph(module), copy.deepcopy(module)
-    half_for_export(half)
+    convert_weights_to_fp16(half)
     converted = convert_graph_to_fp16(graph, spec_of(half))
     nodes = [(node.op_type, [value.dtype for value in node.inputs], node.outputs[0].dtype) for node in converted.graph]
     assert nodes == [
@@ -84,7 +84,7 @@ def test_fp16_types_follow_from_the_module() -> None:
 
 
 def test_fp16_type_of_a_node_on_constants_is_undefined() -> None:
-    module = half_for_export(Products().eval())
+    module = convert_weights_to_fp16(Products().eval())
     with pytest.raises(EdgeformerError, match="type of Sqrt 'root' does not follow from its operands"):
         convert_graph_to_fp16(fp32_graph(Products().eval(), with_constant_node=True), spec_of(module))  # type: ignore[arg-type]
 

@@ -19,9 +19,9 @@ from edgeformer.report import charts
 from edgeformer.report.context import (
     ReportContext,
     badge_markdown,
-    estimate_words,
-    in_words,
+    estimate_note,
     measurement_columns,
+    verdict_sentence,
     warning_lines,
 )
 from edgeformer.report.documents import as_csv, badge_svg, print_search, write_report
@@ -56,7 +56,7 @@ every_document = pytest.mark.parametrize("render", [terminal_of, markdown_of, ht
 class TestVerdict:
     def test_sentence_of_each_outcome(self) -> None:
         def sentence(*checks: Any, status: str = "unknown", **changes: Any) -> str:
-            return in_words(made_report(verdict=Verdict(status=status, checks=checks), **changes))
+            return verdict_sentence(made_report(verdict=Verdict(status=status, checks=checks), **changes))
 
         assert sentence(SIZE, LATENCY, status="pass") == "Every check is within budget; latency only by estimate."
         assert sentence(SIZE, status="pass", on_target=True) == "Every check is within budget."
@@ -89,11 +89,11 @@ class TestVerdict:
         over = SIZE.model_copy(update={"status": "fail"})
         failed = made_report(verdict=Verdict(status="fail", checks=(over,), judged=("size",), not_judged=not_judged))
         reason = "latency was not judged: the profile rtx4050 sets no limit."
-        assert in_words(failed) == f"Over budget: size of onnx-fp32; {reason}"
+        assert verdict_sentence(failed) == f"Over budget: size of onnx-fp32; {reason}"
         badge = badge_svg(ReportContext(failed))
         assert badge.count("rtx4050: fail<") == 2 and "#b3372f" in badge
         unchecked = made_report(verdict=Verdict(status="unknown", not_judged=not_judged))
-        assert in_words(unchecked) == f"Nothing was checked; {reason}"
+        assert verdict_sentence(unchecked) == f"Nothing was checked; {reason}"
 
     @pytest.mark.parametrize(("status", "colour"), [("pass", "#2e7d46"), ("fail", "#b3372f"), ("unknown", "#69707a")])
     def test_badge_shows_the_verdict_in_its_colour(self, status: str, colour: str) -> None:
@@ -117,7 +117,7 @@ class TestEstimates:
     def test_report_without_estimates_does_not_mention_them(self) -> None:
         report = made_report(made_row(measured()), verdict=Verdict(status="pass", checks=(SIZE,)))
         text = markdown_of(report)
-        assert estimate_words(report) is None and "≈" not in text and "estimat" not in text
+        assert estimate_note(report) is None and "≈" not in text and "estimat" not in text
 
     def test_csv_separates_ranges_from_measurements(self) -> None:
         rows = list(csv.DictReader(io.StringIO(as_csv(ReportContext(made_report())))))
@@ -264,7 +264,7 @@ class TestSearch:
         assert "0.9313 (0.9028 to 0.9535)" in text and "accuracy (95 % interval)" in text
         assert "0.9200 (" not in text, "a score without an interval has none"
         sentence = "The search picks onnx-fp32; 422 rows do not decide whether its accuracy is at least 0.93. "
-        assert in_words(report).startswith(sentence)
+        assert verdict_sentence(report).startswith(sentence)
 
 
 def undecided_report() -> Report:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.artifacts.report import Latency, Memory, Report
-from edgeformer.report.context import estimate_words
+from edgeformer.report.context import estimate_note
 from tests.report.made_reports import (
     CHECKED_ON_CPU,
     estimated,
@@ -143,7 +143,7 @@ def test_applicable_error_record_is_stated_without_caveat() -> None:
     text = html_of(made_report(estimate_evidence=(own,), estimated_for="cpu"))
     assert "12 cases on Some CPU, 2026-11-21: median error of a time 15.0%, worst 41.0%" in text
     assert "never checked" not in text
-    words = estimate_words(made_report(estimate_evidence=(), estimated_for="cpu", device_title="A board"))
+    words = estimate_note(made_report(estimate_evidence=(), estimated_for="cpu", device_title="A board"))
     assert words == "estimated, not measured; never checked on A board"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgeformer.artifacts.data_warnings import LEAKS
 from edgeformer.artifacts.manifest import RunManifest
-from edgeformer.models import load_recipe, read_recipe_of
+from edgeformer.models import load_recipe, read_run_recipe
 from edgeformer.models.card import model_card
 from edgeformer.run import read_run
 from edgeformer.tasks.language_modeling import LanguageScore
@@ -70,6 +70,6 @@ def test_imported_model_has_no_scores(finished_language_run: Path) -> None:
 def test_stop_in_mid_epoch(is_stopped: bool) -> None:
     changes = {"epochs": 0, "best_epoch": None, "reason": "stopped by --max-steps 7", "steps": 7}
     manifest = read_run(OLD).model_copy(update=changes if is_stopped else {})
-    card = model_card(manifest, read_recipe_of(OLD))
+    card = model_card(manifest, read_run_recipe(OLD))
     assert ("weights of the last step, stopped in mid-epoch, chosen by validation" in card) is is_stopped
     assert ("weights of epoch" in card) is not is_stopped and "None" not in card

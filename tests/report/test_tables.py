@@ -23,7 +23,7 @@ from edgeformer.report.tables import (
     run_table,
 )
 from edgeformer.run import read_run
-from edgeformer.tasks import all_tasks, task_named
+from edgeformer.tasks import all_tasks, get_task
 from edgeformer.tasks.language_modeling import LanguageScore
 from tests.cli.run_cli import edgeformer
 from tests.report.made_reports import rendered
@@ -101,7 +101,7 @@ class TestRun:
 
 
 def test_evaluation(finished_language_run: Path) -> None:
-    score, task = read_run(finished_language_run).test, task_named("language-modeling")
+    score, task = read_run(finished_language_run).test, get_task("language-modeling")
     assert isinstance(score, LanguageScore)
     text = rendered(evaluation_table("mine", task.rows("torch", "test", score)), 220)
     lines = [line.split() for line in text.splitlines() if " torch " in f" {line} "]

@@ -12,7 +12,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.generate import GenerateOptions, generate
 from edgeformer.inference.predict import predict
-from edgeformer.inference.serving_engine import served
+from edgeformer.inference.serving_engine import open_served_predictor
 from edgeformer.run import Location
 from tests.runtimes import stand_in_tensorrt
 from tests.runtimes.stand_in_tensorrt import stand_in
@@ -43,7 +43,7 @@ def test_more_texts_than_an_engine_takes_are_answered(classifier: Path, kind: st
     _, found = predict(location, TEXTS, f"tensorrt-rtx-fp32{kind}")
     assert [one.as_dict()["label"] for one in found] == [one.as_dict()["label"] for one in wanted]
     opened = Bundle.open(classifier)
-    with served(opened, f"tensorrt-rtx-fp32{kind}") as model:
+    with open_served_predictor(opened, f"tensorrt-rtx-fp32{kind}") as model:
         window = model.answering.read(TEXTS)
         answers = model.answering.answers(window, model.answering.run(model.run, window))
     assert [one.as_dict()["label"] for one in answers] == [one.as_dict()["label"] for one in wanted]

@@ -20,10 +20,10 @@ from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-from edgeformer.inference.predict import opened, predict
+from edgeformer.inference.predict import open_predictor, predict
 from edgeformer.inference.verify import verify
 from edgeformer.run import locate
-from edgeformer.runtime_preference import FILE, RuntimeChoice, fastest_here, remember
+from edgeformer.runtime_preference import FILE, FastestRuntimes, load_fastest, save_fastest
 from edgeformer.runtimes import OpenOptions, library_versions, opener_of, provider_facts, providers_asked, runtime_names
 from edgeformer.runtimes.openvino import session as runtime
 from edgeformer.system.host import cpu_name, default_threads
@@ -112,25 +112,25 @@ def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_pat
     run = tmp_path / "artifacts" / "classifier-v1"
     shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
     location = locate(str(run), run.parent)
-    assert fastest_here(location) == {}
-    choice = RuntimeChoice(
+    assert load_fastest(location) == {}
+    choice = FastestRuntimes(
         processor=cpu_name(), bundle=location.open_bundle().contents.fingerprint, device="host", created="now",
         threads=default_threads(), versions=library_versions(), providers={"onnx-fp32": CPU},
     )  # fmt: skip
     location.reports.mkdir(exist_ok=True)
     write_json(location.reports / FILE, choice)
-    assert fastest_here(location) == {"onnx-fp32": CPU}
-    with opened(location, "onnx-fp32") as model:
+    assert load_fastest(location) == {"onnx-fp32": CPU}
+    with open_predictor(location, "onnx-fp32") as model:
         assert model.provider == CPU
     bundle = location.open_bundle()
     bundle.record(bundle.artifact("onnx-fp32").model_copy(update={"reason": "what somebody says of it"}))
-    assert fastest_here(locate(str(run), run.parent)) == {"onnx-fp32": CPU}, "the same files"
+    assert load_fastest(locate(str(run), run.parent)) == {"onnx-fp32": CPU}, "the same files"
     libraries = {**library_versions(), "openvino": "another one"}
     another = ({"processor": "another one"}, {"bundle": "another one"}, {"threads": 64}, {"versions": libraries})
     of_earlier_versions = ({"bundle": None}, {"threads": None}, {"versions": None})
     for other in (*another, *of_earlier_versions):
         write_json(location.reports / FILE, choice.model_copy(update=other))
-        assert fastest_here(location) == {}
+        assert load_fastest(location) == {}
 
 
 @HERE
@@ -148,11 +148,11 @@ def test_what_other_threads_were_fastest_with_is_not_remembered(tmp_path: Path) 
             metric="accuracy", bound=None, minimize="latency", candidates=made, pick=len(made) - 1, reason="",
         ), device="host", created="now")  # fmt: skip
 
-    remember(search(("CPUExecutionProvider", usual, 2.0), (CPU, usual, 1.0)), location)
-    assert fastest_here(location) == {"onnx-fp32": CPU}
+    save_fastest(search(("CPUExecutionProvider", usual, 2.0), (CPU, usual, 1.0)), location)
+    assert load_fastest(location) == {"onnx-fp32": CPU}
     usually = ("CPUExecutionProvider", usual, 1.0), (CPU, usual, 2.0)
-    remember(search(*usually, (CPU, usual + 1, 0.5)), location)
-    assert fastest_here(location) == {"onnx-fp32": "CPUExecutionProvider"}
+    save_fastest(search(*usually, (CPU, usual + 1, 0.5)), location)
+    assert load_fastest(location) == {"onnx-fp32": "CPUExecutionProvider"}
 
 
 @HERE

@@ -172,7 +172,7 @@ def test_a_measured_row_states_the_strategy(bundle: Bundle) -> None:
     artifact = bundle.artifact(FULL)
     checked = CheckedArtifact.of(bundle, artifact)
     spec = MeasureSpec(checked=checked, threads=1, provider=None, shapes=((1, 8),), rules=MeasureRules())
-    workload = measurement_worker.opened(spec, ("steady", 1, 8), "tensorrt-rtx", [call(1, 8)])
+    workload = measurement_worker.open_workload(spec, ("steady", 1, 8), "tensorrt-rtx", [call(1, 8)])
     workload.first()
     assert workload.facts["kernel_specialization"] == "eager"
     assert workload.facts["cuda_graphs"] == "whole_graph_capture"

@@ -24,7 +24,7 @@ from edgeformer.runtimes.runtime import BuildJob, OpenOptions, Target
 from edgeformer.runtimes.tensorrt import RUNTIME
 from edgeformer.runtimes.tensorrt.builders import RTX_INT8, TensorRTBuilder
 from edgeformer.runtimes.tensorrt.session import OnCard, TensorRTGraph
-from edgeformer.tasks.scoring import most_rows
+from edgeformer.tasks.scoring import max_batch_rows
 from tests.runtimes.stand_in_tensorrt import CARD, LONGEST, VERSION, StandInCuda, stand_in
 from tests.test_old_format import OLD
 
@@ -66,7 +66,7 @@ class TestBuilt:
         smallest, best, largest = shapes["past_key_values.0.key"]
         assert smallest[2] == 0 and best[2] > 0 and largest[2] == LONGEST - 1
         assert shapes["input_ids"][0] == shapes["input_ids"][1] == (1, 1), "tuned for a token at a time"
-        assert most_rows(decode) == 4
+        assert max_batch_rows(decode) == 4
         assert not any("self-consistent" in warning for warning in decode.engine.warnings)
 
     def test_a_step_engine_is_one_of_every_part(self, made: Path, engines: dict[str, ArtifactManifest]) -> None:
@@ -76,7 +76,7 @@ class TestBuilt:
         sizes = {part: (made / file).stat().st_size for part, file in step.parts.items()}
         assert step.size_bytes == sum(sizes.values()) and step.sha256 == sha256_of(made / str(step.file))
         assert step.engine is not None and step.engine.weight_bytes is not None
-        assert most_rows(step) == 4, "the loop's number is no row"
+        assert max_batch_rows(step) == 4, "the loop's number is no row"
         assert step.parity is not None and "verify --write" in str(step.parity.reason)
 
     def test_trimmed_graphs_have_engines_beside_the_whole_ones(self, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from edgeformer.models.adapter import count_parameters
 from edgeformer.models.encoder import EncoderConfig
 from edgeformer.models.encoder.adapter import encoder_graphs
 from edgeformer.models.encoder.model import EncoderClassifier
-from edgeformer.models.layers import half_for_export
+from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.weights import load_model
 from edgeformer.runtimes import OpenOptions
 from edgeformer.runtimes.onnxruntime.decode import StepSession
@@ -116,7 +116,7 @@ class TestClassifier:
         state = torch.randn(16, 9, 16, generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
             expected = encoder.iterate(state, torch.from_numpy(mask)).numpy()
-        half = half_for_export(copy.deepcopy(encoder))
+        half = convert_weights_to_fp16(copy.deepcopy(encoder))
         assert isinstance(half, EncoderClassifier)
         write_graph(encoder_graphs(half, steps=True).steps["loop"], tmp_path / "loop.onnx")
         with OnnxSession(tmp_path / "loop.onnx", threads=1) as session:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 from edgeformer.tasks.classification import score, softmax
-from edgeformer.tasks.early_exit import SWEEP, ExitNotes, exit_logits
+from edgeformer.tasks.early_exit import SWEEP, ExitRecords, exit_logits
 from edgeformer.tasks.metric import top_probability
 
 EXITS, ROWS, CLASSES = (1, 2, 4), 40, 3
@@ -17,10 +17,10 @@ LABELS = np.random.default_rng(1).integers(0, CLASSES, ROWS)
 
 
 @pytest.fixture
-def records() -> ExitNotes:
+def records() -> ExitRecords:
     """Records of a classifier's meter, in batches."""
-    records = ExitNotes(EXITS)
-    meter = task_named("classification").meter(EXITS, records)
+    records = ExitRecords(EXITS)
+    meter = get_task("classification").meter(EXITS, records)
     for rows in np.array_split(np.arange(ROWS), 3):
         meter.add({exit_logits(loop): logits[rows] for loop, logits in LOGITS.items()}, {"labels": LABELS[rows]})
     assert meter.score() == score(LOGITS[EXITS[-1]], LABELS)
@@ -28,16 +28,16 @@ def records() -> ExitNotes:
     return records
 
 
-def two_exits(losses: np.ndarray, confidence: np.ndarray) -> ExitNotes:
+def two_exits(losses: np.ndarray, confidence: np.ndarray) -> ExitRecords:
     """Records with the same answers at both exits."""
-    records = ExitNotes((1, 2))
+    records = ExitRecords((1, 2))
     for loop in records.exits:
         records.add(loop, losses, confidence)
     return records
 
 
 @pytest.mark.parametrize("threshold", [*SWEEP, 0.0, 1.0])
-def test_rows_exit_where_confidence_reaches_the_threshold(threshold: float, records: ExitNotes) -> None:
+def test_rows_exit_where_confidence_reaches_the_threshold(threshold: float, records: ExitRecords) -> None:
     total, right, loops = 0.0, 0, []
     for row in range(ROWS):
         for loop in EXITS:
@@ -54,7 +54,7 @@ def test_rows_exit_where_confidence_reaches_the_threshold(threshold: float, reco
     assert result.share == {str(loop): pytest.approx(loops.count(loop) / ROWS) for loop in EXITS}
 
 
-def test_exits_without_a_threshold_are_skipped(records: ExitNotes) -> None:
+def test_exits_without_a_threshold_are_skipped(records: ExitRecords) -> None:
     result = records.leave({2: 0.0})
     assert result.share == {"1": 0.0, "2": 1.0, "4": 0.0} and result.mean_loops == 2
 
@@ -87,8 +87,8 @@ def test_losses_are_float32_and_averaged_in_float64() -> None:
 
 def test_incomplete_records_are_refused() -> None:
     with pytest.raises(ValueError, match="exits must rise"):
-        ExitNotes((2, 1))
-    records = ExitNotes((1, 2))
+        ExitRecords((2, 1))
+    records = ExitRecords((1, 2))
     with pytest.raises(ValueError, match="nothing was noted"):
         records.leave({1: 0.5})
     records.add(1, np.ones(2), np.ones(2))

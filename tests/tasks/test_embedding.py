@@ -19,7 +19,7 @@ from edgeformer.data.prepare import pair_part, read_pairs, read_texts
 from edgeformer.data.sources import file_source
 from edgeformer.data.trimming import ALL_USED
 from edgeformer.models import load_recipe
-from edgeformer.tasks import TextReader, task_named
+from edgeformer.tasks import TextReader, get_task
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.embedding import (
     EmbeddingScore,
@@ -34,7 +34,7 @@ from edgeformer.tasks.embedding import (
 )
 from edgeformer.tasks.task import Origin
 
-TASK = task_named("embedding")
+TASK = get_task("embedding")
 PAIRS = "sentence1\tsentence2\tscore\na b\ta c\t4.25\nb\tc\t1\nc d\td c a\t2.5\n"
 
 

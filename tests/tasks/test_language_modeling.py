@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeformer.data.batching import IGNORED
-from edgeformer.tasks import task_named
-from edgeformer.tasks.early_exit import ExitNotes
+from edgeformer.tasks import get_task
+from edgeformer.tasks.early_exit import ExitRecords
 from edgeformer.tasks.language_modeling import LanguageMeter, LanguageScore, exit_thresholds
 from edgeformer.tasks.metric import token_losses, top_probability
 
@@ -45,8 +45,8 @@ def test_thresholds_fall_to_their_floor():
     assert thresholds[7] == pytest.approx(0.81497499)
     assert thresholds[8] == thresholds[11] == 0.80  # 0.92 · 0.98⁷ is 0.7987
     assert exit_thresholds([2], start=0.5, floor=0.1, decay=0.5) == {2: 0.25}
-    assert task_named("language-modeling").exit_thresholds((1, 8)) == {1: 0.92, 8: 0.8}
-    assert task_named("classification").exit_thresholds((1, 8)) is None
+    assert get_task("language-modeling").exit_thresholds((1, 8)) == {1: 0.92, 8: 0.8}
+    assert get_task("classification").exit_thresholds((1, 8)) is None
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any), st.integers(0, 99))
@@ -166,7 +166,7 @@ def test_rows_and_targets_must_match():
 
 def test_every_token_is_recorded_at_every_exit():
     losses, confidence = random_tokens(100)
-    records = ExitNotes(EXITS)
+    records = ExitRecords(EXITS)
     meter = LanguageMeter(EXITS, records)
     del confidence[8]  # the last loop needs no confidence
     meter.add_tokens(losses, confidence)
@@ -176,7 +176,7 @@ def test_every_token_is_recorded_at_every_exit():
 
 
 def test_cosine_is_an_exit_rule():
-    records = ExitNotes((1, 2))
+    records = ExitRecords((1, 2))
     outputs = {f"loss_exit{loop}": np.array([[float(loop), 10.0 * loop]]) for loop in (1, 2)}
     outputs |= {f"confidence_exit{loop}": np.array([[0.1, 0.99]]) for loop in (1, 2)}
     outputs |= {"cosine_exit1": np.array([[0.99, 0.1]]), "cosine_exit2": np.ones((1, 2))}

@@ -21,14 +21,14 @@ from edgeformer.data.rows import label_counts, label_sets
 from edgeformer.data.sources import load_part, load_parts
 from edgeformer.data.splits import split
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-from edgeformer.models import load_recipe, read_recipe_of
+from edgeformer.models import load_recipe, read_run_recipe
 from edgeformer.run import Run, locate
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 from edgeformer.tasks.multilabel import MultiLabelData, best_thresholds, probabilities, score
 from tests.cli.run_cli import edgeformer as command
 
 LABELS = ("food", "service", "price")
-TASK = task_named("multi-label-classification")
+TASK = get_task("multi-label-classification")
 
 
 def data_of(folder: Path, name: str, content: str, **changes: Any) -> MultiLabelData:
@@ -245,7 +245,7 @@ def test_bundles_predict_at_the_thresholds_of_the_run(trained: Path, tmp_path: P
 
 
 def test_thresholds_of_a_recipe_are_kept(trained: Path) -> None:
-    recipe = read_recipe_of(trained)
+    recipe = read_run_recipe(trained)
     data = recipe.data.model_copy(update={"thresholds": dict.fromkeys(LABELS, 0.9)})
     recipe = recipe.model_copy(update={"data": data})
     assert TASK.settled(recipe, score(np.zeros((1, 3)), np.ones((1, 3)), LABELS, None)) == recipe

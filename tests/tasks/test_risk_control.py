@@ -11,12 +11,12 @@ from scipy.stats import binomtest
 
 from edgeformer.tasks.risk_control import (
     THRESHOLDS,
-    Promise,
+    Guarantee,
     bootstrap_interval,
+    choose_thresholds,
     drop_p_value,
-    promise,
     rows_needed,
-    rows_that_would_do,
+    rows_to_pass,
     share_interval,
 )
 
@@ -77,10 +77,10 @@ def test_number_of_rows_needed() -> None:
     assert 59 < needed < 110
     assert drop_p_value(0, 0, needed, 0.05) <= 0.05 < drop_p_value(0, 0, needed - 2, 0.05)
     assert (rows_needed(0.01, 0.05), rows_needed(0.005, 0.05)) == (482, 964), "docs/deploy.md says so"
-    enough = rows_that_would_do(6, 4, 400, 0.01, 0.05)
+    enough = rows_to_pass(6, 4, 400, 0.01, 0.05)
     assert enough is not None and enough > 400
     assert drop_p_value(round(6 * enough / 400), round(4 * enough / 400), enough, 0.01) <= 0.05
-    assert rows_that_would_do(9, 4, 400, 0.01, 0.05) is None, "the drop is more than 1 %"
+    assert rows_to_pass(9, 4, 400, 0.01, 0.05) is None, "the drop is more than 1 %"
 
 
 def two_exit_model(rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -92,8 +92,8 @@ def two_exit_model(rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[n
     return np.stack([confidence, np.ones(rows)]).astype(np.float32), np.stack([full ^ differs, full])
 
 
-def guarantee(rows: int, seed: int, max_drop: float = 0.03) -> Promise | None:
-    return promise((1, 2), *two_exit_model(rows, seed), max_drop, 0.1)
+def guarantee(rows: int, seed: int, max_drop: float = 0.03) -> Guarantee | None:
+    return choose_thresholds((1, 2), *two_exit_model(rows, seed), max_drop, 0.1)
 
 
 def test_guarantees_hold() -> None:
@@ -124,7 +124,7 @@ def test_a_confident_wrong_exit_is_skipped() -> None:
     full = generator.random(rows) < 0.9
     confidence = np.stack([np.full(rows, 0.999), generator.uniform(0.7, 1, rows), np.ones(rows)]).astype(np.float32)
     right = np.stack([generator.random(rows) < 0.5, full, full])
-    result = promise((2, 4, 6), confidence, right, 0.02, 0.05)
+    result = choose_thresholds((2, 4, 6), confidence, right, 0.02, 0.05)
     assert result is not None and set(result.thresholds) == {4}
     assert result.shares[0] == 0 and result.shares[1] > 0.9
     assert result.level == 0.025 and result.lost == result.won == 0
@@ -134,7 +134,7 @@ def test_no_early_exit_reports_the_first_failed_candidate() -> None:
     rows = 1000
     full = np.ones(rows, dtype=bool)
     confidence = np.stack([np.full(rows, 0.95), np.ones(rows)]).astype(np.float32)
-    result = promise((1, 2), confidence, np.stack([~full, full]), 0.02, 0.05)
+    result = choose_thresholds((1, 2), confidence, np.stack([~full, full]), 0.02, 0.05)
     assert result is not None and result.thresholds == {} and result.stopped_by == (rows, 0)
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.golden import Golden, GoldenError
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 from edgeformer.tasks.parity import out_of_tolerance
 from edgeformer.tasks.tensors import Axis, TensorData, agreement, as_parity, measure_error, measure_errors, score_of
 
 GENERATOR = np.random.default_rng(0)
 REFERENCE = GENERATOR.normal(size=(4, 2, 5)).astype(np.float32)
-TASK = task_named("tensors")
+TASK = get_task("tensors")
 DATA = TensorData(
     inputs={
         "x": (Axis(size=1, takes="batch", role="batch"), Axis(size=2), Axis(size=3, takes="seq", role="seq")),

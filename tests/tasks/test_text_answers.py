@@ -10,7 +10,7 @@ from edgeformer.artifacts.data_config import DataSection, FileSource, Source, Sy
 from edgeformer.artifacts.errors import InputError
 from edgeformer.inference.predict import predict
 from edgeformer.run import Run, locate
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 from edgeformer.tasks.text_answers import pairs_problem, reads_pairs
 
 OLD = Path(__file__).parents[1] / "old_format"
@@ -29,11 +29,11 @@ def data_of(*sources: Source) -> DataSection:
     [((SINGLE,), False), ((SYNTHETIC, SINGLE), False), ((PAIRS, PAIRS), True), ((SINGLE, PAIRS), None), ((), None)],
 )
 def test_training_data_decides_whether_a_model_reads_pairs(sources: tuple[Source, ...], expected: bool | None) -> None:
-    task, data = task_named("classification"), data_of(*sources)
+    task, data = get_task("classification"), data_of(*sources)
     assert reads_pairs(task, data) is expected
     for pairs in (False, True):
         assert (pairs_problem(task, data, pairs=pairs) is None) is (expected in (None, pairs))
-    assert reads_pairs(task_named("embedding"), data) is False
+    assert reads_pairs(get_task("embedding"), data) is False
 
 
 def test_predict_refuses_texts_that_the_model_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

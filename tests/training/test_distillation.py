@@ -18,9 +18,9 @@ from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.data.sources import load_parts
 from edgeformer.data.tokenization import train_tokenizer
-from edgeformer.models import load_recipe, model_spec_of, read_recipe_of
-from edgeformer.models.adapter import Place, count_parameters
-from edgeformer.models.pretrained.adapter import ADAPTER, _of_teacher
+from edgeformer.models import load_recipe, model_spec_of, read_run_recipe
+from edgeformer.models.adapter import BuildTarget, count_parameters
+from edgeformer.models.pretrained.adapter import ADAPTER, _load_teacher_layers
 from edgeformer.models.weights import load_model
 from edgeformer.training.objective import Objective, with_teacher, without_teacher
 from edgeformer.training.plan import plan
@@ -78,7 +78,7 @@ def student_recipe(source: Path, teacher: Path, *changes: str, **model: Any) -> 
 
 def test_loss_follows_the_formula(source: Path, teacher: Path, tmp_path: Path) -> None:
     settings = "training.distillation={weight: 0.6, temperature: 3.0, states: 0.5}"
-    objective = Objective(student_recipe(source, teacher, settings, fold=FOLD), tmp_path, Place(), SILENT)
+    objective = Objective(student_recipe(source, teacher, settings, fold=FOLD), tmp_path, BuildTarget(), SILENT)
     batch, rows = objective.batch(np.arange(7), CPU)
     student = objective.model.eval()
     with torch.no_grad():
@@ -101,7 +101,7 @@ def test_loss_follows_the_formula(source: Path, teacher: Path, tmp_path: Path) -
 
 
 def test_answers_of_the_teacher_are_cached(source: Path, teacher: Path, tmp_path: Path) -> None:
-    objective = Objective(student_recipe(source, teacher), tmp_path, Place(), SILENT)
+    objective = Objective(student_recipe(source, teacher), tmp_path, BuildTarget(), SILENT)
     batch, _ = objective.batch(np.arange(6), CPU)
     reversed_batch, _ = objective.batch(np.arange(5, -1, -1), CPU)
     student = objective.model.eval()
@@ -118,13 +118,13 @@ def test_student_approaches_its_teacher(source: Path, teacher: Path, tmp_path: P
     settings = ["training.distillation={weight: 1.0, temperature: 1.0, states: 1.0}", "training.optimizer.lr=0.01"]
     recipe = student_recipe(source, teacher, *settings, "training.teacher=master", "training.epochs=6", fold=FOLD)
     run = train(recipe, TrainOptions(artifacts, name="student"))
-    objective = Objective(with_teacher(recipe, artifacts), tmp_path / "cache", Place(), SILENT)
+    objective = Objective(with_teacher(recipe, artifacts), tmp_path / "cache", BuildTarget(), SILENT)
     batch, _ = objective.batch(np.arange(len(objective.prepared.train)), CPU)
     with torch.no_grad():
         initial_loss = float(objective.losses(objective.model.eval(), batch).total)
         final_loss = float(objective.losses(load_model(run), batch).total)
     assert final_loss < 0.7 * initial_loss
-    saved: Any = read_recipe_of(run)
+    saved: Any = read_run_recipe(run)
     weights = artifacts / "master/model/model.safetensors"
     assert (saved.training.teacher, saved.training.teacher_sha256) == (str(artifacts / "master"), sha256_of(weights))
     with weights.open("r+b") as file:
@@ -151,7 +151,7 @@ def test_unsuitable_teachers(source: Path, teacher: Path, tmp_path: Path) -> Non
         ),
     ):
         with pytest.raises(RecipeError, match=message):
-            Objective(student_recipe(source, teacher, *changes), tmp_path / "cache", Place(), SILENT)
+            Objective(student_recipe(source, teacher, *changes), tmp_path / "cache", BuildTarget(), SILENT)
     shutil.copytree(teacher, tmp_path / "half")
     manifest = tmp_path / "half/run.json"
     manifest.write_text(manifest.read_text(encoding="utf-8").replace('"finished"', '"failed"', 1), encoding="utf-8")
@@ -222,7 +222,7 @@ def test_fold_starts_from_its_teachers_layers(source: Path, teacher: Path) -> No
     unfolded = {"layers": ARCHITECTURE["num_hidden_layers"], "iterations": 1, "weights": "teacher"}
     for own in ("none", "norms"):
         recipe = student_recipe(source, teacher, fold={**unfolded, "own": own})
-        model, _ = ADAPTER.build(recipe, Place())
+        model, _ = ADAPTER.build(recipe, BuildTarget())
         assert ADAPTER.start(model, recipe) == ()
         ids, mask = torch.randint(5, 20, (3, 8)), torch.ones(3, 8, dtype=torch.int64)
         with torch.inference_mode():
@@ -233,9 +233,9 @@ def test_teachers_that_cannot_be_folded(source: Path, teacher: Path) -> None:
     with pytest.raises(RecipeError, match=r"model\.fold\.weights: teacher needs training\.teacher"):
         student_recipe(source, teacher, "training.teacher=null", "model.fold.weights=teacher", fold=FOLD)
     recipe = student_recipe(source, teacher, fold={**FOLD, "weights": "teacher"}, pooling="mean")
-    model, _ = ADAPTER.build(recipe, Place())
+    model, _ = ADAPTER.build(recipe, BuildTarget())
     with pytest.raises(RecipeError, match="is not this source as it is, read with pooling mean"):
         ADAPTER.start(model, recipe)
     recipe = student_recipe(source, teacher, fold={**FOLD, "weights": "teacher"}, weights_sha256="0" * 64)
     with pytest.raises(RecipeError, match="is not this source as it is"):
-        _of_teacher(None, recipe)  # type: ignore[arg-type]
+        _load_teacher_layers(None, recipe)  # type: ignore[arg-type]

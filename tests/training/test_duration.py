@@ -15,12 +15,12 @@ from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.plan import PlannedTime
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.data.data_warnings import load_and_look
+from edgeformer.data.data_warnings import load_with_findings
 from edgeformer.data.splits import split
 from edgeformer.models import load_recipe
 from edgeformer.report.tables import larger_batch_text, time_text
 from edgeformer.run import read_run
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training.duration import (
     SHARE_OF_PEAK,
@@ -112,11 +112,11 @@ class TestLength:
     def test_expected_rows_of_shipped_recipes(self, name: str, data_folder: Path, tmp_path: Path) -> None:
         recipe = load_recipe(name)
         if name == "crt_mini":
-            data, _ = task_named(recipe.task).local_data(recipe.data, data_folder / "wikitext-2")
+            data, _ = get_task(recipe.task).local_data(recipe.data, data_folder / "wikitext-2")
             assert planned_data(recipe.model_copy(update={"data": data}), tmp_path).notes == ()
         else:
-            data, _ = task_named(recipe.task).local_data(recipe.data, data_folder / "sst2")
-            parts, _ = load_and_look(data)  # type: ignore[arg-type]
+            data, _ = get_task(recipe.task).local_data(recipe.data, data_folder / "sst2")
+            parts, _ = load_with_findings(data)  # type: ignore[arg-type]
             assert len(split(data, parts)["train"]) == recipe.data.expected_rows  # type: ignore[arg-type]
 
     def test_steps_are_those_of_training(

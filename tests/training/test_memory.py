@@ -21,9 +21,9 @@ from edgeformer.artifacts.data_config import DataConfig, DataSection, FileSource
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe, model_spec_of
-from edgeformer.models.adapter import Place
+from edgeformer.models.adapter import BuildTarget
 from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.loss import chunked_loss, whole_loss
+from edgeformer.models.crt.loss import chunked_loss, full_loss
 from edgeformer.system import memory as system_memory
 from edgeformer.system.memory import group_free_bytes
 from edgeformer.tasks import language_modeling
@@ -86,7 +86,7 @@ class RealTraining(nn.Module):
 
     def forward(self) -> Tensor:
         states = self.model(self.ids, self.positions)
-        loss = chunked_loss if self.config.chunked_loss else whole_loss
+        loss = chunked_loss if self.config.chunked_loss else full_loss
         return loss(self.model, states, self.targets, self.config.exit_weight)[0]
 
     def step(self) -> None:
@@ -150,7 +150,7 @@ class TestPrediction:
     def test_real_classifier(self) -> None:
         recipe = load_recipe("quickstart", TINY_ENCODER)
         assert isinstance(recipe, ClassificationRecipe)
-        model, _ = model_spec_of(recipe).adapter.build(recipe, Place())
+        model, _ = model_spec_of(recipe).adapter.build(recipe, BuildTarget())
         optimizer = build_optimizer(model, recipe.training.optimizer)
         ids = torch.randint(0, recipe.model.vocab_size, (recipe.training.batch_size, recipe.data.max_length))
         mask, labels = torch.ones_like(ids), torch.zeros(len(ids), dtype=torch.int64)

@@ -20,7 +20,7 @@ from edgeformer.data.batching import plan_batches
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
-from edgeformer.models import load_recipe, read_recipe_of
+from edgeformer.models import load_recipe, read_run_recipe
 from edgeformer.run import read_run
 from edgeformer.training import memory, objective
 from edgeformer.training.plan import plan
@@ -113,7 +113,7 @@ class TestSmallerVocabulary:
         self, oversized_run: tuple[Path, Messages], tmp_path: Path
     ) -> None:
         run, messages = oversized_run
-        saved = read_recipe_of(run)
+        saved = read_run_recipe(run)
         size = saved.model.vocab_size
         assert 100 < size < 4000 and read_run(run).vocabulary == size
         assert messages.containing(f"model.vocab_size is {size} instead of 4000")
@@ -128,7 +128,7 @@ class TestSmallerVocabulary:
     ) -> None:
         with pytest.raises(InterruptedRun):
             train(oversized, TrainOptions(tmp_path, name="run"), StopAfter(1))
-        resumed = read_recipe_of(tmp_path / "run") if is_saved else oversized
+        resumed = read_run_recipe(tmp_path / "run") if is_saved else oversized
         assert read_run(train(resumed, TrainOptions(tmp_path, name="run", resume=True))).status == "finished"
 
     def test_run_with_a_stated_smaller_vocabulary_is_not_resumed(self, tmp_path: Path, oversized: Recipe) -> None:
@@ -141,7 +141,7 @@ class TestSmallerVocabulary:
         self, oversized_run: tuple[Path, Messages], oversized: Recipe, tmp_path: Path
     ) -> None:
         run, _ = oversized_run
-        size = read_recipe_of(run).model.vocab_size
+        size = read_run_recipe(run).model.vocab_size
         planned = plan(oversized, load_profile("rtx4050"))
         assert planned.parameters == read_run(run).parameters
         assert any(f"model.vocab_size is {size} instead of 4000" in note for note in planned.notes)
@@ -160,5 +160,5 @@ class TestSmallerVocabulary:
         settings = [*SMALL_LANGUAGE, parts, "data.stream=true", "model.vocab_size=4000", "training.epochs=1"]
         recipe = load_recipe("crt_mini", settings)
         runs = [train(recipe, TrainOptions(tmp_path / "artifacts", max_steps=1)) for _ in range(2)]
-        sizes = [read_recipe_of(run).model.vocab_size for run in runs]
+        sizes = [read_run_recipe(run).model.vocab_size for run in runs]
         assert sizes[0] == sizes[1] < 4000 and all(read_run(run).vocabulary == sizes[0] for run in runs)

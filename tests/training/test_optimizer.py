@@ -23,7 +23,7 @@ from edgeformer.artifacts.recipe import (
     Schedule,
 )
 from edgeformer.models import load_recipe
-from edgeformer.models.adapter import Learning, Place
+from edgeformer.models.adapter import BuildTarget, ParameterSettings
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training import optimizer as optimizer_module
 from edgeformer.training.distributed import connect
@@ -161,7 +161,7 @@ def test_optimizer_groups() -> None:
 @pytest.mark.parametrize("schedule", [ConstantSchedule(kind="constant"), OneCycleSchedule(kind="one-cycle")])
 def test_learning_rate_per_parameter(schedule: ConstantSchedule | OneCycleSchedule) -> None:
     full, tenth = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
-    learning = [Learning(tenth, rate=0.1, decays=False), Learning(full)]
+    learning = [ParameterSettings(tenth, rate=0.1, decays=False), ParameterSettings(full)]
     optimizer = build_optimizer(nn.Module(), OptimizerConfig(lr=0.5, weight_decay=0.3), learning)
     rate = LearningRate(optimizer, schedule, 10)
     for _ in range(3):
@@ -286,7 +286,7 @@ class TestStaticGradients:
         assert uses_static_gradients("cpu", recipe.training) and not uses_static_gradients("cpu", compiled)
         assert not uses_static_gradients("cuda", recipe.training)
         assert not uses_static_gradients("cpu", recipe.training, processes=2)
-        objective = Objective(recipe, tmp_path, Place("cpu", "fp32"), SILENT)
+        objective = Objective(recipe, tmp_path, BuildTarget("cpu", "fp32"), SILENT)
         for expected in (nn.Embedding, StaticGradientEmbedding):
             tables = [module for module in objective.model.modules() if isinstance(module, nn.Embedding)]
             assert {type(table) for table in tables} == {expected}

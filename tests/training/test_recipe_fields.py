@@ -19,10 +19,10 @@ from edgeformer.artifacts.data_config import DataConfig, FileSource
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.recipe import CompileConfig, EarlyStopping, OptimizerConfig, Recipe
 from edgeformer.models import load_recipe, model_spec_of
-from edgeformer.models.adapter import Place, count_parameters
+from edgeformer.models.adapter import BuildTarget, count_parameters
 from edgeformer.models.distillation import classification_loss
 from edgeformer.models.encoder import EncoderConfig
-from edgeformer.tasks import task_named
+from edgeformer.tasks import get_task
 from edgeformer.tasks.classification import ClassificationTraining
 from edgeformer.tasks.language_modeling import LanguageTraining
 from edgeformer.training.checkpoint import Position
@@ -57,7 +57,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def objective_of(cache: Path, *changes: str) -> Objective:
-    return Objective(load_recipe("quickstart", [*BASE, *changes]), cache, Place("cpu", "fp32"), SILENT)
+    return Objective(load_recipe("quickstart", [*BASE, *changes]), cache, BuildTarget("cpu", "fp32"), SILENT)
 
 
 def take_steps(cache: Path, *changes: str, count: int = 1) -> dict[str, Tensor]:
@@ -195,7 +195,7 @@ def test_select_by() -> None:
     """Epoch 1 has the lower loss, epoch 2 the higher accuracy."""
     for metric, expected in (("loss", 0), ("accuracy", 1)):
         recipe = load_recipe("quickstart", [*BASE, f"training.select_by={metric}"])
-        task: Any = task_named(recipe.task)
+        task: Any = get_task(recipe.task)
         scores = [
             task.score_type(n=9, loss=loss, accuracy=value, f1=value, precision=value, recall=value)
             for loss, value in ((0.4, 0.8), (0.5, 0.9))
@@ -220,7 +220,7 @@ def test_encoder_field(field: str) -> None:
     for changes in ([], [f"model.{field}={value}"]):
         recipe = load_recipe("quickstart", [*BASE, *changes])
         torch.manual_seed(1)
-        model, _ = model_spec_of(recipe).adapter.build(recipe, Place("cpu", "fp32"))
+        model, _ = model_spec_of(recipe).adapter.build(recipe, BuildTarget("cpu", "fp32"))
         ids = torch.arange(1, 13).reshape(2, 6)
         with torch.no_grad():
             result = {"parameters": count_parameters(model), "answers": model.eval()(ids), "positions": len(model.cos)}

@@ -21,7 +21,7 @@ from edgeformer.bundle import Bundle, seal
 from edgeformer.inference.predict import predict
 from edgeformer.run import locate
 from edgeformer.tasks.task import make_buffers
-from edgeformer.tasks.text_answers import NO_NUMBER, Answering
+from edgeformer.tasks.text_answers import NO_NUMBER, TextPredictor
 from edgeformer.web.publish import PageOptions, publish
 from tests.cli.in_process import Edgeformer
 from tests.docs.test_deploy import SENTENCES, TOO_LONG
@@ -176,7 +176,7 @@ def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
     bundle = Bundle.open(CLASSIFIER)
     entry = bundle.manifest.artifacts[0]
     pair = ("the staff was friendly", "the food was bad")
-    answering = Answering(bundle.task, bundle.reader(entry), bundle.data)  # `predict` gives this model no pairs
+    answering = TextPredictor(bundle.task, bundle.reader(entry), bundle.data)  # `predict` gives this model no pairs
     window = answering.read([pair])
     with bundle.session(entry) as session:
         prediction: Any = answering.answers(window, answering.run(session.run, window))[0]

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edgeformer.artifacts.manifest import AttentionUse, Causality
-from edgeformer.models.adapter import Batch, Loss, Losses, ModelAdapter, Place, count_parameters
+from edgeformer.models.adapter import Batch, BuildTarget, Loss, Losses, ModelAdapter, count_parameters
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.graphs import CRTExits, compose_decode, compose_exits, trace_pieces
-from edgeformer.models.crt.loss import TokenLosses, chunked_loss, whole_loss
+from edgeformer.models.crt.loss import TokenLosses, chunked_loss, full_loss
 from edgeformer.models.crt.model import CRT, CachedLoops, attention
 from edgeformer.models.tracing import Graphs, Piece
 from edgeformer.tasks import Prepared
@@ -28,7 +28,7 @@ the published convolutions by 1e-2 and more."""
 class CRTAdapter(ModelAdapter):
     """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
 
-    def build(self, recipe: Any, place: Place) -> tuple[CRT, AttentionUse]:
+    def build(self, recipe: Any, place: BuildTarget) -> tuple[CRT, AttentionUse]:
         """CRT-Deep with torch's SDPA, over whole rows or per document."""
         requested = recipe.model.attention
         return build_crt(recipe.model), AttentionUse(requested=requested, used=requested)
@@ -44,7 +44,7 @@ class CRTAdapter(ModelAdapter):
         """Cross-entropy summed over the tokens, weighted over the exits (paper B, eq. 5); parts: every exit."""
         training = recipe.training
         model.checkpointing = training.checkpointing
-        compute = chunked_loss if training.chunked_loss else whole_loss
+        compute = chunked_loss if training.chunked_loss else full_loss
 
         def loss(wrapped: nn.Module, batch: Batch) -> Losses:
             documents = {"documents": batch["documents"]} if "documents" in batch else {}
@@ -85,7 +85,7 @@ class CRTAdapter(ModelAdapter):
     def decoder(self, model: CRT) -> CachedLoops:
         return CachedLoops(model)
 
-    def as_on_cuda(self, model: CRT) -> None:
+    def match_cuda_memory(self, model: CRT) -> None:
         """Attention in the matrices' type, which a CPU computes in float32."""
         model.attention.attend = attention
 

@@ -32,7 +32,7 @@ ATTENTION_HEADS = 8
 """Number of heads in the public code; no tensor's shape shows it."""
 
 
-def weights_in(content: object, where: str) -> dict[str, Tensor]:
+def extract_state_dict(content: object, where: str) -> dict[str, Tensor]:
     """Return the name → tensor mapping of a checkpoint, bare or in a training checkpoint. Raises ArtifactError."""
     weights = content
     if isinstance(content, Mapping):
@@ -44,7 +44,7 @@ def weights_in(content: object, where: str) -> dict[str, Tensor]:
     return {_PREFIXES.sub("", str(name)): tensor for name, tensor in weights.items()}
 
 
-def config_of(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
+def infer_config(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
     """Derive the configuration from the tensors' shapes. The public code is not causal.
 
     Raises:
@@ -118,7 +118,7 @@ def public_shapes(config: CRTConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def convert(weights: Mapping[str, Tensor], config: CRTConfig, where: str) -> dict[str, Tensor]:
+def convert_weights(weights: Mapping[str, Tensor], config: CRTConfig, where: str) -> dict[str, Tensor]:
     """Convert the public layout to our names and shapes, in float32. Raises ArtifactError that lists every mismatch."""
     expected = public_shapes(config)
     problems = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in weights]

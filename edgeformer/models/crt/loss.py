@@ -43,18 +43,18 @@ def exit_weights(loops: Sequence[int], exit_weight: float) -> dict[int, float]:
     return {**dict.fromkeys(earlier, exit_weight / len(earlier)), last: 1 - exit_weight}
 
 
-def weighted(losses: dict[int, Tensor], exit_weight: float) -> Tensor:
+def combine_exit_losses(losses: dict[int, Tensor], exit_weight: float) -> Tensor:
     """Return (1 − λ) · final + λ · mean over the earlier exits (eq. 5)."""
     weights = exit_weights([*losses], exit_weight)
     return torch.stack([weight * losses[loop] for loop, weight in weights.items() if weight]).sum()
 
 
-def whole_loss(
+def full_loss(
     model: CRT, states: dict[int, Tensor], targets: Tensor, exit_weight: float
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return the :func:`weighted` sum of :func:`exit_losses`, and those losses."""
     losses = exit_losses(model, states, targets)
-    return weighted(losses, exit_weight), losses
+    return combine_exit_losses(losses, exit_weight), losses
 
 
 def chunked_loss(

@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from edgeformer.artifacts.errors import install_hint
 from edgeformer.artifacts.manifest import AttentionUse
-from edgeformer.models.adapter import Loss, ModelAdapter, Place, count_parameters, sharing_copy
+from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, count_parameters, sharing_copy
 from edgeformer.models.distillation import classification_loss
 from edgeformer.models.encoder.model import Attention, EncoderClassifier, SelfAttention, exported_form, sdpa
 from edgeformer.models.tracing import (
@@ -115,7 +115,7 @@ class EncoderExits(nn.Module):
 class EncoderAdapter(ModelAdapter):
     """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
 
-    def build(self, recipe: Any, place: Place) -> tuple[EncoderClassifier, AttentionUse]:
+    def build(self, recipe: Any, place: BuildTarget) -> tuple[EncoderClassifier, AttentionUse]:
         """Use flash attention if the recipe requests it and the device has it; always SDPA for export."""
         config, requested = recipe.model, recipe.model.attention
         candidate = "sdpa" if place.for_export else requested
@@ -138,7 +138,7 @@ class EncoderAdapter(ModelAdapter):
     def trace(self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
         return encoder_graphs(model, steps=steps)
 
-    def trace_half(
+    def trace_fp16(
         self, model: EncoderClassifier, inputs: Sequence[str], fp32_graphs: Graphs, *, steps: bool
     ) -> Graphs:
         """Convert the traced FP32 pieces instead of tracing again."""
@@ -156,7 +156,7 @@ class EncoderAdapter(ModelAdapter):
         trimmed.tokens.weight = nn.Parameter(model.tokens.weight.detach()[kept])
         return trimmed.train(model.training)
 
-    def as_on_cuda(self, model: EncoderClassifier) -> None:
+    def match_cuda_memory(self, model: EncoderClassifier) -> None:
         """Remove attention dropout: with it, the CPU's kernel stores all weights [B, H, S, S]; CUDA's never does."""
         for module in model.modules():
             if isinstance(module, SelfAttention):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from edgeformer.artifacts.errors import ArtifactError, InputError, RecipeError
 from edgeformer.artifacts.manifest import AttentionUse
 from edgeformer.artifacts.recipe import TrainingConfig
-from edgeformer.models import read_recipe_of
-from edgeformer.models.adapter import Learning, Loss, ModelAdapter, Place, count_parameters, sharing_copy
+from edgeformer.models import read_run_recipe
+from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, ParameterSettings, count_parameters, sharing_copy
 from edgeformer.models.distillation import classification_loss
 from edgeformer.models.pretrained import MODEL, PretrainedConfig
 from edgeformer.models.pretrained.model import (
@@ -62,7 +62,7 @@ class PretrainedExits(nn.Module):
 class PretrainedAdapter(ModelAdapter):
     """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
 
-    def build(self, recipe: Any, place: Place) -> tuple[PretrainedEncoder, AttentionUse]:
+    def build(self, recipe: Any, place: BuildTarget) -> tuple[PretrainedEncoder, AttentionUse]:
         """Build the encoder, always with torch's SDPA."""
         config: PretrainedConfig = recipe.model
         overrides = {"vocab_size": config.vocab_size} | _dropouts(config)
@@ -108,7 +108,7 @@ class PretrainedAdapter(ModelAdapter):
         # Tables are often padded to a round number of rows, which no token uses.
         components.words.weight = nn.Parameter(table[: config.vocab_size].clone())
         uses_teacher = config.fold is not None and config.fold.weights == "teacher"
-        teacher_weights = _of_teacher(components, recipe) if uses_teacher else {}
+        teacher_weights = _load_teacher_layers(components, recipe) if uses_teacher else {}
         model.load_state_dict(PretrainedEncoder(components, config, trained=True).state_dict() | teacher_weights)
         if uses_teacher:
             return ()
@@ -145,7 +145,9 @@ class PretrainedAdapter(ModelAdapter):
         exits = PretrainedExits(model)
         spec = text_spec(exits, inputs, model.max_positions, exits.outputs)
         parts = _step_specs(model) if steps and model.loops_one_graph else {}
-        return Graphs(export_graph(spec), {part: export_graph(spec) for part, spec in parts.items()}, row_scales=True)
+        return Graphs(
+            export_graph(spec), {part: export_graph(spec) for part, spec in parts.items()}, has_row_scales=True
+        )
 
     def trim(self, model: PretrainedEncoder, kept: Tensor) -> PretrainedEncoder:
         trimmed = sharing_copy(model)
@@ -158,7 +160,7 @@ class PretrainedAdapter(ModelAdapter):
             trimmed.embeddings.separator = int(rows)
         return trimmed.train(model.training)
 
-    def as_on_cuda(self, model: PretrainedEncoder) -> None:
+    def match_cuda_memory(self, model: PretrainedEncoder) -> None:
         """Remove attention dropout: with it, the CPU's kernel stores all weights [B, H, S, S]; CUDA's never does."""
         module: Any
         for module in model.layers.modules():
@@ -168,7 +170,7 @@ class PretrainedAdapter(ModelAdapter):
                 if isinstance(getattr(module, "dropout", None), nn.Dropout):
                     module.dropout.p = 0.0
 
-    def learning(self, model: PretrainedEncoder, training: TrainingConfig) -> Iterator[Learning]:
+    def learning(self, model: PretrainedEncoder, training: TrainingConfig) -> Iterator[ParameterSettings]:
         """Apply ``training.layer_decay``, the factor on the learning rate from each layer to the one before it."""
         decay = float(getattr(training, "layer_decay", 1.0))
         depth = len(model.order)
@@ -178,7 +180,7 @@ class PretrainedAdapter(ModelAdapter):
         for name, parameter in model.named_parameters():
             module = ".".join(name.split(".")[: 2 if name.startswith("layers.") else 1])
             dimensions = parameter.ndim - _is_per_application(name, model)
-            yield Learning(parameter, rates.get(module, 1.0), decays=dimensions >= 2)
+            yield ParameterSettings(parameter, rates.get(module, 1.0), decays=dimensions >= 2)
 
 
 def _dropouts(config: PretrainedConfig) -> dict[str, float]:
@@ -188,14 +190,14 @@ def _dropouts(config: PretrainedConfig) -> dict[str, float]:
     return {name: value for name, value in dropouts.items() if name in config.architecture and value is not None}
 
 
-def _of_teacher(components: Components, recipe: Any) -> dict[str, Tensor]:
+def _load_teacher_layers(components: Components, recipe: Any) -> dict[str, Tensor]:
     """Load the teacher's layers into ``components``, and return its other weights.
 
     Raises:
         RecipeError, ArtifactError: the teacher is no fine-tuned model of the same source.
     """
     folder, config = Path(recipe.training.teacher), recipe.model
-    teacher: Any = read_recipe_of(folder).model
+    teacher: Any = read_run_recipe(folder).model
     is_same = teacher.kind == config.kind and teacher.fold is None and teacher.pooling == config.pooling
     if not is_same or (config.weights_sha256 is not None and teacher.weights_sha256 != config.weights_sha256):
         raise RecipeError(

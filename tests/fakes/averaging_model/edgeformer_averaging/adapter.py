@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.artifacts.manifest import AttentionUse
-from edgeformer.models.adapter import Loss, ModelAdapter, Place, count_parameters, sharing_copy
+from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, count_parameters, sharing_copy
 from edgeformer.models.distillation import classification_loss
 from edgeformer.models.layers import RMSNorm
 from edgeformer.models.tracing import Graphs, GraphSpec, Piece, export_graph, state_name, text_spec
@@ -95,7 +95,7 @@ class AveragingExits(nn.Module):
 class AveragingAdapter(ModelAdapter):
     """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
 
-    def build(self, recipe: Any, place: Place) -> tuple[AveragingClassifier, AttentionUse]:
+    def build(self, recipe: Any, place: BuildTarget) -> tuple[AveragingClassifier, AttentionUse]:
         """Build the model; without attention, the manifest names the default one."""
         model = AveragingClassifier(classes=recipe.classes, **recipe.model.model_dump(exclude={"kind"}))
         return model, AttentionUse(requested="sdpa", used="sdpa")
