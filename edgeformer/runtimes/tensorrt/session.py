@@ -1,10 +1,10 @@
-"""Execution contexts of TensorRT for RTX: when kernels are compiled, CUDA graphs, and the compiled kernels on disk.
+"""Run a TensorRT engine as a Session, without torch: TensorRT runs the engine, CUDA's driver API manages memory.
 
 An engine of tensorrt-rtx holds no kernels: the runtime compiles them on the GPU that opens it. With default settings it
-compiles them again in every process, and specialises them for a shape in the background while that shape is already
-computed, so that a measurement would mix both.
+compiles them again in every process, and specialises them for a shape in the background while it already computes that
+shape, so that a measurement would mix both. :func:`create_rtx_context` sets this explicitly.
 
-Not checked on a GPU by us. It follows the package's own documentation and the Python API of tensorrt-rtx 1.7.
+The tensorrt-rtx settings are untested on a GPU. They follow the documentation and Python API of tensorrt-rtx 1.7.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgeformer.system import cuda_driver
 from edgeformer.system.cuda_driver import Cuda, Device, DeviceMemory
 from edgeformer.system.leftovers import cache_folder, compiled_name
 
-_DIGEST_BYTES = 32  # a cache file begins with the sha256 of what follows: damaged bytes never reach TensorRT
+_DIGEST_BYTES = 32  # a cache file begins with the sha256 of its content, so that TensorRT never reads damaged bytes
 
 _UNSUPPORTED = "default: this tensorrt-rtx does not support the setting"
 
@@ -39,7 +39,7 @@ class RtxContext:
     """An execution context and how it was configured.
 
     Attributes:
-        context: TensorRT's.
+        context: TensorRT's execution context.
         settings: ``kernel_specialization``, ``cuda_graphs`` and ``runtime_cache``, for the conditions of a measurement.
         caveats: settings that this tensorrt-rtx does not support, with the remedy.
     """
@@ -52,14 +52,14 @@ class RtxContext:
     _stored: bytes = b""
 
     def save_kernels(self) -> None:
-        """Write the kernels that were compiled since the cache file was read. Needs a current CUDA context."""
+        """Write the kernels compiled since the cache file was read. Needs a current CUDA context."""
         if self._cache is None or self._file is None:
             return
         serialized = self._cache.serialize()
         content = bytes(memoryview(serialized)) if serialized is not None else b""
         if not content or content == self._stored:
             return
-        # The next process compiles again where the disk is full or read-only; no answer depends on this file.
+        # On a full or read-only disk the next process compiles again; results do not depend on this file.
         with suppress(OSError), replacing(self._file) as temporary:
             temporary.write_bytes(hashlib.sha256(content).digest() + content)
 
@@ -78,16 +78,16 @@ def create_rtx_context(
     ``keeps_caches``       none: one set for all   no
     =====================  ======================  ============
 
-    With ``keeps_caches`` every token has a shape of its own, and caches lie at changing addresses: what is compiled or
-    captured for one token is not used again. A measurement then has the same settings as writing.
+    With ``keeps_caches`` every token has a different shape and cache addresses change, so that kernels or graphs of one
+    token cannot be reused. Measurement and generation therefore use the same settings.
 
     Args:
         trt: the module tensorrt_rtx.
         engine: a deserialised engine.
-        plan: its file's content.
-        gpu: the GPU that it was opened on, whose CUDA context is current.
+        plan: content of the engine file.
+        gpu: the GPU that the engine is opened on; its CUDA context is current.
         repeated_shapes: calls repeat a few shapes, as in a measurement.
-        keeps_caches: an engine of a decode or step graph, with keys and values as inputs and outputs.
+        keeps_caches: the engine is a decode or step graph with keys and values as inputs and outputs.
     """
     create_config = getattr(engine, "create_runtime_config", None)
     config = create_config() if create_config is not None else None
@@ -120,10 +120,10 @@ def create_rtx_context(
 
 
 def _set(config: Any, trt: Any, name: str, enum: str, value: str) -> tuple[str, str | None]:
-    """Set ``config.name`` to a value of one of tensorrt-rtx's enums, if this version has both.
+    """Set ``config.name`` to an enum value of tensorrt-rtx, if this version supports both.
 
     Returns:
-        The setting that holds now, and a caveat if it is not the requested one.
+        The effective setting, and a caveat if it differs from the requested one.
     """
     version, values = f"tensorrt-rtx {trt.__version__}", getattr(trt, enum, None)
     if values is None or not hasattr(config, name):
@@ -137,15 +137,15 @@ def _set(config: Any, trt: Any, name: str, enum: str, value: str) -> tuple[str, 
 
 
 def _cache_file(plan: bytes, gpu: Device, version: str) -> Path:
-    """One file per engine, GPU and version; TensorRT itself refuses one that an incompatible driver wrote."""
+    """Return the cache file of an engine, GPU and version. TensorRT refuses a file of an incompatible driver."""
     return cache_folder() / "tensorrt-rtx" / f"{compiled_name(hashlib.sha256(plan).hexdigest(), gpu, version)}.cache"
 
 
 def _open_cache(config: Any, file: Path) -> tuple[Any, bytes, str]:
-    """Give ``config`` a cache with the kernels in ``file``.
+    """Attach a cache with the kernels in ``file`` to ``config``.
 
     Returns:
-        The cache, the kernels that were read, and what to say of it.
+        The cache, the kernels read from the file, and the state for the report.
     """
     cache, stored, state = config.create_runtime_cache(), b"", "new"
     try:
@@ -169,27 +169,24 @@ def _open_cache(config: Any, file: Path) -> tuple[Any, bytes, str]:
     return cache, stored, state
 
 
-# Run a TensorRT engine as a Session, without torch: the engine by its Python package, memory by CUDA's driver.
-
-
 REMEDY = "export the run again for this device, or copy the whole bundle again"
 
 
 @dataclass(frozen=True)
 class _Input:
-    """An input of the engine and the shapes that it was built for. ``own``: what the engine itself calls it."""
+    """An engine input and the shapes it was built for. ``tensor`` is its name in the engine, ``name`` in the manifest."""
 
     name: str
-    own: str
+    tensor: str
     dtype: np.dtype[Any]
     smallest: tuple[int, ...]
     largest: tuple[int, ...]
 
     def check(self, inputs: Mapping[str, Array], engine: str) -> Array:
-        """The array to copy. Raises InputError where it is missing, or of a type or shape that the engine refuses."""
+        """Return the array to copy. Raises InputError if it is missing or its type or shape does not fit the engine."""
         if self.name not in inputs:
-            given = ", ".join(sorted(inputs)) or "none"
-            raise InputError(f"{engine}: input {self.name!r} is missing (given: {given})")
+            provided = ", ".join(sorted(inputs)) or "none"
+            raise InputError(f"{engine}: input {self.name!r} is missing (given: {provided})")
         array = inputs[self.name]
         fits = len(array.shape) == len(self.smallest) and all(
             low <= size <= high for low, size, high in zip(self.smallest, array.shape, self.largest, strict=True)
@@ -203,13 +200,13 @@ class _Input:
 
 
 class TensorRTSession(Session):
-    """An engine on the first GPU. Ask :func:`~edgeformer.runtimes.tensorrt.state.why_engine_cannot_run` before.
+    """An engine on the first GPU. Call :func:`~edgeformer.runtimes.tensorrt.state.why_engine_cannot_run` first.
 
     Args:
         path: the .engine file.
         runtime: the TensorRT that runs it.
-        artifact: its entry in the manifest. Where the builder named inputs and outputs in its own way
-            (torch-tensorrt: ``output0``), the entry's names take their places, in order.
+        artifact: its entry in the manifest. If the builder named inputs and outputs differently (torch-tensorrt:
+            ``output0``), they get the entry's names, in order.
         repeated_shapes: see :attr:`OpenOptions.repeated_shapes`; only tensorrt-rtx uses it.
 
     Raises:
@@ -254,71 +251,69 @@ class TensorRTSession(Session):
             raise
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Copy in, run, copy out, wait. See :meth:`Session.run`."""
+        """Copy the inputs to the GPU, run, copy the outputs back. See :meth:`Session.run`."""
         cuda, outputs, _kept = self._fill(inputs)
         self._execute(cuda)
-        found = {self._names[own]: self._fetch(cuda, own, shape) for own, shape in outputs.items()}
+        results = {self._names[tensor]: self._fetch(cuda, tensor, shape) for tensor, shape in outputs.items()}
         cuda.synchronise()
-        return found
+        return results
 
     def device_ms(self, inputs: Mapping[str, Array]) -> float:
-        """Between two CUDA events: no copies, no waiting by the host."""
+        """Return the time between two CUDA events, without copies and without waiting for the host."""
         cuda, _, _kept = self._fill(inputs)
         return cuda.timed_ms(lambda: self._execute(cuda))
 
     def memory_by_name(self) -> dict[str, int]:
-        """Bytes on the card: the engine's activations at its largest shape, and the copies of inputs and outputs."""
+        """Return GPU bytes: activations at the engine's largest shape, and the buffers of inputs and outputs."""
         size = getattr(self._engine, "device_memory_size_v2", None)  # TensorRT 10.1 and later
-        named = {} if size is None else {"activations (TensorRT)": int(size)}
-        return {**named, "inputs and outputs": sum(memory.size for memory in self._buffers.values())}
+        activations = {} if size is None else {"activations (TensorRT)": int(size)}
+        return {**activations, "inputs and outputs": sum(memory.size for memory in self._buffers.values())}
 
     def settings(self) -> dict[str, Any]:
-        """How tensorrt-rtx compiles kernels and whether it captures CUDA graphs; empty for TensorRT itself."""
+        """Return how tensorrt-rtx compiles kernels and captures CUDA graphs; empty for TensorRT."""
         return dict(self._rtx.settings) if self._rtx is not None else {}
 
     def caveats(self) -> tuple[str, ...]:
-        """Settings that this tensorrt-rtx does not support. See :meth:`Session.caveats`."""
+        """Return the settings that this tensorrt-rtx does not support. See :meth:`Session.caveats`."""
         return self._rtx.caveats if self._rtx is not None else ()
 
     def _fill(self, inputs: Mapping[str, Array]) -> tuple[Cuda, dict[str, tuple[int, ...]], dict[str, Array]]:
-        """Copy the inputs in and make place for the outputs; returns their shapes, and the arrays that are copied.
+        """Copy the inputs to the GPU and reserve memory for the outputs.
 
-        Keep the arrays until the stream is through: the copies may still be under way.
+        Returns:
+            CUDA, the outputs' shapes, and the arrays being copied: keep them until the stream is synchronised.
         """
         if self._cuda is None:
             raise EdgeformerError(f"{self.path}: the session is closed")
         cuda = self._cuda
-        arrays = {one.own: one.check(inputs, self.path.name) for one in self._inputs}
+        arrays = {port.tensor: port.check(inputs, self.path.name) for port in self._inputs}
         cuda.make_current()
-        for own, array in arrays.items():
-            if not self._context.set_input_shape(own, array.shape):
-                given = f"{array.dtype}{list(array.shape)}"
-                raise InputError(f"{self.path.name}: refuses {self._names[own]} {given} ({self._reason()})")
-            arrays[own] = self._put(cuda, own, array)
+        for tensor, array in arrays.items():
+            if not self._context.set_input_shape(tensor, array.shape):
+                actual = f"{array.dtype}{list(array.shape)}"
+                raise InputError(f"{self.path.name}: refuses {self._names[tensor]} {actual} ({self._reason()})")
+            arrays[tensor] = self._put(cuda, tensor, array)
         outputs = {}
         for name, dtype in self._outputs.items():
-            # It follows from the inputs' shapes.
             shape = outputs[name] = tuple(int(size) for size in self._context.get_tensor_shape(name))
             if any(size < 0 for size in shape):
                 raise EdgeformerError(
                     f"{self.path.name}: the shape of output {name!r} depends on the data: {list(shape)}"
                 )
-            self._make_room(cuda, name, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+            self._reserve_output(cuda, name, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         return cuda, outputs, arrays
 
-    def _put(self, cuda: Cuda, own: str, array: Array) -> Array:
-        """Copy an input in; returns what has to live until the stream is through."""
+    def _put(self, cuda: Cuda, tensor: str, array: Array) -> Array:
+        """Copy an input to the GPU. Return the array that must live until the stream is synchronised."""
         kept = np.ascontiguousarray(array)
-        cuda.upload(kept, self._buffer(cuda, own, kept.nbytes))
+        cuda.upload(kept, self._buffer(cuda, tensor, kept.nbytes))
         return kept
 
-    def _make_room(self, cuda: Cuda, own: str, size: int) -> None:
-        """Memory for an output."""
-        self._buffer(cuda, own, size)
+    def _reserve_output(self, cuda: Cuda, tensor: str, size: int) -> None:
+        self._buffer(cuda, tensor, size)
 
-    def _fetch(self, cuda: Cuda, own: str, shape: tuple[int, ...]) -> Array:
-        """Copy an output out."""
-        return cuda.download(self._buffers[own], shape, self._outputs[own])
+    def _fetch(self, cuda: Cuda, tensor: str, shape: tuple[int, ...]) -> Array:
+        return cuda.download(self._buffers[tensor], shape, self._outputs[tensor])
 
     def _execute(self, cuda: Cuda) -> None:
         if not self._context.execute_async_v3(cuda.stream):
@@ -352,7 +347,7 @@ class TensorRTSession(Session):
         engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise ArtifactError(f"{self.path}: {self.provider} cannot open this engine ({self._reason()}); {REMEDY}")
-        self._runtime = runtime  # an engine must not outlive it
+        self._runtime = runtime  # must live as long as the engine
         return engine
 
     def _describe(self, artifact: ArtifactManifest) -> tuple[list[_Input], dict[str, np.dtype[Any]]]:
@@ -374,7 +369,7 @@ class TensorRTSession(Session):
         return inputs, outputs
 
     def _buffer(self, cuda: Cuda, name: str, size: int) -> DeviceMemory:
-        """The tensor's memory, at least ``size`` bytes; it only ever grows, so that repeated calls allocate nothing."""
+        """Return a buffer of at least ``size`` bytes. Buffers only grow, so that repeated calls allocate nothing."""
         memory = self._buffers.get(name)
         if memory is None or memory.size < size:
             if memory is not None:
@@ -387,25 +382,22 @@ class TensorRTSession(Session):
         return self._log.last_error() or "TensorRT gives no reason"
 
 
-def _renamed(own: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
-    """The engine's names → those of the manifest, in order, where the engine does not have them by itself."""
-    alike = set(own) <= set(wanted) or len(own) != len(wanted)
-    return dict(zip(own, own if alike else wanted, strict=True))
+def _renamed(engine_names: Sequence[str], manifest_names: Sequence[str]) -> dict[str, str]:
+    """Map the engine's tensor names to the manifest's, in order, unless the engine already uses those."""
+    alike = set(engine_names) <= set(manifest_names) or len(engine_names) != len(manifest_names)
+    return dict(zip(engine_names, engine_names if alike else manifest_names, strict=True))
 
 
-# An engine of a decode or step graph: what is kept of earlier tokens stays on the card from one call to the next.
+_CACHE_OUTPUT_PREFIX = "present"
+"""Prefix of the outputs that are inputs of the next call."""
 
-
-_KEPT_ON = "present"
-"""How the names of outputs begin that are inputs of the next call."""
-
-_LEAST_BYTES = 1024
+_MIN_BLOCK_BYTES = 1024
 
 
 class OnCard:
-    """An output that was left on the card, to go into the next call in place of an array.
+    """An output that stays on the GPU and is passed to the next call in place of an array.
 
-    Its memory is given back to its session when nobody holds it any more.
+    Its memory returns to its session when the object is deleted.
     """
 
     def __init__(self, session: TensorRTGraph, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any]):
@@ -417,17 +409,18 @@ class OnCard:
 
 
 class TensorRTGraph(TensorRTSession):
-    """An engine whose ``past…`` inputs are its ``present…`` outputs of the call before.
+    """An engine of a decode or step graph: its ``past…`` inputs are the ``present…`` outputs of the previous call.
 
-    Those outputs are :class:`OnCard`, all others arrays. A first call takes :meth:`empty` ones. A cache is read from
-    one block of memory and written, one token longer, to another: blocks grow by doubling, and are used again.
+    Those outputs are :class:`OnCard` and stay on the GPU; all others are arrays. The first call takes :meth:`empty`
+    inputs. A cache is read from one memory block and written, one token longer, to another. Block sizes are powers of
+    two, so that blocks can be reused.
 
     Args:
         path: the .engine file.
         runtime: the TensorRT that runs it.
-        artifact: its entry in the manifest, or the one of the step artifact that it is a part of.
+        artifact: its entry in the manifest, or the entry of the step artifact that it is a part of.
         max_positions: longest text that the model takes; None: not known.
-        repeated_shapes: as of :class:`TensorRTSession`; an engine with caches is opened alike with and without.
+        repeated_shapes: as in :class:`TensorRTSession`; it makes no difference for an engine with caches.
 
     Raises:
         ArtifactError: the file is missing, damaged, or TensorRT refuses it.
@@ -447,25 +440,25 @@ class TensorRTGraph(TensorRTSession):
         self._free: dict[int, list[DeviceMemory]] = {}
         self._blocks: list[DeviceMemory] = []
         self._next: dict[str, DeviceMemory] = {}
-        # Its own names hold: the manifest's are those of one part of several.
+        # Keep the engine's names: the manifest lists the inputs and outputs of the first part only.
         unnamed = artifact.model_copy(update={"inputs": {}, "outputs": {}})
         super().__init__(path, runtime, unnamed, repeated_shapes=repeated_shapes)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the engine's inputs."""
-        return tuple(one.name for one in self._inputs)
+        return tuple(port.name for port in self._inputs)
 
     def most_tokens(self) -> int | None:
-        """What the engine was built for. See :meth:`Session.most_tokens`."""
-        largest = [one.largest for one in self._inputs if not one.name.startswith(KEPT)]
+        """Return the longest sequence the engine was built for. See :meth:`Session.most_tokens`."""
+        largest = [port.largest for port in self._inputs if not port.name.startswith(KEPT)]
         return min((sizes[1] for sizes in largest if len(sizes) > 1), default=None)
 
     def empty(self, name: str, rows: int) -> Array:
-        """What a ``past…`` input holds at the start of ``rows`` texts: zeros, and nothing along a dynamic axis."""
-        one = next(one for one in self._inputs if one.name == name)
-        sizes = zip(one.smallest[1:], one.largest[1:], strict=True)
-        return np.zeros((rows, *(low if low == high else 0 for low, high in sizes)), one.dtype)
+        """Return the initial value of a ``past…`` input for ``rows`` texts: zeros, with size 0 in dynamic axes."""
+        port = next(port for port in self._inputs if port.name == name)
+        sizes = zip(port.smallest[1:], port.largest[1:], strict=True)
+        return np.zeros((rows, *(low if low == high else 0 for low, high in sizes)), port.dtype)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """As :meth:`Session.run`; ``present…`` outputs are :class:`OnCard`."""
@@ -475,14 +468,14 @@ class TensorRTGraph(TensorRTSession):
             self._return_unused()
 
     def device_ms(self, inputs: Mapping[str, Array]) -> float:
-        """As :meth:`Session.device_ms`; nothing is kept of the call."""
+        """As :meth:`Session.device_ms`; the caches of the call are discarded."""
         try:
             return super().device_ms(inputs)
         finally:
             self._return_unused()
 
     def memory_by_name(self) -> dict[str, int]:
-        """As :meth:`Session.memory_by_name`, with what is kept of earlier tokens."""
+        """As :meth:`Session.memory_by_name`, with the caches."""
         return {**super().memory_by_name(), "kept of earlier tokens": sum(block.size for block in self._blocks)}
 
     def close(self) -> None:
@@ -494,41 +487,41 @@ class TensorRTGraph(TensorRTSession):
         super().close()
 
     def take_back(self, memory: DeviceMemory) -> None:
-        """Memory of an output that nobody needs any more, for a later one; of a closed session it is freed already."""
+        """Reuse the memory of a deleted output. A closed session has already freed it."""
         if any(memory is block for block in self._blocks):
             self._free.setdefault(memory.size, []).append(memory)
 
-    def _put(self, cuda: Cuda, own: str, array: Any) -> Any:
+    def _put(self, cuda: Cuda, tensor: str, array: Any) -> Any:
         if isinstance(array, OnCard):
-            self._context.set_tensor_address(own, array.memory.address)
+            self._context.set_tensor_address(tensor, array.memory.address)
             return array
-        kept = super()._put(cuda, own, array)
-        if own.startswith(KEPT):  # the call before may have read it elsewhere
-            self._context.set_tensor_address(own, self._buffers[own].address)
+        kept = super()._put(cuda, tensor, array)
+        if tensor.startswith(KEPT):  # the previous call may have read it from another address
+            self._context.set_tensor_address(tensor, self._buffers[tensor].address)
         return kept
 
-    def _make_room(self, cuda: Cuda, own: str, size: int) -> None:
-        if own.startswith(_KEPT_ON):
-            block = self._next[own] = self._block(cuda, size)
-            self._context.set_tensor_address(own, block.address)
+    def _reserve_output(self, cuda: Cuda, tensor: str, size: int) -> None:
+        if tensor.startswith(_CACHE_OUTPUT_PREFIX):
+            block = self._next[tensor] = self._block(cuda, size)
+            self._context.set_tensor_address(tensor, block.address)
         else:
-            super()._make_room(cuda, own, size)
+            super()._reserve_output(cuda, tensor, size)
 
-    def _fetch(self, cuda: Cuda, own: str, shape: tuple[int, ...]) -> Array:
-        if own not in self._next:
-            return super()._fetch(cuda, own, shape)
-        kept: Any = OnCard(self, self._next.pop(own), shape, self._outputs[own])
+    def _fetch(self, cuda: Cuda, tensor: str, shape: tuple[int, ...]) -> Array:
+        if tensor not in self._next:
+            return super()._fetch(cuda, tensor, shape)
+        kept: Any = OnCard(self, self._next.pop(tensor), shape, self._outputs[tensor])
         return kept  # type: ignore[no-any-return]
 
     def _block(self, cuda: Cuda, size: int) -> DeviceMemory:
-        """Memory of at least ``size`` bytes that nobody holds."""
-        wanted = max(_LEAST_BYTES, 1 << (size - 1).bit_length()) if size else _LEAST_BYTES
-        if free := self._free.get(wanted):
+        """Return an unused memory block of at least ``size`` bytes."""
+        block_bytes = max(_MIN_BLOCK_BYTES, 1 << (size - 1).bit_length()) if size else _MIN_BLOCK_BYTES
+        if free := self._free.get(block_bytes):
             return free.pop()
-        block = DeviceMemory(cuda, wanted)
+        block = DeviceMemory(cuda, block_bytes)
         self._blocks.append(block)
         return block
 
     def _return_unused(self) -> None:
-        for own in list(self._next):
-            self.take_back(self._next.pop(own))
+        for tensor in list(self._next):
+            self.take_back(self._next.pop(tensor))
