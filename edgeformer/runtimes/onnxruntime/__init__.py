@@ -1,4 +1,4 @@
-"""ONNX Runtime: the ONNX graphs of a bundle, on any provider that the installed ONNX Runtime has."""
+"""ONNX Runtime: runs a bundle's ONNX graphs on any provider of the installed ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OnnxRuntime(Runtime):
     distributions = ("onnxruntime", "onnxruntime-gpu")
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        """None: its package is a base dependency, and its CPU provider runs everything."""
+        """Return None: the package is a base dependency, and its CPU provider runs every graph."""
         return None
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
@@ -43,11 +43,11 @@ class OnnxRuntime(Runtime):
         return open_role_decoder(files, exits, _opener(files, options))
 
     def providers(self) -> tuple[str, ...]:
-        """The execution providers that the installed ONNX Runtime was built with (a driver may still be missing)."""
+        """Return the execution providers built into the installed ONNX Runtime (a driver may still be missing)."""
         return tuple(available_providers())
 
-    def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
-        return wanted or default_provider(kind)
+    def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
+        return requested or default_provider(kind)
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         return facts_of(provider)
@@ -64,7 +64,7 @@ class OnnxRuntime(Runtime):
         return describe(answers["onnxruntime"], cuda_driver.problem(), answers[PLUGIN])
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """ONNX graphs are what estimates are made from, but on a card not every product computes there."""
+        """Estimates are based on ONNX graphs, but some products do not run on a GPU."""
         products = artifact.quantized.get("MatMulInteger", 0)
         if device.kind == "cuda" and products:
             return (
@@ -85,7 +85,7 @@ def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], Onnx
 
         provider = options.provider or default_provider()
         facts = facts_of(provider)
-        # On the CPU arrays cost less than binding: ONNX Runtime returns them without a copy.
+        # On the CPU, arrays are cheaper than I/O binding: ONNX Runtime returns them without a copy.
         on_card = keeps_caches and facts is not None and facts.kind == "cuda"
         return OnnxSession(
             path,

@@ -1,4 +1,8 @@
-"""A step bundle: graphs that the host calls as often as an answer, or the next token, needs them."""
+"""Run step and decode artifacts: the host calls their graphs once per loop or per token.
+
+A step bundle holds embed, loop and readout graphs. A decode graph is the whole model in one call, with keys and values
+of earlier tokens as inputs and outputs.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.metric import top_probability
 
 OpenPart = Callable[[Path], Graph]
-_KEPT = ("past_key", "past_value", "past_conv")
+_CACHES = ("past_key", "past_value", "past_conv")
 
 
-def open_here(path: Path) -> Graph:
-    """A part on the CPU with the default number of threads."""
-    from edgeformer.runtimes.onnxruntime.session import OnnxSession  # other runtimes open their own
+def open_on_cpu(path: Path) -> Graph:
+    """Open a part with ONNX Runtime on the CPU and the default number of threads."""
+    from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
     return OnnxSession(path, in_turns=True)
 
@@ -32,9 +36,9 @@ class StepParts:
 
     Args:
         parts: embed, loop, readout… → file.
-        loops: of the whole model.
-        answers: loops after which somebody may ask for logits; only their readouts are opened.
-        open_part: how a file is opened.
+        loops: number of loops of the model.
+        answers: loops after which logits may be requested; only their readouts are opened.
+        open_part: opens a graph file.
 
     Raises:
         ArtifactError: a part is missing from the bundle, or cannot be opened.
@@ -42,15 +46,15 @@ class StepParts:
     """
 
     def __init__(
-        self, parts: Mapping[str, Path], loops: int, answers: Collection[int], open_part: OpenPart = open_here
+        self, parts: Mapping[str, Path], loops: int, answers: Collection[int], open_part: OpenPart = open_on_cpu
     ) -> None:
         names: dict[int, str] = {}
         for loop in answers:
             if not 1 <= loop <= loops:
                 raise InputError(f"there is no exit after loop {loop}: the model has {loops} loops")
-            # A loop's own head, the one that all exits share, or the last loop's.
-            known = (f"readout_exit{loop}", "readout_exit") if loop != loops else ()
-            names[loop] = next((name for name in known if name in parts), "readout")
+            # The loop's exit head, the head that all exits share, or the last loop's head.
+            candidates = (f"readout_exit{loop}", "readout_exit") if loop != loops else ()
+            names[loop] = next((name for name in candidates if name in parts), "readout")
         self.loops = loops
         self._opened: dict[str, Graph] = {}
         for name in ("embed", "loop", *sorted(set(names.values()))):
@@ -63,30 +67,30 @@ class StepParts:
 
     @property
     def is_decoder(self) -> bool:
-        """A language model, whose loop graph keeps keys and values; else a classifier."""
+        """Whether it is a language model, whose loop graph has caches; otherwise it is a classifier."""
         return "past_key" in self.loop.inputs
 
     def readout(self, state: Array, loop: int, inputs: Mapping[str, Array] = MappingProxyType({})) -> Array:
-        """Logits of the state after ``loop``, one of those that were announced.
+        """Return the logits of the state after ``loop``, one of ``answers``.
 
         Args:
-            inputs: the model's own, of which a readout that pools over the text needs the mask.
+            inputs: the model's inputs; a readout that pools over the text needs the mask.
         """
         return self._readouts[loop].run({**inputs, "state": state})["logits"]
 
     def placement(self) -> dict[str, int] | None:
-        """Provider → nodes of all graphs together. See :meth:`Session.placement`."""
-        found: Counter[str] = Counter()
+        """Provider → number of nodes, summed over the graphs. See :meth:`Session.placement`."""
+        node_counts: Counter[str] = Counter()
         for session in self._opened.values():
-            found.update(session.placement() or {})
-        return dict(found) or None
+            node_counts.update(session.placement() or {})
+        return dict(node_counts) or None
 
     def caveats(self) -> tuple[str, ...]:
-        """What each graph's session says, with the part's name."""
+        """Return the caveats of each graph's session, prefixed with the part's name."""
         return tuple(f"{part}: {note}" for part, session in self._opened.items() for note in session.caveats())
 
     def settings(self) -> dict[str, object]:
-        """The loop's, which all graphs share. See :meth:`Session.settings`."""
+        """Return the settings of the loop graph, which all graphs share. See :meth:`Session.settings`."""
         return self.loop.settings()
 
     def close(self) -> None:
@@ -96,10 +100,10 @@ class StepParts:
 
 
 class StepEngine(LoopEngine[Array]):
-    """The step graphs: stops after every loop. A state is the hidden states of some tokens, [B, n, C].
+    """Loop engine on the step graphs; stops after every loop. A state holds hidden states of tokens, [B, n, C].
 
     Args:
-        parts: the opened graphs; several engines may share them, one after the other or in turns.
+        parts: the opened graphs; several engines may share them.
     """
 
     def __init__(self, parts: StepParts) -> None:
@@ -115,9 +119,9 @@ class StepEngine(LoopEngine[Array]):
         if kept is None:
             kept = graph.empty("past_conv", len(ids))
         for call in calls_of(placed(ids, start), graph.most_tokens()):
-            found = graph.run({**call, "past_conv": kept})
-            kept = found["present_conv"]
-            states.append(found["state"])
+            outputs = graph.run({**call, "past_conv": kept})
+            kept = outputs["present_conv"]
+            states.append(outputs["state"])
         if keep:
             self._embedding = kept
         return np.concatenate(states, axis=1)
@@ -125,11 +129,11 @@ class StepEngine(LoopEngine[Array]):
     def advance(self, stretch: int, state: Array, *, keep: bool) -> Array:
         graph, kept, states = self._parts.loop, self._kept[stretch], []
         if kept is None:
-            kept = {name: graph.empty(name, len(state)) for name in _KEPT}
+            kept = {name: graph.empty(name, len(state)) for name in _CACHES}
         for call in calls_of({"state": state}, graph.most_tokens()):
-            found = graph.run({**call, "loop": _told(stretch), **kept})
-            kept = {name: found[name.replace("past", "present")] for name in _KEPT}
-            states.append(found["next_state"])
+            outputs = graph.run({**call, "loop": _loop_index(stretch), **kept})
+            kept = {name: outputs[name.replace("past", "present")] for name in _CACHES}
+            states.append(outputs["next_state"])
         if keep:
             self._kept[stretch] = kept
         return np.concatenate(states, axis=1)
@@ -152,40 +156,40 @@ class StepEngine(LoopEngine[Array]):
 
 
 class StepSession(StepParts, Session):
-    """A step bundle as if it were one graph, which can also answer at several exits, or let rows leave early.
+    """Run a step bundle like one graph, optionally with several exits or with early exit per row.
 
     Args:
         parts: embed, loop, readout… → file.
-        loops: of the whole model.
-        open_part: how a file is opened.
-        early: as :class:`~edgeformer.runtimes.runtime.OpenOptions` has it; the result then has ``loops`` int64 [batch].
-        exits: loops that all answer, each as ``logits_exitN``, the last of which is the last that is run; empty: the
-            model's last one, as ``logits``.
+        loops: number of loops of the model.
+        open_part: opens a graph file.
+        early: as in :class:`~edgeformer.runtimes.runtime.OpenOptions`; the result then has ``loops`` int64 [batch].
+        exits: loops that return logits, each as ``logits_exitN``; the largest is the last loop that is run. Empty: the
+            model's last loop, as ``logits``.
 
     Raises:
         ArtifactError: a part is missing from the bundle, or cannot be opened.
-        InputError: there is no such loop, or a language model is to leave early: that is decided token by token.
+        InputError: there is no such loop, or ``early`` is set for a language model, which exits per token instead.
     """
 
     def __init__(
         self,
         parts: Mapping[str, Path],
         loops: int,
-        open_part: OpenPart = open_here,
+        open_part: OpenPart = open_on_cpu,
         early: Mapping[int, float] | None = None,
         exits: Collection[int] = (),
     ) -> None:
         self._last = max(exits, default=loops)
-        asked = [loop for loop in early or () if loop < self._last]
-        super().__init__(parts, loops, {*asked, *exits, self._last}, open_part)
+        threshold_loops = [loop for loop in early or () if loop < self._last]
+        super().__init__(parts, loops, {*threshold_loops, *exits, self._last}, open_part)
         if early is not None and self.is_decoder:
             raise InputError("rows of a language model cannot leave early: its tokens do, while they are written")
-        self._early, self._asked, self._exits = early, frozenset(asked), frozenset(exits)
+        self._early, self._threshold_loops, self._exits = early, frozenset(threshold_loops), frozenset(exits)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run embed, the loops and a readout, or several. See :meth:`Session.run`."""
+        """Run embed, the loops and the readouts. See :meth:`Session.run`."""
         if self._early is not None:
-            return self._leave(inputs, self._early)
+            return self._run_with_early_exit(inputs, self._early)
         answers: dict[str, Array] = {}
         for loop, state in enumerate(self._states(inputs), start=1):
             if loop in self._exits:
@@ -195,7 +199,7 @@ class StepSession(StepParts, Session):
         return answers
 
     def _states(self, inputs: Mapping[str, Array]) -> Iterator[Array]:
-        """The state after every loop; a language model reads the whole text at once."""
+        """Yield the state after every loop; a language model reads the text in one call."""
         if self.is_decoder:
             if "input_ids" not in inputs:
                 raise InputError("input 'input_ids' is missing")
@@ -207,45 +211,42 @@ class StepSession(StepParts, Session):
             return
         state = self.embed.run(inputs)["state"]
         for number in range(self._last):
-            state = self.loop.run({**inputs, "state": state, "loop": _told(number)})["next_state"]
+            state = self.loop.run({**inputs, "state": state, "loop": _loop_index(number)})["next_state"]
             yield state
 
-    def _leave(self, inputs: Mapping[str, Array], thresholds: Mapping[int, float]) -> dict[str, Array]:
+    def _run_with_early_exit(self, inputs: Mapping[str, Array], thresholds: Mapping[int, float]) -> dict[str, Array]:
         state = self.embed.run(inputs)["state"]
-        waiting = np.arange(len(state))
+        active = np.arange(len(state))
         loops = np.full(len(state), self._last, dtype=np.int64)
         logits: Array | None = None
         for loop in range(1, self._last + 1):
-            rows = {name: array[waiting] for name, array in inputs.items()}
-            state = self.loop.run({**rows, "state": state, "loop": _told(loop - 1)})["next_state"]
-            if loop != self._last and loop not in self._asked:
+            rows = {name: array[active] for name, array in inputs.items()}
+            state = self.loop.run({**rows, "state": state, "loop": _loop_index(loop - 1)})["next_state"]
+            if loop != self._last and loop not in self._threshold_loops:
                 continue
             answer = self.readout(state, loop, rows)
             logits = np.empty((len(loops), answer.shape[-1]), answer.dtype) if logits is None else logits
-            sure = np.ones(len(waiting), dtype=bool)
+            answered = np.ones(len(active), dtype=bool)
             if loop != self._last:
-                sure = top_probability(answer) >= thresholds[loop]
-            logits[waiting[sure]], loops[waiting[sure]] = answer[sure], loop
-            waiting, state = waiting[~sure], state[~sure]
-            if not len(waiting):
+                answered = top_probability(answer) >= thresholds[loop]
+            logits[active[answered]], loops[active[answered]] = answer[answered], loop
+            active, state = active[~answered], state[~answered]
+            if not len(active):
                 break
         assert logits is not None
         return {"logits": logits, "loops": loops}
 
 
-def _told(number: int) -> Array:
-    """The number of a loop, from 0, for graphs in which loops differ."""
+def _loop_index(number: int) -> Array:
+    """Return the loop input (loop index from 0) of graphs whose loops differ."""
     return np.array([number], dtype=np.int64)
 
 
-# A decode graph: the whole model in one call, with keys and values of earlier tokens as inputs and outputs.
-
-
 class FullDepthEngine(LoopEngine[dict[str, Array]]):
-    """The decode graph: every token takes all loops, in one call.
+    """Loop engine on the decode graph: every token runs through all loops in one call.
 
-    A state is what that call takes (``input_ids`` and ``position_ids``), behind it ``logits``: of the last call, where
-    the tokens took several.
+    A state holds ``input_ids`` and ``position_ids`` before the call and ``logits`` after it; if the tokens need several
+    calls, those of the last one.
 
     Args:
         graph: the opened decode graph; several engines may share it.
@@ -262,7 +263,7 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         self._kept: dict[str, Array] | None = None
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> dict[str, Array]:
-        """Nothing is computed yet. See :meth:`LoopEngine.embed`."""
+        """Return the call's inputs without computing anything. See :meth:`LoopEngine.embed`."""
         return placed(ids, start)
 
     def advance(self, stretch: int, state: dict[str, Array], *, keep: bool) -> dict[str, Array]:
@@ -270,11 +271,11 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         if kept is None:
             kept = {name: self._graph.empty(name, len(state["input_ids"])) for name in self._outputs}
         for call in calls_of(state, self._graph.most_tokens()):
-            found = self._graph.run({**call, **kept})
-            kept = {name: found[output] for name, output in self._outputs.items()}
+            outputs = self._graph.run({**call, **kept})
+            kept = {name: outputs[output] for name, output in self._outputs.items()}
         if keep:
             self._kept = kept
-        return {"logits": found["logits"]}
+        return {"logits": outputs["logits"]}
 
     def joined(self, states: Sequence[dict[str, Array]]) -> dict[str, Array]:
         return {name: np.concatenate([state[name] for state in states], axis=1) for name in states[0]}
@@ -294,50 +295,50 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
 
 
 def placed(ids: Array, start: int) -> dict[str, Array]:
-    """Tokens int64 [B, n] with their places, the first of them at ``start``."""
-    places = np.arange(start, start + ids.shape[-1], dtype=np.int64)
-    return {"input_ids": ids, "position_ids": np.tile(places, (len(ids), 1))}
+    """Return token ids int64 [B, n] and their positions, which begin at ``start``."""
+    positions = np.arange(start, start + ids.shape[-1], dtype=np.int64)
+    return {"input_ids": ids, "position_ids": np.tile(positions, (len(ids), 1))}
 
 
-def calls_of(state: Mapping[str, Array], most: int | None) -> Iterator[dict[str, Array]]:
-    """A state's arrays [B, n, …] as the calls that take them in order, of ``most`` tokens each; None: in one."""
+def calls_of(state: Mapping[str, Array], max_tokens: int | None) -> Iterator[dict[str, Array]]:
+    """Split a state's arrays [B, n, …] into calls of at most ``max_tokens`` tokens; None: one call."""
     tokens = next(array.shape[1] for array in state.values())
-    if most is None or tokens <= most:
+    if max_tokens is None or tokens <= max_tokens:
         yield {**state}
         return
-    for start in range(0, tokens, most):
-        yield {name: array[:, start : start + most] for name, array in state.items()}
+    for start in range(0, tokens, max_tokens):
+        yield {name: array[:, start : start + max_tokens] for name, array in state.items()}
 
 
 def decode_windows(session: Graph, ids: Array, first: int) -> Array:
-    """Logits of a decode graph with the right token fed in at every place.
+    """Return the logits of a decode graph under teacher forcing.
 
     Args:
         session: the opened decode graph.
         ids: texts of the same length, int64 [B, n].
-        first: tokens that are read in one call, 1 … n; the rest follow one by one.
+        first: tokens read in the first call, 1 … n; the rest follow one by one.
 
     Returns:
-        Logits after the token at place first − 1 and after each later one, float32 [B, n − first + 1, V].
+        Logits after the token at position first − 1 and each subsequent one, float32 [B, n − first + 1, V].
     """
     decoder = Decoder(FullDepthEngine(session))
-    found = []
+    logits = []
     for piece in np.split(ids, range(first, ids.shape[1]), axis=1):
         decoder.read_rows(piece)
         decoder.advance(decoder.loops)
-        found.append(decoder.row_logits(decoder.loops))
-    return np.stack(found, axis=1)
+        logits.append(decoder.row_logits(decoder.loops))
+    return np.stack(logits, axis=1)
 
 
 class DecodeSession(Session):
-    """The decode graph as if it were the full graph: it reads its input token by token."""
+    """Run a decode graph like the full graph: it reads its input token by token."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self.provider = graph.provider
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """As many calls as the input has places. See :meth:`Session.run`."""
+        """Call the graph once per token. See :meth:`Session.run`."""
         if "input_ids" not in inputs or inputs["input_ids"].ndim != 2 or not inputs["input_ids"].size:
             raise InputError("input 'input_ids' must be int64[batch, sequence] and not empty")
         return {"logits": decode_windows(self._graph, inputs["input_ids"], 1)}

@@ -1,7 +1,7 @@
-"""What ONNX Runtime really executes: the nodes of an optimised graph at a shape, with their shapes and durations.
+"""Nodes that ONNX Runtime executes for an optimised graph at a given input shape, with their shapes and durations.
 
-ONNX Runtime's own profiler writes the events; nothing but the base installation is needed. onnxruntime is imported
-where a graph is opened, because the types here are also used where none is.
+ONNX Runtime's profiler writes the events. onnxruntime is imported when a graph is opened, because other modules use
+these types without opening one.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ _BYTES = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """Type (as ONNX Runtime writes it: float, float16, int64…) and shape of an executed node's input or output."""
+    """Type (ONNX Runtime's name: float, float16, int64…) and shape of an executed node's input or output."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Its size; types that are not known count as 4 bytes per element."""
+        """Size in bytes; unknown types count as 4 bytes per element."""
         return math.ceil(self.elements * _BYTES.get(self.dtype, 4))
 
 
 @dataclass(frozen=True)
 class ExecutedNode:
-    """One node as it was executed in one call, or in the typical one of several calls.
+    """One node as executed in one call, or averaged over several calls.
 
     Attributes:
-        parameter_bytes: of those inputs that are constants of the graph (weights, tables, shapes).
-        duration_us: mean of the faster half of the calls, in microseconds; the profiler's own cost is part of it.
+        parameter_bytes: size of the inputs that are constants of the graph (weights, tables, shapes).
+        duration_us: mean over the faster half of the calls, in microseconds; includes the profiler's overhead.
     """
 
     op: str
@@ -65,13 +65,13 @@ class ExecutedNode:
 
 
 class ProfiledGraph:
-    """An ONNX graph, opened with ONNX Runtime's profiler on.
+    """An ONNX graph opened with ONNX Runtime's profiler enabled.
 
     Args:
         path: the .onnx file; external weights lie beside it.
-        threads: of one operator.
-        prepacked: as in production. Without, weights are left as they are, so that their shapes show; products of
-            matrices are then slower than in production.
+        threads: threads per operator.
+        prepacked: prepack weights, as in production. If False, events show the weights' shapes, but matrix products are
+            slower than in production.
 
     Raises:
         ArtifactError: ONNX Runtime cannot open it.
@@ -97,7 +97,7 @@ class ProfiledGraph:
 
     @property
     def inputs(self) -> dict[str, tuple[str, tuple[int | None, ...]]]:
-        """Name → type as ONNX writes it, shape with None where it is dynamic."""
+        """Name → ONNX type and shape; None for a dynamic axis."""
         return {
             node.name: (node.type, tuple(size if isinstance(size, int) else None for size in node.shape))
             for node in self._session.get_inputs()
@@ -123,12 +123,12 @@ class ProfiledGraph:
             events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
             self._session = None
             self._folder.cleanup()
-        found = iter(_calls(events))
-        return [_typical(list(islice(found, calls))) for _ in feeds]
+        recorded_calls = iter(_calls(events))
+        return [_typical(list(islice(recorded_calls, calls))) for _ in feeds]
 
 
 def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The node events of each call; ONNX Runtime writes a `model_run` event after the nodes of a call."""
+    """Group node events by call; ONNX Runtime writes a `model_run` event after the nodes of a call."""
     calls: list[list[dict[str, Any]]] = [[]]
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith(_ENDING):
@@ -139,11 +139,11 @@ def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _typical(calls: list[list[dict[str, Any]]]) -> tuple[ExecutedNode, ...]:
-    """Shapes from the last call; durations over all of them, the slower half left out: others may use the machine."""
+    """Return the last call's nodes with mean durations; the slower half is dropped as noise of other processes."""
     length = len(calls[-1])
     alike = [call for call in calls if len(call) == length]
     durations = np.sort(np.array([[event["dur"] for event in call] for call in alike], dtype=np.float64), axis=0)
-    # Durations are whole microseconds, cut at both ends: a mean resolves what a median cannot.
+    # Durations are truncated to whole microseconds, so a mean resolves more than a median.
     typical = durations[: (len(alike) + 1) // 2].mean(axis=0) if length else np.empty(0)
     return tuple(_node(event, float(duration)) for event, duration in zip(calls[-1], typical, strict=True))
 

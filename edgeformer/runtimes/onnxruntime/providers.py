@@ -1,4 +1,4 @@
-"""ONNX Runtime's execution providers: which one edgeformer chooses, and what each needs (for `doctor`)."""
+"""ONNX Runtime's execution providers: the default provider, RTX options, and their status for `doctor`."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ if "CUDAExecutionProvider" in onnxruntime.get_available_providers() and hasattr(
 import onnxruntime, onnxruntime_ep_nv_tensorrt_rtx as plugin
 say(version=plugin.__version__)
 onnxruntime.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())
-say(devices=len([one for one in onnxruntime.get_ep_devices() if one.ep_name == plugin.get_ep_name()]))
+say(devices=len([device for device in onnxruntime.get_ep_devices() if device.ep_name == plugin.get_ep_name()]))
 """,
 }
 
 
 def available_providers() -> list[str]:
-    """Execution providers that the installed ONNX Runtime was built with (a driver may still be missing)."""
+    """Return the execution providers built into the installed ONNX Runtime (a driver may still be missing)."""
     import onnxruntime as ort
 
     return list(ort.get_available_providers())
 
 
 def default_provider(kind: Kind | None = None) -> str:
-    """RTX cards: TensorRT-RTX where ONNX Runtime can use it, else CUDA; other cards: CUDA; without either the CPU.
+    """Choose the provider: TensorRT-RTX on RTX cards if ONNX Runtime supports it, else CUDA on NVIDIA cards, else CPU.
 
     The TensorRT provider is never chosen: it builds an engine for minutes when a graph is opened.
 
     Args:
-        kind: of a device that is not this machine, where only the ordinary provider for its kind can be told.
+        kind: device kind of another system, for which the ordinary provider is returned; None: this system.
     """
     if kind is not None:
         return CUDA if kind == "cuda" else CPU
     built_in = available_providers()
-    # Asking for cards takes as long as a small model's answer, so it is left where no provider could use one.
+    # Listing GPUs takes as long as a small model's inference, so skip it if no provider can use one.
     if not {CUDA, RTX} & set(built_in) and util.find_spec(PLUGIN) is None:
         return CPU
     from edgeformer.system import nvidia
@@ -77,7 +77,7 @@ def default_provider(kind: Kind | None = None) -> str:
 
 
 def _rtx_card() -> bool:
-    """Whether a GeForce RTX or RTX workstation card is here that TensorRT-RTX runs on."""
+    """Return whether this system has a GeForce RTX or RTX workstation card that TensorRT-RTX supports."""
     from edgeformer.artifacts.device import names_rtx
     from edgeformer.system import nvidia
 
@@ -87,7 +87,7 @@ def _rtx_card() -> bool:
 
 
 def how_to_start(provider: str) -> str:
-    """Why a CUDA provider that is built into this ONNX Runtime may not start here, and what to do."""
+    """Explain why a built-in CUDA provider does not start here, and what to do."""
     from edgeformer.system import cuda_driver
 
     if reason := cuda_driver.problem():
@@ -98,35 +98,35 @@ def how_to_start(provider: str) -> str:
 
 
 def how_to_use_card() -> str:
-    """What to do so that ONNX graphs are computed by this machine's NVIDIA card, where its processor computes them."""
+    """Explain how to run ONNX graphs on this system's NVIDIA card instead of its processor."""
     if CUDA in available_providers():
         return "this ONNX Runtime has CUDA, but was not asked for it, or its libraries do not load: edgeformer doctor"
     if not _rtx_card():
-        return f"for ONNX graphs on the card: {_KNOWN[CUDA].remedy}"
+        return f"for ONNX graphs on the card: {_PROVIDERS[CUDA].remedy}"
     if util.find_spec(PLUGIN) is None:
-        return f"for ONNX graphs on the card: {_KNOWN[RTX].remedy}"
+        return f"for ONNX graphs on the card: {_PROVIDERS[RTX].remedy}"
     return f"onnxruntime-ep-nv-tensorrt-rtx is installed, but cannot be used: {rtx_plugin().problem or 'not asked for'}"
 
 
 @cache
 def load_cuda_libraries() -> str | None:
-    """Load CUDA's and cuDNN's libraries of pip's nvidia packages, once, for providers that link against them.
+    """Load the CUDA and cuDNN libraries of pip's nvidia packages, once, for providers that link against them.
 
-    The system's loader does not look into site-packages. ONNX Runtime before 1.21 cannot do this.
+    The system's loader does not search site-packages. ONNX Runtime before 1.21 cannot preload them.
 
     Returns:
-        What could not be loaded; None where all was, and where this ONNX Runtime was built without CUDA.
+        The libraries that could not be loaded; None if all were, or if this ONNX Runtime was built without CUDA.
     """
     import onnxruntime as ort
 
     preload = getattr(ort, "preload_dlls", None)
     if preload is None:
         return None
-    printed = io.StringIO()  # it reports on stdout, where the answers of commands are
+    printed = io.StringIO()  # keep its report out of the command's stdout
     try:
         with redirect_stdout(printed):
             preload()
-    except Exception as error:  # of ctypes, of ONNX Runtime: no common base class
+    except Exception as error:  # errors of ctypes and ONNX Runtime have no common base class
         return f"{type(error).__name__}: {error}"
     return _missing_libraries(printed.getvalue())
 
@@ -134,8 +134,8 @@ def load_cuda_libraries() -> str | None:
 def _missing_libraries(printed: str) -> str | None:
     """Return the libraries that ``preload_dlls`` could not load, or None.
 
-    It tries the copy in pip's nvidia packages, and reports a failure with the path of that copy. Then it tries the name
-    alone, on the loader's default path. Only a failure of the name means that the library is not loaded.
+    It first tries the copy in pip's nvidia packages and reports a failure with its path, then the bare name on the
+    loader's default path. The library is missing only if the bare name fails.
     """
     prefix = "Failed to load "
     failed = [line.removeprefix(prefix) for line in printed.splitlines() if line.startswith(prefix)]
@@ -145,7 +145,7 @@ def _missing_libraries(printed: str) -> str | None:
 
 @dataclass(frozen=True)
 class RtxPlugin:
-    """The plugin's devices, as ONNX Runtime takes them, or why there are none."""
+    """The plugin's devices as ONNX Runtime objects, or why there are none."""
 
     devices: tuple[Any, ...] = ()
     problem: str | None = None
@@ -161,20 +161,20 @@ def rtx_plugin() -> RtxPlugin:
     try:
         plugin = import_module(PLUGIN)
         ort.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())
-        devices = tuple(one for one in ort.get_ep_devices() if one.ep_name == plugin.get_ep_name())
-    except Exception as error:  # of the import, of its libraries, of onnxruntime: no common base class
+        devices = tuple(device for device in ort.get_ep_devices() if device.ep_name == plugin.get_ep_name())
+    except Exception as error:  # errors of the import, its libraries and onnxruntime have no common base class
         return RtxPlugin(problem=(str(error).strip().splitlines() or [type(error).__name__])[0])
     return RtxPlugin(devices, None if devices else "the plugin works but finds no RTX card (Ampere or newer)")
 
 
-_MOST_ROWS, _MOST_POSITIONS, _TUNED_FOR = 1024, 32767, 128
-"""Rows of one call; the provider's own limit of an axis; tokens at which the budgets judge latency."""
+_MAX_ROWS, _MAX_POSITIONS, _TUNED_LENGTH = 1024, 32767, 128
+"""Rows per call; the provider's limit of an axis; sequence length of the latency budgets."""
 
 
 def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
-    """Options of the RTX provider for a graph: a folder for compiled kernels, and the shapes to expect.
+    """Return the RTX provider's options for a graph: a folder for compiled kernels, and the expected shapes.
 
-    Without options it compiles again in every process, and plans for every axis from 0 to 32,767, tuned for 1.
+    By default the provider compiles again in every process, and plans each axis from 0 to 32,767, tuned for 1.
 
     Args:
         graph: the .onnx file.
@@ -190,25 +190,25 @@ def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
     if gpu is not None:
         name = compiled_name(sha256_of(graph), gpu, installed_version(*_RTX_DISTRIBUTIONS) or "unknown")
         folder = cache_folder() / "onnxruntime-rtx" / name
-        with suppress(OSError):  # the provider refuses to start where it cannot make this folder
+        with suppress(OSError):  # the provider does not start if it cannot create this folder
             folder.mkdir(parents=True, exist_ok=True)
             options["nv_runtime_cache_path"] = str(folder)
     return options
 
 
 def profile_shapes(graph: Path, max_positions: int | None) -> dict[str, str]:
-    """Smallest, best and largest shapes of a graph's inputs, as the RTX provider takes them.
+    """Return smallest, best and largest shapes of a graph's inputs in the RTX provider's format.
 
-    Empty where an axis is none of ``batch``, ``sequence`` and ``past``: then the provider's own range holds.
+    Empty if a dynamic axis is not ``batch``, ``sequence`` or ``past``; the provider's default range then applies.
     """
     from edgeformer.artifacts.onnx_outline import read_outline
 
     inputs = read_outline(graph).inputs
     has_caches = any(port.name.startswith(KEPT) for port in inputs)
-    longest = max_positions or _MOST_POSITIONS
-    tuned = min(_TUNED_FOR, longest)
+    longest = max_positions or _MAX_POSITIONS
+    tuned = min(_TUNED_LENGTH, longest)
     axes = {
-        "batch": (1, 1, _MOST_ROWS),
+        "batch": (1, 1, _MAX_ROWS),
         "sequence": (1, 1 if has_caches else tuned, longest),  # with caches a text grows by one token at a time
         "past": (0, tuned, longest),
     }
@@ -221,20 +221,22 @@ def profile_shapes(graph: Path, max_positions: int | None) -> dict[str, str]:
             return {}
         if all(isinstance(size, int) for size in sizes):
             continue
-        for which, column in enumerate(columns):
-            shape = "x".join(str(size[which] if isinstance(size, tuple) else size) for size in sizes)
+        for index, column in enumerate(columns):
+            shape = "x".join(str(size[index] if isinstance(size, tuple) else size) for size in sizes)
             column.append(f"{port.name}:{shape}")
     names = ("nv_profile_min_shapes", "nv_profile_opt_shapes", "nv_profile_max_shapes")
     return {name: ",".join(column) for name, column in zip(names, columns, strict=True) if column}
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What there is to say of a provider, present or not.
+class _ProviderInfo:
+    """Facts about a provider, installed or not.
 
     Attributes:
-        kind: of the device that it computes on; None: another kind.
-        system: the only one that it exists for.
+        use: when edgeformer uses it.
+        remedy: how to install it.
+        kind: kind of its device; None: another kind.
+        system: the only operating system that it exists for.
     """
 
     use: str
@@ -243,47 +245,47 @@ class _Known:
     system: str | None = None
 
 
-_KNOWN = {
-    CPU: _Known("used where no NVIDIA card is present, and for CPU targets", kind="cpu"),
-    CUDA: _Known(
+_PROVIDERS = {
+    CPU: _ProviderInfo("used where no NVIDIA card is present, and for CPU targets", kind="cpu"),
+    CUDA: _ProviderInfo(
         "used by default where an NVIDIA card is present and the RTX provider is not",
         _SWAP.format('"onnxruntime-gpu[cuda,cudnn]"'),
         kind="cuda",
     ),
-    TENSORRT: _Known(
+    TENSORRT: _ProviderInfo(
         "used only where it is asked for: it builds engines for minutes when a graph is opened, and needs the "
         "libraries of TensorRT 10",
         _SWAP.format("onnxruntime-gpu") + "; TensorRT 10 from NVIDIA",
         kind="cuda",
     ),
-    RTX: _Known(
+    RTX: _ProviderInfo(
         "used by default on RTX cards (Ampere or newer)",
         "pip install onnxruntime-ep-nv-tensorrt-rtx (beside onnxruntime, not beside onnxruntime-gpu)",
         kind="cuda",
     ),
-    "DmlExecutionProvider": _Known(
+    "DmlExecutionProvider": _ProviderInfo(
         "DirectML; used only where it is asked for", _SWAP.format("onnxruntime-directml"), system="Windows"
     ),
-    "OpenVINOExecutionProvider": _Known(
+    "OpenVINOExecutionProvider": _ProviderInfo(
         "Intel processors and GPUs; used only where it is asked for", _SWAP.format("onnxruntime-openvino")
     ),
-    "CoreMLExecutionProvider": _Known(
+    "CoreMLExecutionProvider": _ProviderInfo(
         "Apple devices; used only where it is asked for", "pip install onnxruntime", system="Darwin"
     ),
-    "XnnpackExecutionProvider": _Known(
+    "XnnpackExecutionProvider": _ProviderInfo(
         "Arm processors; used only where it is asked for",
         "needs an onnxruntime that was built with --use_xnnpack",
         kind="cpu",
     ),
-    "AzureExecutionProvider": _Known("calls a remote service; edgeformer never uses it"),
+    "AzureExecutionProvider": _ProviderInfo("calls a remote service; edgeformer never uses it"),
 }  # fmt: skip
 
 
 def facts_of(provider: str) -> ProviderFacts | None:
-    """See :meth:`Backend.provider_facts`."""
+    """See :meth:`Runtime.provider_facts`."""
     if not provider.endswith(SUFFIX):
         return None
-    kind = _KNOWN[provider].kind if provider in _KNOWN else None
+    kind = _PROVIDERS[provider].kind if provider in _PROVIDERS else None
     return ProviderFacts(provider.removesuffix(SUFFIX), kind, counts_threads=provider == CPU)
 
 
@@ -292,39 +294,37 @@ def _explain(
 ) -> Capability:
     from edgeformer.system.capability import Capability
 
-    known = _KNOWN.get(name, _Known("used only where it is asked for"))
+    info = _PROVIDERS.get(name, _ProviderInfo("used only where it is asked for"))
     version, remedy, works = None, None, False
     if name == RTX and plugin is not None and not built_in:
         version, devices = plugin.facts.get("version"), plugin.facts.get("devices")
         reason = driver or plugin.error or "it finds no RTX card (Ampere or newer)"
-        works, what = (
-            bool(devices),
-            f"plugin works on {devices} card(s)" if devices else f"plugin installed, but {reason}",
-        )
+        works = bool(devices)
+        detail = f"plugin works on {devices} card(s)" if works else f"plugin installed, but {reason}"
     elif not built_in:
-        elsewhere = known.system not in (None, platform.system())
-        what = f"exists only on {known.system}" if elsewhere else "not built into the installed onnxruntime"
-        # Another wheel does not help where the driver or the right system is missing.
-        remedy = known.remedy if not elsewhere and (driver is None or known.kind != "cuda") else None
+        is_other_system = info.system not in (None, platform.system())
+        detail = f"exists only on {info.system}" if is_other_system else "not built into the installed onnxruntime"
+        # Another wheel does not help if the driver is missing or the operating system is the wrong one.
+        remedy = info.remedy if not is_other_system and (driver is None or info.kind != "cuda") else None
     else:
         not_loaded = f"cannot load {libraries}" if libraries else None
-        problem = driver or too_old or not_loaded if known.kind == "cuda" else None
+        problem = driver or too_old or not_loaded if info.kind == "cuda" else None
         works = problem is None
-        what = "built in" if works else f"built in, but {problem}"
+        detail = "built in" if works else f"built in, but {problem}"
         if problem == not_loaded and not works:
             remedy = _CUDA_LIBRARIES
     return Capability(
-        f"onnxruntime: {name}", "available" if works else "unavailable", version, f"{what}; {known.use}", remedy
+        f"onnxruntime: {name}", "available" if works else "unavailable", version, f"{detail}; {info.use}", remedy
     )
 
 
 def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = None) -> list[Capability]:
-    """ONNX Runtime itself and every provider that is built in or worth knowing, in alphabetical order.
+    """Describe ONNX Runtime and every built-in or known provider, in alphabetical order.
 
     Args:
-        answer: what the probe of ONNX Runtime said; None where it is not installed.
-        driver: why CUDA's driver cannot be used; None when it can.
-        plugin: what the probe of onnxruntime-ep-nv-tensorrt-rtx said; None where it is not installed.
+        answer: probe of ONNX Runtime; None: it is not installed.
+        driver: why CUDA's driver cannot be used; None if it can.
+        plugin: probe of onnxruntime-ep-nv-tensorrt-rtx; None: it is not installed.
     """
     from edgeformer.system import nvidia
     from edgeformer.system.capability import Capability, driver_too_old, installed_version
@@ -332,16 +332,16 @@ def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = 
     if answer is None:
         return [Capability("onnxruntime", "unavailable", detail="not installed", remedy="pip install onnxruntime")]
     if answer.error is not None:
-        again = "pip install --force-reinstall onnxruntime"
-        return [Capability("onnxruntime", "unavailable", installed_version(*_DISTRIBUTIONS), answer.error, again)]
+        remedy = "pip install --force-reinstall onnxruntime"
+        return [Capability("onnxruntime", "unavailable", installed_version(*_DISTRIBUTIONS), answer.error, remedy)]
     owners = [name for name in _DISTRIBUTIONS if installed_version(name) is not None]
     detail, remedy = "opens and runs ONNX graphs", None
     if len(owners) > 1:
         detail = f"{' and '.join(owners)} are both installed and overwrite each other's files"
         remedy = f"pip uninstall -y {' '.join(owners)}, then install one of them"
-    own = Capability("onnxruntime", "available", answer.facts.get("version"), detail, remedy)
+    package = Capability("onnxruntime", "available", answer.facts.get("version"), detail, remedy)
     built_in = answer.facts.get("providers", [])
-    names = sorted({*built_in, *_KNOWN} - {"AzureExecutionProvider"} | {*built_in})
+    names = sorted({*built_in, *_PROVIDERS} - {"AzureExecutionProvider"} | {*built_in})
     libraries = _missing_libraries(answer.facts.get("preload", ""))
     too_old = driver_too_old(answer.facts.get("cuda"), nvidia.driver_version())
-    return [own, *(_explain(name, name in built_in, plugin, driver, too_old, libraries) for name in names)]
+    return [package, *(_explain(name, name in built_in, plugin, driver, too_old, libraries) for name in names)]

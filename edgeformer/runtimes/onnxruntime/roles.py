@@ -1,4 +1,4 @@
-"""ONNX artifacts of every role with any runtime that opens a graph: nothing in here knows which one does."""
+"""Open ONNX artifacts of every role with any runtime that can open a single graph."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgeformer.runtimes.session import Graph, Session
 
 
 def open_role(files: ArtifactFiles, options: OpenOptions, open_part: Callable[[Path], Graph]) -> Session:
-    """An artifact as if it were one graph; see :meth:`Backend.open`.
+    """Open an artifact as one session; see :meth:`Runtime.open`.
 
     Args:
-        files: as the backend is given them.
-        options: as well.
-        open_part: how one graph is opened.
+        files: as in :meth:`Runtime.open`.
+        options: as in :meth:`Runtime.open`.
+        open_part: opens one graph file.
     """
     from edgeformer.runtimes.onnxruntime.decode import DecodeSession, StepSession
 
@@ -37,12 +37,12 @@ def open_role(files: ArtifactFiles, options: OpenOptions, open_part: Callable[[P
 def open_role_decoder(
     files: ArtifactFiles, exits: Collection[int] | None, open_part: Callable[[Path], Graph]
 ) -> Decoder[Any]:
-    """A step or decode artifact, to write with; see :meth:`Backend.open_decoder`.
+    """Open a step or decode artifact for generation; see :meth:`Runtime.open_decoder`.
 
     Args:
-        files: as the backend is given them.
-        exits: as well.
-        open_part: how one graph is opened.
+        files: as in :meth:`Runtime.open_decoder`.
+        exits: as in :meth:`Runtime.open_decoder`.
+        open_part: opens one graph file.
     """
     from edgeformer.runtimes.onnxruntime.decode import FullDepthEngine, StepEngine, StepParts
 

@@ -1,4 +1,4 @@
-"""Run an ONNX graph with ONNX Runtime. Imports onnxruntime: import this file only where a graph is opened."""
+"""Run an ONNX graph with ONNX Runtime. Importing this module imports onnxruntime."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _DTYPES = {f"tensor({name})": name for name in ("bool", "float16")} | {
     f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
 _DTYPES |= {"tensor(float)": "float32", "tensor(double)": "float64"}
-_PRESENT = "present"
-"""How the names of outputs begin that are inputs of the next call."""
+_CACHE_OUTPUT_PREFIX = "present"
+"""Prefix of the outputs that are inputs of the next call."""
 _RTX_DEFAULTS = (
     "the RTX provider runs with its defaults: no CUDA graphs, and no kernels that are specialised before a call; "
     "rows of tensorrt-rtx engines for whole texts have both, so their times are not measured alike"
 )
-_NAMED = 6  # operators that a note lists
-# onnxruntime writes what it raises to stderr as well; the exception is enough.
+_LISTED_OPERATORS = 6  # in a placement note
+# onnxruntime also writes its errors to stderr; the exception is enough.
 _SILENT = 4
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A ``present…`` output that stays where it was computed, to be a ``past…`` input of the next call."""
+    """A ``present…`` output that stays on its device and becomes a ``past…`` input of the next call."""
 
     value: Any
     """ONNX Runtime's OrtValue."""
@@ -55,21 +55,21 @@ class Cache:
 
 
 class OnnxSession(Session):
-    """An ONNX graph opened by ONNX Runtime, all graph optimisations on.
+    """An ONNX graph opened by ONNX Runtime with all graph optimisations.
 
     Args:
         path: the .onnx file; external weights lie beside it.
-        provider: an execution provider's name. It is used or refused, never replaced by another one.
+        provider: an execution provider's name. If it is not available, opening fails; there is no fallback.
         threads: threads of one operator; None takes :func:`~edgeformer.system.host.default_threads`.
-        max_positions: longest sequence that the model's positional table covers, when the caller knows it.
-        in_turns: this process runs other sessions in turn with this one. Each has threads of its own, which look out
-            for more work for a while after a run, on the cores that the next session's run needs: with the four graphs
-            of a step bundle that took 2 to 3 times as long on 2 cores. Set, they stop when a run ends.
-        cache_device: of a graph with caches, where ``present…`` outputs stay for the next call, as ONNX Runtime names
-            it: ``cuda`` or ``cpu``. They are :class:`Cache` objects then. None: they are arrays.
+        max_positions: longest sequence of the model's positional table; None: not known.
+        in_turns: this process alternates between this session and others. A session's threads keep spinning after a
+            run, on the cores that the next session needs: the four graphs of a step bundle took 2 to 3 times as long on
+            2 cores. If set, the threads stop spinning when a run ends.
+        cache_device: for a graph with caches, the device on which ``present…`` outputs stay for the next call, as
+            :class:`Cache` objects. None: they are returned as arrays.
 
     Raises:
-        ArtifactError: the file is missing, truncated, or no ONNX graph that this ONNX Runtime can run.
+        ArtifactError: the file is missing, truncated, or not an ONNX graph that this ONNX Runtime can run.
         InputError: the provider is not available here; the message lists those that are.
     """
 
@@ -99,12 +99,12 @@ class OnnxSession(Session):
         self._outputs = [node.name for node in self._session.get_outputs()]
         has_caches = any(name.startswith(KEPT) for name in self._inputs)
         self._cache_device = cache_device if has_caches else None
-        self._answers_alone = not has_caches and not in_turns
+        self._runs_alone = not has_caches and not in_turns
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _SILENT
 
     def empty(self, name: str, rows: int) -> Array:
-        """What a ``past…`` input holds at the start of ``rows`` texts: zeros, and nothing along a dynamic axis."""
+        """Return the initial value of a ``past…`` input for ``rows`` texts: zeros, with size 0 in dynamic axes."""
         return empty(self._inputs[name], rows)
 
     @property
@@ -117,8 +117,8 @@ class OnnxSession(Session):
             raise EdgeformerError(f"{self.path}: the session is closed")
         caches = {name: value for name, value in inputs.items() if isinstance(value, Cache)}
         feed = {
-            name: checked(self.path.name, name, wanted, inputs, self.max_positions)
-            for name, wanted in self._inputs.items()
+            name: checked(self.path.name, name, port, inputs, self.max_positions)
+            for name, port in self._inputs.items()
             if name not in caches
         }
         try:
@@ -130,35 +130,37 @@ class OnnxSession(Session):
         return dict(zip(self._outputs, outputs, strict=True))
 
     def _run_bound(self, feed: Mapping[str, Array], caches: Mapping[str, Cache], device: str) -> dict[str, Any]:
-        """Run with ``present…`` outputs left on ``device``; ``caches`` are those of the call before."""
+        """Run with ``present…`` outputs left on ``device``; ``caches`` are those of the previous call."""
         binding = self._session.io_binding()
         for name, array in feed.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(array))
         for name, cache in caches.items():
             binding.bind_ortvalue_input(name, cache.value)
         for name in self._outputs:
-            binding.bind_output(name, device if name.startswith(_PRESENT) else "cpu", 0)
+            binding.bind_output(name, device if name.startswith(_CACHE_OUTPUT_PREFIX) else "cpu", 0)
         self._session.run_with_iobinding(binding, self._run_options)
         values = zip(self._outputs, binding.get_outputs(), strict=True)
-        return {name: Cache(value) if name.startswith(_PRESENT) else value.numpy() for name, value in values}
+        return {
+            name: Cache(value) if name.startswith(_CACHE_OUTPUT_PREFIX) else value.numpy() for name, value in values
+        }
 
     def placement(self) -> dict[str, int] | None:
-        """Provider → nodes; None for the CPU's, which computes all, and where this ONNX Runtime does not say."""
+        """Provider → number of nodes; None for the CPU provider and if this ONNX Runtime does not report it."""
         if self._assigned is None:
             return None
-        found: Counter[str] = Counter()
+        node_counts: Counter[str] = Counter()
         for (provider, _), nodes in self._assigned.items():
-            found[provider] += nodes
-        return dict(found)
+            node_counts[provider] += nodes
+        return dict(node_counts)
 
     def caveats(self) -> tuple[str, ...]:
         if self.provider == CPU:
             return ()
-        defaults = _RTX_DEFAULTS if self._answers_alone and self.provider == RTX else None
+        defaults = _RTX_DEFAULTS if self._runs_alone and self.provider == RTX else None
         return tuple(filter(None, [placement_note(self.provider, self._assigned), defaults]))
 
     def settings(self) -> dict[str, Any]:
-        """Options of the RTX provider, without this machine's paths; empty for the other providers."""
+        """Return the options of the RTX provider, without local paths; empty for the other providers."""
         if self.provider != RTX:
             return {}
         folder = "nv_runtime_cache_path"
@@ -197,7 +199,7 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = threads
     options.log_severity_level = _SILENT
-    if provider != CPU:  # which leaves what it cannot do to the CPU's, without a word
+    if provider != CPU:  # which silently leaves unsupported nodes to the CPU provider
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if in_turns:
         options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -211,7 +213,7 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
             f"{path}: provider {provider!r} does not open it here, the CPU's does ({_first_line(str(error))})"
             + (f"; {how_to_start(provider)}" if provider in (CUDA, TENSORRT) else "")
         ) from None
-    # onnxruntime leaves a provider out by itself when its library cannot be loaded; a measurement must not.
+    # onnxruntime silently drops a provider whose library cannot be loaded; a measurement must not.
     if session.get_providers()[0] != provider:
         why = how_to_start(provider) if provider in (CUDA, TENSORRT) else "run edgeformer doctor"
         raise InputError(
@@ -222,20 +224,20 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
 
 
 def _create(path: Path, options: Any, provider: str, provider_options: dict[str, str], *, plugged: bool) -> Any:
-    """The session itself. With fallback it would print, and compute on the CPU after an error of the provider."""
+    """Create the session without ONNX Runtime's fallback, which prints and computes on the CPU after an error."""
     if plugged:
         options.add_provider_for_devices(list(rtx_plugin().devices), provider_options)
         return ort.InferenceSession(str(path), options, enable_fallback=0)
     if provider in (CUDA, TENSORRT):
         load_cuda_libraries()
     if provider == CUDA:
-        # TF32 has 10 bits where FP32 has 23, and CUDA's provider takes it unless told otherwise.
+        # The CUDA provider uses TF32 by default: 10 bits of mantissa, FP32 has 23.
         provider_options = {"use_tf32": "0"}
     return ort.InferenceSession(str(path), options, providers=[(provider, provider_options)], enable_fallback=0)
 
 
 def _opens_on_cpu(path: Path) -> bool:
-    """Whether the graph itself is fine, so that it is the provider that fails."""
+    """Return whether the CPU provider opens the graph, so that the requested provider is at fault."""
     options = ort.SessionOptions()
     options.log_severity_level = _SILENT
     try:
@@ -246,31 +248,31 @@ def _opens_on_cpu(path: Path) -> bool:
 
 
 Assigned = Mapping[tuple[str, str], int]
-"""(provider, operator) → nodes, as ONNX Runtime divided the graph among its providers."""
+"""(provider, operator) → number of nodes that ONNX Runtime assigned."""
 
 
 def placement_note(provider: str, assigned: Assigned | None) -> str | None:
-    """Which nodes a provider other than the one of a session computes; None where there are none.
+    """Describe the nodes that another provider than the session's computes; None if there are none.
 
     Args:
-        provider: what the session was opened with.
-        assigned: where each node went; None: ONNX Runtime does not tell, which is said, too.
+        provider: the session's provider.
+        assigned: node assignment; None: ONNX Runtime does not report it, which the note then says.
     """
-    wanted = provider.removesuffix(SUFFIX)
+    requested = provider.removesuffix(SUFFIX)
     if assigned is None:
-        return f"this onnxruntime {ort.__version__} does not tell which nodes {wanted} left to the CPU"
+        return f"this onnxruntime {ort.__version__} does not tell which nodes {requested} left to the CPU"
     operators: Counter[str] = Counter()
     elsewhere = {where: nodes for where, nodes in assigned.items() if where[0] != provider}
     for (_, operator), nodes in elsewhere.items():
         operators[operator] += nodes
     if not operators:
         return None
-    most = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
-    named = ", ".join(f"{operator} ({nodes})" for operator, nodes in most[:_NAMED])
-    places = ", ".join(dict.fromkeys(where.removesuffix(SUFFIX) for where, _ in elsewhere))
-    more = ", …" if len(most) > _NAMED else ""
-    counts = f"{operators.total()} of {sum(assigned.values())} nodes ran on {places}"
-    return f"{counts}, not on {wanted}: {named}{more}"
+    ranked = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{operator} ({nodes})" for operator, nodes in ranked[:_LISTED_OPERATORS])
+    providers = ", ".join(dict.fromkeys(where.removesuffix(SUFFIX) for where, _ in elsewhere))
+    ellipsis = ", …" if len(ranked) > _LISTED_OPERATORS else ""
+    counts = f"{operators.total()} of {sum(assigned.values())} nodes ran on {providers}"
+    return f"{counts}, not on {requested}: {listed}{ellipsis}"
 
 
 def _open_error(path: Path, provider: str, error: Exception) -> EdgeformerError:
@@ -278,12 +280,14 @@ def _open_error(path: Path, provider: str, error: Exception) -> EdgeformerError:
     if _out_of_memory(error):
         return EdgeformerError(f"{path}: not enough memory to open it ({_first_line(text)})")
     if "INVALID_PROTOBUF" in text or "No graph was found" in text:
-        what = "is truncated, damaged, or not an ONNX file"
+        problem = "is truncated, damaged, or not an ONNX file"
     elif "NOT_IMPLEMENTED" in text:
-        what = f"uses an operator that {provider} of onnxruntime {ort.__version__} cannot run"
+        problem = f"uses an operator that {provider} of onnxruntime {ort.__version__} cannot run"
     else:
-        what = f"cannot be opened by onnxruntime {ort.__version__}"
-    return ArtifactError(f"{path}: {what} ({_first_line(text)}); export the run again, or copy the whole bundle again")
+        problem = f"cannot be opened by onnxruntime {ort.__version__}"
+    return ArtifactError(
+        f"{path}: {problem} ({_first_line(text)}); export the run again, or copy the whole bundle again"
+    )
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -291,7 +295,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _first_line(text: str) -> str:
-    """onnxruntime's message without its prefix, status code and source paths."""
+    """Return the first line of onnxruntime's message without prefix, status code and source paths."""
     line = (text.strip().splitlines() or ["no message"])[0]
     line = line.rsplit("Status Message: ", 1)[-1].rsplit(" : ", 1)[-1]
     if line.startswith("/"):  # "/onnxruntime_src/….h:583 signature message"

@@ -1,4 +1,8 @@
-"""An engine that was built: what is known of it without running it, and may it be deployed?"""
+"""Build a TensorRT engine of an ONNX graph and check it without running it.
+
+tensorrt-rtx, TensorRT 10 and TensorRT 11 are built the same way: the graph determines the precision, because networks
+are strongly typed. (TensorRT 11 removed the builder flags for FP16: an FP32 graph silently gives an FP32 engine.)
+"""
 
 from __future__ import annotations
 
@@ -36,19 +40,19 @@ from edgeformer.runtimes.tensorrt.state import measured_on
 from edgeformer.system.cuda_driver import devices
 
 SIZE_BAR = 1.2
-"""An engine's weights (or, where their size is unknown, the engine) against its graph."""
+"""Largest accepted size of an engine's weights (or of the engine, if that is unknown) relative to its graph."""
 
 _FP16_TROUBLE = re.compile(r"(?=.*FP16)(?=.*(layer ?norm|normali[sz]ation|overflow))", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine that was written.
+    """An engine written to disk.
 
     Attributes:
-        built_for: compute capability and builder version; of ``tensorrt`` also GPU and driver. What
-            :mod:`edgeformer.runtimes.tensorrt.state` compares with the machine that opens it.
-        reason: why the engine is rejected; None where it is fine.
+        built_for: compute capability and builder version; for ``tensorrt`` also GPU and driver.
+            :mod:`edgeformer.runtimes.tensorrt.state` compares them with the system that opens the engine.
+        reason: why the engine is rejected; None if it is accepted.
     """
 
     engine: Engine
@@ -57,17 +61,17 @@ class BuiltEngine:
 
 
 def together(parts: Collection[BuiltEngine], first: BuiltEngine) -> BuiltEngine:
-    """What is known of several engines that are run in turn, as of one.
+    """Combine the facts of the engines of a step artifact: sums, and all warnings.
 
     Args:
-        parts: all of them.
-        first: whose inputs' shapes, builder and GPU are told.
+        parts: all engines.
+        first: the engine whose input shapes, builder and GPU are recorded.
     """
     engines = [part.engine for part in parts]
 
     def total(name: str) -> Any:
-        known = [getattr(engine, name) for engine in engines]
-        return None if None in known else sum(known)
+        values = [getattr(engine, name) for engine in engines]
+        return None if None in values else sum(values)
 
     summed = ("seconds", "layers", "weight_bytes", "activation_bytes", "graph_bytes")
     counted = {name: Counter[str]() for name in ("layers_by_precision", "weight_elements")}
@@ -81,39 +85,38 @@ def together(parts: Collection[BuiltEngine], first: BuiltEngine) -> BuiltEngine:
 
 
 def graph_bytes(path: Path) -> int:
-    """Size of a graph's file and of the weights beside it that it refers to, each once."""
+    """Return the size of a graph file plus its external weights, counting shared weights once."""
     regions = set()
     for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
         if uses_external_data(tensor):
-            place = ExternalDataInfo(tensor)
+            data = ExternalDataInfo(tensor)
             size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * math.prod(tensor.dims)
-            regions.add((place.location, place.offset, place.length or size))
+            regions.add((data.location, data.offset, data.length or size))
     return path.stat().st_size + int(sum(length for _, _, length in regions))
 
 
 def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -> str | None:
-    """None where warnings, precision and size of an engine are as they should be.
+    """Return why an engine's warnings, precision or size are not acceptable, or None.
 
-    The bar of sharing is on the weights: beside them an engine holds its compiled code, 3 to 9 MB whatever the
-    model's size, which says nothing of a small model.
+    The size limit applies to the weights: the compiled code adds 3 to 9 MB whatever the model's size.
     """
     for warning in engine.warnings:
         if precision == "fp16" and _FP16_TROUBLE.search(warning):
             return f"TensorRT warns of FP16: {' '.join(warning.split())[:300]}"
-    wide, narrow = engine.weight_elements.get("FP32", 0), engine.weight_elements.get("FP16", 0)
-    if precision == "fp16" and engine.weight_elements and wide >= narrow:
-        return f"is not FP16: {wide:,} of its weights' elements are FP32, {narrow:,} FP16"
-    measured, what = (engine.weight_bytes, "its weights") if engine.weight_bytes else (size_bytes, "it")
+    fp32_count, fp16_count = engine.weight_elements.get("FP32", 0), engine.weight_elements.get("FP16", 0)
+    if precision == "fp16" and engine.weight_elements and fp32_count >= fp16_count:
+        return f"is not FP16: {fp32_count:,} of its weights' elements are FP32, {fp16_count:,} FP16"
+    measured, subject = (engine.weight_bytes, "its weights") if engine.weight_bytes else (size_bytes, "it")
     if measured > SIZE_BAR * engine.graph_bytes:
         return (
-            f"{what} take {format_bytes(measured)}, more than {SIZE_BAR} × the graph of "
+            f"{subject} take {format_bytes(measured)}, more than {SIZE_BAR} × the graph of "
             f"{format_bytes(engine.graph_bytes)}: shared weights were copied, or FP16 was widened"
         )
     return None
 
 
 def size_note(id_: str, engine: Engine, size_bytes: int) -> str | None:
-    """Says so when an engine is much larger than its graph although its weights are not."""
+    """Return a note if an engine is much larger than its graph although its weights are not, else None."""
     if size_bytes <= SIZE_BAR * engine.graph_bytes or engine.weight_bytes is None:
         return None
     return (
@@ -122,49 +125,40 @@ def size_note(id_: str, engine: Engine, size_bytes: int) -> str | None:
     )
 
 
-# An engine for a device: built, written, and checked for what can be known of it without running it.
-#
-# One way for tensorrt-rtx, TensorRT 10 and TensorRT 11. Precision is in the graph: networks are strongly typed, in
-# every
-# version. (Builder flags for FP16 are gone since TensorRT 11; a graph in FP32 that is built with them becomes an FP32
-# engine without a word.)
-
-
 LARGEST_BATCH = 16
 BEST_LENGTH = 128
-"""Tokens at which latency is judged (the budgets' shape); engines are tuned for it where the text gets so long."""
+"""Sequence length of the latency budgets; engines are tuned for it unless the longest text is shorter."""
 
 PAST = "past"
-"""What graphs call the axis of what is kept of earlier tokens."""
+"""Name of the cache-length axis in graphs."""
 
 WRITTEN_ROWS = 4
-"""Texts that are written at a time. An engine takes memory for its largest call, and a text's beginning is read in one:
-with 16 rows of 1,024 tokens the loop of CRT-Deep asked for 2.1 GiB in FP32 and its readout for 3.1, with 4 for 0.5 and
-0.8."""
+"""Largest batch for generation. An engine reserves memory for its largest call, and a prompt is one call. In FP32
+the loop of CRT-Deep needed 2.1 GiB and its readout 3.1 GiB for 16 rows of 1,024 tokens, 0.5 and 0.8 GiB for 4 rows."""
 
 Shapes = Mapping[str, tuple[int, int, int]]
-"""Dynamic axis, as a graph calls it → the smallest size that the engine takes, the one it is tuned for, the largest."""
+"""Name of a dynamic axis → smallest, tuned and largest size of the engine."""
 
 
 def text_shapes(max_length: int, max_positions: int) -> Shapes:
-    """The one rule: batch 1…16, tuned for 1; sequence 1…``max_length``, tuned for 128 tokens or the longest text.
+    """Return the axis sizes: batch 1…16, tuned for 1; sequence 1…``max_length``, tuned for 128 or the longest text.
 
-    The largest sequence is at least 128 where the model can take that: latency is judged there.
+    The largest sequence is at least 128, if the model supports it, because latency is measured there.
 
     Args:
-        max_length: tokens of the longest text of the recipe.
-        max_positions: tokens that the model can take.
+        max_length: tokens of the recipe's longest text.
+        max_positions: longest sequence of the model in tokens.
     """
     longest = min(max_positions, max(max_length, BEST_LENGTH))
     return {"batch": (1, 1, LARGEST_BATCH), "sequence": (1, min(BEST_LENGTH, max_length), longest)}
 
 
 def writing_shapes(graph: Path, job: BuildJob) -> InputShapes:
-    """Of a step or decode graph that writes: tuned for one token of one text, behind none to all that the model takes.
+    """Return the input shapes of a step or decode graph: tuned for one token of one text, with a cache of any length.
 
     Args:
-        graph: its file.
-        job: of the export.
+        graph: the graph's file.
+        job: the export's build job.
     """
     best, longest = text_shapes(job.max_length, job.max_positions)["sequence"][1:]
     axes = {
@@ -172,20 +166,20 @@ def writing_shapes(graph: Path, job: BuildJob) -> InputShapes:
         "sequence": (1, 1, longest),
         PAST: (0, best, max(best, job.max_positions - 1)),
     }
-    found: InputShapes = {}
+    shapes: InputShapes = {}
     for value in onnx.load(str(graph), load_external_data=False).graph.input:
-        sizes = [axes.get(one.dim_param, (one.dim_value,) * 3) for one in value.type.tensor_type.shape.dim]
-        found[value.name] = tuple(zip(*sizes, strict=True))
-    return found
+        sizes = [axes.get(dim.dim_param, (dim.dim_value,) * 3) for dim in value.type.tensor_type.shape.dim]
+        shapes[value.name] = tuple(zip(*sizes, strict=True))
+    return shapes
 
 
 def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> BuiltEngine:
     """Build the engine of an ONNX graph and write it to ``file``.
 
     Args:
-        graph: weights may lie beside it.
+        graph: the .onnx file; external weights lie in the same folder.
         target: from :class:`~edgeformer.runtimes.tensorrt.builders.TensorRTBuilder`.
-        job: its precision is the graph's (an engine computes in the types of its graph), its cache keeps timings.
+        job: its precision is the graph's (an engine computes in the types of its graph); its cache stores timings.
 
     Raises:
         ArtifactError: the graph's file is missing or damaged.
@@ -227,34 +221,35 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> Buil
 
 
 def _layers(trt: Any, content: Any, log: TensorRTLog) -> tuple[Literal["builder log", "inspector", "size"], Layers]:
-    """The engine's layers, and what tells them: the builder's listing, else the inspector, else nothing."""
-    found = read_listing(log.listing() or "")
-    if found is not None:
-        return "builder log", found
-    # The inspector needs an opened engine: on the GPU that it was built for.
+    """Return the engine's layers and their source: the builder's listing, else the inspector, else none."""
+    layers = read_listing(log.listing() or "")
+    if layers is not None:
+        return "builder log", layers
+    # The inspector needs an open engine, on the GPU that it was built for.
     runtime = trt.Runtime(log.logger) if devices() else None
     engine = runtime.deserialize_cuda_engine(content) if runtime is not None else None
     if engine is not None:
         text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
-        found = read_inspector(text)
-    return ("size", Layers()) if found is None else ("inspector", found)
+        layers = read_inspector(text)
+    return ("size", Layers()) if layers is None else ("inspector", layers)
 
 
 def _serialized(trt: Any, graph: Path, target: Target, job: BuildJob) -> tuple[Any, InputShapes]:
-    """Parse and build: the engine as a buffer of TensorRT's. Raises what :func:`build_engine` raises."""
+    """Parse the graph and build the engine. Return TensorRT's buffer and the shapes."""
     log = tensorrt_log(trt)
     log.clear()
     builder = trt.Builder(log.logger)
-    # TensorRT 10 must be told; in 11 and in tensorrt-rtx there is nothing but strongly typed networks.
-    told = target.format == "tensorrt" and trt.__version__.startswith("10.")
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if told else 0)
+    # TensorRT 11 and tensorrt-rtx have strongly typed networks only.
+    typing_is_optional = target.format == "tensorrt" and trt.__version__.startswith("10.")
+    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if typing_is_optional else 0
+    network = builder.create_network(flags)
     _parse(trt, network, graph, log)
     config, shapes = _configured(trt, builder, network, target, job)
     monitor = progress_monitor(trt, job.progress)
     if monitor is not None:
         config.progress_monitor = monitor
-    what = f"Building the {target.format} engine of {graph.name}"
-    with bar(job.progress, what, PARTS, "%"):
+    label = f"Building the {target.format} engine of {graph.name}"
+    with bar(job.progress, label, PARTS, "%"):
         with _timing_cache(trt, config, target, job.cache):
             content = builder.build_serialized_network(network, config)
         if content is not None and monitor is not None:
@@ -272,26 +267,26 @@ def _parse(trt: Any, network: Any, graph: Path, log: TensorRTLog) -> None:
     if not graph.is_file():
         raise ArtifactError(f"{graph}: no such file; export it again")
     parser = trt.OnnxParser(network, log.logger)
-    # From the file, not from bytes: weights beside the graph are found relative to it.
+    # Parse the file, not its bytes: the parser resolves external weights relative to it.
     if parser.parse_from_file(str(graph)) and network.num_outputs:
         return
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
-    # Without the complaint about a missing driver that follows every error on a machine without a GPU.
+    # Cut the message about a missing driver that follows every error on a system without a GPU.
     texts = [" ".join(error.desc().partition("[checkMacros.cpp")[0].split())[:300] for error in errors]
-    told = "; ".join(
+    details = "; ".join(
         f"{error.node_operator()} {error.node_name()} {text}".strip() for error, text in zip(errors, texts, strict=True)
     )
-    # The parser takes an empty file for an empty network.
+    # The parser reads an empty file as an empty network.
     if not errors or any(word in str(error.code()) for error in errors for word in ("DESERIALIZE", "INVALID_GRAPH")):
         raise ArtifactError(
-            f"{graph}: truncated, damaged, or not an ONNX graph ({told or 'no outputs'}); export it again"
+            f"{graph}: truncated, damaged, or not an ONNX graph ({details or 'no outputs'}); export it again"
         )
-    raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {told}")
+    raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {details}")
 
 
 def _configured(trt: Any, builder: Any, network: Any, target: Target, job: BuildJob) -> tuple[Any, InputShapes]:
     config = builder.create_builder_config()
-    # What the layers' types are read from; the engine's size is the same.
+    # The layers' types are read from this; it does not change the engine's size.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if job.precision == "fp32":
         config.clear_flag(trt.BuilderFlag.TF32)  # on by default; its 10 bits miss the tolerance of FP32
@@ -299,10 +294,7 @@ def _configured(trt: Any, builder: Any, network: Any, target: Target, job: Build
         config.num_compute_capabilities = 1
         name = f"SM{str(target.compute_capability).replace('.', '')}"
         config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
-    profile, shapes = (
-        builder.create_optimization_profile(),
-        _shapes(network, job),
-    )
+    profile, shapes = builder.create_optimization_profile(), _shapes(network, job)
     for name, sizes in shapes.items():
         profile.set_shape(name, *sizes)
     config.add_optimization_profile(profile)
@@ -311,11 +303,11 @@ def _configured(trt: Any, builder: Any, network: Any, target: Target, job: Build
 
 def _shapes(network: Any, job: BuildJob) -> InputShapes:
     axes = text_shapes(job.max_length, job.max_positions)
-    found: InputShapes = {}
+    shapes: InputShapes = {}
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
         if tensor.name in job.shapes:
-            found[tensor.name] = job.shapes[tensor.name]
+            shapes[tensor.name] = job.shapes[tensor.name]
             continue
         columns = []
         for axis, size in enumerate(tensor.shape):
@@ -326,19 +318,19 @@ def _shapes(network: Any, job: BuildJob) -> InputShapes:
                     f"input {tensor.name!r} has the dynamic axis {name!r}; engines take batch and sequence"
                 )
             columns.append(sizes)
-        found[tensor.name] = tuple(zip(*columns, strict=True))
-    return found
+        shapes[tensor.name] = tuple(zip(*columns, strict=True))
+    return shapes
 
 
 @contextmanager
 def _timing_cache(trt: Any, config: Any, target: Target, cache: Path | None) -> Iterator[None]:
-    """What ``tensorrt`` measured of its kernels, kept for the next build on this GPU; tensorrt-rtx measures nothing."""
+    """Keep the kernel timings of ``tensorrt`` for the next build on this GPU; tensorrt-rtx measures none."""
     if cache is None or target.format != "tensorrt":
         yield
         return
     path = cache / "tensorrt" / f"timing-{target.compute_capability}-{trt.__version__}.cache"
-    known = path.read_bytes() if path.is_file() else b""
-    if not config.set_timing_cache(config.create_timing_cache(known), False):  # of another GPU or damaged
+    timings = path.read_bytes() if path.is_file() else b""
+    if not config.set_timing_cache(config.create_timing_cache(timings), False):  # of another GPU or damaged
         config.set_timing_cache(config.create_timing_cache(b""), False)
     yield
     with replacing(path) as temporary:

@@ -112,7 +112,9 @@ def create_rtx_context(
 
     cache, file, stored = None, None, b""
     if hasattr(config, "create_runtime_cache") and hasattr(config, "set_runtime_cache"):
-        file = _cache_file(plan, gpu, str(trt.__version__))
+        # One file per engine, GPU and version; TensorRT itself refuses a file of an incompatible driver.
+        cache_name = compiled_name(hashlib.sha256(plan).hexdigest(), gpu, str(trt.__version__))
+        file = cache_folder() / "tensorrt-rtx" / f"{cache_name}.cache"
         cache, stored, settings["runtime_cache"] = _open_cache(config, file)
     else:
         settings["runtime_cache"] = "none: this tensorrt-rtx does not support the setting"
@@ -134,11 +136,6 @@ def _set(config: Any, trt: Any, name: str, enum: str, value: str) -> tuple[str, 
         return value.lower(), None
     # The setter does not raise.
     return f"default: {value.lower()} was refused", f"{version} refuses {name} = {value}"
-
-
-def _cache_file(plan: bytes, gpu: Device, version: str) -> Path:
-    """Return the cache file of an engine, GPU and version. TensorRT refuses a file of an incompatible driver."""
-    return cache_folder() / "tensorrt-rtx" / f"{compiled_name(hashlib.sha256(plan).hexdigest(), gpu, version)}.cache"
 
 
 def _open_cache(config: Any, file: Path) -> tuple[Any, bytes, str]:
@@ -174,7 +171,7 @@ REMEDY = "export the run again for this device, or copy the whole bundle again"
 
 @dataclass(frozen=True)
 class _Input:
-    """An engine input and the shapes it was built for. ``tensor`` is its name in the engine, ``name`` in the manifest."""
+    """An engine input: its names in the manifest and the engine (``tensor``), and the shapes it was built for."""
 
     name: str
     tensor: str
@@ -259,7 +256,7 @@ class TensorRTSession(Session):
         return results
 
     def device_ms(self, inputs: Mapping[str, Array]) -> float:
-        """Return the time between two CUDA events, without copies and without waiting for the host."""
+        """Return the time between two CUDA events, without copies and host waits."""
         cuda, _, _kept = self._fill(inputs)
         return cuda.timed_ms(lambda: self._execute(cuda))
 
