@@ -1,7 +1,7 @@
-"""Runtimes: what opens an artifact, builds it, and says whether it can run here. One folder each.
+"""Runtimes: they open artifacts, build them, and report whether they can run on this system.
 
-Built-in backends are the subpackages of this one, each with a ``RUNTIME``; other packages announce theirs through the
-entry point group ``edgeformer.runtimes``. Importing this loads no runtime.
+Each built-in runtime is a subpackage with a ``RUNTIME``; other packages register theirs in the entry point group
+``edgeformer.runtimes``. Importing this package imports no runtime library.
 """
 
 from __future__ import annotations
@@ -58,75 +58,79 @@ __all__ = [
     "runtime_of",
 ]  # fmt: skip
 
-# Beside the runtimes, which name theirs.
+# In addition to the distributions of the runtimes.
 _RECORDED = ("edgeformer", "onnx", "onnxscript", "tokenizers", "datasets", "numpy")
 
 REGISTRY: Registry[Runtime] = Registry(__name__, "RUNTIME", Runtime, lambda runtime: (runtime.name, *runtime.formats))
 
 
 def all_runtimes() -> tuple[Runtime, ...]:
-    """Every backend: the built-in ones, and those that other packages announce.
+    """Return every built-in and registered runtime.
 
     Raises:
-        EdgeformerError: a package announces a backend that cannot be imported, or takes a name or format that is taken.
+        EdgeformerError: a registered runtime cannot be imported, or its name or format is already in use.
     """
     return REGISTRY.all()
 
 
 def runtime_of(artifact: ArtifactManifest | str) -> Runtime:
-    """The backend that opens an artifact, or artifacts of a format.
+    """Return the runtime that opens an artifact, or artifacts of a format.
 
     Raises:
-        ArtifactError: no backend here opens that format; the message lists those that are known.
+        ArtifactError: no installed runtime opens that format; the message lists the known ones.
     """
     format_ = artifact if isinstance(artifact, str) else artifact.format
     runtime = REGISTRY.find(format_)
     if runtime is not None and format_ in runtime.formats:
         return runtime
-    what = "artifacts" if isinstance(artifact, str) else f"artifact {artifact.id!r}"
-    known = ", ".join(name for runtime in all_runtimes() for name in runtime.formats)
+    subject = "artifacts" if isinstance(artifact, str) else f"artifact {artifact.id!r}"
+    formats = ", ".join(name for runtime in all_runtimes() for name in runtime.formats)
     raise ArtifactError(
-        f"{what} of the format {format_!r} cannot be opened here: no installed runtime does; known formats: {known}"
+        f"{subject} of the format {format_!r} cannot be opened here: no installed runtime does; "
+        f"known formats: {formats}"
     )
 
 
 def opener_of(artifact: ArtifactManifest, provider: str | None = None) -> Runtime:
-    """The backend that opens an artifact for one of its providers: its format's own, or another that reads the format.
+    """Return the runtime that opens an artifact with a provider: its format's runtime or another that reads it.
 
     Args:
         artifact: of any format.
-        provider: what shall compute; None, or one that nobody here has: the format's own backend decides.
+        provider: the requested provider; None or an unknown one: the format's runtime.
 
     Raises:
         ArtifactError: as :func:`runtime_of`.
     """
-    if provider is None:  # most often; the other backends are not even imported
+    if provider is None:  # the common case; does not import the other runtimes
         return runtime_of(artifact)
     readers = (runtime for runtime in all_runtimes() if artifact.format in runtime.reads)
-    return next((one for one in readers if one.provider_facts(provider) is not None), runtime_of(artifact))
+    return next((reader for reader in readers if reader.provider_facts(provider) is not None), runtime_of(artifact))
 
 
 ALL_RUNTIMES = "all"
-"""What ``--runtime`` calls every runtime that is installed."""
+"""Value of ``--runtime`` for every installed runtime."""
 
 
 def runtime_names() -> tuple[str, ...]:
-    """What ``--runtime`` can be told: runtimes that open graphs which another one opens, too; and all of them."""
-    others = [runtime for runtime in all_runtimes() if runtime.reads]
-    shared = {format_ for runtime in others for format_ in runtime.reads}
-    own = [runtime for runtime in all_runtimes() if shared.intersection(runtime.formats)]
-    return (*(runtime.name for runtime in own + [one for one in others if one not in own]), ALL_RUNTIMES)
+    """Return the values of ``--runtime``: runtimes that share a format with another one, and ``all``."""
+    readers = [runtime for runtime in all_runtimes() if runtime.reads]
+    shared = {format_ for runtime in readers for format_ in runtime.reads}
+    owners = [runtime for runtime in all_runtimes() if shared.intersection(runtime.formats)]
+    return (
+        *(runtime.name for runtime in owners + [reader for reader in readers if reader not in owners]),
+        ALL_RUNTIMES,
+    )
 
 
 def providers_asked(artifact: ArtifactManifest, runtime: str) -> tuple[str, ...]:
-    """What an artifact is computed with where a runtime is asked for.
+    """Return the providers that run an artifact if a runtime is requested.
 
     Args:
         artifact: of any format.
-        runtime: one of :func:`runtime_names`, or a provider's name; all: of the runtimes that are installed.
+        runtime: one of :func:`runtime_names`, or a provider's name; ``all``: the installed runtimes.
 
     Returns:
-        Names of providers; empty: that runtime does not open it.
+        Names of providers; empty if that runtime does not open the artifact.
 
     Raises:
         InputError: no such runtime.
@@ -134,32 +138,36 @@ def providers_asked(artifact: ArtifactManifest, runtime: str) -> tuple[str, ...]
     is_provider = any(candidate.provider_facts(runtime) for candidate in all_runtimes())
     if not is_provider and runtime not in runtime_names():
         raise InputError(f"--runtime {runtime}: no such runtime; there are: {', '.join(runtime_names())}")
-    able = [candidate for candidate in all_runtimes() if artifact.format in (*candidate.formats, *candidate.reads)]
-    able.sort(key=lambda candidate: artifact.format not in candidate.formats)
+    openers = [candidate for candidate in all_runtimes() if artifact.format in (*candidate.formats, *candidate.reads)]
+    openers.sort(key=lambda candidate: artifact.format not in candidate.formats)
     if is_provider:
-        return (runtime,) if any(candidate.provider_facts(runtime) for candidate in able) else ()
+        return (runtime,) if any(candidate.provider_facts(runtime) for candidate in openers) else ()
     if runtime == ALL_RUNTIMES:
-        chosen = [one for one in able if artifact.format in one.formats or one.cannot_run(artifact) is None]
+        chosen = [
+            candidate
+            for candidate in openers
+            if artifact.format in candidate.formats or candidate.cannot_run(artifact) is None
+        ]
     else:
-        chosen = [one for one in able if one.name == runtime]
+        chosen = [candidate for candidate in openers if candidate.name == runtime]
     return tuple(provider for runtime in chosen for provider in runtime.offers(artifact))
 
 
 def rounding_providers(artifact: ArtifactManifest) -> tuple[str, ...]:
-    """Providers of the installed runtimes that compute an artifact in fewer bits than its precision says.
+    """Return providers of the installed runtimes that compute an artifact in fewer bits than its precision.
 
-    Opening it with one of them can still be refused: the processor may lack what it takes.
+    Opening the artifact with one of them can still fail if the processor does not support it.
     """
-    asked = providers_asked(artifact, ALL_RUNTIMES)
-    return tuple(provider for provider in asked if provider_facts(provider).rounds_to is not None)
+    providers = providers_asked(artifact, ALL_RUNTIMES)
+    return tuple(provider for provider in providers if provider_facts(provider).rounds_to is not None)
 
 
 def cannot_run(artifact: ArtifactManifest, provider: str | None = None) -> str | None:
-    """Why this machine cannot run an artifact: format, package, libraries, driver, GPU, version; None: it can.
+    """Return why this system cannot run an artifact (format, package, libraries, driver, GPU, version), or None.
 
     Args:
         artifact: of any format.
-        provider: what shall compute; None: its format's own backend decides.
+        provider: the requested provider; None: the format's runtime decides.
     """
     try:
         return opener_of(artifact, provider).cannot_run(artifact)
@@ -168,24 +176,24 @@ def cannot_run(artifact: ArtifactManifest, provider: str | None = None) -> str |
 
 
 def never_runs(artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-    """Why no device like this one can ever run an artifact; None: one could, as far as is known here.
+    """Return why such a device can never run an artifact, or None if it can or if that is not known.
 
     Args:
         artifact: of any format.
-        device: facts of the device.
+        device: the device's profile.
     """
     try:
         return runtime_of(artifact).never_runs(artifact, device)
     except ArtifactError:
-        return None  # of a runtime that is not installed here: what it can do elsewhere is not known
+        return None  # the format's runtime is not installed, so its abilities are not known
 
 
 def cannot_estimate(artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-    """Why nothing can be estimated of an artifact for a device; None: it can be.
+    """Return why an artifact's latency cannot be estimated for a device, or None.
 
     Args:
         artifact: of any format.
-        device: facts of the device.
+        device: the device's profile.
     """
     try:
         return runtime_of(artifact).estimable(artifact, device)
@@ -194,11 +202,11 @@ def cannot_estimate(artifact: ArtifactManifest, device: DeviceProfile) -> str | 
 
 
 def provider_of(artifact: ArtifactManifest, kind: Kind | None = None) -> str:
-    """What computes an artifact, see :meth:`Backend.provider`; of an unknown format its name.
+    """Return an artifact's provider, see :meth:`Runtime.provider`; for an unknown format, the format's name.
 
     Args:
         artifact: of any format.
-        kind: on a device of this kind; None: on this machine.
+        kind: device kind; None: this system.
     """
     try:
         return runtime_of(artifact).provider(artifact, kind=kind)
@@ -207,33 +215,35 @@ def provider_of(artifact: ArtifactManifest, kind: Kind | None = None) -> str:
 
 
 def all_builders() -> tuple[Builder, ...]:
-    """What can build artifacts of other formats than ONNX."""
+    """Return the builders of formats other than ONNX."""
     return tuple(builder for runtime in all_runtimes() for builder in runtime.builders)
 
 
 def builder_named(name: str) -> Builder:
-    """The builder that ``export --build`` calls so. Raises InputError that lists those there are."""
+    """Return the builder with a name of ``export --build``. Raises InputError if there is none."""
     for builder in all_builders():
         if builder.name == name:
             return builder
-    raise InputError(f"--build {name}: no such builder; there are: {', '.join(one.name for one in all_builders())}")
+    raise InputError(
+        f"--build {name}: no such builder; there are: {', '.join(builder.name for builder in all_builders())}"
+    )
 
 
 def builder_of(format_: str) -> Builder | None:
-    """The builder that makes artifacts of a format; None where export writes them itself, or nobody here makes them."""
+    """Return the builder of a format; None if export writes it itself or no installed builder does."""
     return next((builder for builder in all_builders() if format_ in builder.formats), None)
 
 
 def on_gpu(provider: str) -> bool:
-    """Whether a session's ``provider`` computes on an NVIDIA GPU."""
+    """Return whether a session's ``provider`` computes on an NVIDIA GPU."""
     return provider_facts(provider).kind == "cuda"
 
 
 def default_provider(kind: Kind | None = None) -> str:
-    """What ONNX graphs are computed with where nobody asks for something else.
+    """Return the default provider of ONNX graphs.
 
     Args:
-        kind: on a device of this kind; None: on this machine, the best that works here.
+        kind: device kind; None: this system.
     """
     from edgeformer.runtimes.onnxruntime.providers import default_provider as choose
 
@@ -241,14 +251,14 @@ def default_provider(kind: Kind | None = None) -> str:
 
 
 def how_to_use_card() -> str:
-    """What to do so that ONNX graphs are computed by this machine's NVIDIA card, where its processor computes them."""
-    from edgeformer.runtimes.onnxruntime.providers import how_to_use_card as told
+    """Explain how to run ONNX graphs on this system's NVIDIA card instead of its processor."""
+    from edgeformer.runtimes.onnxruntime.providers import how_to_use_card as explain
 
-    return told()
+    return explain()
 
 
 def provider_facts(provider: str) -> ProviderFacts:
-    """What the backend says that knows a session's ``provider``; of one that is not installed here nothing is known."""
+    """Return the facts about a session's ``provider``; only its name if no installed runtime knows it."""
     for runtimes in (REGISTRY.built_in, REGISTRY.announced):
         for runtime in runtimes():
             facts = runtime.provider_facts(provider)
@@ -258,11 +268,11 @@ def provider_facts(provider: str) -> ProviderFacts:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of the installed libraries that decide what a run, an artifact or a measurement is."""
+    """Return the versions of the installed libraries that a run, an artifact or a measurement depends on."""
     import platform
 
     from edgeformer.system.capability import installed_version
 
     runtimes = (name for runtime in all_runtimes() for name in runtime.distributions)
-    found = {name: installed_version(name) for name in (*_RECORDED, *runtimes)}
-    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
+    versions = {name: installed_version(name) for name in (*_RECORDED, *runtimes)}
+    return {"python": platform.python_version()} | {name: version for name, version in versions.items() if version}

@@ -1,6 +1,6 @@
-"""Backend: everything that edgeformer must know of a runtime. One folder implements it; nothing else names runtimes.
+"""Runtime and Builder: the interfaces that each runtime package implements.
 
-Importing a backend must cost nothing: the runtime itself is imported where an artifact is opened or built.
+Importing a runtime package must be cheap: it imports the runtime's library only to open or build an artifact.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from edgeformer.system.capability import Capability
 
 Kind = Literal["cpu", "cuda"]
-"""What computes on a device, as device profiles say it."""
+"""Kind of processor, as in device profiles."""
 
 ENGINES_FOLDER = "engines"
-"""Where builders put their files, relative to the bundle."""
+"""Folder of built files, relative to the bundle."""
 
 Calls = Sequence[Mapping[str, Array]]
-"""Inputs of one call each."""
+"""One mapping of inputs per call."""
 
 InputShapes = dict[str, tuple[tuple[int, ...], ...]]
 """Input → smallest, best and largest shape."""
@@ -37,14 +37,14 @@ InputShapes = dict[str, tuple[tuple[int, ...], ...]]
 
 @dataclass(frozen=True)
 class ArtifactFiles:
-    """An artifact's files, after they were compared with the manifest.
+    """An artifact's files, verified against the manifest.
 
     Attributes:
         artifact: the manifest's entry.
-        file: the artifact's own file; weights may lie beside it.
+        file: the artifact's main file; external weights lie in the same folder.
         parts: step artifacts: embed, loop, readout… → file.
-        loops: step artifacts: how often the loop graph is run for the model's last answer.
-        max_positions: longest text that the model takes, where that is known.
+        loops: step artifacts: number of loops of the model.
+        max_positions: longest text that the model takes; None: not known.
     """
 
     artifact: ArtifactManifest
@@ -56,19 +56,18 @@ class ArtifactFiles:
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """How an artifact is opened.
+    """Options for opening an artifact.
 
     Attributes:
-        provider: what shall compute, as the backend names it; it is used or refused, never replaced. None: the
-            backend's choice for this machine.
-        threads: of one operator; None: what this process may use.
-        early: step artifacts of classifiers: loop → smallest top probability that lets a row answer there; at other
-            loops nobody is asked, and after the last one everybody answers.
-        exits: step artifacts: loops that all answer, each as ``logits_exitN``; empty: the last one, as ``logits``.
-        repeated_shapes: calls repeat a few shapes many times, as in a measurement: a runtime may compile for each shape
-            before its first answer.
-        in_turns: other sessions of this process run in turn with this one, so its threads must not wait for work on
-            their cores.
+        provider: the runtime's name of the provider; opening fails if it is not available. None: the runtime's default
+            on this system.
+        threads: threads per operator; None: all that this process may use.
+        early: step artifacts of classifiers: loop → smallest top probability at which a row exits after that loop. Rows
+            do not exit after other loops, except the last one.
+        exits: step artifacts: loops that return logits, each as ``logits_exitN``; empty: the last one, as ``logits``.
+        repeated_shapes: calls repeat a few shapes many times, as in a measurement, so that a runtime may compile for
+            each shape before its first result.
+        in_turns: this process alternates between this session and others, so idle threads must not spin on the cores.
     """
 
     provider: str | None = None
@@ -81,14 +80,14 @@ class OpenOptions:
 
 @dataclass(frozen=True)
 class ProviderFacts:
-    """What there is to know of a provider's name.
+    """Facts about a provider.
 
     Attributes:
-        label: for tables, shorter than the name where that is long.
-        kind: of the device that it computes on; None: another kind, or not known.
-        counts_threads: it computes in the threads that a session is opened with; others bring their own.
-        rounds_to: what it computes FP32 in, where that has fewer bits: its answers are others, and have scores of
-            their own. None: an artifact's precision says it.
+        label: short name for tables.
+        kind: kind of its device; None: another kind, or not known.
+        counts_threads: it computes in the session's threads, so that the number of threads matters.
+        rounds_to: type with fewer bits in which it computes FP32; results and scores then differ. None: it computes in
+            the artifact's precision.
     """
 
     label: str
@@ -99,13 +98,13 @@ class ProviderFacts:
 
 @dataclass(frozen=True)
 class Target:
-    """A device that a builder can build for here.
+    """A device that a builder can build for on this system.
 
     Attributes:
-        format: of the artifacts that it will make.
-        precision: of what it will make; None: that of the graphs it is given.
-        device: the profile's name, a part of the files' names; None where the builder needs no device.
-        compute_capability: NVIDIA GPUs: what the code is compiled for.
+        format: format of the built artifacts.
+        precision: precision of the built artifacts; None: that of the source graphs.
+        device: name of the device profile, part of the file names; None if the builder needs no device.
+        compute_capability: NVIDIA GPUs: the compute capability to compile for.
         note: a note for the export, e.g. that the choice of this format is a guess.
     """
 
@@ -118,7 +117,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Nothing can be built here: the format that it would have had, and why not; ``precision`` as of a target."""
+    """Why a format cannot be built on this system; ``precision`` as in :class:`Target`."""
 
     format: str
     reason: str
@@ -127,22 +126,22 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class BuildJob:
-    """What a builder is given.
+    """Input of a builder.
 
     Attributes:
-        bundle: the bundle's folder, as far as it is written; files go to its folder ``ENGINES_FOLDER``.
-        graphs: the ONNX artifacts that were written and passed, of every role and precision; take what fits.
-        precision: of the graphs that were asked to be built from.
+        bundle: the bundle's folder; built files go to its folder ``ENGINES_FOLDER``.
+        graphs: the ONNX artifacts that passed their checks, of every role and precision; the builder selects from them.
+        precision: requested precision of the source graphs.
         max_length: tokens of the recipe's longest text.
-        max_positions: tokens that the model can take.
-        cache: folder for what builders learn about a device; None: learn it again.
-        progress: where to say what is going on.
+        max_positions: longest sequence of the model in tokens.
+        cache: folder for a device's cached timings; None: do not cache.
+        progress: reports progress.
         note: adds a line to the bundle's notes.
-        module: the torch module behind the full graph of ``precision``, in evaluation mode, for those who compile that.
-        shapes: of what is no text; empty: of text, by its lengths.
-        calibration: real rows of the training split; raises DataError where there are none.
-        judge: of what runs here: runs it on the golden inputs and the validation split, counts what its ONNX file
-            stores, and returns fields of its manifest entry, with a ``reason`` where it misses a bar.
+        module: returns the torch module behind the full graph of ``precision``, in evaluation mode.
+        shapes: input shapes; inputs that are missing get the shapes of texts.
+        calibration: returns rows of the training split; raises DataError if there are none.
+        judge: runs an artifact on the golden inputs and the validation split, counts the parameters in its ONNX file,
+            and returns fields of its manifest entry, with a ``reason`` if it misses a target.
     """
 
     bundle: Path
@@ -159,20 +158,20 @@ class BuildJob:
     judge: Callable[[ArtifactManifest, Path, Session], dict[str, Any]] = lambda *_: _unavailable("judging")
 
 
-def _unavailable(what: str) -> NoReturn:
-    raise DataError(f"no data for {what} is at hand in this export")
+def _unavailable(purpose: str) -> NoReturn:
+    raise DataError(f"no data for {purpose} is at hand in this export")
 
 
 class Builder(ABC):
-    """Makes artifacts of a runtime's own format while a bundle is exported.
+    """Builds artifacts of a runtime's format during export.
 
     Attributes:
-        name: what ``export --build`` calls it.
-        flag: what asks for it on the command line.
-        formats: of the artifacts that it makes.
-        needs_device: it builds for one device, whose profile it must be given.
-        joins: a precision of ``export`` that also asks for it, where its packages are installed and the task has rows
-            to calibrate with: ``int8``.
+        name: name for ``export --build``.
+        flag: command-line option of ``export`` that selects it.
+        formats: formats of the artifacts that it builds.
+        needs_device: it builds for one device and requires its profile.
+        joins: a precision of ``export`` (``int8``) that also selects this builder, if its packages are installed and
+            the task has calibration rows.
     """
 
     name: str
@@ -182,36 +181,36 @@ class Builder(ABC):
 
     @property
     def flag(self) -> str:
-        """What asks for it on the command line of ``export``."""
+        """Command-line option of ``export`` that selects it."""
         return f"--build {self.name}"
 
     @abstractmethod
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        """What would be built for a device on this machine, or why nothing can be; asked before anything is built.
+        """Return what can be built for a device on this system, or why nothing can. Called before anything is built.
 
         Args:
-            device: never None where ``needs_device``.
+            device: never None if ``needs_device``.
         """
 
     @abstractmethod
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        """Build, and describe each artifact when it is done: ``built``, or ``rejected`` with the reason.
+        """Build the artifacts and yield each one's manifest entry: ``built``, or ``rejected`` with the reason.
 
         Args:
             target: from :meth:`plan`.
-            job: what to build from.
+            job: source graphs and options.
         """
 
 
 class Runtime(ABC):
-    """A runtime.
+    """A runtime that opens artifacts.
 
     Attributes:
-        name: of its folder.
-        formats: of the artifacts that it opens; empty: it opens none from a bundle.
-        reads: formats of other backends that it opens, too, where one of its providers is asked for.
+        name: name of its package.
+        formats: artifact formats that it opens by default; empty: it opens no artifact of a bundle.
+        reads: formats of other runtimes that it also opens, if one of its providers is requested.
         distributions: packages whose versions a run, a bundle and a report record.
-        builders: what it can make artifacts with.
+        builders: builders of its formats.
     """
 
     name: str
@@ -221,88 +220,89 @@ class Runtime(ABC):
     builders: tuple[Builder, ...] = ()
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        """Why this machine cannot run the artifact: package, libraries, driver, GPU, version; None when it can."""
+        """Return why this system cannot run the artifact (package, libraries, driver, GPU, version), or None."""
         opens = artifact.format in (*self.formats, *self.reads)
         return None if opens else f"{self.name} opens nothing of the format {artifact.format}"
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        """Open an artifact of any role as if it were one graph. Every backend with ``formats`` has its own.
+        """Open an artifact of any role as one session. Every runtime with ``formats`` overrides this.
 
         Args:
-            files: of an artifact in one of ``formats``; a step or decode artifact is run as often as it takes.
-            options: how.
+            files: files of an artifact in one of ``formats``; step and decode artifacts run once per loop or token.
+            options: how to open it.
 
         Raises:
             ArtifactError: a file is missing, damaged or not runnable.
-            InputError: the provider is not available here, or rows cannot leave this artifact early.
-            MissingDependencyError: the runtime is not here.
+            InputError: the provider is not available here, or the artifact does not support early exit.
+            MissingDependencyError: the runtime is not installed.
         """
         raise ArtifactError(f"{files.file}: {self.name} opens nothing of the format {files.artifact.format}")
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
-        """Open a language model's step or decode artifact to write token by token.
+        """Open a language model's step or decode artifact for generation.
 
         Args:
-            files: as :meth:`open` takes them.
-            exits: loops that will be asked for logits; None: the last one.
-            options: how.
+            files: as in :meth:`open`.
+            exits: loops whose logits are needed; None: the last one.
+            options: how to open it.
 
         Raises:
-            InputError: this runtime does not decode, or not this artifact; else as :meth:`open`.
+            InputError: the runtime or the artifact does not support decoding; otherwise as :meth:`open`.
         """
         raise InputError(f"{files.artifact.id}: {self.name} keeps nothing of earlier tokens here, so it cannot decode")
 
     def providers(self) -> tuple[str, ...]:
-        """What its sessions may compute with on this machine; empty where there is no choice, or none is here."""
+        """Return the providers that its sessions can use on this system; empty if there is no choice or none."""
         return ()
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
-        """What an artifact is measured with where this runtime is asked for by name: what computes it by default.
+        """Return the providers to measure an artifact with if this runtime is requested by name.
 
-        A runtime that computes in several precisions offers each of them, also one that is not here: opening says why.
+        A runtime that computes in several precisions returns all of them, even if one is not supported on this system;
+        opening then raises the reason.
         """
         return (self.provider(artifact),)
 
-    def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
-        """What computes an artifact, as a session's ``provider`` will say it.
+    def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
+        """Return the ``provider`` of a session of an artifact.
 
         Args:
             artifact: in one of ``formats``.
-            wanted: what the user asked for; only runtimes that have a choice look at it.
-            kind: on a device of this kind; None: on this machine.
+            requested: the user's provider; ignored by runtimes without a choice.
+            kind: device kind; None: this system.
         """
         return artifact.format
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
-        """What a provider is; None: not one of this runtime's."""
+        """Return the facts about a provider, or None if it is not one of this runtime's."""
         return None
 
     def load(self, artifact: ArtifactManifest) -> None:
-        """Import what opening ``artifact`` will import, opening nothing: a part of the baseline of its memory."""
+        """Import the modules that opening ``artifact`` needs, for the baseline of memory measurements."""
         return
 
     @abstractmethod
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        """Its lines of ``doctor``. Imports that can be dangerous run in child processes, each for ``timeout_s``."""
+        """Return its lines of ``doctor``. Imports that may crash run in child processes, each for ``timeout_s``."""
 
     def never_runs(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """Why no device like this one can ever run the artifact, whatever is installed there; None: one could.
+        """Return why such a device can never run the artifact, whatever is installed there, or None.
 
         Args:
             artifact: in one of ``formats``.
-            device: facts of the device.
+            device: the device's profile.
         """
         return None
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """Why nothing can be estimated of an artifact for a device that is not here; None: it can be.
+        """Return why an artifact's latency cannot be estimated for another device, or None.
 
         Args:
             artifact: in one of ``formats``.
-            device: facts of the device.
+            device: the device's profile.
         """
         return f"edgeformer has no estimates for {self.name}; profile on the device itself"
 
     def fuses(self, artifact: ArtifactManifest) -> bool:
-        """Whether it compiles the whole graph, so that estimates do not count a launch and a copy per node."""
+        """Return whether it compiles the whole graph, so that estimates count no launch and copy per node."""
         return False

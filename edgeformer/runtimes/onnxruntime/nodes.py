@@ -108,7 +108,7 @@ class ProfiledGraph:
 
         Args:
             feeds: inputs of one shape each.
-            calls: how often to run each.
+            calls: number of runs per feed.
 
         Raises:
             InputError: the graph refuses a feed.

@@ -76,8 +76,8 @@ class OpenVINORuntime(Runtime):
             return ()
         return tuple(HINTS) if artifact.precision == "fp32" or artifact.format == FORMAT else (CPU,)
 
-    def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
-        return wanted if wanted in HINTS else CPU
+    def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
+        return requested if requested in HINTS else CPU
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         return _FACTS.get(provider)

@@ -19,7 +19,7 @@ import numpy as np
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError, install_hint
 from edgeformer.artifacts.onnx_outline import Port, read_outline
-from edgeformer.runtimes.session import Array, Session, Wanted, checked, empty, shape_text
+from edgeformer.runtimes.session import Array, InputType, Session, checked, empty, shape_text
 from edgeformer.system.host import default_threads
 
 
@@ -214,7 +214,7 @@ class OpenVINOSession(Session):
         outline = read_outline(path)
         self.path, self.provider, self.max_positions = path, provider, max_positions
         self.threads = threads or default_threads()
-        self._inputs: dict[str, Wanted] = {port.name: (port.dtype, port.shape or ()) for port in outline.inputs}
+        self._inputs: dict[str, InputType] = {port.name: (port.dtype, port.shape or ()) for port in outline.inputs}
         self._outputs = outline.outputs
         self._tables = outline.tables
         options = {

@@ -44,8 +44,8 @@ class TorchRuntime(Runtime):
         """The CPU where torch is installed; whether it finds a card is a question for ``doctor``."""
         return ("torch-cpu",) if util.find_spec("torch") is not None else ()
 
-    def provider(self, artifact: ArtifactManifest, wanted: str | None = None, kind: Kind | None = None) -> str:
-        return wanted or f"torch-{kind or 'cpu'}"
+    def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
+        return requested or f"torch-{kind or 'cpu'}"
 
     def device(self, provider: str | None) -> str:
         """The kind of device, as torch calls it, that ``provider`` computes on; None: a card where torch sees one.
