@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_bundle import write_golden
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.golden import Golden, read_golden
 from edgeformer.tasks.task import fit_row, make_buffers
+from tests.runtimes.tiny_bundle import write_golden
 
 
 def test_rows_lose_their_padding(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_bundle import write_bundle
 
 from edgeformer.bundle import Bundle, seal
 from edgeformer.cli import main
+from tests.runtimes.tiny_bundle import write_bundle
 
 
 @pytest.fixture

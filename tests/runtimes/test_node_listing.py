@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_bundle import VOCABULARY, WIDTH, write_bundle
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph, Tensor
+from tests.runtimes.tiny_bundle import VOCABULARY, WIDTH, write_bundle
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from tiny_bundle import CLASSES, POSITIONS, classifier_graph, greedy_graph
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from tests.runtimes.tiny_bundle import CLASSES, POSITIONS, classifier_graph, greedy_graph
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.documents import load_profile
@@ -32,6 +31,7 @@ from edgeformer.estimate.roofline import Amounts, amounts, beyond_cache, fitted_
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 from edgeformer.system.capability import kernel_flags
 from edgeformer.system.host import cpu_name, stated_cache_bytes
+from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 
 def took(duration_us: float, *, rows: int = 1, width: int = 256, weights: int = 1) -> ProductTime:
