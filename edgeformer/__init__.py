@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from edgeformer._version import __version__
+
 if TYPE_CHECKING:
     from edgeformer.api import Bundle, Run, open, plan, train, wrap
 
 __all__ = ["Bundle", "Run", "__version__", "open", "plan", "train", "wrap"]
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

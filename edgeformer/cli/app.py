@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from edgeformer import __version__
+from edgeformer._version import __version__
 from edgeformer.artifacts.errors import EdgeformerError, ToldElsewhere
 from edgeformer.cli import (
     calibrate,

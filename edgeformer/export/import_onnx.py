@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeformer import __version__
+from edgeformer._version import __version__
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing_folder, sha256_of, write_json

@@ -28,7 +28,7 @@ from starlette.routing import Route
 from typing_extensions import Self
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from edgeformer import __version__
+from edgeformer._version import __version__
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from edgeformer import __version__
+from edgeformer._version import __version__
 from edgeformer.artifacts.units import parse_bytes
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
