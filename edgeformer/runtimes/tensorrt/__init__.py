@@ -1,4 +1,4 @@
-"""TensorRT, TensorRT for RTX, and torch-tensorrt: engines for NVIDIA GPUs, built here and run without torch."""
+"""TensorRT, TensorRT for RTX, and torch-tensorrt: build engines for NVIDIA GPUs and run them without torch."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class TensorRTRuntime(Runtime):
     name = "tensorrt"
     formats = tuple(RUNTIMES)
     distributions = _PACKAGES
-    # torch-tensorrt's engine first: beside TensorRT's own, so that profile can compare the two.
+    # torch-tensorrt's engine first, so that profile can compare it with TensorRT's.
     builders = (TorchTensorRTBuilder(), TensorRTBuilder())
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         return why_engine_cannot_run(artifact)
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        """Engines take the GPU that they were built for; they have no threads. See :meth:`Backend.open`."""
+        """Engines run on the GPU that they were built for and ignore ``threads``. See :meth:`Runtime.open`."""
         if files.artifact.role in ("full", "exit") and not options.exits and options.early is None:
             require_runnable(files.file, files.artifact)
             from edgeformer.runtimes.tensorrt.session import TensorRTSession
@@ -57,17 +57,17 @@ class TensorRTRuntime(Runtime):
         return open_role(files, options, _opener(files, options))
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
-        """Keys and values stay on the card. See :meth:`Backend.open_decoder`."""
+        """Keys and values stay on the GPU. See :meth:`Runtime.open_decoder`."""
         from edgeformer.runtimes.onnxruntime.roles import open_role_decoder
 
         return open_role_decoder(files, exits, _opener(files, options))
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
-        """Its sessions are named after their format."""
+        """A session's provider is its artifact's format."""
         return ProviderFacts(provider, "cuda") if provider in self.formats else None
 
     def load(self, artifact: ArtifactManifest) -> None:
-        """Import what runs engines here; TensorRT itself is imported with the first one, onto the card."""
+        """Import the modules that run engines; TensorRT is imported with the first engine."""
         import edgeformer.runtimes.onnxruntime.decode
         import edgeformer.runtimes.tensorrt.session  # noqa: F401
 
@@ -80,7 +80,7 @@ class TensorRTRuntime(Runtime):
         ]
 
     def never_runs(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """Engines run on NVIDIA GPUs only, and on those of the compute capability that they were built for."""
+        """Engines run only on NVIDIA GPUs of the compute capability that they were built for."""
         if device.kind != "cuda":
             return f"{artifact.format} engines run on NVIDIA GPUs only"
         built_for = (artifact.built_for or {}).get("compute_capability")
@@ -90,7 +90,7 @@ class TensorRTRuntime(Runtime):
         return None
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """Estimates are of the ONNX graph of the same precision; INT8 engines are of a graph of their own."""
+        """Estimates are based on the ONNX graph of the same precision; INT8 engines use a different graph."""
         if artifact.precision == "int8":
             return "INT8 engines are quantised in another way than the INT8 graphs that estimates are made from"
         return self.never_runs(artifact, device)

@@ -1,4 +1,4 @@
-"""The builders of engines: which TensorRT builds for a device, for which shapes, or why none can."""
+"""Builders of TensorRT engines: choose the TensorRT package for a device and build every graph."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from edgeformer.tasks.parity import TOLERANCES
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
 
-_JETSON = ("5.3", "6.2", "7.2", "8.7", "11.0")
+_JETSON_CAPABILITIES = ("5.3", "6.2", "7.2", "8.7", "11.0")
 """Compute capabilities that only Jetsons have."""
 
-
-_INT8 = "openvino"
-"""The extra that NNCF is in."""
+_INT8_EXTRA = "openvino"
+"""The extra that installs NNCF."""
 
 RTX_INT8 = (
     "INT8 engines of tensorrt-rtx quantise weights and activations, but NVIDIA's support matrix of TensorRT-RTX lists "
@@ -37,7 +36,7 @@ RTX_INT8 = (
 )
 
 _LOOP = "loop"
-"""The part of a step artifact whose file is the artifact's own."""
+"""The part of a step artifact whose file is the artifact's ``file``."""
 
 
 def _why_not_on_device(state: TensorRTState, device: DeviceProfile, capability: str) -> str | None:
@@ -45,47 +44,49 @@ def _why_not_on_device(state: TensorRTState, device: DeviceProfile, capability: 
         remedy = f" ({REMEDIES[state.name]})" if not state.installed() else ""
         return f"{state.missing_to_build()}{remedy}"
     gpu = state.gpus[0]
-    wanted = device.match or device.title
-    if gpu.compute_capability != capability or wanted.lower() not in gpu.name.lower():
+    device_title = device.match or device.title
+    if gpu.compute_capability != capability or device_title.lower() not in gpu.name.lower():
         return f"device: this machine's GPU is {gpu.name} with compute capability {gpu.compute_capability}"
     return None
 
 
 class EngineBuilder(Builder):
-    """What builds engines, each for one NVIDIA GPU."""
+    """Base class of builders whose engines are built for one NVIDIA GPU."""
 
     needs_device = True
 
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
         assert device is not None  # needs_device
-        named = f"{device.title} (profile {device.name!r}"
+        subject = f"{device.title} (profile {device.name!r}"
         if device.kind != "cuda" or device.compute_capability is None:
-            reason = f"{named}) is not an NVIDIA GPU, which TensorRT needs; name another --target"
+            reason = f"{subject}) is not an NVIDIA GPU, which TensorRT needs; name another --target"
             return Unavailable(self.formats[0], reason)
         if device.tensorrt_edition == "none":
-            reason = f"{named}): its profile says that no TensorRT supports it (tensorrt: none); name another --target"
+            reason = (
+                f"{subject}): its profile says that no TensorRT supports it (tensorrt: none); name another --target"
+            )
             return Unavailable(self.formats[0], reason)
-        return self._plan(device, device.compute_capability.value, named)
+        return self._plan(device, device.compute_capability.value, subject)
 
     @abstractmethod
-    def _plan(self, device: DeviceProfile, capability: str, named: str) -> Target | Unavailable:
-        """For a card of that compute capability. ``named``: how a reason begins, with a parenthesis to be closed."""
+    def _plan(self, device: DeviceProfile, capability: str, subject: str) -> Target | Unavailable:
+        """Plan for a GPU of that compute capability. ``subject`` begins every reason and has an open parenthesis."""
 
 
 class TensorRTBuilder(EngineBuilder):
-    """``--trt``: an engine of every graph in the precision that was asked for, of step and decode graphs, too.
+    """``--trt``: builds an engine of every graph in the requested precision, including step and decode graphs.
 
-    By tensorrt-rtx where the device's profile says so (``tensorrt: rtx``), else by tensorrt on that very device.
-    What an engine answers is checked by export where it can be opened, else by ``verify --write`` on its device.
+    It uses tensorrt-rtx if the device's profile says ``tensorrt: rtx``, otherwise tensorrt on the device itself.
+    Export checks the engine's results if it can be opened on this system, otherwise ``verify --write`` on its device.
     """
 
     name = "tensorrt"
     formats = ("tensorrt-rtx", "tensorrt")
     flag = "--trt"
 
-    def _plan(self, device: DeviceProfile, capability: str, named: str) -> Target | Unavailable:
+    def _plan(self, device: DeviceProfile, capability: str, subject: str) -> Target | Unavailable:
         note = f"engines: {device.title}: {device.tensorrt_source}" if device.tensorrt is None else None
-        named += f", compute capability {capability})"
+        subject += f", compute capability {capability})"
         problem = _why_not_on_device(tensorrt_state("tensorrt"), device, capability)
         if device.tensorrt_edition == "rtx":
             rtx = tensorrt_state("tensorrt-rtx")
@@ -96,23 +97,25 @@ class TensorRTBuilder(EngineBuilder):
             if problem is None:
                 return Target("tensorrt", device.name, capability, note=note)
             if capability in supported:
-                here = f"tensorrt-rtx builds for it on any machine, but here {missing} ({REMEDIES['tensorrt-rtx']})"
+                reason = f"tensorrt-rtx builds for it on any machine, but here {missing} ({REMEDIES['tensorrt-rtx']})"
                 if device.tensorrt is None:
-                    here += f"; {device.tensorrt_source}"
-                return Unavailable("tensorrt-rtx", f"{named}: {here}")
+                    reason += f"; {device.tensorrt_source}"
+                return Unavailable("tensorrt-rtx", f"{subject}: {reason}")
             return Unavailable(
                 "tensorrt-rtx",
-                f"{named}: {device.tensorrt_source}, but this tensorrt-rtx builds only for compute capability "
+                f"{subject}: {device.tensorrt_source}, but this tensorrt-rtx builds only for compute capability "
                 f"{', '.join(supported)}; install a newer one, or use tensorrt on that very GPU (here {problem})",
             )
         if problem is None:
             return Target("tensorrt", device.name, capability, note=note)
         alternative = (
-            "TensorRT of JetPack, on the Jetson itself" if capability in _JETSON else "tensorrt, on that very GPU"
+            "TensorRT of JetPack, on the Jetson itself"
+            if capability in _JETSON_CAPABILITIES
+            else "tensorrt, on that very GPU"
         )
         return Unavailable(
             "tensorrt",
-            f"{named}: TensorRT for RTX is for GeForce RTX and RTX workstation cards, and {device.tensorrt_source}. "
+            f"{subject}: TensorRT for RTX is for GeForce RTX and RTX workstation cards, and {device.tensorrt_source}. "
             f"Use {alternative}; here {problem}",
         )
 
@@ -124,13 +127,12 @@ class TensorRTBuilder(EngineBuilder):
         if not any(graph.precision == "int8" for graph in job.graphs):
             return
         if installed_version("nncf") is None:
-            job.note(
-                f"INT8 engines: NNCF, which makes the graphs that TensorRT takes, is missing: {install_hint(_INT8)}"
-            )
+            hint = install_hint(_INT8_EXTRA)
+            job.note(f"INT8 engines: NNCF, which makes the graphs that TensorRT takes, is missing: {hint}")
             return
         if target.format == "tensorrt-rtx":
             job.note(RTX_INT8)
-        for graph in _whole_texts(replace(job, precision="fp32")):
+        for graph in _full_text_graphs(replace(job, precision="fp32")):
             entry = _entry(graph, target, "int8")
             yield _engine(entry, job, partial(_built_in_int8, graph=graph, target=target, job=job))
 
@@ -138,7 +140,7 @@ class TensorRTBuilder(EngineBuilder):
 def _engine(
     entry: ArtifactManifest, job: BuildJob, build: Callable[[ArtifactManifest], ArtifactManifest]
 ) -> ArtifactManifest:
-    """The entry of what was built, or of why it was not."""
+    """Build an engine and return its manifest entry, or an entry with the reason why it failed."""
     from edgeformer.runtimes.tensorrt.engine import size_note
 
     try:
@@ -155,10 +157,10 @@ def _engine(
 
 
 def _built_in_int8(entry: ArtifactManifest, graph: ArtifactManifest, target: Target, job: BuildJob) -> ArtifactManifest:
-    """INT8 as TensorRT takes it: symmetric QuantizeLinear pairs, which NNCF makes of the FP32 graph.
+    """Build an INT8 engine from the symmetric QuantizeLinear pairs that NNCF inserts into the FP32 graph.
 
-    The INT8 graphs of export itself have products that TensorRT does not know (MatMulInteger). What is not quantised
-    computes in FP32.
+    TensorRT does not support the MatMulInteger products of export's INT8 graphs. Nodes that are not quantised compute
+    in FP32.
     """
     import onnx
 
@@ -166,7 +168,7 @@ def _built_in_int8(entry: ArtifactManifest, graph: ArtifactManifest, target: Tar
     from edgeformer.runtimes.tensorrt.engine import build_engine
 
     file = f"{ENGINES_FOLDER}/{Path(str(graph.file)).stem}_int8.{target.device}{ENGINE_SUFFIX}"
-    source = job.bundle / f"{file}.onnx"  # for the parser, which wants a file
+    source = job.bundle / f"{file}.onnx"  # the parser reads files only
     try:
         with bar(job.progress, f"Quantising {graph.id} for {target.format}", None):
             model = quantize(onnx.load(str(job.bundle / str(graph.file))), job.calibration(), for_tensorrt=True)
@@ -178,21 +180,21 @@ def _built_in_int8(entry: ArtifactManifest, graph: ArtifactManifest, target: Tar
 
 
 def _built(entry: ArtifactManifest, graph: ArtifactManifest, target: Target, job: BuildJob) -> ArtifactManifest:
-    """The engine of a graph, or one of each part of a step artifact. Raises EdgeformerError where one cannot be."""
+    """Build the engine of a graph, or one for each part of a step artifact. Raises EdgeformerError on failure."""
     from edgeformer.runtimes.tensorrt.engine import build_engine, together, writing_shapes
 
     sources = graph.parts or {_LOOP: str(graph.file)}
-    trim, made = "_trim" if graph.trimmed else "", {}
+    trim_suffix, engines = "_trim" if graph.trimmed else "", {}
     files = {
-        part: f"{ENGINES_FOLDER}/{Path(source).stem}{trim}.{target.device}{ENGINE_SUFFIX}"
+        part: f"{ENGINES_FOLDER}/{Path(source).stem}{trim_suffix}.{target.device}{ENGINE_SUFFIX}"
         for part, source in sources.items()
     }
     writes = any(name.startswith(KEPT) for name in graph.inputs)
     for part, source in sources.items():
         path = job.bundle / source
-        own = replace(job, shapes=writing_shapes(path, job)) if writes else job
-        made[part] = build_engine(path, job.bundle / files[part], target, own)
-    facts = vars(together(made.values(), first=made[_LOOP]))
+        part_job = replace(job, shapes=writing_shapes(path, job)) if writes else job
+        engines[part] = build_engine(path, job.bundle / files[part], target, part_job)
+    facts = vars(together(engines.values(), first=engines[_LOOP]))
     engine = _written(entry, job.bundle, files[_LOOP], ("torch", "onnx", "onnxscript"), facts)
     if not graph.parts:
         return engine
@@ -201,29 +203,29 @@ def _built(entry: ArtifactManifest, graph: ArtifactManifest, target: Target, job
 
 
 class TorchTensorRTBuilder(EngineBuilder):
-    """``--trt --trt-via torch-tensorrt``: an engine of the full model, compiled from torch on that very device."""
+    """``--trt --trt-via torch-tensorrt``: an engine of the full model, compiled from torch on the device itself."""
 
     name = "torch-tensorrt"
     formats = ("torch-tensorrt",)
     flag = "--trt --trt-via torch-tensorrt"
 
-    def _plan(self, device: DeviceProfile, capability: str, named: str) -> Target | Unavailable:
+    def _plan(self, device: DeviceProfile, capability: str, subject: str) -> Target | Unavailable:
         problem = _why_not_on_device(tensorrt_state("torch-tensorrt"), device, capability)
         if problem is None:
             return Target("torch-tensorrt", device.name, capability)
-        reason = f"{named}): torch-tensorrt compiles on that very GPU, but here {problem}"
+        reason = f"{subject}): torch-tensorrt compiles on that very GPU, but here {problem}"
         return Unavailable("torch-tensorrt", reason)
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
         from edgeformer.runtimes.tensorrt.engine import graph_bytes, text_shapes
         from edgeformer.runtimes.tensorrt.torch_tensorrt import compile_engine
 
-        graph = next((graph for graph in _whole_texts(job) if graph.role == "full"), None)
+        graph = next((graph for graph in _full_text_graphs(job) if graph.role == "full"), None)
         if graph is None:
             return
         entry = _entry(graph, target)
         suffix = "" if job.precision == "fp32" else f"_{job.precision}"
-        # Not the name of TensorRT's own engine of the same graph, which may lie beside it.
+        # Differs from the name of TensorRT's engine of the same graph in this folder.
         file = f"{ENGINES_FOLDER}/model{suffix}.{target.device}.torch{ENGINE_SUFFIX}"
         began = time.perf_counter()
         try:
@@ -244,20 +246,20 @@ class TorchTensorRTBuilder(EngineBuilder):
         yield _written(entry, job.bundle, file, ("torch", "torch-tensorrt"), facts)
 
 
-def _whole_texts(job: BuildJob) -> list[ArtifactManifest]:
-    """The graphs of whole texts, with the whole vocabulary, in the precision that was asked for."""
+def _full_text_graphs(job: BuildJob) -> list[ArtifactManifest]:
+    """Return the full and exit graphs with the full vocabulary in the job's precision."""
     graphs = [graph for graph in job.graphs if graph.role in ("full", "exit") and not graph.trimmed]
     return [graph for graph in graphs if graph.precision == job.precision]
 
 
 def _entry(graph: ArtifactManifest, target: Target, precision: Precision | None = None) -> ArtifactManifest:
-    """An engine of ``graph`` before anything was built: rejected, without a file.
+    """Return the initial entry of an engine of ``graph``: rejected, without a file.
 
     Args:
-        precision: another one than the graph's.
+        precision: precision of the engine; None: the graph's.
     """
     kind, tolerance = TOLERANCES[precision or graph.precision]
-    if graph.parity is not None and precision is None:  # its task may have bars of its own
+    if graph.parity is not None and precision is None:  # its task may define other tolerances
         kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
     unknown = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify --write"
     return ArtifactManifest(
@@ -279,7 +281,7 @@ def _entry(graph: ArtifactManifest, target: Target, precision: Precision | None 
 def _written(
     entry: ArtifactManifest, bundle: Path, file: str, makers: tuple[str, ...], facts: dict[str, object]
 ) -> ArtifactManifest:
-    """The entry of an engine that was written to ``file``; with a ``reason`` among the facts it stays rejected."""
+    """Complete the entry of an engine written to ``file``; a ``reason`` in ``facts`` keeps it rejected."""
     path, versions = bundle / file, {name: installed_version(name) for name in makers}
     about: dict[str, object] = {
         "file": file,

@@ -1,7 +1,7 @@
-"""What TensorRT says while it parses, builds and opens engines: collected and read, never printed.
+"""Collect and parse TensorRT's messages, layer listings and progress; nothing is printed.
 
-Three things: its messages; the listing of a finished engine's layers, which the builder writes to the log while it
-builds (which needs no GPU) and the inspector of an opened engine (which does) says again; and its progress.
+The builder writes the listing of the finished engine's layers to the log, which needs no GPU. The inspector of an open
+engine, which needs one, returns the same as JSON.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from edgeformer.artifacts.progress import Progress
 
 LISTING = "Layers:"
-"""How the builder's listing of the finished engine begins, a VERBOSE message."""
+"""Prefix of the VERBOSE message with the builder's listing of the finished engine."""
 
 _ERRORS = ("INTERNAL_ERROR", "ERROR")
-_KEPT = (*_ERRORS, "WARNING", "INFO")
-_MOST = 10_000
+_RECORDED = (*_ERRORS, "WARNING", "INFO")
+_MAX_MESSAGES = 10_000
 PARTS = 100
 
 _PRECISIONS = {
@@ -37,16 +37,17 @@ _TOTALS = {"weights": "Total Weights Memory", "activations": "Total Activation M
 
 
 class TensorRTLog:
-    """Messages by severity. TensorRT keeps the first logger that a process gives it, so there is one per package.
+    """Messages by severity. TensorRT uses the first logger of a process only, so there is one per package.
 
     Attributes:
-        logger: what TensorRT's constructors take.
-        messages: (severity, text) since :meth:`clear`, the latest of them; severities are TensorRT's own names. Of
-            the tens of thousands of VERBOSE ones only the listing of the engine is kept.
+        logger: argument for TensorRT's constructors.
+        messages: the latest (severity, text) since :meth:`clear`, with TensorRT's names of severities. Of the VERBOSE
+            messages, only the engine's listing is stored.
+        interruption: exception raised while a message was recorded, e.g. by Ctrl-C.
     """
 
     def __init__(self, trt: Any) -> None:
-        self.messages: deque[tuple[str, str]] = deque(maxlen=_MOST)
+        self.messages: deque[tuple[str, str]] = deque(maxlen=_MAX_MESSAGES)
         self.interruption: BaseException | None = None
         collected = self
 
@@ -55,9 +56,9 @@ class TensorRTLog:
                 trt.ILogger.__init__(self)
 
             def log(self, severity: Any, text: str) -> None:
-                # An exception (Ctrl-C may arrive here) must not travel through TensorRT's own code.
+                # An exception (e.g. Ctrl-C) must not propagate through TensorRT's code.
                 try:
-                    if severity.name in _KEPT or text.startswith(LISTING):
+                    if severity.name in _RECORDED or text.startswith(LISTING):
                         collected.messages.append((severity.name, text))
                 except BaseException as error:
                     collected.interruption = error
@@ -65,27 +66,27 @@ class TensorRTLog:
         self.logger: Any = _Logger()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all messages."""
         self.messages.clear()
         self.interruption = None
 
     def listing(self) -> str | None:
-        """The builder's listing of the engine that it built last; None where this builder has none."""
+        """Return the builder's listing of its latest engine, or None."""
         return next((text for _, text in reversed(self.messages) if text.startswith(LISTING)), None)
 
     def of(self, *severities: str) -> tuple[str, ...]:
-        """Texts of these severities, each once, in order."""
+        """Return the distinct texts of these severities in order."""
         return tuple(dict.fromkeys(text for severity, text in self.messages if severity in severities))
 
     def last_error(self) -> str | None:
-        """The latest error, cut to a line."""
+        """Return the first line of the latest error, or None."""
         errors = self.of(*_ERRORS)
         return errors[-1].strip().splitlines()[0][:300] if errors else None
 
 
 @cache
 def tensorrt_log(trt: ModuleType) -> TensorRTLog:
-    """The one log of a TensorRT package in this process."""
+    """Return the log of a TensorRT package; one per process."""
     return TensorRTLog(trt)
 
 
@@ -94,7 +95,8 @@ class Layers:
     """The layers of an engine.
 
     Attributes:
-        by_precision: of their outputs.
+        count: number of layers; None: not known.
+        by_precision: precision → number of outputs.
         weight_elements: precision → elements of the weights, counted once per layer that reads them.
     """
 
@@ -104,20 +106,23 @@ class Layers:
 
 
 def read_listing(text: str) -> Layers | None:
-    """Layers from the builder's log; None where its format is not the known one."""
-    layers = [found.groups() for found in map(_LAYER.match, text.splitlines()) if found is not None]
+    """Parse the layers in the builder's log; None if its format is unknown."""
+    layers = [match.groups() for match in map(_LAYER.match, text.splitlines()) if match is not None]
     return _counted([(_TENSOR.findall(outputs), _TENSOR.findall(constants)) for constants, outputs in layers])
 
 
 def read_inspector(text: str) -> Layers | None:
-    """Layers from an inspector's JSON; None where it holds names only, or something else."""
+    """Parse the layers in an inspector's JSON; None if it holds names only or has another format."""
     try:
-        layers: list[dict[str, Any]] = [one for one in json.loads(text)["Layers"] if isinstance(one, dict)]
+        layers: list[dict[str, Any]] = [layer for layer in json.loads(text)["Layers"] if isinstance(layer, dict)]
         return _counted(
             [
                 (
-                    [("", _kind(one)) for one in layer["Outputs"]],
-                    [(",".join(map(str, one["Dimensions"])), _kind(one)) for one in layer.get("Constants", [])],
+                    [("", _kind(output)) for output in layer["Outputs"]],
+                    [
+                        (",".join(map(str, weight["Dimensions"])), _kind(weight))
+                        for weight in layer.get("Constants", [])
+                    ],
                 )
                 for layer in layers
             ]
@@ -127,13 +132,13 @@ def read_inspector(text: str) -> Layers | None:
 
 
 def _kind(tensor: dict[str, Any]) -> str:
-    """``Half`` of newer versions, ``Row major linear FP16 format`` of older ones."""
+    """Return a tensor's type: newer versions write ``Half``, older ones ``Row major linear FP16 format``."""
     text = str(tensor.get("Datatype") or tensor.get("Format/Datatype"))
     return next((word for word in text.split() if word in _PRECISIONS), text)
 
 
 def _counted(layers: list[tuple[list[_Tensor], list[_Tensor]]]) -> Layers | None:
-    """Of each layer its outputs and constants; None where there is no layer."""
+    """Count the layers, given as (outputs, constants); None if there are none."""
     elements: Counter[str] = Counter()
     by_precision: Counter[str] = Counter()
     for outputs, constants in layers:
@@ -143,29 +148,29 @@ def _counted(layers: list[tuple[list[_Tensor], list[_Tensor]]]) -> Layers | None
     return Layers(len(layers), dict(sorted(by_precision.items())), dict(sorted(elements.items()))) if layers else None
 
 
-def read_total(messages: Iterable[str], what: str) -> int | None:
-    """Bytes of the engine's ``weights`` or ``activations`` as the builder logs them; None where it does not."""
+def read_total(messages: Iterable[str], memory: str) -> int | None:
+    """Return the bytes of the engine's ``weights`` or ``activations`` in the builder's messages, or None."""
     for message in messages:
-        found = re.search(rf"{_TOTALS[what]}: (\d+) bytes", message)
-        if found is not None:
-            return int(found.group(1))
+        match = re.search(rf"{_TOTALS[memory]}: (\d+) bytes", message)
+        if match is not None:
+            return int(match.group(1))
     return None
 
 
 class Phases:
-    """How much of the whole is done: a phase inside another one is part of that one's current step."""
+    """Total progress of nested phases: an inner phase is part of the outer phase's current step."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._open: dict[str, tuple[int, int]] = {}  # phase → steps that are done, of how many
-        self._shown = 0
+        self._open: dict[str, tuple[int, int]] = {}  # phase → (steps done, total steps)
+        self._reported = 0
 
     def start(self, name: str, steps: int) -> None:
-        """A phase begins inside those that are open."""
+        """Start a phase inside the open phases."""
         self._open[name] = (0, max(1, steps))
 
     def step(self, name: str) -> None:
-        """A step of an open phase is done."""
+        """Complete a step of an open phase."""
         if name in self._open:
             done, steps = self._open[name]
             self._open[name] = (min(done + 1, steps), steps)
@@ -176,22 +181,22 @@ class Phases:
         self.reach(round(PARTS * part))
 
     def finish(self, name: str) -> None:
-        """A phase ends."""
+        """End a phase."""
         self._open.pop(name, None)
 
     def reach(self, part: int) -> None:
-        """So much is done. At the end all of it: builders skip steps that they announced."""
-        # A phase may be repeated; what was shown is not taken back.
-        reached = max(self._shown, min(PARTS, part))
-        self._progress.advance(reached - self._shown)
-        self._shown = reached
+        """Report progress up to ``part`` of ``PARTS``. Builders skip steps, so call it with ``PARTS`` at the end."""
+        # A phase may be repeated, but progress never decreases.
+        reached = max(self._reported, min(PARTS, part))
+        self._progress.advance(reached - self._reported)
+        self._reported = reached
 
 
 def progress_monitor(trt: Any, progress: Progress) -> Any:
-    """What a builder's configuration takes as ``progress_monitor``, or None where this TensorRT has none.
+    """Return a ``progress_monitor`` for a builder's configuration, or None if this TensorRT does not support one.
 
-    An exception (Ctrl-C, or of ``progress``) cancels the build and is kept in the monitor's ``interruption``: it must
-    not travel through TensorRT's own code.
+    An exception (Ctrl-C, or from ``progress``) cancels the build and is stored in the monitor's ``interruption``,
+    because it must not propagate through TensorRT's code.
     """
     if not hasattr(trt, "IProgressMonitor"):
         return None

@@ -1,8 +1,8 @@
-"""What of TensorRT works here, with package, libraries, driver and device told apart: each fails for its own reason.
+"""State of TensorRT on this system: package, libraries, driver and device, and the JetPack of a Jetson.
 
-Whether an engine can run here is told from its manifest, before TensorRT touches the file. An engine is bound to the
-TensorRT version that built it and to the GPU's compute capability (built by ``tensorrt``: to the GPU model); elsewhere
-TensorRT fails with texts that name neither side, or ends the process.
+The manifest decides whether an engine can run here, before TensorRT reads the file. An engine requires the TensorRT
+version that built it and the GPU's compute capability (built by ``tensorrt``: the GPU model). Otherwise TensorRT fails
+with a message that names neither, or ends the process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DISTRIBUTIONS: dict[Package, tuple[str, ...]] = {
     "torch-tensorrt": ("torch-tensorrt",),
 }
 RUNTIMES: dict[str, Package] = {"tensorrt-rtx": "tensorrt-rtx", "tensorrt": "tensorrt", "torch-tensorrt": "tensorrt"}
-"""Artifact formats that are engines → what runs them; torch-tensorrt's are TensorRT's own."""
+"""Engine format → package that runs it; torch-tensorrt writes engines of TensorRT."""
 
 SCRIPTS = {
     "tensorrt_rtx": """
@@ -50,7 +50,7 @@ say(runtime=tensorrt.Runtime(logger) is not None)
 """,
     "torch_tensorrt": "import torch_tensorrt\nsay(version=torch_tensorrt.__version__, builder=True)\n",
 }
-"""Questions for child processes, by the module that they import."""
+"""Probe scripts for child processes, by the module that they import."""
 
 
 def trt_hint(python: tuple[int, int]) -> str:
@@ -70,7 +70,7 @@ REMEDIES: dict[Package, str] = {
     "torch-tensorrt": trt_hint(sys.version_info[:2]),
 }
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0")
-"""What tensorrt-rtx builds for, where the installed one cannot be asked."""
+"""Compute capabilities of tensorrt-rtx if the installed one does not report them."""
 
 ENGINE_SUFFIX = ".engine"
 _REBUILD = "export the run again for this device, or use an ONNX artifact of the bundle"
@@ -79,19 +79,19 @@ _PICKLED = (
     "export again"
 )
 _PROBE_TIMEOUT_S = 30.0
-_OLDEST_TENSORRT = 10
+_MIN_TENSORRT = 10
 
 
 @dataclass(frozen=True)
 class TensorRTState:
-    """One of the TensorRTs on this machine.
+    """State of one TensorRT package on this system.
 
     Attributes:
-        version: None where the package is absent or its libraries do not load.
-        problems: part → what is wrong with it: package, libraries, driver, device; ``builder``: why engines cannot be
-            built although package and libraries work.
-        capabilities: compute capabilities that it builds for; empty: the GPU's own only.
-        gpus: what CUDA programs may use here.
+        version: None if the package is missing or its libraries do not load.
+        problems: part → problem: package, libraries, driver, device; ``builder``: why engines cannot be built although
+            package and libraries work.
+        capabilities: compute capabilities that it builds for; empty: only the GPU's.
+        gpus: GPUs that CUDA programs can use.
     """
 
     name: Package
@@ -101,15 +101,15 @@ class TensorRTState:
     gpus: tuple[cuda_driver.Device, ...] = ()
 
     def installed(self) -> bool:
-        """Package and libraries work."""
+        """Return whether package and libraries work."""
         return not self._listed("package", "libraries")
 
     def missing(self) -> str:
-        """What is missing to run engines, part by part: ``package: not installed; driver: …``. Empty: nothing."""
+        """Return what is missing to run engines: ``package: not installed; driver: …``. Empty: nothing."""
         return self._listed("package", "libraries", "driver", "device")
 
     def missing_to_build(self) -> str:
-        """What is missing to build them; tensorrt-rtx needs neither driver nor device for that. Empty: nothing."""
+        """Return what is missing to build engines; tensorrt-rtx needs no driver or device. Empty: nothing."""
         card = () if self.name == "tensorrt-rtx" else ("driver", "device")
         return self._listed("package", "libraries", "builder", *card)
 
@@ -119,7 +119,7 @@ class TensorRTState:
 
 @cache
 def tensorrt_state(name: Package) -> TensorRTState:
-    """Ask once, in a child process: the import may crash, hang or print."""
+    """Probe a package once, in a child process, because the import may crash, hang or print."""
     module = name.replace("-", "_")
     answer = ask_installed({module: SCRIPTS[module]}, _PROBE_TIMEOUT_S)[module]
     return judge(name, answer, cuda_driver.problem(), cuda_driver.devices())
@@ -128,11 +128,13 @@ def tensorrt_state(name: Package) -> TensorRTState:
 def judge(
     name: Package, answer: Answer | None, driver: str | None, gpus: Sequence[cuda_driver.Device]
 ) -> TensorRTState:
-    """What a probe's answer means.
+    """Convert a probe's answer to a state.
 
     Args:
-        answer: of the child process; None where the package is not installed.
-        driver: why CUDA's driver cannot be used; None when it can.
+        name: the package.
+        answer: answer of the child process; None if the package is not installed.
+        driver: why CUDA's driver cannot be used; None if it can.
+        gpus: GPUs that CUDA programs can use.
     """
     facts = answer.facts if answer is not None else {}
     version, problems = facts.get("version"), dict[str, str]()
@@ -141,10 +143,8 @@ def judge(
     elif version is None:
         problems["libraries"] = f"do not load ({answer.error})"
         version = installed_version(*DISTRIBUTIONS[name])
-    elif name == "tensorrt" and int(str(version).partition(".")[0]) < _OLDEST_TENSORRT:
-        problems["builder"] = (
-            f"TensorRT {version} has no strongly typed networks; {_OLDEST_TENSORRT}.0 or newer is needed"
-        )
+    elif name == "tensorrt" and int(str(version).partition(".")[0]) < _MIN_TENSORRT:
+        problems["builder"] = f"TensorRT {version} has no strongly typed networks; {_MIN_TENSORRT}.0 or newer is needed"
     elif not facts.get("builder"):
         problems["builder"] = f"does not start ({answer.error or 'no builder'})"
     if driver is not None:
@@ -155,7 +155,7 @@ def judge(
 
 
 def describe(state: TensorRTState) -> Capability:
-    """The line of `doctor`."""
+    """Return the package's line of `doctor`."""
     if not state.installed():
         return Capability(state.name, "unavailable", state.version, state.missing(), REMEDIES[state.name])
     driver, device = state.problems.get("driver", "works"), state.problems.get("device", "present")
@@ -168,38 +168,38 @@ def describe(state: TensorRTState) -> Capability:
     return Capability(state.name, "available", state.version, f"{parts}; {use}{targets}")
 
 
-def why_engine_cannot_run(artifact: ArtifactManifest, here: TensorRTState | None = None) -> str | None:
-    """None when this machine can run the engine.
+def why_engine_cannot_run(artifact: ArtifactManifest, state: TensorRTState | None = None) -> str | None:
+    """Return why this system cannot run an engine, or None.
 
     Args:
-        artifact: an engine of a bundle; ``built_for`` says what it needs.
-        here: what works here; None: ask.
+        artifact: an engine of a bundle; ``built_for`` states its requirements.
+        state: state of TensorRT; None: probe this system.
     """
-    # What torch-tensorrt wrote before it wrote engines: a program that ``torch.export.load`` unpickles.
+    # Earlier versions wrote a program that ``torch.export.load`` unpickles.
     if artifact.format == "torch-tensorrt" and artifact.file is not None and Path(artifact.file).suffix == ".ep":
         return _PICKLED
     runtime = RUNTIMES[artifact.format]
-    here = here or tensorrt_state(runtime)
-    wanted = artifact.built_for or {}
-    needs = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in wanted.items()) or "an unknown GPU"
-    if here.missing():
-        remedy = f" ({REMEDIES[runtime]})" if not here.installed() else ""
+    state = state or tensorrt_state(runtime)
+    built_for = artifact.built_for or {}
+    needs = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in built_for.items()) or "an unknown GPU"
+    if state.missing():
+        remedy = f" ({REMEDIES[runtime]})" if not state.installed() else ""
         return (
-            f"this {artifact.format} engine was built for {needs} and cannot run here: {here.missing()}{remedy}; "
+            f"this {artifact.format} engine was built for {needs} and cannot run here: {state.missing()}{remedy}; "
             "use an ONNX artifact of the bundle, or copy the bundle to its target"
         )
-    version = wanted.get(runtime)
-    if version is not None and version != here.version:
+    version = built_for.get(runtime)
+    if version is not None and version != state.version:
         return (
-            f"this engine was built by {runtime} {version}, and {runtime} {here.version} is installed here; "
+            f"this engine was built by {runtime} {version}, and {runtime} {state.version} is installed here; "
             f"engines run only with the version that built them: install {runtime}=={version}, or {_REBUILD}"
         )
-    # The first GPU is the one that an engine is opened on.
-    gpu, name, capability = here.gpus[0], wanted.get("gpu"), wanted.get("compute_capability")
+    # Engines are opened on the first GPU.
+    gpu, name, capability = state.gpus[0], built_for.get("gpu"), built_for.get("compute_capability")
     if capability is not None and capability != gpu.compute_capability:
-        named = f"{name} with " if name else ""
+        gpu_prefix = f"{name} with " if name else ""
         return (
-            f"this engine was built for {named}compute capability {capability}, but this GPU is "
+            f"this engine was built for {gpu_prefix}compute capability {capability}, but this GPU is "
             f"{gpu.name} with {gpu.compute_capability}; {_REBUILD}"
         )
     if name is not None and name != gpu.name:
@@ -208,7 +208,7 @@ def why_engine_cannot_run(artifact: ArtifactManifest, here: TensorRTState | None
 
 
 def require_runnable(path: Path, artifact: ArtifactManifest) -> None:
-    """Refuse an engine before its file is read.
+    """Raise if an engine cannot run here, before its file is read.
 
     Args:
         path: the engine's file, for the message.
@@ -216,7 +216,7 @@ def require_runnable(path: Path, artifact: ArtifactManifest) -> None:
 
     Raises:
         MissingDependencyError: package, libraries, driver or GPU are missing; the message says which.
-        ArtifactError: the engine was built for another GPU or by another version, or is no engine.
+        ArtifactError: the engine was built for another GPU or by another version, or is not an engine.
     """
     refusal = why_engine_cannot_run(artifact)
     if refusal is None:
@@ -226,19 +226,14 @@ def require_runnable(path: Path, artifact: ArtifactManifest) -> None:
 
 
 def measured_on() -> dict[str, str]:
-    """GPU and driver of this machine, for engines whose kernels were measured on it."""
+    """Return GPU and driver of this system, for engines whose kernels were timed on it."""
     return {"gpu": cuda_driver.devices()[0].name, "driver": nvidia.driver_version() or "unknown"}
 
 
-# What `doctor` says of a Jetson: which JetPack it has, what edgeformer can do with that, and what a venv hides.
-#
-# Nobody has run edgeformer on a Jetson. What stands here was read in NVIDIA's release notes and in the reports of
-# users.
-
-
+# Untested on a Jetson: the JetPack facts are from NVIDIA's release notes and users' reports.
 _RELEASE = Path("etc/nv_tegra_release")
 _TENSORRT = "usr/lib/python3*/dist-packages/tensorrt"
-_OF_RELEASE = {
+_JETPACKS = {
     (35, 0): (
         "JetPack 5",
         "its Python is 3.8, where 3.10 is needed, and its TensorRT 8 has no strongly typed networks",
@@ -247,51 +242,51 @@ _OF_RELEASE = {
     (36, 4): ("JetPack 6.1 or 6.2", None),
     (38, 0): ("JetPack 7", None),
 }
-"""(L4T release, its first revision) → what it is called, and why no engine is built or run there."""
+"""(L4T release, its first revision) → name, and why engines cannot be built or run there."""
 
 
 def jetson_capability(root: Path = Path("/")) -> list[Capability]:
-    """The line of a Jetson; none on other machines.
+    """Return the line of `doctor` for a Jetson; empty on other systems.
 
     Args:
-        root: where the system's files lie.
+        root: root folder of the system's files.
     """
     try:
         text = (root / _RELEASE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
-    if found is None:
+    match = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
+    if match is None:
         return [Capability("jetpack", "unavailable", None, f"{root / _RELEASE} names no release")]
-    release, revision = int(found[1]), found[2]
-    known = [key for key in _OF_RELEASE if key <= (release, int(revision.split(".")[0]))]
-    name, problem = _OF_RELEASE[max(known)] if known else ("JetPack 4 or older", "its Python is older than 3.10")
+    release, revision = int(match[1]), match[2]
+    releases = [key for key in _JETPACKS if key <= (release, int(revision.split(".")[0]))]
+    name, problem = _JETPACKS[max(releases)] if releases else ("JetPack 4 or older", "its Python is older than 3.10")
     version, detail = f"L4T {release}.{revision}", f"{name}; nobody has run edgeformer on a Jetson yet"
     if problem is not None:
         remedy = "ONNX graphs run on its processor with Python 3.10 or newer; engines need JetPack 6.1 or newer"
         return [Capability("jetpack", "unavailable", version, f"{detail}; {problem}", remedy)]
     if hidden := hidden_tensorrt(root):
-        return [Capability("jetpack", "unavailable", version, f"{detail}; {hidden}", _SEEN)]
+        return [Capability("jetpack", "unavailable", version, f"{detail}; {hidden}", _VENV_REMEDY)]
     return [Capability("jetpack", "available", version, detail)]
 
 
-_SEEN = (
+_VENV_REMEDY = (
     "make the environment anew with the system's own Python: python3 -m venv --system-site-packages .venv; no index "
     "has TensorRT for a Jetson"
 )
 
 
 def hidden_tensorrt(root: Path = Path("/")) -> str | None:
-    """Why JetPack's TensorRT cannot be imported although it is installed; None: it can be, or is not there.
+    """Return why JetPack's TensorRT cannot be imported although it is installed, or None.
 
     Args:
-        root: where the system's files lie.
+        root: root folder of the system's files.
     """
     installed = sorted(root.glob(_TENSORRT))
     if not installed or util.find_spec("tensorrt") is not None:
         return None
-    own = re.sub(r"\D*", "", installed[0].parts[-3].removeprefix("python3"))
-    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if own and own != str(sys.version_info.minor):
-        return f"JetPack's TensorRT in {installed[0]} is for Python 3.{own}, and this is Python {mine}"
+    minor = re.sub(r"\D*", "", installed[0].parts[-3].removeprefix("python3"))
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if minor and minor != str(sys.version_info.minor):
+        return f"JetPack's TensorRT in {installed[0]} is for Python 3.{minor}, and this is Python {python}"
     return f"JetPack's TensorRT in {installed[0]} is not seen from this environment ({sys.prefix})"

@@ -1,7 +1,7 @@
-"""``--trt-via torch-tensorrt``: the exported program compiled by torch-tensorrt to one serialised engine.
+"""``--trt-via torch-tensorrt``: compile the exported program with torch-tensorrt to one serialised engine.
 
-Not checked by us on a GPU: torch-tensorrt cannot be installed where edgeformer is developed. It follows the
-documentation and the code of ``torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine``, 2.11 to 2.13.
+Untested on a GPU. It follows the documentation and the code of
+``torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine``, 2.11 to 2.13.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ _CONVERT = "convert_exported_program_to_serialized_trt_engine"
 
 
 def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: BuildJob) -> dict[str, str]:
-    """Compile a job's module for the GPU that is here, and write the engine, which TensorRT opens without torch.
+    """Compile a job's module for this system's GPU and write the engine, which TensorRT opens without torch.
 
-    The whole module becomes one engine; where an operator cannot be in it, there is none. torch-tensorrt names the
-    engine's outputs ``output0``…; :class:`~edgeformer.runtimes.tensorrt.session.TensorRTSession` gives them the
-    manifest's names back.
+    The module becomes one engine; an unsupported operator fails the compilation. torch-tensorrt names the
+    engine's outputs ``output0``…; :class:`~edgeformer.runtimes.tensorrt.session.TensorRTSession` renames them to the
+    manifest's names.
 
     Args:
         inputs: names of the module's arguments, all int64 [batch, sequence].
-        file: the engine's.
+        file: the engine's file.
         target: from :class:`~edgeformer.runtimes.tensorrt.builders.TorchTensorRTBuilder`.
-        job: its module is in the precision that was asked for (types are taken from it); it is moved to the GPU and
-            back.
+        job: its module is in the requested precision, which the engine uses; it is moved to the GPU and back.
 
     Returns:
         ``built_for``: compute capability, the versions of torch-tensorrt and TensorRT, GPU and driver.
@@ -47,17 +46,17 @@ def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: Bui
     torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
     module: nn.Module = job.module()
     sizes = text_shapes(job.max_length, job.max_positions)
-    dims = [torch.export.Dim(name, min=least, max=most) for name, (least, _, most) in sizes.items()]
+    dims = [torch.export.Dim(name, min=min_size, max=max_size) for name, (min_size, _, max_size) in sizes.items()]
     axes = dict.fromkeys(inputs, tuple(dims))
     smallest, best, largest = zip(*sizes.values(), strict=True)  # the same two sizes for every input
     shapes = {"min_shape": smallest, "opt_shape": best, "max_shape": largest}
     example = tuple(torch.ones(2, best[1], dtype=torch.int64, device="cuda") for _ in inputs)
-    described = [torch_tensorrt.Input(**shapes, dtype=torch.int64, name=name) for name in inputs]
+    trt_inputs = [torch_tensorrt.Input(**shapes, dtype=torch.int64, name=name) for name in inputs]
     try:
         module.to("cuda")
         program = torch.export.export(module, example, dynamic_shapes=axes)
-        engine = _convert(torch_tensorrt, program, described)
-    except Exception as error:  # of torch.export, of the converters, of TensorRT: no common base class
+        engine = _convert(torch_tensorrt, program, trt_inputs)
+    except Exception as error:  # errors of torch.export, converters and TensorRT share no base class
         raise EdgeformerError(
             f"{file.name}: torch-tensorrt cannot compile this model: {type(error).__name__}: {error}"
         ) from error
@@ -68,15 +67,15 @@ def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: Bui
     return {
         "compute_capability": str(target.compute_capability),
         "torch-tensorrt": str(torch_tensorrt.__version__),
-        # What opens the engine must be of this version.
+        # The TensorRT that opens the engine must have this version.
         "tensorrt": str(importlib.import_module("tensorrt").__version__),
         **measured_on(),
     }
 
 
 def _convert(torch_tensorrt: Any, program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> Any:
-    """The engine's bytes, in the types of the module: strongly typed, which newer versions do without being told."""
+    """Return the engine's bytes, strongly typed, which is the default in newer versions."""
     convert: Callable[..., Any] = getattr(torch_tensorrt.dynamo, _CONVERT)
-    known = inspect.signature(convert).parameters
-    typed = {"use_explicit_typing": True} if "use_explicit_typing" in known else {}
-    return convert(program, arg_inputs=list(inputs), disable_tf32=True, **typed)
+    parameters = inspect.signature(convert).parameters
+    typing_option = {"use_explicit_typing": True} if "use_explicit_typing" in parameters else {}
+    return convert(program, arg_inputs=list(inputs), disable_tf32=True, **typing_option)
