@@ -1,4 +1,4 @@
-"""OpenVINO: the ONNX graphs of a bundle on the processor, in FP32 or bfloat16, and INT8 that it quantised itself."""
+"""OpenVINO: runs a bundle's ONNX graphs on the processor in FP32 or bfloat16, and INT8 graphs quantised by NNCF."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgeformer.runtimes.openvino.session import OpenVINOSession
     from edgeformer.runtimes.session import Session
 
-# As in runtime.without_telemetry, for processes of their own.
+# As session.without_telemetry, for child processes.
 _SILENT = "import sys\nsys.modules['openvino_telemetry'] = None\n"
 _SCRIPTS = {
     "openvino": f"""{_SILENT}
@@ -64,13 +64,13 @@ class OpenVINORuntime(Runtime):
         return open_role_decoder(files, exits, _opener(files, options))
 
     def providers(self) -> tuple[str, ...]:
-        """The processor, in FP32 and bfloat16, where the package is; whether it has bfloat16 is asked when opening."""
+        """Return both providers if the package is installed; opening checks whether the processor has bfloat16."""
         return () if missing() else tuple(HINTS)
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
-        """FP32 graphs, and what its own INT8 leaves in FP32, are computed in bfloat16, too. It has no tables of 4 bits.
+        """FP32 graphs, and OpenVINO's INT8 graphs with their FP32 nodes, are also offered in bfloat16.
 
-        ONNX Runtime's INT8 is slow in it, so that is not offered twice.
+        4-bit tables are not supported. Export's INT8 graphs are slow in OpenVINO, so they are offered in FP32 only.
         """
         if artifact.precision == "int4":
             return ()
@@ -86,7 +86,7 @@ class OpenVINORuntime(Runtime):
         import edgeformer.runtimes.openvino.session  # noqa: F401
         from edgeformer.runtimes.openvino.session import core
 
-        core()  # the package is imported here, and its plugin for the processor with the first graph
+        core()  # imports the package; its CPU plugin is loaded with the first graph
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         answers = ask_installed(_SCRIPTS, timeout_s)

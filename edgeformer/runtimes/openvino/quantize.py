@@ -1,8 +1,8 @@
 """INT8 for OpenVINO: NNCF's post-training quantisation of an FP32 graph, as an ONNX file with QuantizeLinear pairs.
 
-OpenVINO runs that file as fast as its own format (.xml and .bin), and it is one file whose weights can be counted.
-Weights get 7 bits, as in the INT8 that export makes itself: processors without VNNI cut sums of 8-bit products off
-without a word. NNCF imports torch where that is installed; what it makes needs neither.
+OpenVINO runs that file as fast as its native format (.xml and .bin), and its weights can be counted. Weights get 7
+bits, as in export's INT8 graphs: processors without VNNI silently saturate sums of 8-bit products. NNCF imports torch
+if it is installed; the quantised graph needs neither.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BUILT_WITH = (*_NEEDED, "onnxruntime", "torch")
 
 
 class Int8Builder(Builder):
-    """``--int8`` where the extra is installed: INT8 of every FP32 graph for whole texts, whole vocabulary."""
+    """``--int8`` with the extra installed: INT8 of the FP32 full and exit graphs with the full vocabulary."""
 
     name = "openvino"
     formats = (FORMAT,)
@@ -65,7 +65,7 @@ class Int8Builder(Builder):
 
 
 def _built(entry: ArtifactManifest, graph: ArtifactManifest, calls: Calls, job: BuildJob) -> ArtifactManifest:
-    """The artifact, written and judged. Raises EdgeformerError where NNCF cannot make it."""
+    """Quantise a graph, write it and judge it. Raises EdgeformerError if NNCF fails."""
     import onnx
 
     from edgeformer.runtimes.openvino.session import OpenVINOSession
@@ -90,13 +90,13 @@ def _built(entry: ArtifactManifest, graph: ArtifactManifest, calls: Calls, job: 
 
 
 def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
-    """The graph (an ``onnx.ModelProto``, FP32) in INT8; weights are stored once, and as INT8.
+    """Quantise an FP32 graph to INT8; weights are stored once, as INT8.
 
     Args:
-        model: is left as it is.
-        calls: real inputs, one row each.
-        for_tensorrt: every zero point is 0, the only one that TensorRT takes, and weights get 8 bits: its sums do not
-            overflow.
+        model: an ``onnx.ModelProto``; not modified.
+        calls: calibration inputs, one row each.
+        for_tensorrt: use zero points of 0, the only ones that TensorRT supports, and 8-bit weights, because its sums do
+            not overflow.
 
     Raises:
         EdgeformerError: NNCF cannot quantise it.
@@ -108,7 +108,7 @@ def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
         names = [value.name for value in model.graph.input]
         rows = [{name: call[name] for name in names} for call in calls]
         try:
-            made = nncf.quantize(
+            quantized = nncf.quantize(
                 model,
                 nncf.Dataset(rows),
                 subset_size=len(rows),
@@ -119,30 +119,29 @@ def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
                     overflow_fix=OverflowFix.DISABLE if for_tensorrt else OverflowFix.ENABLE
                 ),
             )
-        except Exception as error:  # its errors, and onnxruntime's, have no base class
+        except Exception as error:  # errors of NNCF and onnxruntime have no common base class
             text = " ".join(str(error).split())[:200]
             raise EdgeformerError(f"NNCF cannot quantise it: {type(error).__name__}: {text}") from None
-    _name_scales(made)
-    return made
+    _name_scales(quantized)
+    return quantized
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """No telemetry, no warnings of how it imports torch; stdout, where it draws and logs, is left to the command."""
-    nowhere = io.StringIO()
-    with without_telemetry(), warnings.catch_warnings(), redirect_stdout(nowhere):
+    """Suppress NNCF's telemetry, warnings, log and output on stdout."""
+    with without_telemetry(), warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         logger = logging.getLogger("nncf")
-        before = logger.level
+        level = logger.level
         logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            logger.setLevel(before)
+            logger.setLevel(level)
 
 
 def _name_scales(model: Any) -> None:
-    """Scales and zero points end as those of ONNX Runtime's quantizer do, so that nobody counts them as parameters."""
+    """Rename scales and zero points as ONNX Runtime's quantizer does, so that they do not count as parameters."""
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     names = {name: f"{name}_scale" for name in stored if "nncf_smooth_quant_scale" in name}
     for node in model.graph.node:
@@ -151,8 +150,8 @@ def _name_scales(model: Any) -> None:
                 if name in stored and not name.endswith(ending):
                     names[name] = f"{name}{ending}"
     for node in model.graph.node:
-        for place, name in enumerate(node.input):
+        for index, name in enumerate(node.input):
             if name in names:
-                node.input[place] = names[name]
-    for name, told in names.items():
-        stored[name].name = told
+                node.input[index] = names[name]
+    for name, new_name in names.items():
+        stored[name].name = new_name

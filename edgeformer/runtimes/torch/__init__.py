@@ -1,4 +1,4 @@
-"""torch: modules of the model families, run as they are. Opens nothing from a bundle: bundles never need torch."""
+"""torch: runs the modules of checkpoints. It opens no artifact of a bundle, because bundles do not need torch."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class TorchRuntime(Runtime):
     distributions = ("torch", "accelerate", "safetensors", "flash-attn")
 
     def providers(self) -> tuple[str, ...]:
-        """The CPU where torch is installed; whether it finds a card is a question for ``doctor``."""
+        """Return the CPU provider if torch is installed; ``doctor`` reports whether torch finds a GPU."""
         return ("torch-cpu",) if util.find_spec("torch") is not None else ()
 
     def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
         return requested or f"torch-{kind or 'cpu'}"
 
     def device(self, provider: str | None) -> str:
-        """The kind of device, as torch calls it, that ``provider`` computes on; None: a card where torch sees one.
+        """Return torch's name of the device that ``provider`` computes on; None: a GPU if torch finds one.
 
         Raises:
-            InputError: it is not one of this runtime's, or there is no card.
+            InputError: the provider is not one of this runtime's, or there is no GPU.
             ModuleNotFoundError: torch is not installed.
         """
         import torch

@@ -1,4 +1,4 @@
-"""torch, with numpy outside: a module as a Session, a model with caches as a Decoder."""
+"""Run a torch module as a Session, or a model with caches as a Decoder, with numpy inputs and outputs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from edgeformer.runtimes.session import Array, Session, shape_text
 
 
 class TorchSession(Session):
-    """A module as a session. It is put into evaluation mode and stays on its device; arrays are copied there and back.
+    """Session of a module in evaluation mode on its device; arrays are copied to the device and back.
 
     Args:
-        model: its arguments are called like the inputs, all int64 [batch, seq]; it returns a tensor, which becomes
-            the output ``logits``, or several by name.
-        inputs: those it must be given.
-        optional: those it takes where they are given.
-        outputs: names of the tensors that it returns, in their order; others behind them are left where they are.
+        model: its arguments are named like the inputs, all int64 [batch, seq]; it returns a tensor, a tuple of tensors,
+            or a mapping of them by name.
+        inputs: required inputs.
+        optional: inputs that are passed if present.
+        outputs: names of the returned tensors in order; further tensors are ignored.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class TorchSession(Session):
         names = (*self._inputs, *(name for name in self._optional if name in inputs))
         tensors = {name: self._tensor(name, inputs) for name in names}
         with torch.inference_mode():
-            answer = self._model(**tensors)
-            several = answer if isinstance(answer, tuple) else (answer,)
-            outputs = answer if isinstance(answer, Mapping) else dict(zip(self._outputs, several, strict=False))
-            # .cpu() waits for the device, so the call blocks until the answer is here.
+            result = self._model(**tensors)
+            tensors_out = result if isinstance(result, tuple) else (result,)
+            outputs = result if isinstance(result, Mapping) else dict(zip(self._outputs, tensors_out, strict=False))
+            # .cpu() waits for the device, so the call blocks until the outputs are available.
             return {name: output.float().cpu().numpy() for name, output in outputs.items()}
 
     def close(self) -> None:
@@ -62,24 +62,24 @@ class TorchSession(Session):
 
 
 class CachedModel(Protocol):
-    """What is wrapped: a causal model that keeps what it computed for earlier tokens."""
+    """Interface of a causal model with caches of earlier tokens."""
 
     loops: int
     max_positions: int
     device: torch.device
 
     def embed(self, input_ids: torch.Tensor, start: int, *, keep: bool) -> torch.Tensor:
-        """Embeddings [B, n, C] of the next tokens, int64 [B, n], the first of them at place ``start``."""
+        """Return the embeddings [B, n, C] of the next tokens int64 [B, n], from position ``start``."""
 
     def run_loop(self, number: int, x: torch.Tensor, *, keep: bool) -> torch.Tensor:
-        """Tokens [B, n, C] through the loop ``number``, from 0."""
+        """Run tokens [B, n, C] through the loop ``number``, counted from 0."""
 
     def logits(self, state: torch.Tensor, loop: int) -> torch.Tensor:
-        """Logits float32 [B, V] of ``state`` [B, C], a token's after ``loop``."""
+        """Return the logits float32 [B, V] of a token's ``state`` [B, C] after ``loop``."""
 
 
 class TorchEngine(LoopEngine[torch.Tensor]):
-    """A cached model; stops after every loop. A state is [B, n, C], on the model's device."""
+    """Loop engine on a model with caches; stops after every loop. A state is [B, n, C] on the model's device."""
 
     def __init__(self, model: CachedModel) -> None:
         self._model: CachedModel | None = model
@@ -111,5 +111,5 @@ class TorchEngine(LoopEngine[torch.Tensor]):
 
 
 def torch_decoder(model: CachedModel) -> Decoder[torch.Tensor]:
-    """A decoder on a cached model in evaluation mode, which serves this decoder alone."""
+    """Return the decoder of a model in evaluation mode; the model can serve one decoder only."""
     return Decoder(TorchEngine(model))

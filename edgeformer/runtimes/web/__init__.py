@@ -1,4 +1,4 @@
-"""Browsers: what computes a graph there, and the libraries that a page needs for it. No session is opened from here."""
+"""Browsers: their providers, and the libraries of a page. This runtime opens no sessions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeformer.system.capability import Capability
 
 _FACTS = {
     WASM: ProviderFacts("WASM", "cpu", counts_threads=True),
-    # On whatever graphics chip the browser is given, NVIDIA or not.
+    # No kind: the browser may use any GPU.
     WEBGPU: ProviderFacts("WebGPU"),
 }
 

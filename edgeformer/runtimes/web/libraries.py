@@ -1,4 +1,4 @@
-"""The JavaScript libraries of a page: which files, of which versions, with which checksums, and where they lie."""
+"""JavaScript libraries of a page: files, versions, checksums and locations."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import read_at_most
 
 WASM, WEBGPU = "wasm", "webgpu"
-"""What computes in a browser, as ONNX Runtime calls it there."""
+"""ONNX Runtime's names of its providers in a browser."""
 CDN = "https://cdn.jsdelivr.net"
-"""Where a page gets its libraries from that was made without a folder of them."""
-_MOST_BYTES, _MOST_PACKAGE_BYTES = 256 << 20, 1 << 20
+"""Source of a page's libraries if no folder of libraries is given."""
+_MAX_BYTES, _MAX_PACKAGE_BYTES = 256 << 20, 1 << 20
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package of npm, in the version that pages were tried with."""
+    """An npm package in the version that pages are tested with."""
 
     name: str
     version: str
@@ -29,7 +29,7 @@ class Package:
 
 RUNTIME = Package("onnxruntime-web", "1.30.0")
 TOKENIZERS = Package("@huggingface/tokenizers", "0.2.0")
-"""The part of Transformers.js that makes tokens of text."""
+"""The tokenizer of Transformers.js."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class LibraryFile:
     """One file of a package.
 
     Attributes:
-        path: in the package.
-        integrity: subresource integrity of the file in that version of the package.
-        size_bytes: its size there.
+        path: path in the package.
+        integrity: subresource integrity of the file.
+        size_bytes: size of the file.
     """
 
     package: Package
@@ -49,7 +49,7 @@ class LibraryFile:
 
     @property
     def address(self) -> str:
-        """At the CDN."""
+        """URL at the CDN."""
         return f"{CDN}/npm/{self.package.name}@{self.package.version}/{self.path}"
 
 
@@ -58,11 +58,11 @@ class WebRuntime:
     """ONNX Runtime for one provider.
 
     Attributes:
-        provider: what computes.
-        label: for people.
-        script: ONNX Runtime itself.
-        glue: what starts the binary, also in its threads.
-        binary: its WebAssembly.
+        provider: ONNX Runtime's name of the provider.
+        label: name for display.
+        script: ONNX Runtime.
+        glue: script that starts the binary, also in worker threads.
+        binary: the WebAssembly file.
     """
 
     provider: str
@@ -73,7 +73,7 @@ class WebRuntime:
 
     @property
     def files(self) -> tuple[LibraryFile, LibraryFile, LibraryFile]:
-        """All of them."""
+        """Script, glue and binary."""
         return self.script, self.glue, self.binary
 
 
@@ -81,7 +81,7 @@ def _runtime_file(name: str, sha384: str, size_bytes: int) -> LibraryFile:
     return LibraryFile(RUNTIME, f"dist/{name}", f"sha384-{sha384}", size_bytes)
 
 
-# Not one build for both: the one for WebGPU computes more slowly without it, because it can be suspended anywhere.
+# Two builds, because the WebGPU build is slower on WebAssembly: it can be suspended at any point.
 RUNTIMES = (
     WebRuntime(
         WASM,
@@ -125,9 +125,9 @@ class FoundFile:
     """A library's file in a local folder.
 
     Attributes:
-        content: its bytes.
-        integrity: theirs, whatever the version.
-        version: as its package.json says; None: there is none.
+        content: content of the file.
+        integrity: subresource integrity of the content.
+        version: version in package.json; None: there is none.
     """
 
     content: bytes
@@ -136,36 +136,36 @@ class FoundFile:
 
 
 def runtimes_named(providers: Sequence[str]) -> tuple[WebRuntime, ...]:
-    """The runtimes of some providers, in the order of :data:`RUNTIMES`. Raises InputError for an unknown one."""
-    known = [runtime.provider for runtime in RUNTIMES]
-    if unknown := [name for name in providers if name not in known]:
-        raise InputError(f"--provider {unknown[0]}: browsers have {' and '.join(known)}")
+    """Return the runtimes of providers (empty: all) in the order of :data:`RUNTIMES`. Raises InputError if unknown."""
+    names = [runtime.provider for runtime in RUNTIMES]
+    if unknown := [name for name in providers if name not in names]:
+        raise InputError(f"--provider {unknown[0]}: browsers have {' and '.join(names)}")
     return tuple(runtime for runtime in RUNTIMES if not providers or runtime.provider in providers)
 
 
-def find_local(folder: Path, wanted: LibraryFile) -> FoundFile:
-    """A library's file in a folder: an unpacked package, ``node_modules``, or what holds one of them.
+def find_local(folder: Path, library: LibraryFile) -> FoundFile:
+    """Find a library's file in a folder: an unpacked package, ``node_modules``, or a parent of one of them.
 
     Raises:
-        InputError: it is not there, cannot be read, or is too large.
+        InputError: it is missing, cannot be read, or is too large.
     """
-    for root in _roots(folder, wanted.package.name):
-        path = root / wanted.path
+    for root in _roots(folder, library.package.name):
+        path = root / library.path
         if path.is_file():
             try:
-                content = read_at_most(path, _MOST_BYTES)
+                content = read_at_most(path, _MAX_BYTES)
             except OSError as error:
                 raise InputError(f"--libraries: {path} cannot be read: {error.strerror}") from None
             return FoundFile(content, integrity_of(content), _version_in(root))
-    package = f"{wanted.package.name}@{wanted.package.version}"
+    package = f"{library.package.name}@{library.package.version}"
     raise InputError(
-        f"--libraries {folder}: has no {wanted.package.name}/{wanted.path}; npm install {package} brings it, in "
+        f"--libraries {folder}: has no {library.package.name}/{library.path}; npm install {package} brings it, in "
         "node_modules"
     )
 
 
 def integrity_of(content: bytes) -> str:
-    """Subresource integrity of some bytes."""
+    """Return the subresource integrity of some bytes."""
     return f"sha384-{base64.b64encode(hashlib.sha384(content).digest()).decode()}"
 
 
@@ -180,10 +180,10 @@ def _roots(folder: Path, name: str) -> Iterator[Path]:
 
 def _package(root: Path) -> dict[str, object]:
     try:
-        found = json.loads(read_at_most(root / "package.json", _MOST_PACKAGE_BYTES))
+        package = json.loads(read_at_most(root / "package.json", _MAX_PACKAGE_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return package if isinstance(package, dict) else {}
 
 
 def _name_in(root: Path) -> str | None:
