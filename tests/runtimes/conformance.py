@@ -52,8 +52,8 @@ def check_identity(runtime: Runtime) -> None:
 def check_light(runtime: Runtime) -> None:
     """Importing it, in a process of its own, loads no runtime."""
     program = (
-        "import sys\nfrom edgeformer.runtimes import ROOM\n"
-        f"ROOM.find({runtime.name!r}).provider_facts('nobody')\n"
+        "import sys\nfrom edgeformer.runtimes import REGISTRY\n"
+        f"REGISTRY.find({runtime.name!r}).provider_facts('nobody')\n"
         f"print(*[name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
@@ -138,10 +138,10 @@ def check_session(session: Session, inputs: Mapping[str, Array]) -> dict[str, Ar
     outputs = session.run(inputs)
     assert "logits" in outputs and len(outputs["logits"]) == len(inputs["input_ids"])
     assert outputs["logits"].dtype == np.float32
-    again = session.run({**inputs, "not_an_input": inputs["input_ids"]})
-    np.testing.assert_array_equal(outputs["logits"], again["logits"])
-    one = session.run({name: np.ascontiguousarray(array[:1]) for name, array in inputs.items()})
-    np.testing.assert_allclose(one["logits"], outputs["logits"][:1], atol=1e-4)
+    repeated = session.run({**inputs, "not_an_input": inputs["input_ids"]})
+    np.testing.assert_array_equal(outputs["logits"], repeated["logits"])
+    first_row = session.run({name: np.ascontiguousarray(array[:1]) for name, array in inputs.items()})
+    np.testing.assert_allclose(first_row["logits"], outputs["logits"][:1], atol=1e-4)
     for broken in ({}, {**inputs, "input_ids": inputs["input_ids"].astype(np.float64)}, _empty(inputs)):
         with pytest.raises(InputError, match="input_ids"):
             session.run(broken)

@@ -31,7 +31,7 @@ from edgeformer.system.cuda_driver import Device
 CARD = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
 VERSION = "1.7.1"
 LONGEST = 64
-AT_ONCE = LONGEST
+MAX_TOKENS_PER_CALL = LONGEST
 """Tokens that one call takes, of a text of up to LONGEST: an engine is built for the longest text of its recipe."""
 
 _ADDRESSES = count(1000)
@@ -43,11 +43,11 @@ class StandInMemory:
         assert size > 0
         self.cuda, self.size, self.address = cuda, size, next(_ADDRESSES)
         _MEMORY[self.address] = np.full(size, 0xAB, np.uint8)
-        cuda.taken += 1
+        cuda.allocated += 1
 
     def free(self) -> None:
         del _MEMORY[self.address]
-        self.cuda.taken -= 1
+        self.cuda.allocated -= 1
 
 
 class StandInCuda:
@@ -56,14 +56,14 @@ class StandInCuda:
     """Bytes that all of them copied to the card."""
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.allocated = 0
 
     def make_current(self) -> None: ...
 
     def synchronise(self) -> None: ...
 
     def close(self) -> None:
-        assert self.taken == 0, "all memory was given back"
+        assert self.allocated == 0, "all memory was given back"
 
     def upload(self, array: np.ndarray[Any, Any], memory: StandInMemory) -> None:
         assert array.nbytes <= memory.size
@@ -161,7 +161,7 @@ class StandInEngine:
         return "in" if name in self._inputs else "out"
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
-        sizes = {"batch": (1, 1, 16), "sequence": (1, 1, AT_ONCE), "past": (0, 8, LONGEST - 1)}
+        sizes = {"batch": (1, 1, 16), "sequence": (1, 1, MAX_TOKENS_PER_CALL), "past": (0, 8, LONGEST - 1)}
         columns = [sizes[axis] if isinstance(axis, str) else (axis,) * 3 for axis in self._axes(name)]
         return [tuple(column[which] for column in columns) for which in range(3)]
 
@@ -175,11 +175,13 @@ class StandInEngine:
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         if name in self._shapes:
             return self._shapes[name]
-        known: dict[str, int] = {}
-        for given, shape in self._shapes.items():
-            known |= {axis: size for axis, size in zip(self._axes(given), shape, strict=True) if isinstance(axis, str)}
+        axis_sizes: dict[str, int] = {}
+        for input_name, shape in self._shapes.items():
+            axis_sizes |= {
+                axis: size for axis, size in zip(self._axes(input_name), shape, strict=True) if isinstance(axis, str)
+            }
         return tuple(
-            sum(known[part] for part in axis.split(" + ")) if isinstance(axis, str) else axis
+            sum(axis_sizes[part] for part in axis.split(" + ")) if isinstance(axis, str) else axis
             for axis in self._axes(name)
         )
 
@@ -200,8 +202,8 @@ class StandInEngine:
     def _compile(self) -> None:
         """One kernel per shape, or one for all shapes where kernels are not specialised."""
         strategy = self.config.dynamic_shapes_kernel_specialization_strategy if self.config is not None else None
-        one_for_all = strategy is DynamicShapesKernelSpecializationStrategy.NONE
-        kernel = "any" if one_for_all else str(sorted(self._shapes.items()))
+        is_shared_kernel = strategy is DynamicShapesKernelSpecializationStrategy.NONE
+        kernel = "any" if is_shared_kernel else str(sorted(self._shapes.items()))
         cache = self.config.cache if self.config is not None else None
         if kernel in self.compiled or (cache is not None and kernel.encode() in cache.kernels):
             return

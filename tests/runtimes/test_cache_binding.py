@@ -33,15 +33,15 @@ def decoder_of(kind: str, open_part: Open) -> Decoder[Any]:
 def written(decoder: Decoder[Any], tokens: int = 12) -> tuple[list[int], list[np.ndarray[Any, Any]]]:
     """The likeliest token, read back in, again and again; with the logits of each."""
     decoder.read([5, 9, 2, 11])
-    found, logits = [], []
+    cached, logits = [], []
     for _ in range(tokens):
         decoder.advance(decoder.loops)
         logits.append(decoder.logits(decoder.loops))
-        found.append(int(logits[-1].argmax()))
+        cached.append(int(logits[-1].argmax()))
         peeked = decoder.peek(np.array([[3]]), decoder.loops)  # keeps nothing
         assert peeked.shape == (1, len(logits[-1]))
-        decoder.read(found[-1:])
-    return found, logits
+        decoder.read(cached[-1:])
+    return cached, logits
 
 
 @pytest.mark.parametrize("kind", ["decode", "step"])
@@ -71,10 +71,10 @@ def test_the_cpu_returns_arrays_unless_told_otherwise() -> None:
     for device, kind in ((None, np.ndarray), ("cpu", Cache)):
         session = OnnxSession(BUNDLE / "onnx" / "decode.onnx", threads=1, cache_device=device)  # type: ignore[arg-type]
         empty = {name: session.empty(name, 1) for name in session.inputs if name.startswith("past")}
-        found = session.run({**inputs, **empty})
-        assert {type(found[name]) for name in found if name.startswith("present")} == {kind}
-        assert isinstance(found["logits"], np.ndarray)
-        assert found["present.0.key"].shape == (1, 2, 1, 8)
+        cached = session.run({**inputs, **empty})
+        assert {type(cached[name]) for name in cached if name.startswith("present")} == {kind}
+        assert isinstance(cached["logits"], np.ndarray)
+        assert cached["present.0.key"].shape == (1, 2, 1, 8)
 
 
 class CardBuild:
@@ -135,9 +135,9 @@ def test_on_cuda_caches_are_bound_to_the_card_and_a_token_costs_its_own_bytes(mo
     decoder.read([5, 9, 2, 11])
     tokens, costs = [], []
     for _ in expected:
-        before = card.uploaded
+        previous_uploads = card.uploaded
         decoder.advance(decoder.loops)
-        costs.append(card.uploaded - before)
+        costs.append(card.uploaded - previous_uploads)
         tokens.append(int(decoder.logits(decoder.loops).argmax()))
         decoder.read(tokens[-1:])
     assert tokens == expected
@@ -170,5 +170,5 @@ def test_outputs_of_a_foreign_graph_stay_arrays_whatever_they_are_called(monkeyp
     with runtime_of("onnx").open(full, OpenOptions(CUDA, threads=1)) as session:
         assert isinstance(session, OnnxSession)
         empty = {name: session.empty(name, 1) for name in session.inputs if name.startswith("past")}
-        found = session.run({"input_ids": np.array([[5]]), "position_ids": np.array([[0]]), **empty})
-    assert card.bound == {} and {type(array) for array in found.values()} == {np.ndarray}
+        cached = session.run({"input_ids": np.array([[5]]), "position_ids": np.array([[0]]), **empty})
+    assert card.bound == {} and {type(array) for array in cached.values()} == {np.ndarray}

@@ -36,12 +36,14 @@ def test_tells_the_truth_about_this_machine(capabilities: dict[str, Capability])
         installed = util.find_spec(name.replace("-", "_")) is not None
         assert installed or capabilities[name].status == "unavailable", name
         assert capabilities[name].status == "available" or capabilities[name].detail
-    torch_here = util.find_spec("torch") is not None
-    assert (capabilities["torch"].status == "available") == torch_here
+    has_torch = util.find_spec("torch") is not None
+    assert (capabilities["torch"].status == "available") == has_torch
 
 
 def test_what_is_unavailable_says_why(capabilities: dict[str, Capability]) -> None:
-    silent = [name for name, found in capabilities.items() if found.status == "unavailable" and not found.detail]
+    silent = [
+        name for name, described in capabilities.items() if described.status == "unavailable" and not described.detail
+    ]
     assert silent == []
 
 
@@ -72,17 +74,17 @@ def test_every_provider_is_explained() -> None:
         built_in: list[str], plugin: Answer | None = None, driver: str | None = "no driver"
     ) -> dict[str, Capability]:
         lines = providers.describe(Answer({"providers": built_in}), driver, plugin)
-        return {one.name.removeprefix("onnxruntime: "): one for one in lines[1:]}
+        return {entry.name.removeprefix("onnxruntime: "): entry for entry in lines[1:]}
 
-    found = explain(["CPUExecutionProvider", "AzureExecutionProvider", "NewExecutionProvider"])
+    described = explain(["CPUExecutionProvider", "AzureExecutionProvider", "NewExecutionProvider"])
     assert {"CUDA", "Tensorrt", "NvTensorRTRTX", "Dml", "OpenVINO", "CoreML", "Xnnpack", "CPU", "Azure", "New"} == {
-        name.removesuffix("ExecutionProvider") for name in found
+        name.removesuffix("ExecutionProvider") for name in described
     }
-    assert all("used" in one.detail or "uses" in one.detail for one in found.values())
-    assert [name for name, one in found.items() if one.status == "available"] == [
+    assert all("used" in entry.detail or "uses" in entry.detail for entry in described.values())
+    assert [name for name, entry in described.items() if entry.status == "available"] == [
         "AzureExecutionProvider", "CPUExecutionProvider", "NewExecutionProvider",
     ]  # fmt: skip
-    assert found["CUDAExecutionProvider"].remedy is None  # nothing to install helps without a driver
+    assert described["CUDAExecutionProvider"].remedy is None  # nothing to install helps without a driver
     assert "onnxruntime-gpu" in str(explain([], driver=None)["CUDAExecutionProvider"].remedy)
     rtx = "NvTensorRTRTXExecutionProvider"
     assert "pip install onnxruntime-ep-nv-tensorrt-rtx" in str(explain([], driver=None)[rtx].remedy)
@@ -143,9 +145,13 @@ def test_the_rtx_provider_is_refused_with_its_reason(tmp_path: Path) -> None:
 def test_a_missing_package_of_an_extra_is_named(extra: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = installed_version
     monkeypatch.setattr(capability, "installed_version", lambda name: None if name == package else installed(name))
-    found = capability.describe_extra(extra)
-    assert (found.name, found.status, found.remedy) == (f"extra [{extra}]", "unavailable", install_hint(extra))
-    assert package in found.detail
+    described = capability.describe_extra(extra)
+    assert (described.name, described.status, described.remedy) == (
+        f"extra [{extra}]",
+        "unavailable",
+        install_hint(extra),
+    )
+    assert package in described.detail
 
 
 def test_doctor_lists_every_extra(capabilities: dict[str, Capability]) -> None:
@@ -178,17 +184,17 @@ def test_doctor_compares_the_driver_with_what_packages_were_built_for(monkeypatc
     monkeypatch.setattr(cuda_driver, "version", lambda: "12.4")
     monkeypatch.setattr(nvidia, "driver_version", lambda: "550.54.14")
     monkeypatch.setattr(capability, "_cuda_13_packages", lambda: ["tensorrt-rtx-cu13"])
-    line = next(one for one in capability.machine_capabilities() if one.name == "cuda driver")
+    line = next(entry for entry in capability.machine_capabilities() if entry.name == "cuda driver")
     reason = "CUDA 13 needs NVIDIA driver R580 or newer, and 550.54.14 is installed"
     assert line.detail == f"runs CUDA up to 12.4; {reason} (installed for it: tensorrt-rtx-cu13)"
     assert "update the driver to R580 or newer" in str(line.remedy)
     cuda_build = Answer({"version": "2.13.0", "built_for": "13.0", "cuda": False})
     assert reason in torch_runtime._torch(cuda_build, None).detail
     answer = Answer({"version": "1.31", "providers": ["CUDAExecutionProvider"], "cuda": "13.0", "preload": ""})
-    found = {one.name: one for one in providers.describe(answer, None)}["onnxruntime: CUDAExecutionProvider"]
-    assert found.status == "unavailable" and reason in found.detail
+    described = {entry.name: entry for entry in providers.describe(answer, None)}["onnxruntime: CUDAExecutionProvider"]
+    assert described.status == "unavailable" and reason in described.detail
     monkeypatch.setattr(nvidia, "driver_version", lambda: "580.65.06")
-    line = next(one for one in capability.machine_capabilities() if one.name == "cuda driver")
+    line = next(entry for entry in capability.machine_capabilities() if entry.name == "cuda driver")
     assert (line.detail, line.remedy) == ("runs CUDA up to 12.4", None)
 
 
@@ -208,7 +214,7 @@ def test_python_3_14_is_told_that_torch_tensorrt_has_no_wheel(python: tuple[int,
 def test_two_onnxruntime_wheels_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capability, "installed_version", lambda name: "1" if name in WHEELS else None)
     names = ["CPUExecutionProvider", "CUDAExecutionProvider"]
-    found = providers.describe(Answer({"version": "1.31", "providers": names}), "no driver")
-    assert "onnxruntime and onnxruntime-gpu are both installed" in found[0].detail
-    cuda = next(one for one in found if one.name == "onnxruntime: CUDAExecutionProvider")
+    described = providers.describe(Answer({"version": "1.31", "providers": names}), "no driver")
+    assert "onnxruntime and onnxruntime-gpu are both installed" in described[0].detail
+    cuda = next(entry for entry in described if entry.name == "onnxruntime: CUDAExecutionProvider")
     assert cuda.status == "unavailable" and cuda.detail.startswith("built in, but no driver; used by default")

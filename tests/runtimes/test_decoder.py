@@ -37,10 +37,10 @@ class Recorder(LoopEngine[Tokens]):
         return tokens
 
     def advance(self, stretch: int, state: Tokens, *, keep: bool) -> Tokens:
-        before = self.read if stretch == 0 else self.through[stretch - 1]
+        previous = self.read if stretch == 0 else self.through[stretch - 1]
         first = len(self.through[stretch])
         if keep:
-            assert tuple(before[first : first + len(state)]) == state, "nobody is left out or comes twice"
+            assert tuple(previous[first : first + len(state)]) == state, "nobody is left out or comes twice"
             self.through[stretch] += state
             self.calls[stretch] += 1
         return state

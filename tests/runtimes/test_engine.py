@@ -110,18 +110,18 @@ class TestRealEngine:
             for tensor in onnx.load(str(graph)).graph.initializer
             if len(tensor.dims) == 2 and tensor.data_type == TensorProto.FLOAT16
         ]
-        found = [plan.count(matrix[3].tobytes()) for matrix in matrices if min(matrix.shape) >= 16]
-        assert len(found) == 6  # the table, q·k·v, their output, and the three of the feed-forward network
-        assert max(found) == 1 and sum(found) > len(found) / 2  # a few are stored in another layout
+        parsed = [plan.count(matrix[3].tobytes()) for matrix in matrices if min(matrix.shape) >= 16]
+        assert len(parsed) == 6  # the table, q·k·v, their output, and the three of the feed-forward network
+        assert max(parsed) == 1 and sum(parsed) > len(parsed) / 2  # a few are stored in another layout
 
     def test_weights_beside_the_graph_are_found(self, built: BuiltEngine, graph: Path) -> None:
         progress = Counting()
-        beside = graph.parent / "beside.onnx"
-        again = build_engine(beside, graph.parent / "beside.engine", TARGET, job(progress=progress))
-        assert beside.stat().st_size < graph.stat().st_size / 2
-        assert graph_bytes(beside) == pytest.approx(graph_bytes(graph), rel=0.05)
-        assert again.reason is None
-        assert again.engine.weight_bytes == built.engine.weight_bytes
+        external = graph.parent / "beside.onnx"
+        rebuilt = build_engine(external, graph.parent / "beside.engine", TARGET, job(progress=progress))
+        assert external.stat().st_size < graph.stat().st_size / 2
+        assert graph_bytes(external) == pytest.approx(graph_bytes(graph), rel=0.05)
+        assert rebuilt.reason is None
+        assert rebuilt.engine.weight_bytes == built.engine.weight_bytes
         assert progress.done == PARTS
         assert "built in" in progress.lines[-1] and "of weights" in progress.lines[-1]
 
@@ -163,9 +163,9 @@ class TestRealEngine:
         assert not list(tmp_path.glob("*.engine*"))
 
     def test_what_the_parser_does_not_take_is_named(self, tmp_path: Path) -> None:
-        lost = onnx.load(str(small_graph(tmp_path / "lost.onnx")))
-        del lost.graph.initializer[1]
-        onnx.save(lost, tmp_path / "lost.onnx")
+        incomplete = onnx.load(str(small_graph(tmp_path / "lost.onnx")))
+        del incomplete.graph.initializer[1]
+        onnx.save(incomplete, tmp_path / "lost.onnx")
         with pytest.raises(ArtifactError, match=r"not an ONNX graph \(MatMul .*was not registered"):
             build_engine(tmp_path / "lost.onnx", tmp_path / "x.engine", TARGET, job())
         strange = onnx.load(str(small_graph(tmp_path / "strange.onnx")))
@@ -259,10 +259,10 @@ class TestListings:
                 "Constants": [{"Name": "w", "Dimensions": [3, 4], "Datatype": "Half"}],
             },
         ]
-        found = read_inspector(json.dumps({"Layers": layers}))
-        assert found is not None
-        assert (found.count, found.by_precision) == (2, {"FP16": 1, "FP32": 1})
-        assert found.weight_elements == {"FP16": 12}
+        parsed = read_inspector(json.dumps({"Layers": layers}))
+        assert parsed is not None
+        assert (parsed.count, parsed.by_precision) == (2, {"FP16": 1, "FP32": 1})
+        assert parsed.weight_elements == {"FP16": 12}
 
     def test_what_is_no_listing_is_none_and_not_a_guess(self) -> None:
         assert read_inspector(json.dumps({"Layers": ["only", "names"]})) is None

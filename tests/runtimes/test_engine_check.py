@@ -33,53 +33,56 @@ def engine(**changes: object) -> ArtifactManifest:
     return entry.model_copy(update=changes)
 
 
-def here(
+def state_on(
     answer: Answer | None = WORKS, driver: str | None = None, gpus: tuple[Device, ...] = (LAPTOP,)
 ) -> TensorRTState:
     return judge("tensorrt-rtx", answer, driver, gpus)
 
 
 def test_the_right_machine_may_open_it() -> None:
-    assert why_engine_cannot_run(engine(), here()) is None
+    assert why_engine_cannot_run(engine(), state_on()) is None
     graph = engine(format="onnx", built_for=None)
     assert runtime_of(graph).cannot_run(graph) is None
 
 
 def test_the_wrong_gpu_is_named_and_so_is_the_right_one() -> None:
-    refusal = why_engine_cannot_run(engine(), here(gpus=(OTHER,)))
+    refusal = why_engine_cannot_run(engine(), state_on(gpus=(OTHER,)))
     assert refusal is not None
     assert "built for compute capability 8.9, but this GPU is NVIDIA GeForce RTX 3050 with 8.6" in refusal
     assert "export the run again for this device" in refusal
 
 
 def test_the_first_gpu_counts() -> None:
-    assert why_engine_cannot_run(engine(), here(gpus=(LAPTOP, OTHER))) is None
-    assert why_engine_cannot_run(engine(), here(gpus=(OTHER, LAPTOP))) is not None
+    assert why_engine_cannot_run(engine(), state_on(gpus=(LAPTOP, OTHER))) is None
+    assert why_engine_cannot_run(engine(), state_on(gpus=(OTHER, LAPTOP))) is not None
 
 
 def test_another_version_is_named_and_so_is_the_builders() -> None:
-    refusal = why_engine_cannot_run(engine(), here(Answer({"version": "1.6.0.2", "builder": True})))
+    refusal = why_engine_cannot_run(engine(), state_on(Answer({"version": "1.6.0.2", "builder": True})))
     assert refusal is not None
     assert "built by tensorrt-rtx 1.7.1.116, and tensorrt-rtx 1.6.0.2 is installed here" in refusal
     assert "install tensorrt-rtx==1.7.1.116" in refusal
 
 
 @pytest.mark.parametrize(
-    ("state", "named"),
+    ("state", "problem_text"),
     [
-        (here(None), 'package: not installed (python -m pip install ".[rtx]" in the clone'),
-        (here(Answer(error="OSError: libcudart.so")), "libraries: do not load (OSError: libcudart.so)"),
+        (state_on(None), 'package: not installed (python -m pip install ".[rtx]" in the clone'),
+        (state_on(Answer(error="OSError: libcudart.so")), "libraries: do not load (OSError: libcudart.so)"),
         (
-            here(driver="libcuda.so.1 is not installed", gpus=()),
+            state_on(driver="libcuda.so.1 is not installed", gpus=()),
             "driver: libcuda.so.1 is not installed; device: no NVIDIA",
         ),
-        (here(gpus=()), "device: no NVIDIA GPU is present"),
-        (here(None, "no driver", ()), "package: not installed; driver: no driver; device: no NVIDIA GPU is present"),
+        (state_on(gpus=()), "device: no NVIDIA GPU is present"),
+        (
+            state_on(None, "no driver", ()),
+            "package: not installed; driver: no driver; device: no NVIDIA GPU is present",
+        ),
     ],
 )
-def test_what_is_missing_is_named_part_by_part(state: TensorRTState, named: str) -> None:
+def test_what_is_missing_is_named_part_by_part(state: TensorRTState, problem_text: str) -> None:
     refusal = why_engine_cannot_run(engine(), state)
-    assert refusal is not None and named in refusal
+    assert refusal is not None and problem_text in refusal
     assert "built for compute capability 8.9, tensorrt-rtx 1.7.1.116" in refusal
 
 
@@ -99,7 +102,7 @@ def test_tensorrts_engines_are_for_one_gpu_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "error"), [(here(gpus=(OTHER,)), ArtifactError), (here(None), MissingDependencyError)]
+    ("state", "error"), [(state_on(gpus=(OTHER,)), ArtifactError), (state_on(None), MissingDependencyError)]
 )
 def test_a_refused_engine_is_never_read(
     state: TensorRTState, error: type[Exception], monkeypatch: pytest.MonkeyPatch

@@ -32,21 +32,21 @@ def classifier(tmp_path: Path) -> Iterator[Path]:
 def writer(tmp_path: Path) -> Iterator[Path]:
     """A language model whose engines read 5 tokens at a time."""
     with stand_in(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stand_in_tensorrt, "AT_ONCE", 5)
+        patch.setattr(stand_in_tensorrt, "MAX_TOKENS_PER_CALL", 5)
         yield with_engines("language-v1", tmp_path / "bundle")
 
 
 @pytest.mark.parametrize("kind", ["", "-step"])
 def test_more_texts_than_an_engine_takes_are_answered(classifier: Path, kind: str) -> None:
     location = Location(None, classifier)
-    _, wanted = predict(location, TEXTS, f"onnx-fp32{kind}")
-    _, found = predict(location, TEXTS, f"tensorrt-rtx-fp32{kind}")
-    assert [one.as_dict()["label"] for one in found] == [one.as_dict()["label"] for one in wanted]
+    _, expected = predict(location, TEXTS, f"onnx-fp32{kind}")
+    _, actual = predict(location, TEXTS, f"tensorrt-rtx-fp32{kind}")
+    assert [answer.as_dict()["label"] for answer in actual] == [answer.as_dict()["label"] for answer in expected]
     opened = Bundle.open(classifier)
     with open_served_predictor(opened, f"tensorrt-rtx-fp32{kind}") as model:
         window = model.answering.read(TEXTS)
         answers = model.answering.answers(window, model.answering.run(model.run, window))
-    assert [one.as_dict()["label"] for one in answers] == [one.as_dict()["label"] for one in wanted]
+    assert [answer.as_dict()["label"] for answer in answers] == [answer.as_dict()["label"] for answer in expected]
 
 
 def test_more_rows_than_an_engine_takes_are_scored(classifier: Path, tmp_path: Path) -> None:
@@ -55,9 +55,9 @@ def test_more_rows_than_an_engine_takes_are_scored(classifier: Path, tmp_path: P
     file.write_text("\n".join(["label\ttext", *(f"{label}\t{text}" for text in TEXTS)]), encoding="utf-8")
     rows = {}
     for name in ("onnx-fp32-step", "tensorrt-rtx-fp32-step"):
-        found = evaluate(Location(None, classifier), EvaluateOptions(artifact=name, data=file)).rows
-        rows[name] = [(row.exit, row.n, row.accuracy, pytest.approx(row.loss, abs=1e-6)) for row in found]
-        assert found[0].batch == (16 if "rtx" in name else 20), "what one call had"
+        actual = evaluate(Location(None, classifier), EvaluateOptions(artifact=name, data=file)).rows
+        rows[name] = [(row.exit, row.n, row.accuracy, pytest.approx(row.loss, abs=1e-6)) for row in actual]
+        assert actual[0].batch == (16 if "rtx" in name else 20), "what one call had"
     assert rows["onnx-fp32-step"] == rows["tensorrt-rtx-fp32-step"]
 
 
@@ -65,9 +65,9 @@ def test_more_rows_than_an_engine_takes_are_scored(classifier: Path, tmp_path: P
 def test_a_prompt_that_is_longer_than_a_call_is_read_in_several(writer: Path, kind: str) -> None:
     prompt = "the food was not good and the staff was not friendly"
     options = GenerateOptions(max_tokens=8)
-    wanted = generate(Location(None, writer), prompt, replace(options, artifact=f"onnx-fp32-{kind}"))
-    found = generate(Location(None, writer), prompt, replace(options, artifact=f"tensorrt-rtx-fp32-{kind}"))
-    assert found.prompt_tokens > 10 and found.tokens == wanted.tokens
+    expected = generate(Location(None, writer), prompt, replace(options, artifact=f"onnx-fp32-{kind}"))
+    actual = generate(Location(None, writer), prompt, replace(options, artifact=f"tensorrt-rtx-fp32-{kind}"))
+    assert actual.prompt_tokens > 10 and actual.tokens == expected.tokens
 
 
 def test_tokens_that_waited_for_longer_than_a_call_are_caught_up_with_in_several(writer: Path) -> None:

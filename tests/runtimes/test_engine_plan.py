@@ -35,8 +35,8 @@ Plan = Callable[..., Target | Unavailable]
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """What is built for a device where these states of TensorRT are found."""
 
-    def plan(device: str, *known: TensorRTState, builder: Builder | None = None) -> Target | Unavailable:
-        monkeypatch.setattr(builders, "tensorrt_state", {state.name: state for state in known}.__getitem__)
+    def plan(device: str, *states: TensorRTState, builder: Builder | None = None) -> Target | Unavailable:
+        monkeypatch.setattr(builders, "tensorrt_state", {state.name: state for state in states}.__getitem__)
         return (builder or TensorRTBuilder()).plan(load_profile(device))
 
     return plan
@@ -50,7 +50,7 @@ def test_rtx_builds_for_a_card_that_is_not_here(device: str, plan: Plan) -> None
 
 
 @pytest.mark.parametrize(
-    ("device", "named", "instead"),
+    ("device", "device_text", "instead"),
     [
         ("jetson-orin-nano-8gb", "NVIDIA Jetson Orin Nano 8GB", "TensorRT of JetPack, on the Jetson itself"),
         ("h200", "NVIDIA H200", "tensorrt, on that very GPU"),
@@ -61,7 +61,7 @@ def test_rtx_builds_for_a_card_that_is_not_here(device: str, plan: Plan) -> None
     ],
 )
 def test_what_is_no_rtx_card_takes_tensorrt_whatever_its_capability(
-    device: str, named: str, instead: str, plan: Plan
+    device: str, device_text: str, instead: str, plan: Plan
 ) -> None:
     """The capability of each of them is among those that tensorrt-rtx builds for, but for the first two."""
     profile = load_profile(device)
@@ -69,7 +69,7 @@ def test_what_is_no_rtx_card_takes_tensorrt_whatever_its_capability(
     refused = plan(device, RTX, NO_TENSORRT)
     assert isinstance(refused, Unavailable) and refused.format == "tensorrt"
     for part in (
-        f"{named} (profile {device!r}, compute capability {profile.compute_capability.value})",
+        f"{device_text} (profile {device!r}, compute capability {profile.compute_capability.value})",
         "its profile says tensorrt: enterprise",
         f"Use {instead}",
         "package: not installed; driver: the driver library is not installed; device: no NVIDIA GPU is present",
@@ -104,8 +104,8 @@ def test_a_profile_without_the_key_is_judged_by_its_name(
     capability = Fact(value="7.5", source="test", verified=False)
     device = DeviceProfile(name="mine", title=title, kind="cuda", tensorrt=key, compute_capability=capability)
     assert device.tensorrt_edition == chosen
-    known = {"tensorrt-rtx": RTX, "tensorrt": NO_TENSORRT}
-    monkeypatch.setattr(builders, "tensorrt_state", known.__getitem__)
+    states = {"tensorrt-rtx": RTX, "tensorrt": NO_TENSORRT}
+    monkeypatch.setattr(builders, "tensorrt_state", states.__getitem__)
     plan = TensorRTBuilder().plan(device)
     assert isinstance(plan, Target if chosen == "rtx" else Unavailable)
     text = plan.note if isinstance(plan, Target) else plan.reason
@@ -148,10 +148,10 @@ def test_libraries_that_do_not_load_are_told_from_the_package(plan: Plan) -> Non
 
 def test_a_data_centre_card_takes_tensorrt_on_itself_only(plan: Plan) -> None:
     works = {"version": "11.0.0.1", "builder": True}
-    here = judge("tensorrt", Answer(works), None, [H200])
-    target = plan("h200", RTX, here)
+    tensorrt_state = judge("tensorrt", Answer(works), None, [H200])
+    target = plan("h200", RTX, tensorrt_state)
     assert target == Target("tensorrt", "h200", "9.0")
-    elsewhere = plan("jetson-orin-nano-8gb", RTX, here)
+    elsewhere = plan("jetson-orin-nano-8gb", RTX, tensorrt_state)
     assert isinstance(elsewhere, Unavailable)
     assert "this machine's GPU is NVIDIA H200 with compute capability 9.0" in elsewhere.reason
     no_card = plan("h200", RTX, judge("tensorrt", Answer(works), None, []))
@@ -162,8 +162,8 @@ def test_a_data_centre_card_takes_tensorrt_on_itself_only(plan: Plan) -> None:
 def test_neither_the_name_nor_the_capability_alone_makes_a_card_the_target(gpu: Device, plan: Plan) -> None:
     """An H100 has the capability of an H200, and kernels that were chosen by its bandwidth."""
     for builder, name in ((TensorRTBuilder(), "tensorrt"), (TorchTensorRTBuilder(), "torch-tensorrt")):
-        here = judge(name, Answer({"version": "11.0.0.1", "builder": True}), None, [gpu])
-        refused = plan("h200", RTX, here, builder=builder)
+        tensorrt_state = judge(name, Answer({"version": "11.0.0.1", "builder": True}), None, [gpu])
+        refused = plan("h200", RTX, tensorrt_state, builder=builder)
         assert isinstance(refused, Unavailable)
         assert f"GPU is {gpu.name} with compute capability {gpu.compute_capability}" in refused.reason
 
@@ -185,8 +185,8 @@ def test_torch_tensorrt_says_what_is_missing(plan: Plan) -> None:
     refused = plan("rtx4050", judge("torch-tensorrt", stub, "no driver library", []), builder=builder)
     assert isinstance(refused, Unavailable) and refused.format == "torch-tensorrt"
     assert "libraries: do not load (Exception: libraries were not found); driver: no driver library" in refused.reason
-    here = judge("torch-tensorrt", Answer({"version": "2.13", "builder": True}), None, [H200])
-    assert plan("h200", here, builder=builder) == Target("torch-tensorrt", "h200", "9.0")
+    tensorrt_state = judge("torch-tensorrt", Answer({"version": "2.13", "builder": True}), None, [H200])
+    assert plan("h200", tensorrt_state, builder=builder) == Target("torch-tensorrt", "h200", "9.0")
 
 
 def test_shapes_cover_the_texts_and_the_budgets_shape() -> None:

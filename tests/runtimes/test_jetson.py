@@ -20,7 +20,7 @@ def release(root: Path, number: int, revision: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("number", "revision", "status", "said"),
+    ("number", "revision", "status", "expected_detail"),
     [
         (32, "7.4", "unavailable", "JetPack 4 or older"),
         (35, "4.1", "unavailable", "Python is 3.8"),
@@ -29,11 +29,13 @@ def release(root: Path, number: int, revision: str) -> Path:
         (39, "2.0", "available", "JetPack 7"),
     ],
 )
-def test_the_release_says_what_works(tmp_path: Path, number: int, revision: str, status: str, said: str) -> None:
-    (found,) = jetson_capability(release(tmp_path, number, revision))
-    assert (found.name, found.status, found.version) == ("jetpack", status, f"L4T {number}.{revision}")
-    assert said in found.detail and "nobody has run edgeformer on a Jetson yet" in found.detail
-    assert (found.remedy is None) == (status == "available")
+def test_the_release_says_what_works(
+    tmp_path: Path, number: int, revision: str, status: str, expected_detail: str
+) -> None:
+    (capability,) = jetson_capability(release(tmp_path, number, revision))
+    assert (capability.name, capability.status, capability.version) == ("jetpack", status, f"L4T {number}.{revision}")
+    assert expected_detail in capability.detail and "nobody has run edgeformer on a Jetson yet" in capability.detail
+    assert (capability.remedy is None) == (status == "available")
 
 
 def test_a_venv_that_hides_jetpacks_tensorrt_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,14 +43,14 @@ def test_a_venv_that_hides_jetpacks_tensorrt_is_noticed(tmp_path: Path, monkeypa
     root = release(tmp_path, 36, "4.7")
     package = root / f"usr/lib/python3.{sys.version_info.minor}/dist-packages/tensorrt"
     package.mkdir(parents=True)
-    (found,) = jetson_capability(root)
-    assert found.status == "unavailable" and "is not seen from this environment" in found.detail
-    assert "--system-site-packages" in str(found.remedy) and "no index has TensorRT" in str(found.remedy)
+    (capability,) = jetson_capability(root)
+    assert capability.status == "unavailable" and "is not seen from this environment" in capability.detail
+    assert "--system-site-packages" in str(capability.remedy) and "no index has TensorRT" in str(capability.remedy)
     package.rename(package.parents[1].with_name("moved"))
     other = root / f"usr/lib/python3.{sys.version_info.minor + 1}/dist-packages/tensorrt"
     other.mkdir(parents=True)
-    (found,) = jetson_capability(root)
-    assert f"is for Python 3.{sys.version_info.minor + 1}, and this is Python" in found.detail
+    (capability,) = jetson_capability(root)
+    assert f"is for Python 3.{sys.version_info.minor + 1}, and this is Python" in capability.detail
     monkeypatch.setattr(state.util, "find_spec", lambda name: object())
     assert jetson_capability(root)[0].status == "available"
 
@@ -61,5 +63,5 @@ def test_a_file_that_names_no_release_is_told_and_other_machines_have_no_such_li
 
 
 def test_doctor_asks() -> None:
-    asked = [one for one in RUNTIME.capabilities(20.0) if one.name == "jetpack"]
-    assert asked == jetson_capability()
+    jetpack_lines = [line for line in RUNTIME.capabilities(20.0) if line.name == "jetpack"]
+    assert jetpack_lines == jetson_capability()

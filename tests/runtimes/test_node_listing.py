@@ -45,8 +45,8 @@ def test_every_feed_has_its_own_nodes(graph: Path) -> None:
 def test_packed_weights_do_not_show(graph: Path) -> None:
     """The reason why listings are made without packing."""
     (plain,), (packed,) = (ProfiledGraph(graph, prepacked=how).list_nodes(feed(1, 3)) for how in (False, True))
-    shown = [sum(node.parameter_bytes for node in nodes if node.op == "MatMul") for nodes in (plain, packed)]
-    assert shown[0] > shown[1]
+    weight_bytes = [sum(node.parameter_bytes for node in nodes if node.op == "MatMul") for nodes in (plain, packed)]
+    assert weight_bytes[0] > weight_bytes[1]
 
 
 def test_a_shape_that_the_graph_refuses(graph: Path) -> None:

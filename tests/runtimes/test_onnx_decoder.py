@@ -83,9 +83,9 @@ def test_decode_graph_over_windows(
     file = artifact_of(bundle, f"onnx-{precision}-decode").file
     assert file is not None
     with OnnxSession(bundle / file, threads=1) as graph:
-        found = decode_windows(graph, ids, first)
-    assert found.shape == (3, POSITIONS - first + 1, WORDS)
-    assert np.abs(found - uncached[LOOPS][:, first - 1 :]).max() < TOLERANCE[precision]
+        actual = decode_windows(graph, ids, first)
+    assert actual.shape == (3, POSITIONS - first + 1, WORDS)
+    assert np.abs(actual - uncached[LOOPS][:, first - 1 :]).max() < TOLERANCE[precision]
 
 
 def test_tokens_that_are_read_in_pieces_go_through_together(
@@ -162,8 +162,8 @@ def test_peeking_gives_the_next_tokens_logits_and_leaves_everything_as_it_was(
         decoder.read_rows(ids[:, :read])
         decoder.advance(LOOPS)
     for _ in range(2):
-        found = decoder.peek(ids[:, read : read + 1], LOOPS)
-        assert np.abs(found - uncached[LOOPS][:, read]).max() < TOLERANCE["fp32"]
+        actual = decoder.peek(ids[:, read : read + 1], LOOPS)
+        assert np.abs(actual - uncached[LOOPS][:, read]).max() < TOLERANCE["fp32"]
     assert decoder.length == read
     decoder.read_rows(ids[:, read : read + 1])
     with pytest.raises(ValueError, match="wait in front of"):

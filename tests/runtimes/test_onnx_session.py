@@ -67,9 +67,9 @@ def test_leaves_out_inputs_that_the_graph_does_not_have(graph: Path) -> None:
 def test_unusable_inputs_are_explained(
     graph: Path, changed: dict[str, np.ndarray | None], says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = {name: array for name, array in {**inputs(), **changed}.items() if array is not None}
+    changed_inputs = {name: array for name, array in {**inputs(), **changed}.items() if array is not None}
     with OnnxSession(graph) as session, pytest.raises(InputError, match=says):
-        session.run(given)
+        session.run(changed_inputs)
     assert capfd.readouterr().err == "", "onnxruntime's own log must not reach the terminal"
 
 
@@ -79,18 +79,20 @@ def test_a_sequence_longer_than_the_positional_table_is_an_input_error(graph: Pa
         pytest.raises(InputError, match="longer than the model's positional table"),
     ):
         session.run(inputs(1, POSITIONS + 1))
-    known = OnnxSession(graph, max_positions=POSITIONS)
-    with known, pytest.raises(InputError, match=f"is {POSITIONS + 1} tokens long, .* at most {POSITIONS}"):
-        known.run(inputs(1, POSITIONS + 1))
+    limited = OnnxSession(graph, max_positions=POSITIONS)
+    with limited, pytest.raises(InputError, match=f"is {POSITIONS + 1} tokens long, .* at most {POSITIONS}"):
+        limited.run(inputs(1, POSITIONS + 1))
 
 
 @pytest.mark.parametrize("content", ["truncated", "text", "empty"])
 def test_a_damaged_file_is_named_with_a_remedy(
     graph: Path, tmp_path: Path, content: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    whole = graph.read_bytes()
+    graph_bytes = graph.read_bytes()
     damaged = tmp_path / "damaged.onnx"
-    damaged.write_bytes({"truncated": whole[: len(whole) // 2], "text": b"hello\n" * 50, "empty": b""}[content])
+    damaged.write_bytes(
+        {"truncated": graph_bytes[: len(graph_bytes) // 2], "text": b"hello\n" * 50, "empty": b""}[content]
+    )
     with pytest.raises(ArtifactError, match=r"damaged\.onnx: is truncated, damaged, or not an ONNX.*export the run"):
         OnnxSession(damaged)
     assert capfd.readouterr().err == ""

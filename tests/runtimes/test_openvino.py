@@ -29,7 +29,7 @@ from edgeformer.runtimes.openvino import session as runtime
 from edgeformer.system.host import cpu_name, default_threads
 from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle
 
-HERE = pytest.mark.skipif(runtime.missing() is not None, reason="openvino is not installed")
+NEEDS_OPENVINO = pytest.mark.skipif(runtime.missing() is not None, reason="openvino is not installed")
 CPU, BF16 = runtime.CPU, runtime.CPU_BF16
 
 
@@ -72,7 +72,7 @@ def test_without_the_package_it_says_which_one_is_missing(tiny: Bundle, monkeypa
         tiny.session(entry, OpenOptions(CPU))
 
 
-@HERE
+@NEEDS_OPENVINO
 def test_fp32_is_what_onnx_runtime_computes_and_bf16_is_close(tiny: Bundle) -> None:
     (entry,) = tiny.artifacts
     inputs = {name: tiny.golden().arrays[name] for name in ("input_ids", "attention_mask")}
@@ -88,15 +88,15 @@ def test_fp32_is_what_onnx_runtime_computes_and_bf16_is_close(tiny: Bundle) -> N
     assert 0 < abs(answers.get(BF16, answers[None] + 1e-3) - answers[None]).max() < 0.1
 
 
-@HERE
+@NEEDS_OPENVINO
 def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path: Path) -> None:
     run = tmp_path / "artifacts" / "classifier-v1"
     shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
     kept = (run / "evaluation.json").read_bytes()
-    found = evaluate(locate(str(run), run.parent), EvaluateOptions("onnx-fp32", runtime="all"))
-    providers = [row.provider for row in found.rows]
+    result = evaluate(locate(str(run), run.parent), EvaluateOptions("onnx-fp32", runtime="all"))
+    providers = [row.provider for row in result.rows]
     assert providers[:2] == ["CPUExecutionProvider", CPU] and len(set(providers)) == len(providers)
-    assert found.rows[0].loss == pytest.approx(found.rows[1].loss, abs=1e-5)
+    assert result.rows[0].loss == pytest.approx(result.rows[1].loss, abs=1e-5)
     assert (run / "evaluation.json").read_bytes() == kept
     (_, usual), (_, other) = (
         predict(locate(str(run), run.parent), ["a fine film"], runtime=runtime) for runtime in (None, "openvino")
@@ -107,7 +107,7 @@ def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path:
         predict(locate(str(run), run.parent), ["a fine film"], runtime="all")
 
 
-@HERE
+@NEEDS_OPENVINO
 def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_path: Path) -> None:
     run = tmp_path / "artifacts" / "classifier-v1"
     shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
@@ -133,19 +133,19 @@ def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_pat
         assert load_fastest(location) == {}
 
 
-@HERE
+@NEEDS_OPENVINO
 def test_what_other_threads_were_fastest_with_is_not_remembered(tmp_path: Path) -> None:
     run = tmp_path / "artifacts" / "classifier-v1"
     shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
     location, usual = locate(str(run), run.parent), default_threads()
-    known = {"artifact": "onnx-fp32", "precision": "fp32", "exit": None, "trimmed": False, "size_bytes": 1}
-    known |= {"score": 0.9, "memory_bytes": 1, "latency_status": "measured", "feasible": True, "on_front": True}
-    known |= {"stable": True}
+    common = {"artifact": "onnx-fp32", "precision": "fp32", "exit": None, "trimmed": False, "size_bytes": 1}
+    common |= {"score": 0.9, "memory_bytes": 1, "latency_status": "measured", "feasible": True, "on_front": True}
+    common |= {"stable": True}
 
     def search(*times: tuple[str, int, float]) -> SimpleNamespace:
-        made = [Candidate(provider=name, threads=threads, latency_ms=ms, **known) for name, threads, ms in times]
+        choices = [Candidate(provider=name, threads=threads, latency_ms=ms, **common) for name, threads, ms in times]
         return SimpleNamespace(search=Search(
-            metric="accuracy", bound=None, minimize="latency", candidates=made, pick=len(made) - 1, reason="",
+            metric="accuracy", bound=None, minimize="latency", candidates=choices, pick=len(choices) - 1, reason="",
         ), device="host", created="now")  # fmt: skip
 
     save_fastest(search(("CPUExecutionProvider", usual, 2.0), (CPU, usual, 1.0)), location)
@@ -155,7 +155,7 @@ def test_what_other_threads_were_fastest_with_is_not_remembered(tmp_path: Path) 
     assert load_fastest(location) == {"onnx-fp32": "CPUExecutionProvider"}
 
 
-@HERE
+@NEEDS_OPENVINO
 def test_a_processor_without_bfloat16_is_told_so(tiny: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "edgeformer.runtimes.openvino.session.bf16_missing", lambda: "this processor has no bfloat16 instructions"
@@ -164,7 +164,7 @@ def test_a_processor_without_bfloat16_is_told_so(tiny: Bundle, monkeypatch: pyte
         tiny.session(tiny.artifacts[0], OpenOptions(BF16))
 
 
-@HERE
+@NEEDS_OPENVINO
 def test_what_openvino_would_answer_with_anything_is_refused(tiny: Bundle) -> None:
     """It takes unknown ids for rows of zeros, and texts beyond the positions without a word."""
     inputs = {name: tiny.golden().arrays[name] for name in ("input_ids", "attention_mask")}
@@ -179,7 +179,7 @@ def test_what_openvino_would_answer_with_anything_is_refused(tiny: Bundle) -> No
                 session.run(broken)
 
 
-@HERE
+@NEEDS_OPENVINO
 def test_importing_it_sends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
     """In a process of its own, whose home is empty and in which opening a connection ends it."""
     program = (
@@ -197,10 +197,10 @@ def test_importing_it_sends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
     )
     home = tmp_path / "home"
     home.mkdir()
-    told = {"HOME": str(home), "USERPROFILE": str(home), "PYTHONPATH": str(Path(runtime.__file__).parents[3])}
+    environment = {"HOME": str(home), "USERPROFILE": str(home), "PYTHONPATH": str(Path(runtime.__file__).parents[3])}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
-        env=told,
+        env=environment,
         capture_output=True,
         text=True,
         timeout=300,
@@ -212,28 +212,28 @@ def test_importing_it_sends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
 
 def test_int8_is_built_judged_and_verified(quantised: Path) -> None:
     bundle = Bundle.open(quantised / "bundle")
-    found = bundle.artifact("openvino-int8")
-    assert (found.status, found.format, found.precision) == ("built", "openvino", "int8"), found.reason
+    result = bundle.artifact("openvino-int8")
+    assert (result.status, result.format, result.precision) == ("built", "openvino", "int8"), result.reason
     fp32 = bundle.artifact("onnx-fp32")
-    assert found.size_bytes is not None and fp32.size_bytes is not None and found.size_bytes < 0.6 * fp32.size_bytes
-    assert found.parity is not None and found.parity.provider == CPU and found.parity.top1_agreement is not None
-    assert found.parity.top1_agreement > 0.9 and found.validation is not None
-    assert found.sharing is not None and fp32.sharing is not None
-    assert found.sharing.stored_parameters == fp32.sharing.stored_parameters == found.sharing.unique_parameters
-    assert found.quantized["MatMul"] >= 8 and found.built_with["nncf"]
+    assert result.size_bytes is not None and fp32.size_bytes is not None and result.size_bytes < 0.6 * fp32.size_bytes
+    assert result.parity is not None and result.parity.provider == CPU and result.parity.top1_agreement is not None
+    assert result.parity.top1_agreement > 0.9 and result.validation is not None
+    assert result.sharing is not None and fp32.sharing is not None
+    assert result.sharing.stored_parameters == fp32.sharing.stored_parameters == result.sharing.unique_parameters
+    assert result.quantized["MatMul"] >= 8 and result.built_with["nncf"]
     checks = {
         (check.artifact, check.parity.provider if check.parity else None): check
         for check in verify(bundle, runtime="all").artifacts
     }
     assert checks["openvino-int8", CPU].status == "verified"
     assert providers_asked(bundle.artifact("onnx-int8"), "openvino") == (CPU,)
-    assert providers_asked(found, "all") == (CPU, BF16)
+    assert providers_asked(result, "all") == (CPU, BF16)
     if runtime.bf16_missing() is None:  # what is not INT8 in it is computed in bfloat16, and that was judged, too
-        assert found.rounded[BF16].validation is not None and found.rounded[BF16].reason is None
+        assert result.rounded[BF16].validation is not None and result.rounded[BF16].reason is None
         assert checks["openvino-int8", BF16].status == "verified"
-        assert checks["openvino-int8", BF16].parity == found.rounded[BF16].parity != found.parity
+        assert checks["openvino-int8", BF16].parity == result.rounded[BF16].parity != result.parity
     else:
-        assert found.rounded == {} and ("openvino-int8", BF16) not in checks
+        assert result.rounded == {} and ("openvino-int8", BF16) not in checks
 
 
 def test_weights_have_seven_bits_and_are_stored_once(quantised: Path) -> None:

@@ -44,8 +44,8 @@ def rotated(**changes: Any) -> Any:
     if "turned_round" in changes:
         terms = [ops.multiply(angles[1], fourth), ops.multiply(angles[0], third)]
     turned = ops.subtract(ops.multiply(first, cos), ops.multiply(second, sin))
-    whole = ops.concat([turned, ops.add(*terms)], changes.get("joined", axis))
-    return package.Model([whole], [x, other, cos, sin])
+    concatenated = ops.concat([turned, ops.add(*terms)], changes.get("joined", axis))
+    return package.Model([concatenated], [x, other, cos, sin])
 
 
 def test_an_encoder_is_computed_with_fused_rotations(finished_run: Path) -> None:
@@ -57,9 +57,9 @@ def test_an_encoder_is_computed_with_fused_rotations(finished_run: Path) -> None
         assert isinstance(fused, OpenVINOSession)
         per_pass = 2 * config["layers"]
         assert fused_rotations(fused) == per_pass * config["iterations"] > 0
-        found, wanted = fused.run(rows), plain.run(rows)
-    for name, value in wanted.items():
-        assert found[name] == pytest.approx(value, abs=1e-5)
+        actual, expected = fused.run(rows), plain.run(rows)
+    for name, value in expected.items():
+        assert actual[name] == pytest.approx(value, abs=1e-5)
 
 
 def test_int8_in_bfloat16_keeps_its_parts(finished_run: Path, tmp_path: Path) -> None:
@@ -70,21 +70,21 @@ def test_int8_in_bfloat16_keeps_its_parts(finished_run: Path, tmp_path: Path) ->
     export(run, ExportOptions(int8=True, joining=True, keep_going=True))
     bundle = Bundle.open(run / "bundle")
     providers = [runtime.CPU, runtime.CPU_BF16][: 1 if runtime.bf16_missing() else 2]
-    found = {}
+    actual = {}
     for name in ("onnx-fp32", "openvino-int8"):
         for provider in providers:
             with bundle.session(bundle.artifact(name), OpenOptions(provider)) as session:
                 assert isinstance(session, OpenVINOSession)
-                found[name, provider] = fused_rotations(session)
-    plain = {pair for pair, count in found.items() if not count}
-    assert plain == {("openvino-int8", runtime.CPU_BF16)} & set(found)
+                actual[name, provider] = fused_rotations(session)
+    plain = {pair for pair, count in actual.items() if not count}
+    assert plain == {("openvino-int8", runtime.CPU_BF16)} & set(actual)
 
 
 @pytest.mark.parametrize("changes", [{}, {"turned_round": True}, {"kind": "float16"}], ids=str)
 def test_what_is_rewritten_stays_what_it_is(changes: dict[str, Any]) -> None:
-    wanted, found, kernels = both(changes, rewritten=1)
+    expected, actual, kernels = both(changes, rewritten=1)
     assert kernels == (0, 1)
-    assert found == pytest.approx(wanted, abs=2e-3 if "kind" in changes else 1e-6)
+    assert actual == pytest.approx(expected, abs=2e-3 if "kind" in changes else 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -104,19 +104,22 @@ def test_what_is_rewritten_stays_what_it_is(changes: dict[str, Any]) -> None:
     ids=str,
 )
 def test_what_only_looks_like_a_rotation_is_left_alone(changes: dict[str, Any]) -> None:
-    wanted, found, kernels = both(changes, rewritten=0)
-    assert kernels == (0, 0) and np.array_equal(found, wanted)
+    expected, actual, kernels = both(changes, rewritten=0)
+    assert kernels == (0, 0) and np.array_equal(actual, expected)
 
 
 def both(changes: dict[str, Any], rewritten: int) -> tuple[Any, Any, tuple[int, int]]:
     """What a graph answers as it is and behind the rewriting, and how many kernels of rotations each has."""
     draw = np.random.default_rng(0)
     plain, changed = rotated(**changes), rotated(**changes)
-    feed = [draw.normal(size=list(one.shape)).astype(one.element_type.to_dtype()) for one in plain.inputs]
+    feed = [
+        draw.normal(size=list(model_part.shape)).astype(model_part.element_type.to_dtype())
+        for model_part in plain.inputs
+    ]
     assert fuse_rotations(changed) == rewritten
     options = {"INFERENCE_PRECISION_HINT": "f32"}
-    compiled = [runtime.core().compile_model(one, "CPU", options) for one in (plain, changed)]
-    answers = [next(iter(one(feed).values())) for one in compiled]
+    compiled = [runtime.core().compile_model(model_part, "CPU", options) for model_part in (plain, changed)]
+    answers = [next(iter(model_part(feed).values())) for model_part in compiled]
     return answers[0], answers[1], (kernels_of(compiled[0]), kernels_of(compiled[1]))
 
 

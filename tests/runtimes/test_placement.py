@@ -73,7 +73,7 @@ def test_notes_name_what_went_elsewhere_the_most_frequent_first() -> None:
 
 @pytest.mark.parametrize("id_", ["onnx-int8", "onnx-int8-exit1", "onnx-int8-step", "onnx-int8-trim"])
 def test_int8_products_are_not_estimated_for_cards(id_: str) -> None:
-    artifact = next(known for known in Bundle.open(OLD).artifacts if known.id == id_)
+    artifact = next(candidate for candidate in Bundle.open(OLD).artifacts if candidate.id == id_)
     reason = cannot_estimate(artifact, load_profile("rtx4050"))
     assert reason is not None
     assert f"its {artifact.quantized['MatMulInteger']} products in INT8 (MatMulInteger, uint8 × int8)" in reason

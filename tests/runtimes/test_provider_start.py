@@ -136,11 +136,14 @@ def test_a_provider_that_raises_is_told_from_a_graph_that_is_damaged(
 
 def test_doctor_says_which_libraries_are_missing() -> None:
     answer = Answer({"providers": [CUDA, CPU], "preload": NOT_LOADED})
-    lines = {one.name: one for one in providers.describe(answer, None, None)}
+    lines = {described.name: described for described in providers.describe(answer, None, None)}
     cuda = lines[f"onnxruntime: {CUDA}"]
     assert (cuda.status, cuda.remedy) == ("unavailable", 'pip install "onnxruntime-gpu[cuda,cudnn]"')
     assert cuda.detail.startswith("built in, but cannot load libcublas.so.13;")
-    loaded = {one.name: one for one in providers.describe(Answer({"providers": [CUDA], "preload": ""}), None, None)}
+    loaded = {
+        described.name: described
+        for described in providers.describe(Answer({"providers": [CUDA], "preload": ""}), None, None)
+    }
     assert loaded[f"onnxruntime: {CUDA}"].status == "available"
 
 
@@ -213,7 +216,9 @@ def test_a_plugin_that_cannot_be_registered_is_unavailable_with_its_reason(broke
     assert all("library.so" in str(row.latency_ms.reason) for row in rows)
     answers = ask_installed(SCRIPTS, 60)
     line = next(
-        one for one in providers.describe(answers["onnxruntime"], None, answers[PLUGIN]) if one.name.endswith(RTX)
+        described
+        for described in providers.describe(answers["onnxruntime"], None, answers[PLUGIN])
+        if described.name.endswith(RTX)
     )
     assert line.status == "unavailable" and line.version == "0.5.0"
     assert "plugin installed, but" in line.detail and "library.so" in line.detail
@@ -225,12 +230,12 @@ class RtxBuild:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.options: dict[str, str] = {}
         real_options, create = onnxruntime.SessionOptions, onnxruntime.InferenceSession
-        seen = self.options
+        recorded_options = self.options
 
         class Options(real_options):  # type: ignore[misc]
             def add_provider_for_devices(self, devices: list[Any], options: dict[str, str]) -> None:
                 assert devices == ["device"]
-                seen.update(options)
+                recorded_options.update(options)
 
         class Session(create):  # type: ignore[misc]
             def get_providers(self) -> list[str]:

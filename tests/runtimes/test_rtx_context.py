@@ -122,13 +122,13 @@ def test_a_damaged_cache_is_discarded_before_tensorrt_sees_it(
 ) -> None:
     run(bundle)
     (file,) = cache_files()
-    whole = file.read_bytes()
-    file.write_bytes(damage(whole))
+    file_bytes = file.read_bytes()
+    file.write_bytes(damage(file_bytes))
     with monkeypatch.context() as patch:
         patch.setattr(StandInRuntimeCache, "deserialize", lambda *_: pytest.fail("damaged bytes reached TensorRT"))
         settings, engine = run(bundle)
     assert settings["runtime_cache"] == "new: the cache file was discarded, it was damaged"
-    assert len(engine.compiled) == 1 and file.read_bytes() == whole
+    assert len(engine.compiled) == 1 and file.read_bytes() == file_bytes
 
 
 def test_kernels_of_another_driver_are_compiled_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,25 +27,25 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "tests" / "fakes" / "reference_runtime"
 BUILT_IN = [runtime.name for runtime in all_runtimes()]
 with installed(*RUNTIMES):
-    OTHERS = [runtime.name for runtime in runtimes.REGISTRY.announced()]
+    REGISTERED = [runtime.name for runtime in runtimes.REGISTRY.announced()]
 
 
 @pytest.fixture
 def reference() -> Iterator[Runtime]:
     """The backends of other packages, installed for one test, also for processes that it starts; one of them."""
     with installed(*RUNTIMES):
-        yield _named("reference")
+        yield _find_runtime("reference")
 
 
-def _named(name: str) -> Runtime:
-    found = runtimes.REGISTRY.find(name)
-    assert found is not None
-    return found
+def _find_runtime(name: str) -> Runtime:
+    located = runtimes.REGISTRY.find(name)
+    assert located is not None
+    return located
 
 
-@pytest.fixture(params=[*BUILT_IN, *OTHERS])
+@pytest.fixture(params=[*BUILT_IN, *REGISTERED])
 def runtime(request: pytest.FixtureRequest, reference: Runtime) -> Runtime:
-    return _named(request.param)
+    return _find_runtime(request.param)
 
 
 @pytest.fixture
@@ -101,15 +101,15 @@ def test_what_can_run_here_answers_alike(reference: Runtime, bundle: Path, tmp_p
     """Every format that can be built or opened here gives the logits of the graph that it was built of."""
     notes: list[str] = []
     job = job_of(bundle, notes)
-    made = {job.graphs[0].format: job.graphs[0]}
+    artifacts_by_format = {job.graphs[0].format: job.graphs[0]}
     for builder in runtimes.all_builders():
         plan = builder.plan(load_profile("rtx4050"))
         if isinstance(plan, Target) and not builder.joins:  # those need rows: tests/runtimes/test_openvino.py
             (artifact,) = conformance.check_build(builder, plan, job)
-            made[artifact.format] = artifact
-    assert {"onnx", "onnx-reference"} <= set(made)
+            artifacts_by_format[artifact.format] = artifact
+    assert {"onnx", "onnx-reference"} <= set(artifacts_by_format)
     answers = {}
-    for format_, artifact in made.items():
+    for format_, artifact in artifacts_by_format.items():
         assert artifact.file is not None and artifact.status == "built"
         files = ArtifactFiles(artifact, bundle / artifact.file, max_positions=POSITIONS)
         opener = runtimes.runtime_of(artifact)
@@ -117,8 +117,8 @@ def test_what_can_run_here_answers_alike(reference: Runtime, bundle: Path, tmp_p
         if cannot_run(artifact) is None:
             answers[format_] = conformance.check_session(opener.open(files, OpenOptions(threads=1)), inputs())
     assert {"onnx", "onnx-reference"} <= set(answers)
-    for found in answers.values():
-        np.testing.assert_allclose(found["logits"], answers["onnx"]["logits"], atol=1e-4)
+    for located in answers.values():
+        np.testing.assert_allclose(located["logits"], answers["onnx"]["logits"], atol=1e-4)
 
 
 def test_child_processes_see_what_is_on_their_path(reference: Runtime, bundle: Path) -> None:

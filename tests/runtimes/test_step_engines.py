@@ -36,7 +36,7 @@ WRITING = ("onnx-fp32-step", "onnx-fp32-decode")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny language model's bundle, into which engines are really built."""
     folder = Path(shutil.copytree(OLD / "language-v1" / "bundle", tmp_path_factory.mktemp("built") / "bundle"))
     (folder / "engines").mkdir()
@@ -44,13 +44,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(made: Path) -> dict[str, ArtifactManifest]:
+def engines(bundle_folder: Path) -> dict[str, ArtifactManifest]:
     pytest.importorskip("tensorrt_rtx")
-    opened = Bundle.open(made)
-    graphs = tuple(one for one in opened.built("step", "decode") if one.precision == "fp16")
-    length, most = opened.manifest.max_length, opened.manifest.max_positions
-    assert most is not None
-    job = BuildJob(made, graphs, "fp16", length, most, None, SILENT, print, lambda: None)
+    opened = Bundle.open(bundle_folder)
+    graphs = tuple(element for element in opened.built("step", "decode") if element.precision == "fp16")
+    length, longest = opened.manifest.max_length, opened.manifest.max_positions
+    assert longest is not None
+    job = BuildJob(bundle_folder, graphs, "fp16", length, longest, None, SILENT, print, lambda: None)
     return {entry.role: entry for entry in TensorRTBuilder().build(TARGET, job)}
 
 
@@ -69,12 +69,14 @@ class TestBuilt:
         assert max_batch_rows(decode) == 4
         assert not any("self-consistent" in warning for warning in decode.engine.warnings)
 
-    def test_a_step_engine_is_one_of_every_part(self, made: Path, engines: dict[str, ArtifactManifest]) -> None:
+    def test_a_step_engine_is_one_of_every_part(
+        self, bundle_folder: Path, engines: dict[str, ArtifactManifest]
+    ) -> None:
         step = engines["step"]
         assert (step.id, step.status, step.reason) == ("tensorrt-rtx-fp16-step", "built", None)
         assert step.parts.keys() == {"embed", "loop", "readout", "readout_exit"} and step.file == step.parts["loop"]
-        sizes = {part: (made / file).stat().st_size for part, file in step.parts.items()}
-        assert step.size_bytes == sum(sizes.values()) and step.sha256 == sha256_of(made / str(step.file))
+        sizes = {part: (bundle_folder / file).stat().st_size for part, file in step.parts.items()}
+        assert step.size_bytes == sum(sizes.values()) and step.sha256 == sha256_of(bundle_folder / str(step.file))
         assert step.engine is not None and step.engine.weight_bytes is not None
         assert max_batch_rows(step) == 4, "the loop's number is no row"
         assert step.parity is not None and "verify --write" in str(step.parity.reason)
@@ -85,9 +87,9 @@ class TestBuilt:
         opened = Bundle.open(bundle)
         graph, trimmed = opened.artifact("onnx-fp16"), opened.artifact("onnx-fp16-trim")
         job = BuildJob(bundle, (graph, trimmed), "fp16", 24, 64, None, SILENT, print, lambda: None)
-        whole, small = TensorRTBuilder().build(TARGET, job)
+        full_engine, small = TensorRTBuilder().build(TARGET, job)
         assert (small.id, small.trimmed, small.status) == ("tensorrt-rtx-fp16-trim", True, "built")
-        assert small.vocabulary == trimmed.vocabulary and whole.file != small.file
+        assert small.vocabulary == trimmed.vocabulary and full_engine.file != small.file
         assert small.file == "engines/model_fp16_trim.rtx4050.engine" and (bundle / small.file).is_file()
 
     def test_int8_is_quantised_for_tensorrt(self, tmp_path: Path) -> None:
@@ -125,7 +127,11 @@ def with_engines(name: str, folder: Path) -> Path:
     (folder / "engines").mkdir(exist_ok=True)
     manifest = Bundle.open(folder).manifest
     engines, files = [], dict(manifest.files)
-    for graph in (one for one in manifest.artifacts if one.precision == "fp32" and one.is_graph and one.role != "exit"):
+    for graph in (
+        element
+        for element in manifest.artifacts
+        if element.precision == "fp32" and element.is_graph and element.role != "exit"
+    ):
         parts = {}
         for part, source in (graph.parts or {"loop": str(graph.file)}).items():
             parts[part] = f"engines/{Path(source).stem}.rtx4050.engine"
@@ -188,14 +194,14 @@ def test_a_text_is_written_as_the_graphs_write_it(bundle: Path, name: str) -> No
     answers = []
     for artifact in (name, name.replace("onnx", "tensorrt-rtx")):
         decoder = opened.decoder(opened.artifact(artifact), (loops,))
-        found = []
-        for piece in (ids[:7], *([one] for one in ids[7:])):
+        actual = []
+        for piece in (ids[:7], *([element] for element in ids[7:])):
             decoder.read(piece)
             decoder.advance(loops)
-            found.append(decoder.logits(loops))
+            actual.append(decoder.logits(loops))
             peeked = decoder.peek(np.array([[3]]), loops)  # keeps nothing
-            assert peeked.shape == (1, found[-1].shape[-1])
-        answers.append(np.stack(found))
+            assert peeked.shape == (1, actual[-1].shape[-1])
+        answers.append(np.stack(actual))
         assert decoder.provider == ("CPUExecutionProvider" if artifact == name else "tensorrt-rtx")
         decoder.close()
     assert np.array_equal(answers[0], answers[1])
@@ -208,16 +214,16 @@ def test_tokens_that_leave_early_are_caught_up_with_on_the_card(bundle: Path) ->
     answers = []
     for artifact in (step, opened.artifact("onnx-fp32-step")):
         decoder = opened.decoder(artifact, exits)
-        found = []
+        actual = []
         for number, token in enumerate((5, 9, 2, 11, 4)):
             decoder.read([token])
             decoder.advance(early)
-            found.append(decoder.logits(early))
+            actual.append(decoder.logits(early))
             if number % 2:
                 decoder.advance(late)
-                found.append(decoder.logits(late))
+                actual.append(decoder.logits(late))
         decoder.close()
-        answers.append(np.stack(found))
+        answers.append(np.stack(actual))
     assert np.array_equal(answers[0], answers[1])
 
 
@@ -229,10 +235,10 @@ def test_a_token_costs_no_copy_of_what_is_kept(bundle: Path) -> None:
     decoder.advance(opened.loops)
     costs = []
     for token in range(1, 20):
-        before = StandInCuda.uploaded
+        previous_uploads = StandInCuda.uploaded
         decoder.read([token])
         decoder.advance(opened.loops)
-        costs.append(StandInCuda.uploaded - before)
+        costs.append(StandInCuda.uploaded - previous_uploads)
     assert set(costs) == {2 * 8}, "the token and its place"
     decoder.close()
 
@@ -246,13 +252,13 @@ def test_memory_is_used_again_and_given_back(bundle: Path) -> None:
     assert kept["past_key"].shape == (1, 2, 0, 8) and kept["past_conv"].shape == (1, 10, 16)
     sizes = []
     for _ in range(20):
-        found = graph.run({"state": state, "loop": np.array([0]), **kept})
-        assert isinstance(found["present_key"], OnCard) and isinstance(found["next_state"], np.ndarray)
-        kept = {name: found[name.replace("past", "present")] for name in kept}
+        actual = graph.run({"state": state, "loop": np.array([0]), **kept})
+        assert isinstance(actual["present_key"], OnCard) and isinstance(actual["next_state"], np.ndarray)
+        kept = {name: actual[name.replace("past", "present")] for name in kept}
         sizes.append(graph.memory_by_name()["kept of earlier tokens"])
     assert kept["past_key"].shape == (1, 2, 20, 8)
-    del found
-    assert sizes[-1] <= 4 * sum(int(np.prod(one.shape)) * 4 for one in kept.values()) + 6 * 1024
+    del actual
+    assert sizes[-1] <= 4 * sum(int(np.prod(element.shape)) * 4 for element in kept.values()) + 6 * 1024
     assert len(set(sizes)) < 6, "blocks grow by doubling"
     too_long = {**kept, "past_key": np.zeros((1, 2, LONGEST, 8), np.float32)}
     with pytest.raises(InputError, match=r"past_key.*for which the engine was built"):
@@ -266,9 +272,9 @@ def test_generate_writes_with_an_engine(bundle: Path) -> None:
     options = GenerateOptions(max_tokens=8)
     texts = {}
     for name in ("onnx-fp32-decode", "tensorrt-rtx-fp32-decode", "tensorrt-rtx-fp32-step"):
-        found = generate(location, "the food was", replace(options, artifact=name))
-        texts[name] = found.tokens
-        assert found.artifact == name
+        actual = generate(location, "the food was", replace(options, artifact=name))
+        texts[name] = actual.tokens
+        assert actual.artifact == name
     assert len(set(texts.values())) == 1
     with pytest.raises(InputError, match="tensorrt-rtx-fp32-step, tensorrt-rtx-fp32-decode"):
         generate(location, "the", replace(options, artifact="tensorrt-rtx-fp32"))
@@ -276,13 +282,13 @@ def test_generate_writes_with_an_engine(bundle: Path) -> None:
 
 def test_their_target_compares_them_and_says_which_card_it_is(bundle: Path) -> None:
     opened = Bundle.open(bundle)
-    found = verify(opened)
-    checks = {check.artifact: check for check in found.artifacts}
+    actual = verify(opened)
+    checks = {check.artifact: check for check in actual.artifacts}
     engines = [name for name in checks if name.startswith("tensorrt")]
     assert {name: checks[name].status for name in engines} == dict.fromkeys(engines, "verified"), checks
-    recorded = record(opened, found).recorded
+    recorded = record(opened, actual).recorded
     assert recorded is not None
-    records = {one.artifact: one for one in recorded.records}
+    records = {element.artifact: element for element in recorded.records}
     assert records.keys() == set(engines)
     full = records["tensorrt-rtx-fp32"]
     assert (full.device, full.compute_capability) == (CARD.name, "8.9")
@@ -290,7 +296,7 @@ def test_their_target_compares_them_and_says_which_card_it_is(bundle: Path) -> N
     # Another file in the place of a part: what was recorded of the step engines says nothing any more.
     files = {**opened.manifest.files, "engines/step_embed.rtx4050.engine": "0" * 64}
     changed = seal(bundle, opened.manifest.model_copy(update={"files": files}))
-    stale = {one.artifact: one.why_refused(changed) for one in Bundle.open(bundle).records.records}
+    stale = {element.artifact: element.why_refused(changed) for element in Bundle.open(bundle).records.records}
     assert "stale" in str(stale["tensorrt-rtx-fp32-step"]) and stale["tensorrt-rtx-fp32-decode"] is None
 
 

@@ -64,14 +64,14 @@ def texts(rows: int = 16, length: int = 9) -> dict[str, np.ndarray]:
     return {"input_ids": rng.integers(1, 40, size=(rows, length)) * mask, "attention_mask": mask}
 
 
-def at_every_exit(model: EncoderClassifier, inputs: dict[str, np.ndarray]) -> dict[int, np.ndarray]:
+def exit_logits_of(model: EncoderClassifier, inputs: dict[str, np.ndarray]) -> dict[int, np.ndarray]:
     ids, mask = (torch.from_numpy(inputs[name]) for name in ("input_ids", "attention_mask"))
     with torch.inference_mode():
-        h, found = model.embed(ids), {}
+        h, actual = model.embed(ids), {}
         for loop in range(1, ITERATIONS + 1):
             h = model.iterate(h, mask)
-            found[loop] = model.readout(h).numpy()
-    return found
+            actual[loop] = model.readout(h).numpy()
+    return actual
 
 
 class TestClassifier:
@@ -86,23 +86,30 @@ class TestClassifier:
     def test_a_fixed_exit(self, encoder: EncoderClassifier, parts: dict[str, Path]) -> None:
         inputs = texts()
         with StepSession(parts, ITERATIONS, exits=(1,)) as session:
-            assert np.abs(session.run(inputs)["logits_exit1"] - at_every_exit(encoder, inputs)[1]).max() < 1e-5
+            assert np.abs(session.run(inputs)["logits_exit1"] - exit_logits_of(encoder, inputs)[1]).max() < 1e-5
 
     @pytest.mark.parametrize("thresholds", [{1: 0.9, 2: 0.7}, {2: 0.5}, {1: 0.0}, {1: 1.0, 2: 1.0}, {}])
     def test_rows_leave_when_they_are_sure(
         self, encoder: EncoderClassifier, parts: dict[str, Path], thresholds: dict[int, float]
     ) -> None:
         inputs = texts()
-        exits = at_every_exit(encoder, inputs)
+        exits = exit_logits_of(encoder, inputs)
         expected = [
-            next((at for at, least in thresholds.items() if top_probability(exits[at][row, None])[0] >= least), 3)
+            next(
+                (
+                    exit_loop
+                    for exit_loop, least in thresholds.items()
+                    if top_probability(exits[exit_loop][row, None])[0] >= least
+                ),
+                3,
+            )
             for row in range(16)
         ]
         with StepSession(parts, ITERATIONS, early=thresholds) as session:
-            found = session.run(inputs)
-        assert found["loops"].dtype == np.int64 and found["loops"].tolist() == expected
+            actual = session.run(inputs)
+        assert actual["loops"].dtype == np.int64 and actual["loops"].tolist() == expected
         for row, loop in enumerate(expected):
-            assert np.abs(found["logits"][row] - exits[loop][row]).max() < 1e-5
+            assert np.abs(actual["logits"][row] - exits[loop][row]).max() < 1e-5
         if thresholds == {1: 0.9, 2: 0.7}:
             assert set(expected) == {1, 2, 3}  # else this test would show little
 
@@ -120,9 +127,9 @@ class TestClassifier:
         assert isinstance(half, EncoderClassifier)
         write_graph(encoder_graphs(half, steps=True).steps["loop"], tmp_path / "loop.onnx")
         with OnnxSession(tmp_path / "loop.onnx", threads=1) as session:
-            found = session.run({"state": state.half().numpy(), "attention_mask": mask})["next_state"]
-        assert found.dtype == np.float16
-        assert 0 < np.abs(found - expected).max() < 1e-2 * expected.std()
+            actual = session.run({"state": state.half().numpy(), "attention_mask": mask})["next_state"]
+        assert actual.dtype == np.float16
+        assert 0 < np.abs(actual - expected).max() < 1e-2 * expected.std()
 
     def test_refusals(self, parts: dict[str, Path]) -> None:
         with pytest.raises(InputError, match="no exit after loop 4: the model has 3 loops"):
@@ -154,9 +161,9 @@ class TestLanguageModel:
         for role in ("step", "decode"):
             artifact = next(a for a in Bundle.open(bundle).artifacts if a.id == f"onnx-{precision}-{role}")
             with Bundle.open(bundle).session(artifact, OpenOptions(threads=1)) as session:
-                found = session.run({"input_ids": ids})["logits"]
-            assert found.shape == expected.shape and found.dtype == np.float32
-            assert np.abs(found - expected).max() < tolerance * max(1.0, expected.std())
+                actual = session.run({"input_ids": ids})["logits"]
+            assert actual.shape == expected.shape and actual.dtype == np.float32
+            assert np.abs(actual - expected).max() < tolerance * max(1.0, expected.std())
 
     def test_an_early_exit(self, bundle: Path) -> None:
         artifact = next(a for a in Bundle.open(bundle).artifacts if a.id == "onnx-fp32-step")
@@ -174,12 +181,12 @@ class TestLanguageModel:
         opened = Bundle.open(bundle)
         artifact = opened.artifact("onnx-fp32-step")
         with opened.session(artifact, OpenOptions(exits=(1, LOOPS))) as session:
-            found = session.run({"input_ids": ids})
-        assert list(found) == ["logits_exit1", f"logits_exit{LOOPS}"]
+            actual = session.run({"input_ids": ids})
+        assert list(actual) == ["logits_exit1", f"logits_exit{LOOPS}"]
         for loop in (1, LOOPS):
             with torch.inference_mode():
                 expected = load_model(bundle.parent).logits(torch.from_numpy(ids), loop).numpy()
-            assert np.abs(found[f"logits_exit{loop}"] - expected).max() < 1e-5
+            assert np.abs(actual[f"logits_exit{loop}"] - expected).max() < 1e-5
         with pytest.raises(InputError, match="after its last loop only"):
             opened.session(opened.artifact("onnx-fp32"), OpenOptions(exits=(1, LOOPS)))
 

@@ -42,9 +42,9 @@ class FakeCuda:
         return np.frombuffer(self.blocks[memory.address][:size].tobytes(), dtype).reshape(shape)
 
     def timed_ms(self, work: Callable[[], object]) -> float:
-        before = self.now_ms
+        started_ms = self.now_ms
         work()
-        return self.now_ms - before
+        return self.now_ms - started_ms
 
 
 class FakeMemory:

@@ -78,10 +78,14 @@ def test_a_run_is_computed_on_a_card_where_there_is_one(
     assert RUNTIME.device(provider) == kind
 
 
-@pytest.mark.parametrize(("provider", "said"), [("torch-cuda", "torch sees no CUDA card"), ("torch", "torch-cpu or")])
-def test_what_torch_cannot_compute_with_is_refused(provider: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("provider", "message"), [("torch-cuda", "torch sees no CUDA card"), ("torch", "torch-cpu or")]
+)
+def test_what_torch_cannot_compute_with_is_refused(
+    provider: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from edgeformer.runtimes.torch import RUNTIME
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match=f"--runtime {provider}: .*{said}"):
+    with pytest.raises(InputError, match=f"--runtime {provider}: .*{message}"):
         RUNTIME.device(provider)

@@ -114,17 +114,17 @@ def test_it_is_asked_for_strong_types_where_it_must_be(version: str) -> None:
     """Newer versions know nothing else, and take no such argument."""
     from edgeformer.runtimes.tensorrt.torch_tensorrt import _convert
 
-    asked: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def of_2_11(program: object, *, arg_inputs: list[Any], disable_tf32: bool, use_explicit_typing: bool) -> bytes:
-        asked.update(tf32=not disable_tf32, typed=use_explicit_typing, inputs=arg_inputs)
+        arguments.update(tf32=not disable_tf32, typed=use_explicit_typing, inputs=arg_inputs)
         return b"engine"
 
     def newer(program: object, *, arg_inputs: list[Any], disable_tf32: bool) -> bytes:
-        asked.update(tf32=not disable_tf32, typed=True, inputs=arg_inputs)
+        arguments.update(tf32=not disable_tf32, typed=True, inputs=arg_inputs)
         return b"engine"
 
     convert = {"2.11": of_2_11, "newer": newer}[version]
     package = SimpleNamespace(dynamo=SimpleNamespace(convert_exported_program_to_serialized_trt_engine=convert))
     assert _convert(package, None, ("ids", "mask")) == b"engine"  # type: ignore[arg-type]
-    assert asked == {"tf32": False, "typed": True, "inputs": ["ids", "mask"]}
+    assert arguments == {"tf32": False, "typed": True, "inputs": ["ids", "mask"]}

@@ -68,7 +68,7 @@ class ProfiledGraph:
     """An ONNX graph opened with ONNX Runtime's profiler enabled.
 
     Args:
-        path: the .onnx file; external weights lie beside it.
+        path: the .onnx file; external weights lie in the same folder.
         threads: threads per operator.
         prepacked: prepack weights, as in production. If False, events show the weights' shapes, but matrix products are
             slower than in production.

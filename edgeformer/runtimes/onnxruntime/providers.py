@@ -332,8 +332,8 @@ def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = 
     if answer is None:
         return [Capability("onnxruntime", "unavailable", detail="not installed", remedy="pip install onnxruntime")]
     if answer.error is not None:
-        remedy = "pip install --force-reinstall onnxruntime"
-        return [Capability("onnxruntime", "unavailable", installed_version(*_DISTRIBUTIONS), answer.error, remedy)]
+        reinstall = "pip install --force-reinstall onnxruntime"
+        return [Capability("onnxruntime", "unavailable", installed_version(*_DISTRIBUTIONS), answer.error, reinstall)]
     owners = [name for name in _DISTRIBUTIONS if installed_version(name) is not None]
     detail, remedy = "opens and runs ONNX graphs", None
     if len(owners) > 1:

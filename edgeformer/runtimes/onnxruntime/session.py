@@ -58,7 +58,7 @@ class OnnxSession(Session):
     """An ONNX graph opened by ONNX Runtime with all graph optimisations.
 
     Args:
-        path: the .onnx file; external weights lie beside it.
+        path: the .onnx file; external weights lie in the same folder.
         provider: an execution provider's name. If it is not available, opening fails; there is no fallback.
         threads: threads of one operator; None takes :func:`~edgeformer.system.host.default_threads`.
         max_positions: longest sequence of the model's positional table; None: not known.
