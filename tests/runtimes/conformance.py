@@ -1,4 +1,4 @@
-"""What every backend must do, as checks that a test calls with the backend at hand. See CONTRIBUTING on adding one.
+"""Checks that every runtime must pass; a test calls them with a runtime. See CONTRIBUTING on adding one.
 
 Each check raises AssertionError with what is wrong. None of them knows a runtime's name.
 """
@@ -50,10 +50,10 @@ def check_identity(runtime: Runtime) -> None:
 
 
 def check_light(runtime: Runtime) -> None:
-    """Importing it, in a process of its own, loads no runtime."""
+    """Importing it, in a separate process, imports no runtime library."""
     program = (
         "import sys\nfrom edgeformer.runtimes import REGISTRY\n"
-        f"REGISTRY.find({runtime.name!r}).provider_facts('nobody')\n"
+        f"REGISTRY.find({runtime.name!r}).provider_facts('unknown')\n"
         f"print(*[name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
@@ -74,8 +74,8 @@ def check_providers(runtime: Runtime) -> None:
     computing = [*runtime.providers(), *(runtime.provider(entry(format_)) for format_ in runtime.formats)]
     for provider in computing:
         facts = runtime.provider_facts(provider)
-        assert facts is not None and facts.label, f"{provider}: its own backend does not know it"
-    assert runtime.provider_facts("nobody's provider") is None
+        assert facts is not None and facts.label, f"{provider}: its runtime does not know it"
+    assert runtime.provider_facts("unknown provider") is None
     for format_ in runtime.formats:
         for kind in ("cpu", "cuda"):
             assert runtime.provider(entry(format_), kind=kind)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def check_estimable(runtime: Runtime) -> None:
 
 
 def check_builders(runtime: Runtime) -> None:
-    """Its builders are found by name and format, make what a backend opens, and say what that would be, or why not."""
+    """Builders are registered by name and format, build what a runtime opens, and plan a target or a reason."""
     for builder in runtime.builders:
         assert builder_named(builder.name) is builder
         assert [other.flag for other in all_builders()].count(builder.flag) == 1
@@ -110,7 +110,7 @@ def check_refusals(runtime: Runtime, files: ArtifactFiles, folder: Path) -> None
     """A missing or damaged file, an impossible provider, rows that cannot leave, texts that cannot be written.
 
     Args:
-        backend: opens ``files``.
+        runtime: opens ``files``.
         files: of a full artifact in one of its formats.
         folder: for a damaged copy.
     """

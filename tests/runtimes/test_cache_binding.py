@@ -162,7 +162,7 @@ def test_on_cuda_the_parts_of_a_step_artifact_keep_their_caches_too(monkeypatch:
 
 
 def test_outputs_of_a_foreign_graph_stay_arrays_whatever_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody's decoder that was wrapped is a full graph, whose answers are compared and scored."""
+    """An imported decoder is a full graph whose results are compared and scored."""
     card, bundle = CardBuild(monkeypatch), Bundle.open(BUNDLE)
     card.forbids_plain_runs = False
     files = bundle.files(bundle.artifact("onnx-fp32-decode"))

@@ -40,7 +40,7 @@ class Recorder(LoopEngine[Tokens]):
         previous = self.read if stretch == 0 else self.through[stretch - 1]
         first = len(self.through[stretch])
         if keep:
-            assert tuple(previous[first : first + len(state)]) == state, "nobody is left out or comes twice"
+            assert tuple(previous[first : first + len(state)]) == state, "every token runs exactly once"
             self.through[stretch] += state
             self.calls[stretch] += 1
         return state

@@ -39,7 +39,7 @@ def job(precision: Precision = "fp16", progress: Progress = SILENT) -> BuildJob:
 
 @dataclass
 class Counting:
-    """A progress that keeps what it is told."""
+    """Progress that records its calls."""
 
     done: int = 0
     lines: list[str] = field(default_factory=list)

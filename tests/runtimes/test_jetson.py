@@ -34,7 +34,7 @@ def test_the_release_says_what_works(
 ) -> None:
     (capability,) = jetson_capability(release(tmp_path, number, revision))
     assert (capability.name, capability.status, capability.version) == ("jetpack", status, f"L4T {number}.{revision}")
-    assert expected_detail in capability.detail and "nobody has run edgeformer on a Jetson yet" in capability.detail
+    assert expected_detail in capability.detail and "edgeformer is untested on a Jetson" in capability.detail
     assert (capability.remedy is None) == (status == "available")
 
 

@@ -119,7 +119,7 @@ def test_misuse(bundle: Path, ids: np.ndarray, id_: str) -> None:
 
 
 def test_without_convolutions_and_with_a_head_for_every_exit(tmp_path: Path) -> None:
-    """What is kept for the convolutions has no rows then; the graphs take and return it all the same."""
+    """Convolution caches then have no rows; the graphs still take and return them."""
     torch.manual_seed(0)
     model = build_crt(small_config(trm="linear", heads="separate", loops=3, exits=(1, 2), cycles=1)).eval()
     text = torch.randint(0, 60, (2, 20))

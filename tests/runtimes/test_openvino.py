@@ -123,7 +123,7 @@ def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_pat
     with open_predictor(location, "onnx-fp32") as model:
         assert model.provider == CPU
     bundle = location.open_bundle()
-    bundle.record(bundle.artifact("onnx-fp32").model_copy(update={"reason": "what somebody says of it"}))
+    bundle.record(bundle.artifact("onnx-fp32").model_copy(update={"reason": "a recorded reason"}))
     assert load_fastest(locate(str(run), run.parent)) == {"onnx-fp32": CPU}, "the same files"
     libraries = {**library_versions(), "openvino": "another one"}
     another = ({"processor": "another one"}, {"bundle": "another one"}, {"threads": 64}, {"versions": libraries})

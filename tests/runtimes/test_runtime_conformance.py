@@ -1,4 +1,4 @@
-"""Every backend does what a backend must: the built-in ones, and one that another package brings."""
+"""Every runtime passes the conformance checks: the built-in ones, and one of another package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ with installed(*RUNTIMES):
 
 @pytest.fixture
 def reference() -> Iterator[Runtime]:
-    """The backends of other packages, installed for one test, also for processes that it starts; one of them."""
+    """Install the runtimes of other packages for one test and its child processes; return one of them."""
     with installed(*RUNTIMES):
         yield _find_runtime("reference")
 
@@ -93,7 +93,7 @@ def inputs() -> dict[str, np.ndarray]:
         conformance.check_builders,
     ],
 )
-def test_every_backend_conforms(runtime: Runtime, check) -> None:  # type: ignore[no-untyped-def]
+def test_every_runtime_conforms(runtime: Runtime, check) -> None:  # type: ignore[no-untyped-def]
     check(runtime)
 
 

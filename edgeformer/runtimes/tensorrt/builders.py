@@ -31,7 +31,7 @@ _INT8_EXTRA = "openvino"
 
 RTX_INT8 = (
     "INT8 engines of tensorrt-rtx quantise weights and activations, but NVIDIA's support matrix of TensorRT-RTX lists "
-    "INT8 for weights only: they may be no faster than FP16. Nobody has measured it here; compare both with edgeformer "
+    "INT8 for weights only: they may be no faster than FP16. This is not measured; compare both with edgeformer "
     "profile on the card"
 )
 

@@ -261,7 +261,7 @@ def jetson_capability(root: Path = Path("/")) -> list[Capability]:
     release, revision = int(match[1]), match[2]
     releases = [key for key in _JETPACKS if key <= (release, int(revision.split(".")[0]))]
     name, problem = _JETPACKS[max(releases)] if releases else ("JetPack 4 or older", "its Python is older than 3.10")
-    version, detail = f"L4T {release}.{revision}", f"{name}; nobody has run edgeformer on a Jetson yet"
+    version, detail = f"L4T {release}.{revision}", f"{name}; edgeformer is untested on a Jetson"
     if problem is not None:
         remedy = "ONNX graphs run on its processor with Python 3.10 or newer; engines need JetPack 6.1 or newer"
         return [Capability("jetpack", "unavailable", version, f"{detail}; {problem}", remedy)]
