@@ -103,7 +103,7 @@ class Bundle:
 
     @property
     def leaks(self) -> bool:
-        """Whether the model sees what it is asked to predict."""
+        """Whether the model sees the tokens that it predicts."""
         return self.manifest.leaks
 
     @cached_property

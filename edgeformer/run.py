@@ -106,7 +106,7 @@ class Run:
 
     @property
     def leaks(self) -> bool:
-        """Whether the model sees what it is asked to predict: by the probe, or by its architecture."""
+        """Whether the model sees the tokens that it predicts: by the probe, or by its architecture."""
         return self.manifest.leaks or self.model_spec.leaks(self.recipe.model)
 
     @property

@@ -61,7 +61,11 @@ def save_fastest(report: Report, location: Location) -> None:
     if search is None or search.basis == "estimated":
         return
     comparable = [candidate for candidate in search.candidates if candidate.threads in (None, threads)]
-    measured = [one for one in comparable if one.feasible and one.latency_status == "measured" and one.stable]
+    measured = [
+        candidate
+        for candidate in comparable
+        if candidate.feasible and candidate.latency_status == "measured" and candidate.stable
+    ]
     pick = None if search.pick is None else search.candidates[search.pick]
     if pick not in comparable:
         pick = None

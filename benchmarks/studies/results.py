@@ -123,7 +123,7 @@ class StudyRow(Frozen):
     origin: str = Field(description="where its results are from")
     keys: Annotated[tuple[str, ...], Field(strict=False)] = ()
     missing: str | None = Field(None, description="why there are no figures of ours")
-    leaks: bool = Field(False, description="the model sees what it is asked to predict: the scores are void")
+    leaks: bool = Field(False, description="the model sees the tokens that it predicts: the scores are void")
     synthetic: bool = Field(False, description="trained and tested on generated text")
     note: str = ""
 

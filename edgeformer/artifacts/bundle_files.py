@@ -81,12 +81,12 @@ class BundleFiles:
             return path
         if check.status == "unexpected":
             raise ArtifactError(f"{self.folder / BUNDLE_FILE}: {need}, which is not listed with a checksum; {REMEDY}")
-        what = {
+        messages = {
             "missing": check.detail or "cannot be read: it is missing",
             "truncated": f"truncated: {check.detail}",
             "changed": f"changed since it was exported (its sha256 differs from {BUNDLE_FILE})",
         }
-        raise ArtifactError(f"{path}: {what[check.status]}; {REMEDY}")
+        raise ArtifactError(f"{path}: {messages[check.status]}; {REMEDY}")
 
     def path(self, name: str) -> Path:
         """Where a file lies, unread. Raises ArtifactError for one outside the bundle."""

@@ -237,12 +237,12 @@ class DataConfig(DataSection):
     ``sst-test``      parts ``train``, ``validation``; tests on part ``sst-test``
     ``given``         parts ``train``, ``validation`` (else a tenth of train), ``test``
     ``imported``      a model that was trained elsewhere: whatever there is of the parts ``train`` (to which its
-                      vocabulary is trimmed), ``validation`` and ``test``, of which each stands in for the other
+                      vocabulary is trimmed), ``validation`` and ``test``, each of which replaces the other if missing
 
     A part that the protocol does not use is scored as a further test set under its own name.
 
     Fewer rows, in this order: ``rows`` of a source, when it is read; ``longest`` or ``shortest``, then ``balance``, of
-    all rows that sets are drawn from (parts that are pooled as one, every other part by itself), and of each set;
+    all rows that sets are drawn from (pooled parts as one, every other part separately), and of each set;
     ``rows`` of a set, once the protocol has drawn it: where it is balanced, as many as go evenly.
     """
 

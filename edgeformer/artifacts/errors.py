@@ -11,7 +11,7 @@ EdgeformerError                1  failed for another reason
 │   └── NotBuiltError          3  the artifacts that were asked for were rejected or are unavailable
 ├── MissingDependencyError     1  an optional package is not installed
 ├── InterruptedRun           130  stopped by the user; resumable
-└── ToldElsewhere              …  another process of the same training tells it, and ends with the same code
+└── ToldElsewhere              …  another process of the same training prints the message; same exit code
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ _LONGEST_NAME, _MOST_NAMES = 80, 1000
 """Characters of a name, and names, that are compared: difflib would take minutes for more."""
 
 
-def nearest_names(name: str, allowed: Iterable[str], most: int = 1) -> list[str]:
-    """Return the ``most`` allowed names that are nearest to ``name``; capitals and spaces at the ends do not count."""
+def nearest_names(name: str, allowed: Iterable[str], limit: int = 1) -> list[str]:
+    """Return the ``limit`` allowed names that are nearest to ``name``; capitals and spaces at the ends do not count."""
     readable = [candidate for candidate in allowed if len(candidate) <= _LONGEST_NAME][:_MOST_NAMES]
     folded = {candidate.strip().casefold(): candidate for candidate in reversed(readable)}
-    near = difflib.get_close_matches(name[:_LONGEST_NAME].strip().casefold(), folded, n=most, cutoff=0.5)
+    near = difflib.get_close_matches(name[:_LONGEST_NAME].strip().casefold(), folded, n=limit, cutoff=0.5)
     return [folded[candidate] for candidate in near]
 
 
@@ -98,7 +98,7 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
-def install_hint(extra: str, *, again: bool = False) -> str:
+def install_hint(extra: str, *, reinstall: bool = False) -> str:
     """The command that installs edgeformer, and where it is to be run: the one wording of every message and document.
 
     It names the clone, never the package: edgeformer is not on the public package index, where a stranger could claim
@@ -108,7 +108,7 @@ def install_hint(extra: str, *, again: bool = False) -> str:
         extra: the optional packages that are wanted, ``train`` for instance.
         again: replace what is installed already.
     """
-    forced = "--force-reinstall " if again else ""
+    forced = "--force-reinstall " if reinstall else ""
     return f'python -m pip install {forced}".[{extra}]" in the clone, or with the wheel\'s path in place of the dot'
 
 

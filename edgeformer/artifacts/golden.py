@@ -158,7 +158,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def _check_archive(file: BinaryIO) -> None:
-    """Raise ValueError for what numpy would unpack, or make room for, without end."""
+    """Raise ValueError for an archive that numpy would unpack, or allocate, without bounds."""
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > _MOST_BYTES:
@@ -170,7 +170,7 @@ def _check_archive(file: BinaryIO) -> None:
                 version = np.lib.format.read_magic(array)
                 readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
                 shape, _, dtype = readers[version](array)
-            # Before numpy reads the numbers, it makes room for as many as the shape says.
+            # Before numpy reads the numbers, it allocates as many as the shape says.
             if math.prod(shape) * dtype.itemsize > member.file_size:
                 raise ValueError(f"{member.filename} says that it is {list(shape)}, but holds fewer numbers")
 

@@ -351,7 +351,7 @@ class RunManifest(Frozen):
     validation: AnyScore | None = None
     test: AnyScore | None = None
     tests: dict[str, AnyScore] = Field({}, description="every test set by name, the first is `test`")
-    leaks: bool = Field(False, description="language models: sees the tokens it is asked to predict; scores are void")
+    leaks: bool = Field(False, description="language models: sees the tokens that it predicts; scores are void")
     causality: Causality | None = Field(None, description="language models: what the probe found before training")
     memory: MemoryUse | None = None
     effective_batch: int | None = Field(None, description="rows of an optimizer step, however many at a time")
@@ -503,7 +503,7 @@ class BundleManifest(Frozen):
     labels: tuple[str, ...] = Field((), strict=False, description="classification: names of the classes")
     exits: tuple[int, ...] = Field((), strict=False, description="language modelling: loops with a head")
     loops: int | None = Field(None, description="how often the shared part runs; None: older bundles")
-    leaks: bool = Field(False, description="language modelling: sees what it is asked to predict")
+    leaks: bool = Field(False, description="language modelling: sees the tokens that it predicts")
     max_length: int
     max_positions: int | None = Field(description="tokens that the model takes; None: any number, or it takes no text")
     pad_id: int

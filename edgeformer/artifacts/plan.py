@@ -42,7 +42,7 @@ class PlannedTime(Frozen):
     rows: int = Field(description="training rows that the range is for, over all epochs; 1000 where `steps` is null")
     epochs: int = Field(1, description="that `rows` are of; 1 where `steps` is null")
     rows_from: Literal["data", "recipe", "unknown"] = Field(
-        "unknown", description="who counted the rows: the data that was read, the recipe's expected_rows, nobody"
+        "unknown", description="who counted the rows: the data that was read, the recipe's expected_rows, or unknown"
     )
     basis: str = Field(description="what the range is made of; of `unavailable` why there is none")
     low_reason: str | None = Field(None, description="what the low end assumes of the device")

@@ -96,7 +96,7 @@ class Row(Frozen):
     threads: int | None = Field(None, description="CPU rows: threads of one operator")
     device_ms: float | None = Field(None, description="GPU rows: p50 on the card alone, without copies and waiting")
     work: Work | None = Field(None, description="counted on rows at which the graph was listed")
-    conditions: dict[str, Any] = Field({}, description="threads, clocks, power source as they were for this row")
+    conditions: dict[str, Any] = Field({}, description="threads, clocks, power source of this row")
 
 
 class Check(Frozen):
@@ -177,7 +177,7 @@ class Candidate(Frozen):
     reason: str | None = Field(None, description="why it is not feasible")
     low_ms: float | None = Field(None, description="lower end of latency_ms: of an estimate, or of two processes")
     high_ms: float | None = Field(None, description="upper end of latency_ms")
-    unknown: tuple[str, ...] = Field((), strict=False, description="limits of which nobody can say whether it keeps")
+    unknown: tuple[str, ...] = Field((), strict=False, description="undecided limits")
     scored_as: str | None = Field(None, description="the artifact that computes the same and was scored in its place")
     scored_on: str | None = Field(None, description="the target that scored it (`verify --write`); None: export did")
     stable: bool | None = Field(None, description="whether its time was measured stably; None: not measured")
@@ -255,7 +255,7 @@ class Report(Frozen):
     bundle: str
     created: str
     synthetic: bool
-    leaks: bool = Field(False, description="the model sees what it is asked to predict; its scores are void")
+    leaks: bool = Field(False, description="the model sees the tokens that it predicts; its scores are void")
     parameters: int
     rows: tuple[Row, ...] = Field(strict=False)
     verdict: Verdict = Field(description="of every artifact that could run on the device; of a search: of its pick")
@@ -270,7 +270,7 @@ class Report(Frozen):
     estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
     sizes: tuple[SizeParts, ...] = Field((), strict=False)
     search: Search | None = None
-    profile: dict[str, Any] = Field({}, description="the device profile's facts as they were used")
+    profile: dict[str, Any] = Field({}, description="the device profile's facts that were used")
     notes: tuple[str, ...] = Field((), strict=False)
     subject: Subject | None = Field(None, description="what was measured; None: reports of earlier versions")
     measured_in: str | None = Field(None, description="`browser`: by a page of `edgeformer page`; None: by `profile`")

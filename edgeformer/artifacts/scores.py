@@ -71,7 +71,7 @@ class EvaluationRow(Frozen):
     perplexity: float | None = None
     word_perplexity: float | None = None
     similarity: float | None = Field(None, description="embeddings: rank correlation of cosines with scores of pairs")
-    leaks: bool = Field(False, description="the model sees what it is asked to predict: the scores are void")
+    leaks: bool = Field(False, description="the model sees the tokens that it predicts: the scores are void")
     ms_per_sample: float | None = Field(
         None,
         description="time in the model over the whole set, batched, divided by its rows (paper A, Table 6)",
@@ -101,7 +101,7 @@ class EarlyExitRow(Frozen):
     accuracy: float | None = None
     perplexity: float | None = None
     share: dict[str, float] = Field(description="loop → share of those that leave there; sums to 1")
-    leaks: bool = Field(False, description="the model sees what it is asked to predict: the scores are void")
+    leaks: bool = Field(False, description="the model sees the tokens that it predicts: the scores are void")
 
 
 class Evaluation(Frozen):

@@ -249,7 +249,7 @@ def shape_notes(limits: Limits) -> list[str]:
     """Return notes on the shapes at which limits are judged."""
     notes = [f"budget's shape: {limits.shape_note}"] if limits.shape_note else []
     if limits.by_command:
-        shapes = ", ".join(f"{at.batch}×{at.seq}" for at in limits.by_command)
+        shapes = ", ".join(f"{shape.batch}×{shape.seq}" for shape in limits.by_command)
         budget = f"; the budget's own are judged at {limits.batch}×{limits.seq}" if limits.judges_calls else ""
         notes.append(f"the command's limits are judged at {shapes}, which it asked for{budget}")
     return notes

@@ -101,5 +101,5 @@ def command(
     if picture is not None:
         console.print(f"drawn: {picture}", soft_wrap=True, markup=False)
     if any(row.leaks for row in evaluation.rows):
-        leaks = "leaks future tokens: this model sees what it is asked to predict, so these scores are void"
+        leaks = "leaks future tokens: this model sees the tokens that it predicts, so these scores are void"
         console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)

@@ -254,7 +254,7 @@ def _print_bundle(folder: Path, bundle: BundleManifest, picture: Path | None) ->
     console = stdout()
     console.print(artifact_table(bundle))
     if bundle.leaks:
-        leaks = "leaks future tokens: this model sees what it is asked to predict, so its scores are void"
+        leaks = "leaks future tokens: this model sees the tokens that it predicts, so its scores are void"
         console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)
     for note in bundle.notes:
         console.print(f"note   {note}", soft_wrap=True, highlight=False, markup=False)

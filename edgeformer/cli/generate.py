@@ -19,7 +19,7 @@ def command(
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Write at most this many tokens. Default: 64, or as many as the model has room for."),
+        typer.Option(min=1, help="Write at most this many tokens. Default: 64, or as many as fit into the model."),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens only.")] = None,

@@ -131,7 +131,9 @@ def hf(
 
 @app.command("onnx")
 def onnx(
-    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The file; weights may lie beside it.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL.onnx", help="The file; external weights are in the same folder.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The bundle's folder.")],
     inputs: Annotated[
         Path | None,

@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Write a recipe from a file of texts with labels: a dozen lines that train as they stand.
 
-    Delimiter, columns and labels are guessed and shown, and stand in the recipe, where they can be changed. A tenth of
+    Delimiter, columns and labels are detected, shown and written to the recipe, where they can be changed. A tenth of
     the texts of each label is held out for validation, another tenth for the test. Length, vocabulary and epochs are
     fitted to the rows.
 

@@ -239,7 +239,7 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
             raise
         if has_texts and re.fullmatch(NAME_PATTERN, first) is not None:
             names = [folder.name for folder in run_folders(artifacts)]
-            near = nearest_names(first, names, most=3)
+            near = nearest_names(first, names, limit=3)
             hint = f"did you mean {' or '.join(near)}? " if near else ""
             runs = ", ".join(names[-8:]) or "none yet"
             example = f"edgeformer {command} --run {near[0] if near else names[-1] if names else 'RUN'} {first}"

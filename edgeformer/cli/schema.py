@@ -19,7 +19,7 @@ def command(
     ] = "json",
     as_json: Json = False,
 ) -> None:
-    """Print what may stand in a file: as a JSON Schema, which editors complete and check YAML by, or as tables.
+    """Print the keys of a file: as a JSON Schema, with which editors complete and check YAML, or as tables.
 
     Written to recipe.schema.json, an editor with a YAML language server takes it from a recipe's first line:
     # yaml-language-server: $schema=recipe.schema.json

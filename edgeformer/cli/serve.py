@@ -19,9 +19,7 @@ def command(
     artifact: Annotated[
         str | None, typer.Option(metavar="ID", help="Default: the bundle's first artifact that runs here.")
     ] = None,
-    max_batch: Annotated[
-        int, typer.Option(min=1, help="Texts of one call of the model. 1: every text by itself.")
-    ] = 32,
+    max_batch: Annotated[int, typer.Option(min=1, help="Texts of one call of the model. 1: no batching.")] = 32,
     queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more are refused with 503.")] = 1024,
     timeout: Annotated[
         str, typer.Option(metavar="TIME", help="From a request to its answer; also for a head to come.")

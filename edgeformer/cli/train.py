@@ -28,7 +28,7 @@ def command(
         bool,
         typer.Option(
             "--allow-leak",
-            help="Train a language model that sees the tokens it is asked to predict; all that is made of it says so.",
+            help="Train a language model that sees the tokens that it predicts; all that is made of it says so.",
         ),
     ] = False,
     ignore_memory: Annotated[
@@ -89,7 +89,7 @@ def command(
         from edgeformer.training.train import TrainOptions, train
     options = TrainOptions(artifacts, name, resume, accelerator, max_steps, profile, ignore_memory, shard)
     folder = train(resolved, options, progress)
-    if os.environ.get("RANK", "0") != "0":  # the main process tells what came of it
+    if os.environ.get("RANK", "0") != "0":  # the main process prints the result
         return
     from edgeformer.report.canvas import NO_PICTURE
     from edgeformer.report.plots import draw_learning_curve, draw_text_lengths

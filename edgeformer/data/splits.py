@@ -225,7 +225,7 @@ def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
     A plain random tenth measures nothing if a file holds phrases of its own sentences (SST-2): nearly every held-out
     phrase lies inside a training sentence. So the texts that are in no other text are drawn in random order, and a
     text is held out when *all* texts that contain it are. Phrases shared with training sentences stay in training. If
-    no text contains another one this is exactly ``int(0.1 n)`` rows at random. If the texts overlap so much that
+    no text contains another, this is exactly ``int(0.1 n)`` rows at random. If the texts overlap so much that
     nothing or over a fifth would be held out, it is a plain random tenth.
 
     Returns:

@@ -261,7 +261,7 @@ _COMMENTS = {
 # It says nothing about another machine, and is refused there. Budgets are yours to change; the rest is not.
 """,
     "cuda": """\
-# Written by `edgeformer calibrate --validate-only`: the profile as it was, and how far estimates from its facts were
+# Written by `edgeformer calibrate --validate-only`: the unchanged profile, and how far estimates from its facts were
 # from measurements on the card itself. Facts and budgets are yours to change; then validate again.
 """,
 }
@@ -294,7 +294,7 @@ def calibrate(
         shapes: (batch, seq) to fit on; those that the model cannot take are left out, and of several models every
             other one.
         others: bundles of other models, from which to learn, too; with two of them or more, each model is left out
-            once, which tells how far off estimates of a model are that was never seen.
+            once, which measures the error of estimates for an unseen model.
         progress: where to say what is going on.
 
     Raises:

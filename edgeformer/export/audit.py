@@ -203,7 +203,7 @@ _MAX_VALUES, _MAX_FED_ROWS = 64, 4
 
 Feed = Mapping[str, Array]
 _Stored = tuple[onnx.ModelProto, Path]
-"""A graph, and the folder of weights beside it."""
+"""A graph and the folder of its external weights."""
 
 
 def audit_portability(paths: Sequence[Path], feed: Feed | None = None) -> Portability:

@@ -363,7 +363,7 @@ def import_onnx(
     """Make a bundle of an .onnx file; nothing is written beside the file.
 
     Args:
-        path: of the file; weights beside it are copied, too.
+        path: of the file; its external weights are copied, too.
         folder: of the bundle; an existing one is replaced only when the new one is complete.
 
     Raises:

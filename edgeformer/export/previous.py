@@ -259,7 +259,7 @@ def _graph_files(artifact: ArtifactManifest) -> set[str]:
 
 
 def own_files(artifact: ArtifactManifest) -> set[str]:
-    """Names of an artifact's files in the bundle: graph or engine, its parts, and weights beside it."""
+    """Names of an artifact's files in the bundle: graph or engine, its parts, and external weights."""
     return _graph_files(artifact) | ({artifact.weights_file} if artifact.weights_file is not None else set())
 
 

@@ -158,7 +158,7 @@ def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str |
     """Return the tolerance on this machine, and the problem if there is one.
 
     FP32 and FP16 have export's own tolerances. Export judged INT8 by its task score, which needs the data set; here it
-    has to be about as close to torch as it was at export.
+    must be about as close to torch as at export.
 
     Args:
         parity: measured here.

@@ -26,7 +26,7 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
     warnings = ""
     if manifest.leaks:
         warnings += (
-            f"> **{LEAKS}.** This model sees the tokens that it is asked to predict. Its loss and perplexity say "
+            f"> **{LEAKS}.** This model sees the tokens that it predicts. Its loss and perplexity say "
             "nothing about how well it predicts text.\n\n"
         )
     if manifest.synthetic:

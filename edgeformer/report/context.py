@@ -508,13 +508,13 @@ def warning_lines(report: Report, written: bool) -> Iterator[str]:
                 yield f"{estimate}{row.artifact} {shape_text(row, report)}: {'; '.join(row.latency_ms.warnings)}"
             continue
         kinds = Counter(kind for row in warned for kind in dict.fromkeys(map(_warning_kind, row.latency_ms.warnings)))
-        named = [f"{kind} ({_count(number, 'row')})" for kind, number in kinds.most_common(_MAX_WARNING_KINDS)]
+        parts = [f"{kind} ({_count(number, 'row')})" for kind, number in kinds.most_common(_MAX_WARNING_KINDS)]
         more = f"; and {len(kinds) - _MAX_WARNING_KINDS} more" if len(kinds) > _MAX_WARNING_KINDS else ""
         counted = f"{len(warned)} of {len(of_status)} estimated rows are less certain"
         if status == "measured":
             unstable = sum(row.latency_ms.stable is False for row in warned)
             counted = f"{len(warned)} of {len(of_status)} rows are noisy, {unstable} not stable"
-        yield f"{counted}: {'; '.join(named)}{more}; row by row in {where}"
+        yield f"{counted}: {'; '.join(parts)}{more}; row by row in {where}"
 
 
 def _warning_kind(warning: str) -> str:

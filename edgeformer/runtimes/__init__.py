@@ -112,7 +112,7 @@ ALL_RUNTIMES = "all"
 
 
 def runtime_names() -> tuple[str, ...]:
-    """Return the values of ``--runtime``: runtimes that share a format with another one, and ``all``."""
+    """Return the values of ``--runtime``: runtimes that share a format with another runtime, and ``all``."""
     readers = [runtime for runtime in all_runtimes() if runtime.reads]
     shared = {format_ for runtime in readers for format_ in runtime.reads}
     owners = [runtime for runtime in all_runtimes() if shared.intersection(runtime.formats)]

@@ -84,15 +84,15 @@ def devices() -> list[Device]:
     count = c_int(0)
     if problem() is not None or _library().cuDeviceGetCount(byref(count)) != 0:
         return []
-    library, found = _library(), []
+    library, devices = _library(), []
     for index in range(count.value):
         handle, name, major, minor = c_int(0), ctypes.create_string_buffer(256), c_int(0), c_int(0)
         library.cuDeviceGet(byref(handle), index)
         library.cuDeviceGetName(name, len(name), handle)
         for attribute, value in ((_MAJOR, major), (_MINOR, minor)):
             library.cuDeviceGetAttribute(byref(value), attribute, handle)
-        found.append(Device(index, name.value.decode("utf-8", "replace"), f"{major.value}.{minor.value}"))
-    return found
+        devices.append(Device(index, name.value.decode("utf-8", "replace"), f"{major.value}.{minor.value}"))
+    return devices
 
 
 class DeviceMemory:

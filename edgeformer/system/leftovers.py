@@ -22,7 +22,7 @@ VARIABLE = "EDGEFORMER_CACHE"
 
 
 def cache_folder() -> Path:
-    """Return the user's cache folder of edgeformer, which may not exist yet; ``EDGEFORMER_CACHE`` names another one."""
+    """Return the user's cache folder of edgeformer, which may not exist yet; ``EDGEFORMER_CACHE`` overrides it."""
     if override := os.environ.get(VARIABLE):
         return Path(override)
     if sys.platform == "win32":

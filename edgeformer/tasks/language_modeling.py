@@ -66,7 +66,7 @@ class LanguageRecipe(Recipe):
     training: LanguageTraining
     allow_leak: bool = Field(
         False,
-        description="train although the model sees the tokens it is asked to predict; everything made of it says so",
+        description="train although the model sees the tokens that it predicts; everything made of it says so",
     )
 
     @model_validator(mode="after")

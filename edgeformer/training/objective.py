@@ -110,7 +110,7 @@ class Objective:
         self.causality = causality = adapter.causality(self.model, recipe.seed)
         if causality is not None and causality.leaks and not getattr(recipe, "allow_leak", False):
             raise InputError(
-                f"{recipe.name}: the model sees the tokens it is asked to predict (outputs depend on at least "
+                f"{recipe.name}: the model sees the tokens that it predicts (outputs depend on at least "
                 f"{causality.reach} positions ahead), so its loss would mean nothing; set model.causal: true, or train "
                 "it all the same with allow_leak: true (--allow-leak), and everything made of it will say so"
             )

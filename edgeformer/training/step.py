@@ -58,7 +58,7 @@ class CompiledModel(nn.Module):
         self._compile()
         if not cuda_graphs:
             return
-        # A replay overwrites what the replay before returned, and torch would keep a first gradient as it was returned:
+        # A replay overwrites the results of the previous replay, and torch would keep a returned first gradient:
         # copy it, so that every parameter has a gradient of its own.
         addresses: dict[Tensor, int] = {}
 
@@ -92,20 +92,20 @@ class CompiledModel(nn.Module):
             self._compile()
         self.rows = rows
 
-    def forward(self, *inputs: Tensor | None, **named: Any) -> Any:
+    def forward(self, *inputs: Tensor | None, **keywords: Any) -> Any:
         """Compute as the model itself does. Raises InputError if it cannot be compiled on this host."""
-        arguments = (*inputs, *named.values())
+        arguments = (*inputs, *keywords.values())
         shape = tuple(argument.shape if isinstance(argument, Tensor) else argument for argument in arguments)
         is_full = isinstance(inputs[0], Tensor) and len(inputs[0]) == self.rows
         if not is_full or (shape not in self._shapes and self.shapes >= self._max_shapes):
-            return self._plain[0](*inputs, **named)
+            return self._plain[0](*inputs, **keywords)
         self._shapes.add(shape)
         if self._cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         try:
             # This class counts the shapes; beyond its own limit torch would silently run a shape uncompiled.
             with torch._dynamo.config.patch(recompile_limit=4 * self._max_shapes + 8, fail_on_recompile_limit_hit=True):
-                return self._compiled[0](*inputs, **named)
+                return self._compiled[0](*inputs, **keywords)
         except RuntimeError as error:
             # A failure to record a CUDA graph occurs at run time and is no error of the compiler.
             is_compilation = isinstance(error, TorchDynamoException) or "cudagraph" in str(error)

@@ -278,7 +278,7 @@ def _announce(record: RunRecord, loop: TrainingLoop, progress: Progress) -> None
         portion = "a part of the model" if loop.processes.sharded else "a copy of the model"
         progress.message(f"{loop.processes.count} processes train it together, each with {portion}")
     if manifest.leaks:
-        progress.message("LEAKS FUTURE TOKENS: the model sees what it is asked to predict; its scores mean nothing")
+        progress.message("LEAKS FUTURE TOKENS: the model sees the tokens that it predicts; its scores mean nothing")
     if data.synthetic:
         progress.message("data: SYNTHETIC reviews made by a generator, not real text")
     for overlap in data.overlap:

@@ -128,7 +128,7 @@ def _select_artifacts(
         raise InputError(f"{bundle.name}: is a {bundle.task.noun}; a page is for models that read text")
     if bundle.leaks and not options.allow_leak:
         raise InputError(
-            f"{bundle.name!r} leaks future tokens: it sees what it is asked to predict, so its scores are void; use "
+            f"{bundle.name!r} leaks future tokens: it sees the tokens that it predicts, so its scores are void; use "
             "--allow-leak to publish it, marked as leaking"
         )
     requested = options.artifacts or ((artifact,) if artifact is not None else ())

@@ -58,7 +58,7 @@ def test_the_names_are_recognised(text: str) -> None:
     "text",
     [
         install_hint("rtx"),
-        install_hint("train", again=True),
+        install_hint("train", reinstall=True),
         'pip install "dist/edgeformer-0.1.0-py3-none-any.whl[train]"',
     ],
 )

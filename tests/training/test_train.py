@@ -155,7 +155,7 @@ class TestLanguageModel:
         """As the published architecture does: refused unless it is allowed, and then marked."""
         padded = ("data.mode=paragraphs", "training.score_padding=true", "training.epochs=1")
         published = ("model.causal=false", *padded)
-        with pytest.raises(InputError, match=r"sees the tokens it is asked to predict .*--allow-leak"):
+        with pytest.raises(InputError, match=r"sees the tokens that it predicts .*--allow-leak"):
             train(language_recipe(*published), TrainOptions(tmp_path / "artifacts"))
         assert not (tmp_path / "artifacts").exists()
         run = train(language_recipe(*published, "allow_leak=true"), TrainOptions(tmp_path, max_steps=3))

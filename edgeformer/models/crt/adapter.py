@@ -120,9 +120,9 @@ def probe_causality(model: CRT, seed: int = 0) -> Causality:
                 shift[:, : t + 1] = 0  # every token after t becomes a different one
                 original, changed = model(ids.to(device)), model(((ids + shift) % vocabulary).to(device))
                 for loop in original:
-                    before, after = original[loop].float(), changed[loop].float()
+                    reference, perturbed = original[loop].float(), changed[loop].float()
                     # Largest change at each position, relative to the spread of all outputs, [T].
-                    change = ((before - after).abs().amax(-1)[0] / before.std().clamp_min(1e-12)).cpu()
+                    change = ((reference - perturbed).abs().amax(-1)[0] / reference.std().clamp_min(1e-12)).cpu()
                     largest_change[loop] = max(largest_change[loop], float(change[: t + 1].max()))
                     largest_later_change = max(largest_later_change, float(change[t + 1 :].max()))
                     leaking = (change[: t + 1] > TOLERANCE).nonzero()

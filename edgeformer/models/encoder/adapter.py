@@ -1,7 +1,7 @@
 """The encoder's torch half: building, flash attention, ONNX graphs.
 
 All layers are alike but for their weights. So one layer is traced with its weights as inputs, and the graphs are
-composed of calls of it. Another one is traced for the answer, which computes the position of [CLS] alone.
+composed of calls of it. A second one is traced for the answer, which computes the position of [CLS] alone.
 """
 
 from __future__ import annotations

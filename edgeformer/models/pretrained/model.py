@@ -428,7 +428,7 @@ def fold_components(components: Components, fold: FoldConfig, application: Appli
 
     Args:
         components: of the source, with distinct layers; the layers are changed in place.
-        application: tells the layers which application is running.
+        application: number of the running application, for the layers.
         trained: whether the weights are meaningful; else the approximation is skipped.
     """
     source: list[Weights] = [dict(layer.named_parameters()) for layer in components.layers]

@@ -253,7 +253,7 @@ _PROVIDERS = {
         kind="cuda",
     ),
     TENSORRT: _ProviderInfo(
-        "used only where it is asked for: it builds engines for minutes when a graph is opened, and needs the "
+        "used only on request: it builds engines for minutes when a graph is opened, and needs the "
         "libraries of TensorRT 10",
         _SWAP.format("onnxruntime-gpu") + "; TensorRT 10 from NVIDIA",
         kind="cuda",
@@ -264,16 +264,16 @@ _PROVIDERS = {
         kind="cuda",
     ),
     "DmlExecutionProvider": _ProviderInfo(
-        "DirectML; used only where it is asked for", _SWAP.format("onnxruntime-directml"), system="Windows"
+        "DirectML; used only on request", _SWAP.format("onnxruntime-directml"), system="Windows"
     ),
     "OpenVINOExecutionProvider": _ProviderInfo(
-        "Intel processors and GPUs; used only where it is asked for", _SWAP.format("onnxruntime-openvino")
+        "Intel processors and GPUs; used only on request", _SWAP.format("onnxruntime-openvino")
     ),
     "CoreMLExecutionProvider": _ProviderInfo(
-        "Apple devices; used only where it is asked for", "pip install onnxruntime", system="Darwin"
+        "Apple devices; used only on request", "pip install onnxruntime", system="Darwin"
     ),
     "XnnpackExecutionProvider": _ProviderInfo(
-        "Arm processors; used only where it is asked for",
+        "Arm processors; used only on request",
         "needs an onnxruntime that was built with --use_xnnpack",
         kind="cpu",
     ),
@@ -294,7 +294,7 @@ def _explain(
 ) -> Capability:
     from edgeformer.system.capability import Capability
 
-    info = _PROVIDERS.get(name, _ProviderInfo("used only where it is asked for"))
+    info = _PROVIDERS.get(name, _ProviderInfo("used only on request"))
     version, remedy, works = None, None, False
     if name == RTX and plugin is not None and not built_in:
         version, devices = plugin.facts.get("version"), plugin.facts.get("devices")

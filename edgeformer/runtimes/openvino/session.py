@@ -161,7 +161,7 @@ def openvino() -> Any:
         try:
             import openvino as package
         except Exception as error:  # its libraries raise any class
-            hint = install_hint(EXTRA, again=True)
+            hint = install_hint(EXTRA, reinstall=True)
             raise MissingDependencyError(f"openvino is installed, but cannot be imported: {error}; {hint}") from None
     return package
 

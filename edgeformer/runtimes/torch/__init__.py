@@ -81,7 +81,7 @@ def _torch(answer: Answer | None, driver: str | None) -> Capability:
         remedy = f"{install_hint('train')}; {_CPU_ONLY}; what works from a bundle does not need torch"
         return Capability("torch", "unavailable", None, "not installed", remedy)
     if answer.error is not None:
-        remedy = install_hint("train", again=True)
+        remedy = install_hint("train", reinstall=True)
         return Capability("torch", "unavailable", installed_version("torch"), answer.error, remedy)
     facts = answer.facts
     hint: str | None = None
