@@ -22,7 +22,7 @@ from typing import Any
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.benchmark.measurement import CheckedArtifact
 from edgeformer.bundle import Bundle
-from edgeformer.runtimes import OpenOptions, library_versions, providers_asked
+from edgeformer.runtimes import OpenOptions, library_versions, requested_providers
 from edgeformer.runtimes.session import Session
 from edgeformer.system.host import cpu_name, default_threads
 
@@ -35,7 +35,7 @@ def opened(bundle: Bundle, threads: int, stack: ExitStack) -> Iterator[tuple[str
     for artifact in bundle.built("full"):
         if artifact.trimmed or artifact.precision not in ("fp32", "int8"):
             continue
-        for provider in providers_asked(artifact, "all"):
+        for provider in requested_providers(artifact, "all"):
             # ONNX Runtime's INT8 is slow in OpenVINO, which has no kernel for its pattern; NNCF's takes its place.
             if artifact.precision == "int8" and artifact.is_graph and provider.startswith("openvino"):
                 continue

@@ -32,7 +32,7 @@ from edgeformer.artifacts.workspace import (
 )
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, cannot_run, opener_of
 from edgeformer.system.leftovers import restore_folder
-from edgeformer.system.lock import claiming
+from edgeformer.system.lock import lock_path
 from edgeformer.tasks import Task, TextReader, get_task, import_task
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Bundle:
         """
         replaced = {artifact.id: artifact for artifact in artifacts}
         entries = tuple(replaced.get(entry.id, entry) for entry in self.artifacts)
-        with claiming(self.folder):
+        with lock_path(self.folder):
             if Bundle.open(self.folder).manifest != self.manifest:
                 raise ArtifactError(f"{self.folder / BUNDLE_FILE}: changed while it was worked on; start again")
             manifest = seal(self.folder, self.manifest.model_copy(update={"artifacts": entries}))

@@ -19,7 +19,7 @@ from edgeformer.artifacts.files import read_at_most, whole
 from edgeformer.artifacts.manifest import RunManifest, RunStatus
 from edgeformer.bundle import Bundle, find_enclosing_bundle
 from edgeformer.system.leftovers import restore_folder
-from edgeformer.system.lock import owned
+from edgeformer.system.lock import has_live_owner
 from edgeformer.tasks import Task, TextReader, get_task, import_task
 from edgeformer.tasks.early_exit import exit_logits
 
@@ -113,7 +113,7 @@ class Run:
     def status(self) -> RunStatus:
         """The current status: a run that says ``running`` but has no process was interrupted."""
         status = self.manifest.status
-        return "interrupted" if status == "running" and not owned(self.folder) else status
+        return "interrupted" if status == "running" and not has_live_owner(self.folder) else status
 
     def require_finished(self) -> None:
         """Raise ArtifactError if training has not finished."""

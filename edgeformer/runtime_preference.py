@@ -14,7 +14,7 @@ from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.report import Candidate, Report
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
 from edgeformer.run import Location
-from edgeformer.runtimes import ALL_RUNTIMES, cannot_run, library_versions, provider_facts, providers_asked
+from edgeformer.runtimes import ALL_RUNTIMES, cannot_run, library_versions, provider_facts, requested_providers
 from edgeformer.system.host import cpu_name, default_threads
 
 FILE = "runtimes.json"
@@ -77,7 +77,7 @@ def save_fastest(report: Report, location: Location) -> None:
             continue
         candidates = [candidate for candidate in measured if candidate.artifact == artifact.id]
         if len({candidate.provider for candidate in candidates}) > 1:
-            default = providers_asked(artifact, ALL_RUNTIMES)[0]
+            default = requested_providers(artifact, ALL_RUNTIMES)[0]
 
             def cost(candidate: Candidate, default: str = default) -> float:
                 assert candidate.latency_ms is not None
@@ -117,6 +117,6 @@ def load_fastest(location: Location) -> dict[str, str]:
         artifact.id: provider
         for artifact in bundle.built()
         if (provider := choice.providers.get(artifact.id)) is not None
-        and provider in providers_asked(artifact, ALL_RUNTIMES)
+        and provider in requested_providers(artifact, ALL_RUNTIMES)
         and cannot_run(artifact, provider) is None
     }

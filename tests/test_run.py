@@ -16,7 +16,7 @@ from edgeformer.models import load_recipe
 from edgeformer.report.compare import score_note
 from edgeformer.report.listing import run_records
 from edgeformer.run import Location, Run, find_bundle, locate
-from edgeformer.system.lock import locked
+from edgeformer.system.lock import lock_folder
 from edgeformer.training.run_folder import folder_to_resume
 from tests.cli.run_cli import edgeformer
 
@@ -53,7 +53,7 @@ def test_an_unfinished_run_is_refused(artifacts: Path) -> None:
         ):
             Run.open(artifacts / "renamed").require_finished()
         assert run_records(artifacts)[0]["status"] == "interrupted"
-    with locked(artifacts / "renamed", "is being trained"):
+    with lock_folder(artifacts / "renamed", "is being trained"):
         assert run_records(artifacts)[0]["status"] == "running"
         with pytest.raises(ArtifactError, match="is being trained; wait for its end"):
             Run.open(artifacts / "renamed").require_finished()

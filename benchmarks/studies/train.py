@@ -24,7 +24,7 @@ from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.workspace import RECIPE_FILE, RUN_FILE
 from edgeformer.run import TORCH, Run
 from edgeformer.system.host import default_threads
-from edgeformer.system.signals import catching
+from edgeformer.system.signals import handle_signals
 from edgeformer.tasks import get_task
 from edgeformer.training.timing import TrainingTime, time_steps
 
@@ -176,7 +176,7 @@ class Trainer:
         def stop(number: int, frame: object) -> None:
             self._stopping = True
 
-        with catching(("SIGINT", "SIGTERM", "SIGHUP"), stop):
+        with handle_signals(("SIGINT", "SIGTERM", "SIGHUP"), stop):
             self._run_all("Training", self._train, [*jobs.values()], self.jobs)
             shared = [e.job for e in estimates if e.state in (*open_states, "shared") and e.job.key in jobs]
             self._run_all("Scoring", self._score, [job for job in shared if job.key not in self.failed], 1)

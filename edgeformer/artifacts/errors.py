@@ -67,7 +67,7 @@ class InterruptedRun(EdgeformerError):
     exit_code = 130
 
 
-class ToldElsewhere(EdgeformerError):
+class AlreadyReported(EdgeformerError):
     """Ends this process quietly.
 
     Args:

@@ -18,7 +18,7 @@ import psutil
 
 from edgeformer.artifacts.report import Memory
 from edgeformer.system import nvidia
-from edgeformer.system.memory import give_back
+from edgeformer.system.memory import release_heap
 
 _POLL_S = 0.010
 
@@ -141,7 +141,7 @@ def memory_above(meter: PeakMeter, baseline_bytes: int, since_reset: bool) -> Me
 def release_unused() -> None:
     """Return freed memory to the system, so that one shape's memory is not counted with the next one's."""
     gc.collect()
-    give_back()
+    release_heap()
 
 
 def gpu_memory_in_use(uuid: str | None) -> dict[str, int]:

@@ -20,7 +20,7 @@ from edgeformer.benchmark.measure import MeasureRules
 from edgeformer.benchmark.measurement import Shape
 from edgeformer.benchmark.search import SearchOptions, check_options
 from edgeformer.benchmark.verdict import Limits
-from edgeformer.runtimes import ALL_RUNTIMES, default_provider, providers_asked
+from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
 from edgeformer.system import nvidia
 from edgeformer.system.host import board_names, cpu_name, default_threads
 from edgeformer.tasks import Task, get_task
@@ -98,7 +98,7 @@ class Request:
 
     def providers(self, artifact: ArtifactManifest) -> tuple[str | None, ...]:
         """Return the providers to measure an artifact with; empty: the requested runtime does not open it."""
-        return (self.provider,) if self.runtime is None else providers_asked(artifact, self.runtime)
+        return (self.provider,) if self.runtime is None else requested_providers(artifact, self.runtime)
 
 
 def resolve(
@@ -155,7 +155,7 @@ def resolve(
     if not artifacts:
         raise NotBuiltError(f"nothing to profile in {manifest.run!r}: {'; '.join(unbuilt)}")
     runtime = options.runtime or (ALL_RUNTIMES if options.search is not None and options.provider is None else None)
-    if runtime is not None and not any(providers_asked(entry, runtime) for entry in artifacts):
+    if runtime is not None and not any(requested_providers(entry, runtime) for entry in artifacts):
         ids = ", ".join(entry.id for entry in artifacts)
         raise InputError(f"--runtime {runtime}: opens none of {manifest.run!r}'s artifacts ({ids})")
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from edgeformer._version import __version__
-from edgeformer.artifacts.errors import EdgeformerError, ToldElsewhere
+from edgeformer.artifacts.errors import AlreadyReported, EdgeformerError
 from edgeformer.cli import (
     calibrate,
     compare,
@@ -107,7 +107,7 @@ def main() -> None:
         if code == 130:
             _report("interrupted", 130)
         sys.exit(code if isinstance(code, int) else 0)
-    except ToldElsewhere as error:
+    except AlreadyReported as error:
         sys.exit(error.exit_code)
     except EdgeformerError as error:
         _report(str(error), error.exit_code)

@@ -192,7 +192,7 @@ def report_bundle_on_interrupt(bundle: Path) -> Iterator[None]:
     """Convert Ctrl-C, SIGTERM and a closed terminal into InterruptedRun with the state of the bundle."""
     from edgeformer.artifacts.files import sha256_of
     from edgeformer.artifacts.workspace import BUNDLE_FILE
-    from edgeformer.system.signals import catching
+    from edgeformer.system.signals import handle_signals
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -202,7 +202,7 @@ def report_bundle_on_interrupt(bundle: Path) -> Iterator[None]:
 
     previous = manifest()
     try:
-        with catching(("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"), stop):
+        with handle_signals(("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"), stop):
             yield
     except KeyboardInterrupt:
         if manifest() != previous:

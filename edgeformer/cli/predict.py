@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from edgeformer.artifacts.errors import InputError, ToldElsewhere
+from edgeformer.artifacts.errors import AlreadyReported, InputError
 from edgeformer.cli.options import (
     ADVANCED,
     Artifacts,
@@ -376,10 +376,10 @@ def _open_stream(target: Path | None, *, complete: bool) -> Generator[BinaryIO]:
         target: None: standard output.
         complete: write to standard output only after everything is there, or nothing at all.
     """
-    from edgeformer.system.leftovers import replacing_alone
+    from edgeformer.system.leftovers import replace_exclusively
 
     if target is not None:
-        with replacing_alone(target) as temporary, temporary.open("wb") as file:
+        with replace_exclusively(target) as temporary, temporary.open("wb") as file:
             yield file
         return
     try:
@@ -395,4 +395,4 @@ def _open_stream(target: Path | None, *, complete: bool) -> Generator[BinaryIO]:
     except BrokenPipeError:
         # The reader (head, for instance) is done. Without this, the interpreter would report the unwritten rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise ToldElsewhere("standard output was closed by its reader", _BROKEN_PIPE) from None
+        raise AlreadyReported("standard output was closed by its reader", _BROKEN_PIPE) from None

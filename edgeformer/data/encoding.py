@@ -24,7 +24,7 @@ from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import boundary_id, fingerprint
-from edgeformer.system.lock import LockedError, claiming
+from edgeformer.system.lock import LockedError, lock_path
 
 FORMAT_VERSION = 2
 """Of the cached data. Version 2 cleans punctuation beyond ASCII and stores word counts."""
@@ -184,7 +184,7 @@ def encode(
     encoded = encode(texts, tokenizer, max_length, progress=progress)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with claiming(path):
+        with lock_path(path):
             for leftover in path.parent.glob(f".{path.name}.*.tmp*"):  # of processes that were killed while writing
                 leftover.unlink()
             with replacing(path) as temporary, temporary.open("wb") as file:

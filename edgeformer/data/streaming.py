@@ -37,7 +37,7 @@ from edgeformer.data.records import check_file, format_of_source, hub_fingerprin
 from edgeformer.data.rows import Fingerprint, LabelledTexts
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.system.leftovers import remove_leftovers
-from edgeformer.system.lock import LockedError, claiming
+from edgeformer.system.lock import LockedError, lock_path
 
 Int64s = NDArray[np.int64]
 Pieces = Mapping[str, NDArray[np.integer]]
@@ -345,7 +345,7 @@ class Streaming:
             is_waiting, deadline = False, time.monotonic() + _FOREIGN_LOCK_S
             while True:
                 try:
-                    lock.enter_context(claiming(target))
+                    lock.enter_context(lock_path(target))
                     break
                 except LockedError as error:
                     if not error.held and time.monotonic() > deadline:

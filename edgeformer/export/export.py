@@ -24,7 +24,7 @@ from edgeformer.run import Run
 from edgeformer.runtimes import Builder, Unavailable, all_builders
 from edgeformer.runtimes.runtime import ENGINES_FOLDER, Target
 from edgeformer.system.leftovers import remove_leftovers
-from edgeformer.system.lock import claiming
+from edgeformer.system.lock import lock_path
 
 Source = RunSource | GraphSource
 
@@ -61,7 +61,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
     if run is not None:
         run.require_finished()
     bundle_folder = folder if run is None else folder / BUNDLE_FOLDER
-    with claiming(bundle_folder):
+    with lock_path(bundle_folder):
         remove_leftovers(bundle_folder)
         source: Source
         if run is None:

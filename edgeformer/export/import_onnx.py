@@ -45,7 +45,7 @@ from edgeformer.runtimes import ArtifactFiles, OpenOptions, default_provider, li
 from edgeformer.runtimes.session import Array, Session
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
-from edgeformer.system.lock import claiming
+from edgeformer.system.lock import lock_path
 from edgeformer.tasks import Task, TextReader, get_task
 from edgeformer.tasks.scoring import score_batches
 from edgeformer.tasks.tensors import TensorData
@@ -389,7 +389,7 @@ def import_onnx(
     else:
         source = _Tensors.plan(graph, options)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with claiming(folder):
+    with lock_path(folder):
         remove_leftovers(folder)
         with replacing_folder(folder) as new:
             job = _Import(graph, new, options, progress, _copy_graph(graph, new))

@@ -10,7 +10,7 @@ from typing import Literal
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ONNX, Precision, client_dtype
-from edgeformer.runtimes import Builder, Target, Unavailable, builder_named
+from edgeformer.runtimes import Builder, Target, Unavailable, find_builder
 
 TRIMMED_FOLDER = "trimmed"
 """Repository inside the bundle for a trimmed vocabulary, which has its own tokenizer."""
@@ -104,7 +104,7 @@ def requested_builders(options: ExportOptions) -> tuple[Builder, ...]:
     Raises:
         InputError: there is no such builder; a device is named, but no builder.
     """
-    builders = tuple(builder_named(name) for name in dict.fromkeys(options.build))
+    builders = tuple(find_builder(name) for name in dict.fromkeys(options.build))
     if options.target is not None and not builders:
         raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")
     return builders

@@ -18,7 +18,7 @@ from edgeformer.artifacts.scores import EVALUATION_FILE, EarlyExitRow, Evaluatio
 from edgeformer.inference.predict import Candidate, exit_thresholds, select_candidates
 from edgeformer.run import Location
 from edgeformer.system.host import cpu_name
-from edgeformer.system.lock import in_turn
+from edgeformer.system.lock import wait_for_lock
 from edgeformer.tasks import Meter, Origin
 from edgeformer.tasks.early_exit import SWEEP, ExitRecords, Rule
 from edgeformer.tasks.scoring import score_batches
@@ -90,7 +90,7 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
         saved_rows, saved_early = len(evaluator.rows), len(evaluator.early_exit)
         evaluator.score(candidate)
         if run_folder is not None:  # saved after each artifact: the next one may fail or be interrupted
-            with in_turn(run_folder / EVALUATION_FILE):  # another process may add its rows to the same file
+            with wait_for_lock(run_folder / EVALUATION_FILE):  # another process may add its rows to the same file
                 merge_rows(run_folder, evaluator.rows[saved_rows:], evaluator.early_exit[saved_early:])
     return Evaluation(rows=tuple(evaluator.rows), early_exit=tuple(evaluator.early_exit))
 

@@ -15,7 +15,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import PlainText, require_unicode
 from edgeformer.inference.predict import EarlyExit, exit_thresholds
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
-from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, providers_asked
+from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
 from edgeformer.tasks.metric import top_probability
 from edgeformer.tasks.sampling import Sampler, Sampling
 
@@ -270,7 +270,7 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
 def _first_provider(artifact: ArtifactManifest, runtime: str) -> str:
     if runtime == ALL_RUNTIMES:
         raise InputError(f"--runtime {runtime}: one of them writes; name it")
-    providers = providers_asked(artifact, runtime)
+    providers = requested_providers(artifact, runtime)
     if not providers:
         raise InputError(f"--runtime {runtime}: does not open {artifact.id}")
     return providers[0]

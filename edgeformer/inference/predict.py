@@ -22,7 +22,7 @@ from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtime_preference import load_fastest
-from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, providers_asked
+from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
 from edgeformer.runtimes.session import Session
 from edgeformer.tasks import TextReader
 from edgeformer.tasks import task as calls
@@ -127,7 +127,7 @@ class Candidate:
     def providers(self, runtime: str) -> tuple[str, ...]:
         """Return the providers of ``--runtime`` that open it. Raises InputError for an unknown runtime."""
         if self.artifact is not None:
-            return providers_asked(self.artifact, runtime)
+            return requested_providers(self.artifact, runtime)
         return (runtime,) if is_torch_provider(runtime) else ()
 
     def session(self, *, every_exit: bool = False, thresholds: Mapping[int, float] | None = None) -> Session:

@@ -22,7 +22,7 @@ from edgeformer.data.records import format_of_source
 from edgeformer.data.rows import format_names
 from edgeformer.data.unlabelled import InputRow, Unlabelled, windows
 from edgeformer.inference.predict import Predictor
-from edgeformer.system.signals import switching_often
+from edgeformer.system.signals import switch_threads_often
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.task import Unanswered
 from edgeformer.tasks.text_answers import EncodedTexts
@@ -262,7 +262,7 @@ def predict_file(
                 yield window, copied, model.answering.run(run_and_count, window)
 
     outputs_ahead = closing(run_ahead(run_windows(), stopped=stopped))
-    with bar(progress, "predict", texts.expected, "rows"), switching_often(), outputs_ahead as windows_run:
+    with bar(progress, "predict", texts.expected, "rows"), switch_threads_often(), outputs_ahead as windows_run:
         for window, copied, outputs in windows_run:
             answers = model.answering.answers(window, outputs)
             writer.write([{**values, **answer.as_dict()} for values, answer in zip(copied, answers, strict=True)])

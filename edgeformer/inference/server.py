@@ -35,7 +35,7 @@ from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.inference.predict import Predictor
 from edgeformer.inference.serving_engine import Engine, Limits, Metrics, OverloadedError, open_served_predictor
-from edgeformer.system.signals import switching_often
+from edgeformer.system.signals import switch_threads_often
 from edgeformer.tasks.task import Unanswered
 from edgeformer.tasks.text_answers import TextPredictor
 
@@ -422,7 +422,7 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Predictor, str
         open_served_predictor(bundle, options.artifact) as model,
         _listen(options.host, options.port) as listener,
         Engine(model, options.limits, metrics) as engine,
-        switching_often(),
+        switch_threads_often(),
     ):
         config = uvicorn.Config(
             Application(model, engine, options.limits, metrics).asgi(hosts, options.origins),

@@ -17,7 +17,14 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.verification import ArtifactCheck, Recorded, Verification
 from edgeformer.artifacts.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.bundle import Bundle
-from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, library_versions, provider_facts, providers_asked, runtime_of
+from edgeformer.runtimes import (
+    ALL_RUNTIMES,
+    OpenOptions,
+    library_versions,
+    provider_facts,
+    requested_providers,
+    runtime_of,
+)
 from edgeformer.system import cuda_driver, nvidia
 from edgeformer.system.capability import cpu_flags, installed_version
 from edgeformer.system.host import code_version, cpu_name, now
@@ -62,7 +69,7 @@ def verify(
                 # A provider that rounds is checked only if export ran it, too: else there is nothing to compare with.
                 providers = tuple(
                     provider
-                    for provider in providers_asked(entry, runtime)
+                    for provider in requested_providers(entry, runtime)
                     if provider_facts(provider).rounds_to is None or provider in entry.rounded
                 )
             checks += [_check_artifact(bundle, entry, provider) for provider in providers]

@@ -14,7 +14,7 @@ from edgeformer.artifacts.errors import ArtifactError, RecipeError
 from edgeformer.models import load_recipe
 from edgeformer.report.columns import Column, Columns
 from edgeformer.run import Run, find_bundle, run_folders
-from edgeformer.system.lock import owner_elsewhere
+from edgeformer.system.lock import remote_owner
 from edgeformer.tasks import get_task
 
 Record = dict[str, Any]
@@ -124,7 +124,7 @@ def run_records(artifacts: Path) -> list[Record]:
             rows.append({"run": folder.name, "status": f"unreadable: {error}"})
             continue
         manifest, test = run.manifest, run.manifest.test
-        metric, owner = get_task(manifest.task).metric, owner_elsewhere(folder)
+        metric, owner = get_task(manifest.task).metric, remote_owner(folder)
         value = metric.of(test)
         can_leak = manifest.leaks or (test is not None and bool(test.by_exit))
         rows.append(

@@ -122,7 +122,7 @@ def runtime_names() -> tuple[str, ...]:
     )
 
 
-def providers_asked(artifact: ArtifactManifest, runtime: str) -> tuple[str, ...]:
+def requested_providers(artifact: ArtifactManifest, runtime: str) -> tuple[str, ...]:
     """Return the providers that run an artifact if a runtime is requested.
 
     Args:
@@ -158,7 +158,7 @@ def rounding_providers(artifact: ArtifactManifest) -> tuple[str, ...]:
 
     Opening the artifact with one of them can still fail if the processor does not support it.
     """
-    providers = providers_asked(artifact, ALL_RUNTIMES)
+    providers = requested_providers(artifact, ALL_RUNTIMES)
     return tuple(provider for provider in providers if provider_facts(provider).rounds_to is not None)
 
 
@@ -219,7 +219,7 @@ def all_builders() -> tuple[Builder, ...]:
     return tuple(builder for runtime in all_runtimes() for builder in runtime.builders)
 
 
-def builder_named(name: str) -> Builder:
+def find_builder(name: str) -> Builder:
     """Return the builder with a name of ``export --build``. Raises InputError if there is none."""
     for builder in all_builders():
         if builder.name == name:

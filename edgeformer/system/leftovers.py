@@ -16,7 +16,7 @@ from pathlib import Path
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import ASIDE, TEMPORARY, replacing, whole
 from edgeformer.system.cuda_driver import Device
-from edgeformer.system.lock import LOCK_FILE, LockedError, claiming
+from edgeformer.system.lock import LOCK_FILE, LockedError, lock_path
 
 VARIABLE = "EDGEFORMER_CACHE"
 
@@ -55,7 +55,7 @@ def restore_folder(path: Path) -> None:
     path, deadline = whole(path), time.monotonic() + _SWAP_S
     while not path.exists() and any(_set_aside(path)):
         try:
-            with claiming(path):
+            with lock_path(path):
                 _put_back(path)
         except LockedError:
             if time.monotonic() > deadline:
@@ -89,7 +89,7 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """
     remove_abandoned(parent, prefix)
     path = parent / f"{prefix}{uuid.uuid4().hex[:12]}"
-    with claiming(path):  # lock before creation, or another process could remove it as a leftover
+    with lock_path(path):  # lock before creation, or another process could remove it as a leftover
         try:
             path.mkdir()
             yield path
@@ -98,7 +98,7 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_alone(path: Path) -> Iterator[Path]:
+def replace_exclusively(path: Path) -> Iterator[Path]:
     """Replace a file as ``files.replacing`` does, under a lock; leftovers of killed processes are removed.
 
     Raises:
@@ -107,7 +107,7 @@ def replacing_alone(path: Path) -> Iterator[Path]:
         OSError: the file cannot be written for another reason.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with claiming(path):
+    with lock_path(path):
         for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}{glob.escape(path.suffix)}"):
             leftover.unlink()
         with replacing(path) as temporary:
@@ -145,7 +145,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove temporary folders of killed processes; those of live processes stay."""
     locks = (lock.name[1 : -len(LOCK_FILE)] for lock in parent.glob(f".{prefix}*{LOCK_FILE}"))
     for name in {*locks, *(folder.name for folder in parent.glob(f"{prefix}*"))}:
-        with suppress(ArtifactError), claiming(parent / name):  # locked by a live process, or not writable
+        with suppress(ArtifactError), lock_path(parent / name):  # locked by a live process, or not writable
             shutil.rmtree(parent / name, ignore_errors=True)
 
 

@@ -42,7 +42,7 @@ class LockedError(ArtifactError):
         self.held = held
 
 
-def locked(folder: Path, work: str) -> contextlib.AbstractContextManager[None]:
+def lock_folder(folder: Path, work: str) -> contextlib.AbstractContextManager[None]:
     """Lock a folder for ``work``; a lock whose owner is dead is taken over.
 
     Raises:
@@ -52,7 +52,7 @@ def locked(folder: Path, work: str) -> contextlib.AbstractContextManager[None]:
     return _hold(folder / LOCK_FILE, folder, work)
 
 
-def claiming(path: Path) -> contextlib.AbstractContextManager[None]:
+def lock_path(path: Path) -> contextlib.AbstractContextManager[None]:
     """Lock a path that this process creates or replaces; the path need not exist, its lock file is a sibling.
 
     Raises:
@@ -63,7 +63,7 @@ def claiming(path: Path) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def in_turn(path: Path, seconds: float = 30.0) -> Iterator[None]:
+def wait_for_lock(path: Path, seconds: float = 30.0) -> Iterator[None]:
     """Lock a path as :func:`claiming` does, but wait up to ``seconds`` for another process of this host.
 
     Raises:
@@ -74,7 +74,7 @@ def in_turn(path: Path, seconds: float = 30.0) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(claiming(path))
+                stack.enter_context(lock_path(path))
                 break
             except LockedError as error:
                 if not error.held or time.monotonic() > deadline:
@@ -83,7 +83,7 @@ def in_turn(path: Path, seconds: float = 30.0) -> Iterator[None]:
         yield
 
 
-def owned(folder: Path) -> bool:
+def has_live_owner(folder: Path) -> bool:
     """Return whether a live process works in ``folder``, from its owner record; takes no lock.
 
     For display only. A process on another host counts as alive while a file in the folder is younger than a day.
@@ -100,7 +100,7 @@ def owned(folder: Path) -> bool:
     return max(times) > time.time() - _STALE_S
 
 
-def owner_elsewhere(folder: Path) -> str | None:
+def remote_owner(folder: Path) -> str | None:
     """Return "HOST, since TIME" for an owner on another host; None without an owner or for one on this host."""
     owner = _read_owner_file(folder)
     return None if not owner or _is_local(owner) else f"{owner.get('host')}, since {owner.get('since')}"

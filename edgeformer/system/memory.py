@@ -74,7 +74,7 @@ _SMALL_BATCH_TOKENS = 4096
 
 
 @contextmanager
-def kept(tokens: int) -> Iterator[None]:
+def keep_heap(tokens: int) -> Iterator[None]:
     """Reuse freed heap memory from step to step, and return it to the system at the end.
 
     By default glibc returns the end of the heap whenever a step's tensors are freed, and the next step starts with new
@@ -100,10 +100,10 @@ def kept(tokens: int) -> Iterator[None]:
             del os.environ[name]
         if changed:
             _set_thresholds(OWN_PAGES, 2 * OWN_PAGES)
-            give_back()
+            release_heap()
 
 
-def give_back() -> None:
+def release_heap() -> None:
     """Return freed heap memory to the system (glibc only)."""
     trim = _glibc("malloc_trim")
     if trim is not None:

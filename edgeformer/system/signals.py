@@ -11,7 +11,7 @@ from typing import Any
 
 
 @contextmanager
-def catching(names: Sequence[str], handler: Callable[[int, Any], None]) -> Iterator[None]:
+def handle_signals(names: Sequence[str], handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Call ``handler`` for these signals within the block, and restore the previous handlers at the end.
 
     Ignored signals stay ignored (``nohup``, background jobs of a shell). No effect outside the main thread.
@@ -37,7 +37,7 @@ _SWITCH_S = 0.0005
 
 
 @contextmanager
-def switching_often() -> Generator[None]:
+def switch_threads_often() -> Generator[None]:
     """Shorten the interpreter's thread switch interval within the block."""
     previous = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)

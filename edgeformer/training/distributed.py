@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from edgeformer.artifacts.errors import EdgeformerError, InputError, ToldElsewhere
+from edgeformer.artifacts.errors import AlreadyReported, EdgeformerError, InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.training.memory import is_out_of_memory
 from edgeformer.training.optimizer import resolve_precision
@@ -177,7 +177,7 @@ class Processes:
         rank, message, code = failures[0]
         if self.is_main:
             raise (InputError if code == InputError.exit_code else EdgeformerError)(self._named(rank, message))
-        raise ToldElsewhere(message, code)
+        raise AlreadyReported(message, code)
 
     def require_equal(self, facts: Mapping[str, object]) -> None:
         """Raise InputError if a fact (name → value) differs between processes."""
@@ -227,7 +227,7 @@ class Processes:
 
     def failure(self, message: str) -> EdgeformerError:
         """Return the error that every process raises for a failure all of them detect; only the main one prints it."""
-        return EdgeformerError(message) if self.is_main else ToldElsewhere(message, EdgeformerError.exit_code)
+        return EdgeformerError(message) if self.is_main else AlreadyReported(message, EdgeformerError.exit_code)
 
     def seed_other_ranks(self, seed: int) -> None:
         """Give every process but the main one its own random numbers, from ``seed`` and its rank."""

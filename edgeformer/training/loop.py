@@ -11,7 +11,7 @@ from dataclasses import asdict
 from torch import nn
 
 from edgeformer.artifacts.progress import Progress, bar
-from edgeformer.system.memory import kept
+from edgeformer.system.memory import keep_heap
 from edgeformer.training import metrics
 from edgeformer.training.checkpoint import Checkpoints, collect_state, random_states_file
 from edgeformer.training.distributed import Processes
@@ -154,7 +154,7 @@ class TrainingLoop:
             validation_rows=objective.count_rows("validation"),
             test_rows=sum(map(objective.count_rows, objective.prepared.tests)),
         )
-        with kept(self._config.batch_size * self._recipe.data.tokens_at_once):
+        with keep_heap(self._config.batch_size * self._recipe.data.tokens_at_once):
             while self.position.epoch < self._config.epochs and not self._stagnates():
                 position = self.position
                 # A stop request may have ended the last step before its weights were validated.

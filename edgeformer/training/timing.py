@@ -24,7 +24,7 @@ from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
-from edgeformer.system.memory import kept
+from edgeformer.system.memory import keep_heap
 
 TIMED_S = 6.0
 """Seconds of training that are timed."""
@@ -153,7 +153,7 @@ def main() -> None:
     path, cache, seconds, accelerator = sys.argv[1:5]
     try:
         recipe = load_recipe(path)
-        with kept(recipe.training.batch_size * recipe.data.tokens_at_once):
+        with keep_heap(recipe.training.batch_size * recipe.data.tokens_at_once):
             result = probe(recipe, Path(cache), float(seconds), started, use_cpu=accelerator == "cpu")
     except EdgeformerError as error:
         print(json.dumps({"error": str(error)}))

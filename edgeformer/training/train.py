@@ -14,7 +14,7 @@ import torch
 from typing_extensions import Self
 
 from edgeformer.artifacts.device import DeviceProfile
-from edgeformer.artifacts.errors import EdgeformerError, InputError, InterruptedRun, ToldElsewhere
+from edgeformer.artifacts.errors import AlreadyReported, EdgeformerError, InputError, InterruptedRun
 from edgeformer.artifacts.manifest import MemoryUse
 from edgeformer.artifacts.progress import SILENT, Lasting, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
@@ -22,8 +22,8 @@ from edgeformer.artifacts.workspace import free_folder, resume_command
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import BuildTarget
-from edgeformer.system.lock import locked
-from edgeformer.system.signals import catching
+from edgeformer.system.lock import lock_folder
+from edgeformer.system.signals import handle_signals
 from edgeformer.training.checkpoint import Checkpoints
 from edgeformer.training.distributed import Processes, connect
 from edgeformer.training.loop import TrainingLoop
@@ -110,13 +110,13 @@ def _train(
             free_folder(options.artifacts, options.name, recipe.name)  # refuses a name that is in use
             return None
         folder = folder_to_resume(recipe, options.artifacts, options.name)
-        run_lock.enter_context(locked(folder, "is being trained"))
+        run_lock.enter_context(lock_folder(folder, "is being trained"))
         remove_leftovers(folder)
         return folder
 
     def create_run() -> Path:
         record.create(options.artifacts, options.name, memory)
-        run_lock.enter_context(locked(record.folder, "is being trained"))
+        run_lock.enter_context(lock_folder(record.folder, "is being trained"))
         return record.folder
 
     resumed_folder = processes.on_main(lock_resumed_run)
@@ -169,7 +169,7 @@ def _run_loop(
     except (KeyboardInterrupt, InterruptedRun) as error:
         record.stop("interrupted", "stopped by the user")
         if not processes.is_main:
-            raise ToldElsewhere(str(error), InterruptedRun.exit_code) from None
+            raise AlreadyReported(str(error), InterruptedRun.exit_code) from None
         hint = f"interrupted; go on from the last checkpoint with: {command}"
         raise InterruptedRun(str(error) or hint) from None
     except BaseException as error:
@@ -194,7 +194,7 @@ class StopSignals:
     def __init__(self) -> None:
         self._stop: threading.Event | None = None
         self._first_signal_s = 0.0
-        self._catching = catching(("SIGINT", "SIGTERM", "SIGHUP"), self._on_signal)
+        self._catching = handle_signals(("SIGINT", "SIGTERM", "SIGHUP"), self._on_signal)
 
     def __enter__(self) -> Self:
         self._catching.__enter__()

@@ -44,10 +44,10 @@ from edgeformer.artifacts.units import visible
 from edgeformer.artifacts.workspace import REMEDY, TOKENIZER_FILE, read_manifest
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import provider_facts
-from edgeformer.runtimes.web.libraries import TOKENIZER_LIBRARY, LibraryFile, find_local, runtimes_named
+from edgeformer.runtimes.web.libraries import TOKENIZER_LIBRARY, LibraryFile, find_local, select_runtimes
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
-from edgeformer.system.lock import claiming
+from edgeformer.system.lock import lock_path
 from edgeformer.tasks.task import max_call_tokens
 from edgeformer.tasks.text_answers import reads_pairs
 
@@ -98,7 +98,7 @@ def publish(
     _require_replaceable(output)
     selected, left_out = _select_artifacts(bundle, options, artifact)
     shapes = _measured_shapes(bundle, options)
-    with claiming(output):
+    with lock_path(output):
         remove_leftovers(output)
         with replacing_folder(output) as temporary:
             manifest = PageBuilder(temporary, bundle, options.libraries).build(selected, left_out, options, shapes)
@@ -201,7 +201,7 @@ class PageBuilder:
                 binary=self._library(runtime.binary),
                 counts_threads=provider_facts(runtime.provider).counts_threads,
             )
-            for runtime in runtimes_named(options.providers)
+            for runtime in select_runtimes(options.providers)
         )
         rules, strict = asdict(MeasureRules()), asdict(MeasureRules.strict())
         return PageManifest(

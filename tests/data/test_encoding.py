@@ -8,7 +8,7 @@ from edgeformer.data.encoding import PlainText, encode, encode_texts
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, load_language_tokenizer, load_tokenizer
-from edgeformer.system.lock import claiming
+from edgeformer.system.lock import lock_path
 from tests.data.conftest import Recorder
 
 ROWS = list(synthetic_reviews(200, 0))
@@ -125,7 +125,7 @@ def test_leftovers_are_removed_unless_another_process_writes(tmp_path, tokenizer
     path.unlink()
     leftover = tmp_path / f".{path.name}.k1ll3d.tmp.npz"
     leftover.write_bytes(b"half")
-    with claiming(path):
+    with lock_path(path):
         progress = Recorder()
         encode(TEXTS, tokenizer, 16, tmp_path, progress)
         assert leftover.exists() and not path.exists() and progress.messages == []

@@ -21,7 +21,7 @@ from edgeformer.data.prepare import class_stream, prepare
 from edgeformer.data.streaming import DiskArray, Streaming, read_stored, writing
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.trimming import trim_to_training
-from edgeformer.system.lock import claiming
+from edgeformer.system.lock import lock_path
 from tests.data.conftest import Recorder, file_sources, write_jsonl, write_parquet
 
 BPE = TrainedTokenizer(kind="trained", algorithm="bpe")
@@ -241,7 +241,7 @@ def test_other_processes_wait_for_the_one_that_writes(parts, tmp_path):
     progress, results = Recorder(), []
     thread = threading.Thread(target=lambda: results.append(prepare(config, BPE, 400, cache, progress)))
     cache.mkdir()
-    with claiming(cache / f"stream-{stream._identity[:24]}"):
+    with lock_path(cache / f"stream-{stream._identity[:24]}"):
         thread.start()
         thread.join(timeout=2)
         assert thread.is_alive() and not list(cache.glob("tokens-*"))

@@ -28,8 +28,8 @@ from edgeformer.runtimes import (
     Unavailable,
     all_builders,
     all_runtimes,
-    builder_named,
     builder_of,
+    find_builder,
     runtime_of,
 )
 from edgeformer.runtimes.runtime import ENGINES_FOLDER
@@ -93,7 +93,7 @@ def check_estimable(runtime: Runtime) -> None:
 def check_builders(runtime: Runtime) -> None:
     """Builders are registered by name and format, build what a runtime opens, and plan a target or a reason."""
     for builder in runtime.builders:
-        assert builder_named(builder.name) is builder
+        assert find_builder(builder.name) is builder
         assert [other.flag for other in all_builders()].count(builder.flag) == 1
         for format_ in builder.formats:
             assert builder_of(format_) is builder

@@ -24,7 +24,14 @@ from edgeformer.inference.predict import open_predictor, predict
 from edgeformer.inference.verify import verify
 from edgeformer.run import locate
 from edgeformer.runtime_preference import FILE, FastestRuntimes, load_fastest, save_fastest
-from edgeformer.runtimes import OpenOptions, library_versions, opener_of, provider_facts, providers_asked, runtime_names
+from edgeformer.runtimes import (
+    OpenOptions,
+    library_versions,
+    opener_of,
+    provider_facts,
+    requested_providers,
+    runtime_names,
+)
 from edgeformer.runtimes.openvino import session as runtime
 from edgeformer.system.host import cpu_name, default_threads
 from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle
@@ -51,23 +58,23 @@ def quantised(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 def test_runtimes_are_asked_for_by_name(tiny: Bundle) -> None:
     (entry,) = tiny.artifacts
     assert runtime_names() == ("onnxruntime", "openvino", "all")
-    assert providers_asked(entry, "onnxruntime") == ("CPUExecutionProvider",)
-    assert providers_asked(entry, "openvino") == (CPU, BF16) and providers_asked(entry, BF16) == (BF16,)
+    assert requested_providers(entry, "onnxruntime") == ("CPUExecutionProvider",)
+    assert requested_providers(entry, "openvino") == (CPU, BF16) and requested_providers(entry, BF16) == (BF16,)
     assert opener_of(entry, CPU).name == "openvino" and opener_of(entry).name == "onnxruntime"
     assert provider_facts(BF16).rounds_to == "bf16" and provider_facts(CPU).rounds_to is None
     engine = entry.model_copy(update={"format": "tensorrt-rtx"})
-    assert providers_asked(engine, "openvino") == ()
+    assert requested_providers(engine, "openvino") == ()
     # Its tables are an operator of ONNX Runtime's own.
-    assert providers_asked(entry.model_copy(update={"precision": "int4"}), "openvino") == ()
+    assert requested_providers(entry.model_copy(update={"precision": "int4"}), "openvino") == ()
     with pytest.raises(InputError, match="no such runtime; there are: onnxruntime, openvino, all"):
-        providers_asked(entry, "tflite")
+        requested_providers(entry, "tflite")
 
 
 def test_without_the_package_it_says_which_one_is_missing(tiny: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime.util, "find_spec", lambda name: None)
     (entry,) = tiny.artifacts
     assert "package: openvino is not installed" in str(tiny.cannot_run(entry, CPU)) and tiny.cannot_run(entry) is None
-    assert providers_asked(entry, "all") == ("CPUExecutionProvider",)
+    assert requested_providers(entry, "all") == ("CPUExecutionProvider",)
     with pytest.raises(MissingDependencyError, match=r"openvino is not installed .*\[openvino\]"):
         tiny.session(entry, OpenOptions(CPU))
 
@@ -226,8 +233,8 @@ def test_int8_is_built_judged_and_verified(quantised: Path) -> None:
         for check in verify(bundle, runtime="all").artifacts
     }
     assert checks["openvino-int8", CPU].status == "verified"
-    assert providers_asked(bundle.artifact("onnx-int8"), "openvino") == (CPU,)
-    assert providers_asked(result, "all") == (CPU, BF16)
+    assert requested_providers(bundle.artifact("onnx-int8"), "openvino") == (CPU,)
+    assert requested_providers(result, "all") == (CPU, BF16)
     if runtime.bf16_missing() is None:  # what is not INT8 in it is computed in bfloat16, and that was judged, too
         assert result.rounded[BF16].validation is not None and result.rounded[BF16].reason is None
         assert checks["openvino-int8", BF16].status == "verified"

@@ -16,7 +16,7 @@ import pytest
 
 from edgeformer.system import leftovers
 from edgeformer.system.leftovers import remove_leftovers, restore_folder, temporary_folder
-from edgeformer.system.lock import LockedError, claiming
+from edgeformer.system.lock import LockedError, lock_path
 
 HOLDER = """
 import sys
@@ -44,7 +44,7 @@ def test_one_process_at_a_time_until_it_dies(tmp_path: Path) -> None:
         assert holder.stdout.readline() == "held\n"
         with (
             pytest.raises(LockedError, match=f"bundle: is being replaced by process {holder.pid} on "),
-            claiming(bundle),
+            lock_path(bundle),
         ):
             pass
         # A reader waits for the living process, which is about to put something there.
@@ -57,7 +57,7 @@ def test_one_process_at_a_time_until_it_dies(tmp_path: Path) -> None:
         holder.kill()
     restore_folder(bundle)
     assert [path.name for path in bundle.iterdir()] == ["bundle.json"]
-    with claiming(bundle):
+    with lock_path(bundle):
         remove_leftovers(bundle)
     assert list(tmp_path.iterdir()) == [bundle]
 
@@ -67,7 +67,7 @@ def test_a_bundle_that_is_there_is_not_touched(tmp_path: Path) -> None:
     bundle.mkdir()
     restore_folder(bundle)
     assert not any(bundle.iterdir())
-    with claiming(bundle):
+    with lock_path(bundle):
         remove_leftovers(bundle)
     assert list(tmp_path.iterdir()) == [bundle]
     assert not any(bundle.iterdir())
@@ -86,7 +86,7 @@ def test_a_living_owner_is_believed_where_the_file_system_knows_no_locks(
 ) -> None:
     bundle = aside(tmp_path)
     living(tmp_path / ".bundle.lock")
-    with pytest.raises(LockedError, match=f"process {os.getppid()} on .* remove .*[.]bundle[.]lock"), claiming(bundle):
+    with pytest.raises(LockedError, match=f"process {os.getppid()} on .* remove .*[.]bundle[.]lock"), lock_path(bundle):
         pass
     monkeypatch.setattr(leftovers, "_SWAP_S", 0.1)
     with pytest.raises(LockedError, match="bundle: is being replaced by"):
@@ -130,9 +130,9 @@ def test_a_temporary_folder_goes_with_its_process(tmp_path: Path) -> None:
 
 
 def test_an_error_inside_a_claim_ends_it(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), claiming(tmp_path / "bundle"):
+    with pytest.raises(FileNotFoundError), lock_path(tmp_path / "bundle"):
         raise FileNotFoundError
-    with claiming(tmp_path / "bundle"):
+    with lock_path(tmp_path / "bundle"):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -140,7 +140,7 @@ def test_an_error_inside_a_claim_ends_it(tmp_path: Path) -> None:
 def test_a_bundle_that_is_there_is_read_without_a_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = aside(tmp_path)
     bundle.mkdir()
-    monkeypatch.setattr(leftovers, "claiming", lambda path: pytest.fail("a folder may be one that cannot be written"))
+    monkeypatch.setattr(leftovers, "lock_path", lambda path: pytest.fail("a folder may be one that cannot be written"))
     restore_folder(bundle)
     restore_folder(tmp_path / "never there")
 

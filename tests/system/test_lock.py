@@ -24,11 +24,19 @@ import pytest
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.system import lock
-from edgeformer.system.lock import LOCK_FILE, LockedError, claiming, in_turn, locked, owned, owner_elsewhere
+from edgeformer.system.lock import (
+    LOCK_FILE,
+    LockedError,
+    has_live_owner,
+    lock_folder,
+    lock_path,
+    remote_owner,
+    wait_for_lock,
+)
 
 
 def hold(folder: Path, ready: Connection) -> None:
-    with locked(folder, "is being trained"):
+    with lock_folder(folder, "is being trained"):
         ready.send(True)
         ready.recv()
 
@@ -61,9 +69,9 @@ def test_a_second_process_is_refused_and_the_first_one_named(tmp_path: Path) -> 
     with holding(tmp_path) as process:
         who = rf"is being trained by process {process.pid} on {platform.node()}, since 2"
         with pytest.raises(LockedError, match=who):
-            locked(tmp_path, "is being trained").__enter__()
+            lock_folder(tmp_path, "is being trained").__enter__()
     assert json.loads((tmp_path / LOCK_FILE).read_text(encoding="utf-8"))["pid"] == process.pid
-    with locked(tmp_path, "is being trained"):
+    with lock_folder(tmp_path, "is being trained"):
         assert json.loads((tmp_path / LOCK_FILE).read_text(encoding="utf-8"))["pid"] == os.getpid()
     assert not (tmp_path / LOCK_FILE).exists()
 
@@ -71,8 +79,8 @@ def test_a_second_process_is_refused_and_the_first_one_named(tmp_path: Path) -> 
 @pytest.mark.parametrize("first", [0, 1], ids=["elsewhere", "Windows"])
 def test_the_same_process_cannot_have_it_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     monkeypatch.setattr(lock, "_OWNER_AT", first)
-    with locked(tmp_path, "x"), pytest.raises(LockedError) as refused:
-        locked(tmp_path, "x").__enter__()
+    with lock_folder(tmp_path, "x"), pytest.raises(LockedError) as refused:
+        lock_folder(tmp_path, "x").__enter__()
     said = str(refused.value)
     assert said.startswith(f"{tmp_path}: x by process {os.getpid()} on {platform.node()}, since 20")
     assert refused.value.held and said.endswith("; wait for it, or stop it first"), "its file is no rubbish"
@@ -81,33 +89,33 @@ def test_the_same_process_cannot_have_it_twice(tmp_path: Path, monkeypatch: pyte
 def test_a_living_owner_is_believed_where_the_file_system_knows_no_locks(tmp_path: Path) -> None:
     named(tmp_path)
     with pytest.raises(LockedError, match=f"process {os.getppid()} on .* if it is gone, remove .*[.]lock$") as refused:
-        locked(tmp_path, "x").__enter__()
+        lock_folder(tmp_path, "x").__enter__()
     assert not refused.value.held
 
 
 def test_of_another_host_nothing_is_known(tmp_path: Path) -> None:
     named(tmp_path, host="elsewhere", pid=1)
     with pytest.raises(LockedError, match="process 1 on elsewhere"):
-        locked(tmp_path, "x").__enter__()
+        lock_folder(tmp_path, "x").__enter__()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "[1]", "7", '{"pid": "x"}'])
 def test_an_unreadable_name_is_no_owner(tmp_path: Path, content: str) -> None:
     (tmp_path / LOCK_FILE).write_text(content.replace('{"pid"', f'{{"host": "{platform.node()}", "pid"'))
-    with locked(tmp_path, "x"):
+    with lock_folder(tmp_path, "x"):
         pass
 
 
 def test_a_number_that_another_process_has_by_now_is_no_owner(tmp_path: Path) -> None:
     named(tmp_path, process_started=-60.0)
-    with locked(tmp_path, "x"):
+    with lock_folder(tmp_path, "x"):
         pass
 
 
 def test_it_is_given_back_when_the_work_fails(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), locked(tmp_path, "x"):
+    with pytest.raises(ZeroDivisionError), lock_folder(tmp_path, "x"):
         raise ZeroDivisionError
-    with locked(tmp_path, "x"):
+    with lock_folder(tmp_path, "x"):
         pass
 
 
@@ -116,15 +124,15 @@ def test_who_holds_it_without_a_name_is_another_process(tmp_path: Path) -> None:
     with (tmp_path / LOCK_FILE).open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(LockedError, match=r": x by another process; wait for it, or stop it first$"):
-            locked(tmp_path, "x").__enter__()
-    with locked(tmp_path, "x"):
+            lock_folder(tmp_path, "x").__enter__()
+    with lock_folder(tmp_path, "x"):
         pass
 
 
 def test_the_file_names_this_process_until_it_is_given_back(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        with locked(tmp_path, "x"):
+        with lock_folder(tmp_path, "x"):
             file = tmp_path / LOCK_FILE
             assert file.stat().st_mode & 0o777 == 0o666
             owner = json.loads(file.read_text(encoding="utf-8"))
@@ -140,7 +148,7 @@ def test_the_file_names_this_process_until_it_is_given_back(tmp_path: Path) -> N
 
 def test_a_folder_that_went_meanwhile_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    with claiming(tmp_path / "folder" / "bundle"):
+    with lock_path(tmp_path / "folder" / "bundle"):
         shutil.rmtree(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
@@ -148,7 +156,7 @@ def test_a_folder_that_went_meanwhile_is_no_error(tmp_path: Path) -> None:
 def test_this_process_own_file_is_no_other_owner(tmp_path: Path) -> None:
     """Of a lock whose file could not be removed."""
     named(tmp_path, pid=os.getpid(), process_started=lock._start_time(os.getpid()))
-    with locked(tmp_path, "x"):
+    with lock_folder(tmp_path, "x"):
         pass
 
 
@@ -160,9 +168,9 @@ def test_a_process_is_known_by_its_number_and_its_start(
     named(tmp_path, process_started=64.0 + off)
     if same:
         with pytest.raises(LockedError):
-            locked(tmp_path, "x").__enter__()
+            lock_folder(tmp_path, "x").__enter__()
     else:
-        with locked(tmp_path, "x"):
+        with lock_folder(tmp_path, "x"):
             pass
 
 
@@ -173,7 +181,7 @@ def test_of_a_process_that_may_not_be_asked_nothing_is_known(tmp_path: Path, mon
     named(tmp_path)
     monkeypatch.setattr(lock, "_start_time", refuse)
     with pytest.raises(LockedError, match=f"process {os.getppid()} on"):
-        locked(tmp_path, "x").__enter__()
+        lock_folder(tmp_path, "x").__enter__()
 
 
 def test_a_start_is_counted_from_the_boot_where_linux_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +206,7 @@ def test_a_lock_that_its_owner_removed_after_it_was_opened_is_none(
 
     monkeypatch.setattr(filelock, "lock_descriptor", removing)
     before = psutil.Process().num_fds()
-    with locked(tmp_path, "x"):
+    with lock_folder(tmp_path, "x"):
         assert len(taken) == 2 and json.loads((tmp_path / LOCK_FILE).read_text(encoding="utf-8"))["pid"] == os.getpid()
         with (tmp_path / LOCK_FILE).open("rb") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,7 +222,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ArtifactError) as refused:
-        claiming(tmp_path / "bundle").__enter__()
+        lock_path(tmp_path / "bundle").__enter__()
     said = str(refused.value)
     assert said.startswith(f"{tmp_path / 'bundle'}: cannot be written, because {tmp_path} cannot (")
     assert os.strerror(number) in said and not isinstance(refused.value, LockedError)
@@ -222,7 +230,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
 
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        locked(tmp_path / "gone", "x").__enter__()
+        lock_folder(tmp_path / "gone", "x").__enter__()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EWOULDBLOCK])
@@ -233,13 +241,13 @@ def test_a_file_system_without_locks_is_no_owner(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(filelock, "lock_descriptor", refuse)
     if number == errno.EWOULDBLOCK:
         with pytest.raises(LockedError):
-            locked(tmp_path, "x").__enter__()
+            lock_folder(tmp_path, "x").__enter__()
         return
-    with locked(tmp_path, "x"):
+    with lock_folder(tmp_path, "x"):
         assert (tmp_path / LOCK_FILE).is_file()
     named(tmp_path)
     with pytest.raises(LockedError):
-        locked(tmp_path, "x").__enter__()
+        lock_folder(tmp_path, "x").__enter__()
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="other systems keep the moment a process started at")
@@ -259,16 +267,16 @@ def test_an_owner_lives_on_when_the_clock_is_set(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(psutil, "PROCFS_PATH", str(proc))
         assert psutil.boot_time() == boot + seconds
         with pytest.raises(LockedError, match=f"process {process.pid} on"):
-            locked(without_locks, "x").__enter__()
+            lock_folder(without_locks, "x").__enter__()
 
 
 def test_a_lock_of_another_host_counts_for_a_day_after_its_last_file(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).write_text(json.dumps({"pid": 1, "host": "far", "since": "2026-01-02"}), encoding="utf-8")
-    assert owned(tmp_path) and owner_elsewhere(tmp_path) == "far, since 2026-01-02"
+    assert has_live_owner(tmp_path) and remote_owner(tmp_path) == "far, since 2026-01-02"
     os.utime(tmp_path / LOCK_FILE, (0, time.time() - 25 * 3600))
-    assert not owned(tmp_path)
+    assert not has_live_owner(tmp_path)
     (tmp_path / "metrics.jsonl").touch()
-    assert owned(tmp_path)
+    assert has_live_owner(tmp_path)
 
 
 def test_what_takes_a_moment_is_waited_for(tmp_path: Path) -> None:
@@ -277,7 +285,7 @@ def test_what_takes_a_moment_is_waited_for(tmp_path: Path) -> None:
     path.write_text("", encoding="utf-8")
 
     def add(line: int) -> None:
-        with in_turn(path):
+        with wait_for_lock(path):
             before = path.read_text(encoding="utf-8")
             time.sleep(0.01)
             path.write_text(f"{before}{line}\n", encoding="utf-8")
@@ -285,6 +293,6 @@ def test_what_takes_a_moment_is_waited_for(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(add, range(8)))
     assert sorted(path.read_text(encoding="utf-8").split()) == [str(line) for line in range(8)]
-    with claiming(path), pytest.raises(LockedError, match="is being replaced by"), in_turn(path, 0.1):
+    with lock_path(path), pytest.raises(LockedError, match="is being replaced by"), wait_for_lock(path, 0.1):
         pass
     assert [file.name for file in tmp_path.iterdir()] == ["file"]

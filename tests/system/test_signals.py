@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.cli.export import report_bundle_on_interrupt
-from edgeformer.system.signals import catching
+from edgeformer.system.signals import handle_signals
 from edgeformer.training.train import StopSignals
 
 HANGUP = getattr(signal, "SIGHUP", None)
@@ -43,7 +43,7 @@ def test_what_nohup_protects_goes_on_when_the_terminal_is_gone(
 def test_the_others_are_caught_and_given_back() -> None:
     heard: list[int] = []
     before = signal.getsignal(signal.SIGTERM)
-    with catching(("SIGTERM", "SIGNOSUCH"), lambda number, _: heard.append(number)):
+    with handle_signals(("SIGTERM", "SIGNOSUCH"), lambda number, _: heard.append(number)):
         signal.raise_signal(signal.SIGTERM)
     assert heard == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is before
 
@@ -52,7 +52,7 @@ def test_in_another_thread_nothing_is_caught() -> None:
     seen: list[object] = []
 
     def work() -> None:
-        with catching(("SIGTERM",), lambda *_: None):
+        with handle_signals(("SIGTERM",), lambda *_: None):
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)

@@ -181,7 +181,7 @@ def _built_in_int8(entry: ArtifactManifest, graph: ArtifactManifest, target: Tar
 
 def _built(entry: ArtifactManifest, graph: ArtifactManifest, target: Target, job: BuildJob) -> ArtifactManifest:
     """Build the engine of a graph, or one for each part of a step artifact. Raises EdgeformerError on failure."""
-    from edgeformer.runtimes.tensorrt.engine import build_engine, together, writing_shapes
+    from edgeformer.runtimes.tensorrt.engine import build_engine, combine_engines, writing_shapes
 
     sources = graph.parts or {_LOOP: str(graph.file)}
     trim_suffix, engines = "_trim" if graph.trimmed else "", {}
@@ -194,7 +194,7 @@ def _built(entry: ArtifactManifest, graph: ArtifactManifest, target: Target, job
         path = job.bundle / source
         part_job = replace(job, shapes=writing_shapes(path, job)) if writes else job
         engines[part] = build_engine(path, job.bundle / files[part], target, part_job)
-    facts = vars(together(engines.values(), first=engines[_LOOP]))
+    facts = vars(combine_engines(engines.values(), first=engines[_LOOP]))
     engine = _written(entry, job.bundle, files[_LOOP], ("torch", "onnx", "onnxscript"), facts)
     if not graph.parts:
         return engine

@@ -60,7 +60,7 @@ class BuiltEngine:
     reason: str | None
 
 
-def together(parts: Collection[BuiltEngine], first: BuiltEngine) -> BuiltEngine:
+def combine_engines(parts: Collection[BuiltEngine], first: BuiltEngine) -> BuiltEngine:
     """Combine the facts of the engines of a step artifact: sums, and all warnings.
 
     Args:

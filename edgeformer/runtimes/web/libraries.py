@@ -135,7 +135,7 @@ class FoundFile:
     version: str | None
 
 
-def runtimes_named(providers: Sequence[str]) -> tuple[WebRuntime, ...]:
+def select_runtimes(providers: Sequence[str]) -> tuple[WebRuntime, ...]:
     """Return the runtimes of providers (empty: all) in the order of :data:`RUNTIMES`. Raises InputError if unknown."""
     names = [runtime.provider for runtime in RUNTIMES]
     if unknown := [name for name in providers if name not in names]:
