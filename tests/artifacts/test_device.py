@@ -10,7 +10,7 @@ import yaml
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile, save_profile
-from edgeformer.report.charts import bandwidth, peak_rate
+from edgeformer.report.charts import _bandwidth, _peak_rate
 from tests.report.made_reports import made_report
 
 
@@ -28,9 +28,9 @@ def test_the_roofline_is_drawn_with_the_surest_rate() -> None:
 
     peaks = {"fp32": fact(9e12), "fp16": fact(4e13), "fp16_fp32_accumulate": fact(2e13), "int8": None}
     report = made_report(profile={"bandwidth_bytes_per_s": fact(192e9), "peaks": peaks})
-    assert [peak_rate(report, precision) for precision in ("fp32", "fp16", "int8")] == [9e12, 2e13, None]
-    assert bandwidth(report) == 192e9
-    assert bandwidth(made_report(profile={})) is None and peak_rate(made_report(profile={}), "fp32") is None
+    assert [_peak_rate(report, precision) for precision in ("fp32", "fp16", "int8")] == [9e12, 2e13, None]
+    assert _bandwidth(report) == 192e9
+    assert _bandwidth(made_report(profile={})) is None and _peak_rate(made_report(profile={}), "fp32") is None
 
 
 def test_profiles_of_earlier_versions_are_read(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Literal
 
 import psutil
 import pytest
-from tests.web.old_bundles import LANGUAGE
 
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row
@@ -33,6 +32,7 @@ from edgeformer.benchmark.measurement import (
 from edgeformer.bundle import Bundle
 from tests.benchmark.measuring_child import RULES, Recorder, another, make_spec, reasons, run_as, states
 from tests.runtimes.tiny_bundle import write_bundle
+from tests.web.browser import LANGUAGE
 
 POSITIONS = 64
 THREE_SHAPES = ((1, 8), (2, 8), (3, 8))

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeformer.report.report_files import write_report
-from edgeformer.report.words import badge_text, in_words
-from tests.web.old_bundles import LANGUAGE
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, InputError
@@ -24,11 +21,14 @@ from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bun
 from edgeformer.benchmark.request import Target, question_of
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle, seal
+from edgeformer.report.context import badge_text, verdict_sentence
+from edgeformer.report.documents import write_report
 from edgeformer.run import Location
 from edgeformer.system import nvidia
 from edgeformer.system.host import usable_cores
 from edgeformer.tasks.classification import ClassificationScore
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
+from tests.web.browser import LANGUAGE
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
 FAST = ProfileOptions(rules=RULES, threads=(1,))
@@ -300,7 +300,7 @@ def test_artifacts_that_never_run_on_the_device_are_left_out(on_pi: Report) -> N
     assert {check.artifact for check in on_pi.verdict.checks} == {"model", "wide"}
     assert on_pi.left_out == {"engine": "tensorrt-rtx engines run on NVIDIA GPUs only"}
     assert any(note.startswith("left out of the verdict") and "engine" in note for note in on_pi.notes)
-    assert "Left out: 1 artifact that no" in in_words(on_pi) and "not known" not in in_words(on_pi)
+    assert "Left out: 1 artifact that no" in verdict_sentence(on_pi) and "not known" not in verdict_sentence(on_pi)
     assert any(row.artifact == "engine" for row in on_pi.rows), "its row says why, as before"
 
 
@@ -308,7 +308,7 @@ def test_without_a_runnable_artifact_nothing_is_judged(two_graphs: Path) -> None
     report = profile_bundle(Location(None, two_graphs), PI, replace(ONE_SHAPE, artifacts=("engine",)))
     assert (report.verdict.status, report.verdict.checks) == ("unknown", ())
     assert any("no artifact can ever run on this device" in note for note in report.notes)
-    assert "every artifact that no" in in_words(report)
+    assert "every artifact that no" in verdict_sentence(report)
 
 
 def test_the_verdict_of_a_search_is_that_of_its_pick(two_graphs: Path, tmp_path: Path) -> None:
@@ -320,10 +320,10 @@ def test_the_verdict_of_a_search_is_that_of_its_pick(two_graphs: Path, tmp_path:
     # once for each runtime that is installed
     assert {c.artifact for c in report.search.candidates} == {"model", "wide"}, "no engine on a processor"
     assert report.verdict.status == "pass" and {check.artifact for check in report.verdict.checks} == {"model"}
-    assert badge_text(report) == "host: pass" and in_words(report).startswith("The search picks model. ")
+    assert badge_text(report) == "host: pass" and verdict_sentence(report).startswith("The search picks model. ")
     nothing = profile_bundle(Location(None, two_graphs), HOST, replace(options, max_size_bytes=1))
     assert nothing.search is not None and nothing.search.pick is None
-    assert nothing.verdict.status == "fail" and in_words(nothing).startswith("The search picks nothing: ")
+    assert nothing.verdict.status == "fail" and verdict_sentence(nothing).startswith("The search picks nothing: ")
 
 
 def test_reports_of_different_questions_do_not_overwrite_each_other(on_pi: Report, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ _PAGES = _BYTES // 4096
 PROGRAM = f"""
 import json, resource
 import psutil
-from edgeformer.system.memory import give_back, kept
+from edgeformer.system.memory import keep_heap, release_heap
 
 def new_pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -28,13 +28,13 @@ def new_pages():
 def resident():
     return psutil.Process().memory_info().rss
 
-give_back()
+release_heap()
 found = {{"before": new_pages()}}
-with kept(1):
+with keep_heap(1):
     found["kept"], held = new_pages(), resident()
 found["given back"], found["after"] = held - resident(), new_pages()
 try:
-    with kept(1):
+    with keep_heap(1):
         raise ZeroDivisionError
 except ZeroDivisionError:
     found["after a failure"] = new_pages()
@@ -56,7 +56,7 @@ def test_large_blocks_are_made_of_the_same_pages_again() -> None:
 PRODUCTS = """
 import contextlib, ctypes, json, os, sys
 import torch
-from edgeformer.system.memory import kept
+from edgeformer.system.memory import keep_heap
 
 class Heap(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena o s h hblkhd u f uordblks fordblks keepcost".split()]
@@ -75,7 +75,7 @@ def train(rows):
     layer.zero_grad()
 
 given = dict(os.environ)
-with contextlib.nullcontext() if sys.argv[1] == "not" else kept(int(sys.argv[1])):
+with contextlib.nullcontext() if sys.argv[1] == "not" else keep_heap(int(sys.argv[1])):
     inside = os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     for rows in range(64, 104):
         train(rows)

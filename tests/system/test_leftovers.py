@@ -21,8 +21,8 @@ from edgeformer.system.lock import LockedError, lock_path
 HOLDER = """
 import sys
 from pathlib import Path
-from edgeformer.system.lock import claiming
-with claiming(Path(sys.argv[1])):
+from edgeformer.system.lock import lock_path
+with lock_path(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeformer.artifacts.study import LocalData
 
 from benchmarks.studies.jobs import DataReader
 from edgeformer.artifacts.documents import load_profile
@@ -147,7 +146,7 @@ class TestSmallerVocabulary:
         assert any(f"model.vocab_size is {size} instead of 4000" in note for note in planned.notes)
         export(run, ExportOptions())
         assert Bundle.open(run / "bundle").manifest.artifacts[0].status == "built"
-        data = DataReader(tmp_path, (), LocalData(), SILENT).read(oversized)
+        data = DataReader(tmp_path, (), SILENT).read(oversized)
         assert data.summary is not None and data.summary.fingerprint == read_run(run).data.fingerprint
 
     def test_streamed_text(self, tmp_path: Path) -> None:
