@@ -47,7 +47,7 @@ torture: $(VENV)/.dev
 	$(BIN)/python -m pytest -m torture -n 0 -s
 
 # One line changed at a time in what decides numbers, verdicts and files: does a test notice? docs/reliability.md has
-# what was found. Hours, not in CI; MODULES="formats/units.py formats/files.py" does these alone.
+# what was found. Hours, not in CI; MODULES="artifacts/units.py artifacts/files.py" does these alone.
 mutants: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet "mutmut==3.8.1"
 	$(BIN)/python -m tests.mutants $(MODULES)

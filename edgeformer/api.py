@@ -260,7 +260,7 @@ def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
     Args:
         model: the .onnx file.
         folder: of the bundle.
-        options: of :class:`~edgeformer.export.import_onnx.WrapOptions`: shapes, ranges, inputs, tokenizer…
+        options: of :class:`~edgeformer.export.import_onnx.OnnxImportOptions`: shapes, ranges, inputs, tokenizer…
 
     Raises:
         InputError: a missing size or range, or an unusable graph; the message says what to give.

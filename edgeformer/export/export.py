@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from edgeformer.artifacts.bundle_files import lacks_parity
 from edgeformer.artifacts.documents import own_profiles
-from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing_folder
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import SILENT, Progress
@@ -21,7 +22,7 @@ from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.run_source import RunSource
 from edgeformer.export.variants import ExportOptions, Plans, plan_builders, requested_builders
 from edgeformer.run import Run
-from edgeformer.runtimes import Builder, Unavailable, all_builders
+from edgeformer.runtimes import Builder, Unavailable, all_builders, cannot_run
 from edgeformer.runtimes.runtime import ENGINES_FOLDER, Target
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
@@ -128,10 +129,14 @@ def _build_engines(
             continue
         (folder / ENGINES_FOLDER).mkdir(exist_ok=True)
         for entry in builder.build(target, job):
-            judge = source.judge(folder, entry)
-            artifact = judge.judge_engine(entry)
+            artifact = entry
+            if lacks_parity(entry) and cannot_run(entry) is None:  # otherwise no data is read for it
+                try:
+                    artifact = source.judge(folder, entry).judge_engine(entry)
+                except EdgeformerError as error:
+                    artifact = entry.model_copy(update={"status": "rejected", "reason": str(error)})
             if source.can_join and source.options.joining:
-                artifact = judge.add_rounded(artifact)
+                artifact = source.judge(folder, entry).add_rounded(artifact)
             reason = artifact.reason and artifact.reason.replace(str(folder), str(source.folder))
             yield artifact.model_copy(update={"reason": reason})
 
@@ -151,6 +156,6 @@ def remove_rejected(
     listed = {name for entry in entries for name in (entry.file, entry.weights_file, *entry.parts.values())}
     # Builders may write ONNX files into the engines folder; a set has each path once.
     for path in {*folder.rglob("*.onnx"), *folder.rglob("*.onnx_data"), *(folder / ENGINES_FOLDER).glob("*")}:
-        if path.relative_to(folder).as_posix() not in listed | (protected or set()):
+        if path.is_file() and path.relative_to(folder).as_posix() not in listed | (protected or set()):
             path.unlink()
     return entries

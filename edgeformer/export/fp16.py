@@ -1,6 +1,6 @@
 """FP16 conversion of foreign graphs, and the largest values that a model computes on its golden inputs.
 
-Graphs of trained runs become FP16 through their torch modules (``models/norms.py``, ``models/fp16.py``). A foreign
+Graphs of trained runs become FP16 through their torch modules (``models/layers.py``, ``models/tracing.py``). A foreign
 graph is converted node by node. A node computes in FP16 if its operator is safe there (products, sums, activations,
 moves) and nothing that it reads or writes comes near FP16's limits, on the golden inputs or in a stored number.
 Norms, softmax, powers, roots, exponentials, sums over an axis and unknown operators stay FP32, as do inputs and

@@ -112,9 +112,11 @@ class GraphSource:
 
         Raises:
             ArtifactError: the bundle is damaged.
-            InputError: its graph is not FP32, so other precisions cannot be made of it.
+            InputError: it was exported from a run, or its graph is not FP32, so nothing can be converted.
         """
         source = cls(Bundle.open(folder), options, progress)
+        if source.bundle.manifest.wrapped is None:
+            raise InputError(f"{folder}: was exported from a run; export that run again")
         base = source.bundle.artifacts[0]
         if (options.fp16 or options.int8 or options.int4) and base.precision != "fp32":
             raise InputError(f"{folder}: its graph is {base.precision.upper()} already; import the FP32 one")
@@ -174,7 +176,8 @@ class GraphSource:
         """Judge of an artifact with this entry's precision."""
         base = self.base[0]
         baseline = {0: (base.score, base.validation)} if base.score is not None else {}
-        return Judge(folder, GraphReference(self.bundle), Variant(entry.precision), self._validation, baseline)
+        variant = Variant(entry.precision)
+        return Judge(folder, GraphReference(self.bundle), variant, self._validation, baseline, sets_baseline=False)
 
     def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:
         """Convert the graph to every requested precision, and judge each one."""

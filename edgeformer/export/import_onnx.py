@@ -463,7 +463,7 @@ def _write_manifest(job: _Import, task: Task, answers: _Golden) -> BundleManifes
 
 
 def import_onnx_cached(path: Path, artifacts: Path, options: OnnxImportOptions, progress: Progress = SILENT) -> Path:
-    """Return the bundle of an .onnx file below ``artifacts``, made if it does not exist. Raises like :func:`wrap`.
+    """Return the bundle of an .onnx file below ``artifacts``, made if missing. Raises like :func:`import_onnx`.
 
     Args:
         artifacts: the folder that holds the runs.

@@ -7,8 +7,8 @@ With 7 bits every CPU computes the same integers.
 Activations get 8 bits and one scale for all rows and positions of a call, determined at run time, so the other rows of
 a call change a row's logits by about as much as INT8 itself does. Pretrained encoders have tokens with much larger
 states than the others ([SEP] above all), which leaves the others few of the 255 steps. They use a scale per position
-(``row_scales``), which halves the error and takes longer: 5 to 13 % for one text, 20 to 35 % in batches, measured in
-turns on one loaded core. Our own models gain nothing by it.
+(``has_row_scales``), which halves the error and takes longer: 5 to 13 % for one text, 20 to 35 % in batches, measured
+in turns on one loaded core. Our own models gain nothing by it.
 
 Tables (token and position embeddings) are read by row: each row has 8 bits and a scale. Norms, biases, rotary tables
 and tables with few rows stay FP32. Only standard ONNX operators are used.
@@ -52,9 +52,9 @@ def quantize(model: onnx_ir.Model, folder: Path | None = None, *, has_row_scales
     """Quantise every MatMul and Gemm with a stored weight, and every table; each tensor is stored once.
 
     Args:
-        model: FP32, from :func:`~edgeformer.models.tracing.export_graph` or ``cut_out``; left unchanged.
+        model: FP32, from :func:`~edgeformer.models.tracing.export_graph` or ``extract_outputs``; left unchanged.
         folder: for temporary files as large as the model; None: the system's.
-        row_scales: activations get a scale per position, instead of one per call.
+        has_row_scales: activations get a scale per position, instead of one per call.
 
     Raises:
         EdgeformerError: a weight would stay FP32.

@@ -116,6 +116,7 @@ class Judge:
         validation: scores a session on labelled data; None: there is none.
         baseline: FP32's scores per exit, filled in when FP32 is judged; all other artifacts are compared with it.
         max_activation: largest absolute activation of the FP32 model on the golden inputs, for FP16's range.
+        sets_baseline: FP32's scores become the baseline. False for imported graphs, whose baseline is their own entry.
     """
 
     folder: Path
@@ -124,6 +125,7 @@ class Judge:
     validation: Validation | None
     baseline: Baseline
     max_activation: float = 0.0
+    sets_baseline: bool = True
 
     def measure(
         self, session: Session, exit_: int, max_rows: int | None = None, *, validate: bool = True
@@ -149,7 +151,7 @@ class Judge:
         score = self.validation(run, exit_) if self.validation is not None and run is not None else None
         if score is not None and not isfinite(score.loss):
             return {"parity": parity, "score": golden, "reason": reason or "its loss is not finite on validation text"}
-        if self.variant == Variant("fp32"):
+        if self.variant == Variant("fp32") and self.sets_baseline:
             self.baseline.setdefault(exit_, (golden, score))
         elif reason is None and exit_ in self.baseline:  # a rejected FP32 graph may have no score
             golden_baseline, validation_baseline = self.baseline[exit_]

@@ -394,6 +394,7 @@ class RunSource:
         Raises:
             ArtifactError: a file of the run is missing or damaged.
         """
+        self._sources  # noqa: B018 - hash the files of the run before graphs are made of them
         model_folder, subject = self.run.folder / MODEL_FOLDER, self.subject
         for name in (TOKENIZER_FILE, TOKENIZER_CONFIG):
             if not (model_folder / name).is_file():

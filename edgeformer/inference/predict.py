@@ -1,8 +1,8 @@
 """The batched prediction core: select a model, open it, answer texts in batches.
 
 Every way from a text to an answer uses it: ``predict`` and the Python API call :func:`predict`, ``predict --file``
-calls :func:`opened`, ``serve`` runs the same :class:`Model` in its engine, and ``evaluate`` and ``exits`` open the same
-:class:`Candidate` for labelled rows. Early-exit settings become thresholds in :func:`exit_thresholds`, and only there.
+calls :func:`open_predictor`, ``serve`` runs the same :class:`Predictor` in its engine, and ``evaluate`` and ``exits``
+open the same :class:`Candidate` for labelled rows. Early-exit settings become thresholds in :func:`exit_thresholds`, and only there.
 Importing this module loads neither torch nor onnxruntime.
 """
 
@@ -298,7 +298,7 @@ def open_predictor_for(
 def open_predictor(
     location: Location, artifact: str | None = None, confidence: Confidence = None, runtime: str | None = None
 ) -> Iterator[Predictor]:
-    """Open a model that passed :func:`check`. Arguments and errors are those of :func:`predict`."""
+    """Open a model that passed :func:`check_answerable`. Arguments and errors are those of :func:`predict`."""
     if confidence is not None and artifact is None and location.artifact is None:
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
         if not steps:

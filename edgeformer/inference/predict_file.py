@@ -229,7 +229,7 @@ def predict_file(
     """Answer all texts, in their order.
 
     Args:
-        model: as :func:`~edgeformer.inference.predict.opened` opens it.
+        model: as :func:`~edgeformer.inference.predict.open_predictor` opens it.
         texts: the texts.
         writer: of the answers as JSON objects; the caller closes it.
         progress: a bar with rows per second.

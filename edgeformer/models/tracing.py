@@ -77,7 +77,7 @@ class Graphs:
         steps: part → graph (embed, loop, readout…); empty if not requested.
         decode: graph with caches, of a model that generates text.
         shared_weights: the graphs keep their weights in one common file, instead of one file each.
-        row_scales: INT8 activations need a scale per position, because some positions are far larger than others.
+        has_row_scales: INT8 activations need a scale per position, because some positions are far larger than others.
         pieces: traced parts by name, for reuse with a trimmed vocabulary.
     """
 
@@ -140,7 +140,7 @@ def export_graph(spec: GraphSpec) -> onnx_ir.Model:
         except torch.onnx.errors.OnnxExporterError as error:
             raise EdgeformerError(f"torch cannot export this model to ONNX: {error}") from error
     assert program is not None
-    # Mark the nodes that an FP16 model computes in float32, before tidy() removes torch's metadata.
+    # Mark the nodes that an FP16 model computes in float32, before deduplicate_weights() removes torch's metadata.
     modules = spec.module.named_modules(remove_duplicate=False)
     float32_scopes = {name for name, module in modules if getattr(module, "keeps_float32", False)}
     for node in program.model.graph:
@@ -315,7 +315,7 @@ def graph_input(value: onnx_ir.Value, name: str) -> onnx_ir.Value:
 
 
 def read_sizes_from_inputs(model: onnx_ir.Model, shared: Collection[str]) -> None:
-    """Make Shape nodes read dynamic sizes from the graph's inputs, so that :func:`tidy` merges them.
+    """Make Shape nodes read dynamic sizes from the graph's inputs, so that :func:`deduplicate_weights` merges them.
 
     Every loop reads the number of tokens from its own state and cache, and builds a mask from it. Once all read it from
     the same value, the nodes are equal, and one mask serves all loops.
@@ -357,7 +357,7 @@ def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Mode
 
     Args:
         piece: graph from :func:`export_graph` of the FP32 model; it is not changed.
-        spec: of the same piece after :func:`~edgeformer.models.layers.half_for_export`.
+        spec: of the same piece after :func:`~edgeformer.models.layers.convert_weights_to_fp16`.
 
     Raises:
         EdgeformerError: the FP16 type of a node is undefined.

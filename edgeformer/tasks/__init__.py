@@ -25,8 +25,8 @@ __all__ = [
     "Task",
     "TextReader",
     "all_tasks",
-    "import_task_of",
-    "task_named",
+    "get_task",
+    "import_task",
 ]
 
 

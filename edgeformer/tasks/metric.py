@@ -27,7 +27,7 @@ class Metric:
         places: decimals in a table.
         lowest, highest: range of a limit on it; None: open.
         flag: option of ``profile --search`` that limits it.
-        found_on: name of the data that it is computed on.
+        evaluated_on: name of the data that it is computed on.
         is_share: it is a share of right rows, so the binomial distribution gives its interval.
     """
 

@@ -123,7 +123,7 @@ class TextPredictor:
         Args:
             run: ``run`` method of a session.
             window: from :meth:`read`.
-            batches: row numbers of each call; None: :meth:`Window.batches`.
+            batches: row numbers of each call; None: :meth:`EncodedTexts.batches`.
         """
         batches = window.batches(self._max_rows) if batches is None else batches
         return answer_batches(run, window.encoded, self._reader.pad, batches)

@@ -52,7 +52,7 @@ def combine_exit_losses(losses: dict[int, Tensor], exit_weight: float) -> Tensor
 def full_loss(
     model: CRT, states: dict[int, Tensor], targets: Tensor, exit_weight: float
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the :func:`weighted` sum of :func:`exit_losses`, and those losses."""
+    """Return the :func:`combine_exit_losses` sum of :func:`exit_losses`, and those losses."""
     losses = exit_losses(model, states, targets)
     return combine_exit_losses(losses, exit_weight), losses
 
@@ -60,7 +60,7 @@ def full_loss(
 def chunked_loss(
     model: CRT, states: dict[int, Tensor], targets: Tensor, exit_weight: float
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Compute :func:`whole_loss` with the logits of ``CHUNK_TOKENS`` rows at a time.
+    """Compute :func:`full_loss` with the logits of ``CHUNK_TOKENS`` rows at a time.
 
     The forward pass also computes the gradient of each chunk's logits, and the backward pass only scales it, so that
     backward can run once. The losses of single exits have no gradient.
