@@ -2,7 +2,8 @@
 
 Every way from a text to an answer uses it: ``predict`` and the Python API call :func:`predict`, ``predict --file``
 calls :func:`open_predictor`, ``serve`` runs the same :class:`Predictor` in its engine, and ``evaluate`` and ``exits``
-open the same :class:`Candidate` for labelled rows. Early-exit settings become thresholds in :func:`exit_thresholds`, and only there.
+open the same :class:`Candidate` for labelled rows. Early-exit settings become thresholds in :func:`exit_thresholds`,
+and only there.
 Importing this module loads neither torch nor onnxruntime.
 """
 
