@@ -11,7 +11,7 @@ EdgeformerError                1  failed for another reason
 │   └── NotBuiltError          3  the artifacts that were asked for were rejected or are unavailable
 ├── MissingDependencyError     1  an optional package is not installed
 ├── InterruptedRun           130  stopped by the user; resumable
-└── ToldElsewhere              …  another process of the same training prints the message; same exit code
+└── AlreadyReported            …  another process of the same training prints the message; same exit code
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def install_hint(extra: str, *, reinstall: bool = False) -> str:
 
     Args:
         extra: the optional packages that are wanted, ``train`` for instance.
-        again: replace what is installed already.
+        reinstall: replace what is installed already.
     """
     forced = "--force-reinstall " if reinstall else ""
     return f'python -m pip install {forced}".[{extra}]" in the clone, or with the wheel\'s path in place of the dot'

@@ -82,7 +82,7 @@ class Request:
         shapes: from small to large.
         threads: from few to many.
         provider: that computes, if ``runtime`` is None.
-        runtime: requested by name, see :func:`edgeformer.runtimes.providers_asked`.
+        runtime: requested by name, see :func:`edgeformer.runtimes.requested_providers`.
         question: see :func:`question_of`.
     """
 

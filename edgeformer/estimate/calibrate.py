@@ -241,7 +241,7 @@ def with_left_out(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceP
 
 
 # `calibrate`: this host's rates, and how near its operators come to them, from a bundle's graphs at shapes
-# that :mod:`.check` does not use.
+# that :mod:`.validate` does not use.
 
 
 # None of batch 1 or 8 with 16, 64 or 128 tokens: those stay unseen, to check estimates at.
@@ -293,7 +293,7 @@ def calibrate(
         threads: of one operator; None: the physical cores that this process may use.
         shapes: (batch, seq) to fit on; those that the model cannot take are left out, and of several models every
             other one.
-        others: bundles of other models, from which to learn, too; with two of them or more, each model is left out
+        further: bundles of other models, from which to learn, too; with two of them or more, each model is left out
             once, which measures the error of estimates for an unseen model.
         progress: where to say what is going on.
 

@@ -84,7 +84,7 @@ def nnls(matrix: Floats, target: Floats) -> Floats:
     Returns:
         float64 [k].
     """
-    # Not scipy.optimize.nnls: `profile --calibrate` runs on devices, and the base installation has no scipy.
+    # Not scipy.optimize.nnls: `edgeformer calibrate` runs on devices, and the base installation has no scipy.
     # The same problem in k rows: what of the target no column reaches is off by the same for every x.
     rotation, matrix = np.linalg.qr(matrix)
     target = rotation.T @ target

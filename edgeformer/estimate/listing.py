@@ -99,7 +99,7 @@ def run_listing(spec: ListSpec, heard: Callable[[], None] = lambda: None) -> Lis
 
 
 def work(message: bytes, send: Send) -> None:
-    """The child's part: list what a ListSpec asks for. See :mod:`..child`."""
+    """List the nodes that a ListSpec names, in a worker (:mod:`edgeformer.benchmark.process`)."""
     spec = ListSpec.model_validate_json(message, strict=False)
     graphs = _graphs(spec.checked.files)
     timer = Timer(spec, send) if spec.timed else None

@@ -89,8 +89,10 @@ def run_probe(threads: int) -> HostRates:
 
 
 def work(message: bytes, send: Send) -> None:
-    """The child's part: time chains of products, sums of large tensors, and of single numbers; a quarter of a minute. A
-    chain for which there is no memory is left out. See :mod:`..child`."""
+    """Time chains of products, and sums of large tensors and of single numbers, in a worker; takes 15 s.
+
+    A chain that does not fit into memory is left out. See :mod:`edgeformer.benchmark.process`.
+    """
     threads, start = ProbeSpec.model_validate_json(message).threads, read_cpu()
     with (
         contextlib.closing(Reference()) as reference,

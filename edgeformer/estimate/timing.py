@@ -67,8 +67,8 @@ _ROUND_S, _LEAST_CALLS, _WARM_UP_S = 0.3, 3, 0.15
 class Timer:
     """Times every item of a spec once, in one round of calls.
 
-    What one process says of a moment is not what the machine does on another day: several processes are asked, with
-    those of other artifacts between them (:mod:`.sweeps`).
+    One process does not represent the machine on another day: several processes are timed, interleaved with those of
+    other artifacts (:mod:`.listing`).
 
     Args:
         spec: what is timed; items go from small to large, and those that there is no time for are left out.

@@ -39,7 +39,7 @@ class CalibrationOptions:
         shapes: (batch, seq) to check at.
         threads: of one operator, to calibrate with; None: the physical cores that this process may use.
         rules: when to stop measuring; None: the usual rules.
-        others: bundles of other models to calibrate with.
+        further: bundles of other models to calibrate with.
     """
 
     calibrate: bool

@@ -38,7 +38,7 @@ def _scaled(value: float | None, unit: float, name: str = "") -> str | None:
     return f"{value / unit:,.0f}{name}" if value >= 100 * unit else f"{value / unit:.3g}{name}"
 
 
-# Recipes and studies
+# Recipes
 
 
 def recipe_records() -> list[Record]:

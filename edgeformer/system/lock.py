@@ -64,7 +64,7 @@ def lock_path(path: Path) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def wait_for_lock(path: Path, seconds: float = 30.0) -> Iterator[None]:
-    """Lock a path as :func:`claiming` does, but wait up to ``seconds`` for another process of this host.
+    """Lock a path as :func:`lock_path` does, but wait up to ``seconds`` for another process of this host.
 
     Raises:
         LockedError: another process still holds the lock after that time, or may hold it on another host.

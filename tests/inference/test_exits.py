@@ -395,7 +395,7 @@ def test_nothing_is_written_if_one_artifact_fails(
     second = opened.artifact(STEP).model_copy(update={"id": "onnx-fp32-step-too"})
     seal(bundle, opened.manifest.model_copy(update={"artifacts": (*opened.artifacts, second)}))
     manifest = (bundle / "bundle.json").read_bytes()
-    promise = exits.promise
+    promise = exits.choose_thresholds
     calls: list[Any] = []
 
     def promise_first(*arguments: Any) -> Any:

@@ -209,7 +209,7 @@ def test_signal_to_one_process_stops_all_after_the_same_step(tmp_path: Path) -> 
         os.kill(processes[1].pid or 0, number)
     assert [ends(process) for process in processes] == [130, 130]
     assert text_of(tmp_path / "error-0.txt").startswith("InterruptedRun: interrupted after step ")
-    assert text_of(tmp_path / "error-1.txt").startswith("ToldElsewhere: ")
+    assert text_of(tmp_path / "error-1.txt").startswith("AlreadyReported: ")
     run = read_run(tmp_path / "run")
     assert run.status == "interrupted" and len(losses(tmp_path / "run")) == run.steps
 
@@ -224,11 +224,11 @@ def test_different_recipes_are_refused(tmp_path: Path) -> None:
 def test_main_process_reports_errors(tmp_path: Path) -> None:
     assert run_processes(tmp_path, CLASSIFIER, CLASSIFIER, name="../x") == [2, 2]
     assert text_of(tmp_path / "error-0.txt").startswith("InputError: --name")
-    assert text_of(tmp_path / "error-1.txt").startswith("ToldElsewhere: --name")
+    assert text_of(tmp_path / "error-1.txt").startswith("AlreadyReported: --name")
     diverging = with_log(CLASSIFIER, "training.optimizer.lr=1e30")
     assert run_processes(tmp_path, diverging, diverging) == [1, 1]
     assert text_of(tmp_path / "error-0.txt").startswith("EdgeformerError: training diverged at step ")
-    assert text_of(tmp_path / "error-1.txt").startswith("ToldElsewhere: training diverged at step ")
+    assert text_of(tmp_path / "error-1.txt").startswith("AlreadyReported: training diverged at step ")
 
 
 def test_torchrun(tmp_path: Path) -> None:
