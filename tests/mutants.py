@@ -56,7 +56,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "estimate/validate.py": ("estimate/test_validate.py",),
     "estimate/operators.py": ("estimate/test_work.py", "estimate/test_operators.py"),
     "estimate/calibrate.py": ("estimate/test_calibrating.py",),
-    "training/memory.py": ("training/test_memory.py",),
+    "training/memory.py": ("training/test_training_memory.py",),
     "training/optimizer.py": ("training/test_optimizer.py",),
     "training/checkpoint.py": ("training/test_checkpoint.py",),
     "training/metrics.py": (

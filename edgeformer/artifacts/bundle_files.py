@@ -158,12 +158,9 @@ class BundleFiles:
 # targets.json, beside bundle.json: what the machines that its engines are for found of them.
 #
 # bundle.json is the exporting machine's, and no other writes it again. An engine that could not run where it was
-# exported
-# is compared and scored on its target, by ``verify --write``; each finding is signed with the checksums of the
-# artifact's
-# files, so that it says nothing of another artifact, or of an engine that was built again. The signature is a
-# checksum:
-# it detects a damaged, edited or moved record, and does not identify its author.
+# exported is compared and scored on its target, by ``verify --write``; each finding is signed with the checksums of
+# the artifact's files, so that it says nothing of another artifact, or of an engine that was built again. The
+# signature is a checksum: it detects a damaged, edited or moved record, and does not identify its author.
 
 
 TARGETS_FILE = "targets.json"

@@ -307,8 +307,7 @@ def _scaled(calibration: Calibration, precision: str, of_overhead: float, of_wor
 # How much of a change of the machine's speed a call's time follows, as the calls themselves show. Pure functions.
 #
 # The same call was timed by several processes, beside which the reference took different times. How their logarithms
-# go
-# together is fitted; where that explains nothing of models that it was not fitted on, times are left as they are.
+# go together is fitted; where that explains nothing of models that it was not fitted on, times are left as they are.
 
 
 _SETS: tuple[tuple[int, ...], ...] = ((0,), (1,), (0, 1))

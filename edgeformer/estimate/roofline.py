@@ -75,10 +75,9 @@ def estimate_memory(
 # Time of a call from its work, every node at the device's rates. Pure functions.
 #
 # Two models share the same counts. Where the device was calibrated, a node costs its operator's overhead plus what it
-# takes at each fitted rate; a product reads weights of the cache partly while it computes. Elsewhere it is unknown how
-# close to its peaks the device gets, so there is a range: the low end overlaps arithmetic with memory, fuses what can
-# be
-# fused and reaches nearly the peaks; the high end does neither.
+# takes at each fitted rate; a product reads weights of the cache partly while it computes. Elsewhere it is unknown
+# how close to its peaks the device gets, so there is a range: the low end overlaps arithmetic with memory, fuses what
+# can be fused and reaches nearly the peaks; the high end does neither.
 
 
 T = TypeVar("T", float, npt.NDArray[np.float64])

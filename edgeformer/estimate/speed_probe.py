@@ -86,8 +86,7 @@ def _varint(value: int) -> bytes:
 # The reference: a product and a copy, timed beside every measurement, which tell the machine's speed at that moment.
 #
 # Processors change their speed within minutes: clocks, heat, a neighbour on the same hardware, a virtual machine that
-# was
-# moved. What is compared over longer than a moment is compared as a multiple of the reference.
+# was moved. What is compared over longer than a moment is compared as a multiple of the reference.
 
 
 # 67 million operations and 4 MiB read and written: half a millisecond each on one core of 2020's desktops.

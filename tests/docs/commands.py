@@ -52,7 +52,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
     "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
     "edgeformer profile --device raspberry-pi-5": _MEASURES,
-    "edgeformer exits --max-drop 1% --risk 5%": "needs a step bundle; tests/inference/test_guarantee.py has one",
+    "edgeformer exits --max-drop 1% --risk 5%": "needs a step bundle; tests/inference/test_exits.py has one",
     'edgeformer predict --confidence auto "a warm, funny and quietly moving film"': "the same",
     "edgeformer gate --against before.json --max-slowdown 5%": "needs two bundles; tests/benchmark/test_gate.py has",
     "edgeformer calibrate --validate": _MEASURES,

@@ -21,7 +21,7 @@ GRAPHS = _SUBJECT.adapter.trace(_SUBJECT.model, tuple(_SUBJECT.inputs), steps=Fa
 
 
 def traced(*_: object, steps: bool) -> Graphs:
-    """What ``Network.trace`` returns for this run."""
+    """What ``ModelAdapter.trace`` returns for this run."""
     assert not steps
     return GRAPHS
 

@@ -79,11 +79,11 @@ class ReferenceRuntime(Runtime):
     builders = (ReferenceBuilder(),)
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        """See :meth:`Backend.cannot_run`."""
+        """See :meth:`Runtime.cannot_run`."""
         return None if installed_version("onnx") else f"package: not installed ({_REMEDY})"
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        """See :meth:`Backend.open`."""
+        """See :meth:`Runtime.open`."""
         refusal = self.cannot_run(files.artifact)
         if refusal is not None:
             raise MissingDependencyError(f"{files.file}: {refusal}")
