@@ -40,6 +40,7 @@ from edgeformer.system.host import cpu_name, now
 from edgeformer.tasks import get_task
 from edgeformer.training.checkpoint import Position
 from edgeformer.training.distributed import connect
+from edgeformer.training.metrics import Meter
 from edgeformer.training.optimizer import build_optimizer, resolve_precision
 from edgeformer.training.step import Stepper
 
@@ -128,6 +129,10 @@ class RandomText:
     def batch(self, rows: NDArray[np.int64], device: torch.device, *, pinned: bool = False) -> tuple[Batch, int]:
         """The same one always."""
         return self._batch, self._batch["targets"].numel()
+
+    def new_meter(self) -> Meter:
+        """Return an empty meter of tokens."""
+        return Meter(per_token=True)
 
     def losses(self, model: nn.Module, batch: Batch) -> Losses:
         """Forward."""

@@ -186,8 +186,12 @@ class Trainer:
     def _run_all(self, title: str, function: Callable[[Job], None], jobs: Sequence[Job], at_a_time: int) -> None:
         total = round(sum(self._seconds(job, title) for job in jobs)) or None
         with bar(self.progress, title, total, "s of estimated work"), ThreadPoolExecutor(at_a_time) as pool:
-            futures = {pool.submit(function, job): job for job in jobs}  # teachers are started before their students
-            self._futures = {job.key or "": future for future, job in futures.items()}
+            futures: dict[Future[None], Job] = {}
+            self._futures = {}
+            for job in jobs:  # teachers first: a student waits for the future of its teacher
+                future = pool.submit(function, job)
+                futures[future] = job
+                self._futures[job.key or ""] = future
             pending, shown, first_steps = {*futures}, 0, dict[str, int]()
             try:
                 while pending and not self._stopping:

@@ -39,7 +39,7 @@ def uses_static_gradients(device_type: str, training: TrainingConfig, processes:
 
 
 def use_static_gradients(model: nn.Module) -> list[Tensor]:
-    """Turn the model's large embedding tables into :class:`StaticGradientEmbedding` and return their gradients.
+    """Turn the model's large embedding tables into :class:`StaticGradientTable` and return their gradients.
 
     torch allocates a table's gradient anew in every step: zeros for tens of thousands of rows of which a few hundred
     are used, in pages that first the system and then torch clears. Small batches of short texts spend much time on it.
@@ -50,14 +50,14 @@ def use_static_gradients(model: nn.Module) -> list[Tensor]:
             continue
         unusual = module.padding_idx is not None or module.max_norm is not None
         if module.weight.requires_grad and not (unusual or module.scale_grad_by_freq or module.sparse):
-            module.__class__ = StaticGradientEmbedding
-            assert isinstance(module, StaticGradientEmbedding)
+            module.__class__ = StaticGradientTable
+            assert isinstance(module, StaticGradientTable)
             module.gradient = torch.zeros_like(module.weight.detach())
             gradients.append(module.gradient)
     return gradients
 
 
-class StaticGradientEmbedding(nn.Embedding):
+class StaticGradientTable(nn.Embedding):
     """An embedding whose gradient stays allocated and is cleared in place; weights and results are torch's own.
 
     All rows are cleared, not only those used: a tied head may have added to any of them.
@@ -77,7 +77,7 @@ class _Rows(torch.autograd.Function):
     """Rows of a table, whose gradient is added in place: autograd would copy one that it receives."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor, table: StaticGradientEmbedding) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, table: StaticGradientTable) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.table = table
         return F.embedding(ids, weight)

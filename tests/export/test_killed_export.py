@@ -44,6 +44,6 @@ def test_interruption_reports_the_bundles_state(tmp_path: Path, number: int) -> 
         bundle.mkdir()
         (bundle / "bundle.json").write_text("{}", encoding="utf-8")
         os.kill(os.getpid(), number)
-    with pytest.raises(InterruptedRun, match="as it was before"), report_bundle_on_interrupt(bundle):
+    with pytest.raises(InterruptedRun, match="is unchanged"), report_bundle_on_interrupt(bundle):
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is handler

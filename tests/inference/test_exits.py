@@ -186,7 +186,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
 def test_early_exit_slower_than_the_full_graph_is_not_recommended(
     bundle: Path, held_out: HeldOut, edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_down(monkeypatch, "_leave")
+    slow_down(monkeypatch, "_run_with_early_exit")
     command = ("exits", str(bundle), "--data", str(held_out(ROWS)), *GOAL, "--artifact", STEP)
     document = json.loads(edgeformer(*command, "--json"))
     timing = document["guarantees"][STEP]["time"]

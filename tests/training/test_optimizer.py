@@ -31,7 +31,7 @@ from edgeformer.training.objective import Objective
 from edgeformer.training.optimizer import (
     STATIC_MIN_BYTES,
     LearningRate,
-    StaticGradientEmbedding,
+    StaticGradientTable,
     build_optimizer,
     resolve_precision,
     use_static_gradients,
@@ -231,7 +231,7 @@ def model_pair(*, tied: bool = False) -> tuple[EmbeddingModel, EmbeddingModel]:
     plain = EmbeddingModel(tied=tied)
     static = deepcopy(plain)
     (gradient,) = use_static_gradients(static)
-    assert type(static.table) is StaticGradientEmbedding and gradient.shape == static.table.weight.shape
+    assert type(static.table) is StaticGradientTable and gradient.shape == static.table.weight.shape
     return plain, static
 
 
@@ -287,7 +287,7 @@ class TestStaticGradients:
         assert not uses_static_gradients("cuda", recipe.training)
         assert not uses_static_gradients("cpu", recipe.training, processes=2)
         objective = Objective(recipe, tmp_path, BuildTarget("cpu", "fp32"), SILENT)
-        for expected in (nn.Embedding, StaticGradientEmbedding):
+        for expected in (nn.Embedding, StaticGradientTable):
             tables = [module for module in objective.model.modules() if isinstance(module, nn.Embedding)]
             assert {type(table) for table in tables} == {expected}
             if expected is nn.Embedding:
