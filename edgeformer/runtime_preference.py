@@ -7,15 +7,17 @@ guarantee of `edgeformer exits`, do not affect it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.files import write_json
-from edgeformer.artifacts.report import Candidate, Report
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
 from edgeformer.run import Location
 from edgeformer.runtimes import ALL_RUNTIMES, cannot_run, library_versions, provider_facts, requested_providers
 from edgeformer.system.host import cpu_name, default_threads
+
+if TYPE_CHECKING:
+    from edgeformer.artifacts.report import Candidate, Report
 
 FILE = "runtimes.json"
 _NOISE = 0.975
