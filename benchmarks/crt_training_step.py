@@ -40,7 +40,6 @@ from edgeformer.system.host import cpu_name, now
 from edgeformer.tasks import get_task
 from edgeformer.training.checkpoint import Position
 from edgeformer.training.distributed import connect
-from edgeformer.training.metrics import Meter
 from edgeformer.training.optimizer import build_optimizer, resolve_precision
 from edgeformer.training.step import Stepper
 
@@ -117,6 +116,8 @@ class Steps:
 class RandomText:
     """What the trainer's stepper asks of an objective, for random tokens. Counts the time of what must be computed."""
 
+    per_token = True
+
     def __init__(self, recipe: Any, loss: Loss, model: CRT) -> None:
         self.recipe, self.model_spec, self.task, self.model = (
             recipe,
@@ -129,10 +130,6 @@ class RandomText:
     def batch(self, rows: NDArray[np.int64], device: torch.device, *, pinned: bool = False) -> tuple[Batch, int]:
         """The same one always."""
         return self._batch, self._batch["targets"].numel()
-
-    def new_meter(self) -> Meter:
-        """Return an empty meter of tokens."""
-        return Meter(per_token=True)
 
     def losses(self, model: nn.Module, batch: Batch) -> Losses:
         """Forward."""
@@ -158,14 +155,14 @@ def trainer_share(recipe: Any, model: CRT, loss: Loss, steps: int) -> dict[str, 
     stepper = Stepper(objective, processes, 1000)
     stepper.model.train()
     rows, position = np.arange(recipe.training.batch_size), Position(batch_size=recipe.training.batch_size)
-    stepper.take(rows, position, lambda _: None)
+    stepper.take(rows, position)
     objective.losses = objective.timed(objective.losses)
     processes.accelerator.backward = objective.timed(processes.accelerator.backward)
     processes.clip = objective.timed(processes.clip)  # type: ignore[method-assign]
     stepper.optimizer.step = objective.timed(stepper.optimizer.step)  # type: ignore[method-assign]
     started = time.process_time()
     for _ in range(steps):
-        stepper.take(rows, position, lambda _: None)
+        stepper.take(rows, position)
     total = time.process_time() - started
     return {"ms_per_step": 1000 * total / steps, "outside_of_computing": 1 - objective.computing_s / total}
 

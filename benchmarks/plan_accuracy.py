@@ -49,7 +49,7 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     """``steps`` optimizer steps of the real training loop on random tokens, with validation and a checkpoint."""
     from edgeformer.artifacts.progress import SILENT
     from edgeformer.training.checkpoint import Checkpoints
-    from edgeformer.training.metrics import MetricsLog
+    from edgeformer.training.loop import MetricsLog
 
     loop = loop_on_random_rows(recipe, steps, folder)
     loop.checkpoints = Checkpoints(folder)

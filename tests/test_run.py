@@ -17,7 +17,7 @@ from edgeformer.report.compare import score_note
 from edgeformer.report.listing import run_records
 from edgeformer.run import Location, Run, find_bundle, locate
 from edgeformer.system.lock import lock_folder
-from edgeformer.training.run_folder import folder_to_resume
+from edgeformer.training.train import folder_to_resume
 from tests.cli.run_cli import edgeformer
 
 OLD = Path(__file__).parent / "old_format"

@@ -26,7 +26,7 @@ from edgeformer.run import TORCH, Run
 from edgeformer.system.host import default_threads
 from edgeformer.system.signals import handle_signals
 from edgeformer.tasks import get_task
-from edgeformer.training.timing import TrainingTime, time_steps
+from edgeformer.training.duration import TrainingTime, time_steps
 
 _EXPORT_S = 20.0
 """Seconds to trace, write and score a graph: a guess."""

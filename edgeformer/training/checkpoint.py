@@ -43,7 +43,7 @@ from edgeformer.models.weights import save_weights
 from edgeformer.training.distributed import Processes
 from edgeformer.training.optimizer import LearningRate
 
-WEIGHTS = "model.safetensors"
+CHECKPOINTS_FOLDER, WEIGHTS = "checkpoints", "model.safetensors"
 _OPTIMIZER, _SCALER, _SCHEDULE = "optimizer.bin", "scaler.pt", "schedule.pt"
 _POSITION, _CHECKSUMS, _BEST = "state.json", "sha256.json", "best.safetensors"
 _CHECKPOINTS_KEPT = 2
@@ -179,7 +179,7 @@ class Checkpoints:
     """
 
     def __init__(self, run: Path) -> None:
-        self._run, self._folder = run, run / "checkpoints"
+        self._run, self._folder = run, run / CHECKPOINTS_FOLDER
         self._good: list[Path] = []  # written or verified by this process, oldest first
 
     @property
@@ -257,7 +257,15 @@ class Checkpoints:
         problems: list[str] = []
         without_best: Path | None = None
         for folder in self._states():
-            damaged = _damaged_file(folder)
+            damaged: Path | None = folder / _CHECKSUMS
+            try:
+                checksums: dict[str, str] = dict(json.loads((folder / _CHECKSUMS).read_text(encoding="utf-8")))
+                if {_POSITION, _SCHEDULE, random_states_file(0)} <= checksums.keys():
+                    files = [folder / name for name in sorted(checksums, key=_BEST.__eq__)]  # the best weights last
+                    is_damaged = (not file.is_file() or sha256_of(file) != checksums[file.name] for file in files)
+                    damaged = next((file for file, bad in zip(files, is_damaged, strict=True) if bad), None)
+            except (OSError, ValueError, TypeError):
+                pass  # the file of checksums is damaged
             if damaged is None:
                 if problems:
                     report(f"{'; '.join(problems)}; going on from the checkpoint before: {folder}")
@@ -303,29 +311,10 @@ class Checkpoints:
             position.validation = {}
         return position
 
-    def remove_leftovers(self) -> None:
-        """Remove temporary files of killed processes. The caller must hold the run's lock."""
-        for path in (*self._folder.glob(".*.tmp*"), *self._folder.glob(".*.old")):
-            remove_path(path)
-
     def _states(self) -> list[Path]:
         """Folders of the states, newest first."""
         states = [path for path in self._folder.glob("*") if re.fullmatch(r"\d+-step-\d+", path.name)]
         return sorted(states, key=lambda path: int(path.name.partition("-")[0]), reverse=True)
-
-
-def _damaged_file(folder: Path) -> Path | None:
-    """Return the first file that does not match its checksum, or None. The best weights are checked last."""
-    try:
-        checksums: dict[str, str] = dict(json.loads((folder / _CHECKSUMS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return folder / _CHECKSUMS
-    if not {_POSITION, _SCHEDULE, random_states_file(0)} <= checksums.keys():
-        return folder / _CHECKSUMS
-    for name in sorted(checksums, key=_BEST.__eq__):
-        if not (folder / name).is_file() or sha256_of(folder / name) != checksums[name]:
-            return folder / name
-    return None
 
 
 def _link(source: Path, target: Path) -> None:
@@ -333,14 +322,6 @@ def _link(source: Path, target: Path) -> None:
         target.hardlink_to(source)
     except OSError:  # a file system without hard links
         shutil.copyfile(source, target)
-
-
-def remove_path(path: Path) -> None:
-    """Remove a file, or a folder with its content."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

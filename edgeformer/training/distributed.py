@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
@@ -26,7 +25,6 @@ from accelerate.utils import (
     gather_object,
     set_seed,
 )
-from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -96,20 +94,10 @@ class Processes:
         prepared = self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         return prepared, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
 
-    def reshard(self, model: nn.Module) -> None:
-        """Free the weights that an evaluation gathered, so that each process has its shard only."""
-        if self.sharded:
-            module: Any = self.unwrap(model)
-            module.reshard()
-
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the module that was prepared."""
         module: nn.Module = self.accelerator.unwrap_model(model)
         return module
-
-    def local_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return this process's part of the rows of a step; the parts are disjoint and complete."""
-        return rows[self.rank :: self.count]
 
     def synchronizing(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
         """Context for forward and backward of a micro-batch; DDP sums gradients over the processes after the last."""
@@ -181,18 +169,15 @@ class Processes:
 
     def require_equal(self, facts: Mapping[str, object]) -> None:
         """Raise InputError if a fact (name → value) differs between processes."""
-        facts_by_rank = self.gather(dict(facts))
-
-        def check() -> None:
-            for rank, other in enumerate(facts_by_rank):
-                for name, value in other.items():
-                    if value != facts_by_rank[0][name]:
-                        raise InputError(
-                            f"{self._named(rank, name)} is {value}, but {facts_by_rank[0][name]} in process 0; recipe, "
-                            "files, options and number format must be the same everywhere"
-                        )
-
-        self.on_main(check)
+        main, *workers = self.gather(dict(facts))
+        for rank, values in enumerate(workers, 1):
+            for name, value in values.items():
+                if value != main[name]:
+                    message = self._named(rank, name) + (
+                        f" is {value}, but {main[name]} in process 0; recipe, files, options and number format must be "
+                        "the same everywhere"
+                    )
+                    raise InputError(message) if self.is_main else AlreadyReported(message, InputError.exit_code)
 
     @contextmanager
     def local_main_first(self) -> Iterator[None]:
@@ -266,29 +251,14 @@ def connect(recipe: Recipe, accelerator_kind: Literal["auto", "cpu", "cuda"], *,
     sharded = os.environ.pop(_FSDP, "false").lower() == "true" or sharded
     use_cpu = accelerator_kind == "cpu" or not torch.cuda.is_available()
     precision = resolve_precision(recipe.training.precision, "cpu" if use_cpu else "cuda")
-    processes = Processes(_accelerator(precision, use_cpu=use_cpu), precision, sharded=sharded)
-    if sharded and processes.count == 1:
-        raise InputError("--shard: there is one process only; start several with torchrun --nproc-per-node N")
-    if processes.count > 1 and recipe.training.compile is not None:
-        raise InputError(
-            f"training.compile: compiles in one process only, not in {processes.count}; take it out "
-            "(--set training.compile=null), or train with one"
-        )
-    if processes.sharded and precision == "fp16":
-        raise InputError("--shard: does not train in fp16; use training.precision: bf16 or fp32")
-    return processes
-
-
-def _accelerator(precision: str, *, use_cpu: bool) -> Accelerator:
     # Accelerate keeps its settings for the life of the process and refuses different ones.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    local_count, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), os.environ.get("WORLD_SIZE", "1")
-    if not use_cpu and local_count > torch.cuda.device_count():
-        cards = torch.cuda.device_count()
+    local_count, cards = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if not use_cpu and local_count > cards:
         raise InputError(f"{local_count} processes on this machine, but {cards} CUDA cards; start one for each card")
     try:
-        return Accelerator(
+        accelerator = Accelerator(
             mixed_precision="no" if precision == "fp32" else precision,
             cpu=use_cpu,
             # The stepper accumulates; a launcher's setting would divide the gradient once more.
@@ -299,7 +269,7 @@ def _accelerator(precision: str, *, use_cpu: bool) -> Accelerator:
             ],
         )
     except (RuntimeError, ValueError) as error:
-        if count == "1":
+        if (count := os.environ.get("WORLD_SIZE", "1")) == "1":
             raise
         address = f"{os.environ.get('MASTER_ADDR', 'no MASTER_ADDR')}:{os.environ.get('MASTER_PORT', 'no MASTER_PORT')}"
         reason = str(error).strip().partition("\n")[0]
@@ -307,3 +277,14 @@ def _accelerator(precision: str, *, use_cpu: bool) -> Accelerator:
             f"the {count} processes cannot meet at {address}: {reason}; start them with torchrun or accelerate launch, "
             "at a port that is free, or unset WORLD_SIZE to train with one"
         ) from error
+    processes = Processes(accelerator, precision, sharded=sharded)
+    if sharded and processes.count == 1:
+        raise InputError("--shard: there is one process only; start several with torchrun --nproc-per-node N")
+    if processes.count > 1 and recipe.training.compile is not None:
+        raise InputError(
+            f"training.compile: compiles in one process only, not in {processes.count}; take it out "
+            "(--set training.compile=null), or train with one"
+        )
+    if processes.sharded and precision == "fp16":
+        raise InputError("--shard: does not train in fp16; use training.precision: bf16 or fp32")
+    return processes

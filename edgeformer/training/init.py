@@ -112,7 +112,15 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         pretrained = open_source(options.source)
         tokenizer = tokenizer_from_file(pretrained.tokenizer)
         tokenizer.no_padding()
-        max_length, training = _fine_tuning_sections(sets["train"], tokenizer, pretrained.max_positions)
+        count = len(sets["train"])
+        training = {
+            "epochs": min(8, max(2, round(20_000 / count))),
+            "batch_size": 16 if count < 1_000 else 32,
+            "precision": "auto",
+            "optimizer": {"lr": 5e-5},
+            "schedule": {"kind": "linear"},
+        }
+        max_length = _max_length(tokenizer, sets["train"], min(pretrained.max_positions, _MAX_LENGTH))
         folder = Path(pretrained.name)
         model = {"kind": "pretrained", "source": _path_from(folder, out) if folder.is_dir() else pretrained.name}
         if detected.source.text_pair is not None and int(pretrained.config.get("type_vocab_size") or 0) > 1:
@@ -120,25 +128,26 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     defaults = type(detected.source).model_fields
     keys = {key: getattr(detected.source, key) for key in _SOURCE_KEYS}
     keys = {key: value for key, value in keys.items() if key in _REQUIRED_KEYS or value != defaults[key].default}
-    is_scratch = options.source is None
-    lines = [
+    sections: dict[str, Any] = {
+        "name": name,
+        "task": "classification",
+        "data": {
+            "parts": {"train": [{"kind": "file", "path": _path_from(data, out), **keys}]},
+            "split": "stratified",
+            "labels": list(detected.labels),
+            **({"cleaning": "none"} if options.source is not None else {}),
+            "max_length": max_length,
+        },
+        **({"tokenizer": {"kind": "trained"}} if options.source is None else {}),
+        "model": model,
+        "training": training,
+    }
+    body = yaml.safe_dump(sections, default_flow_style=None, allow_unicode=True, sort_keys=False, width=_LINE_LENGTH)
+    text = (
         f"# {len(parts['train']):,} rows with {len(detected.labels)} labels; guessed by edgeformer init, to be changed "
-        "as you like",
-        f"name: {_flow(name)}",
-        "task: classification",
-        "data:",
-        "  parts:",
-        "    train:",
-        f"      - {_flow({'kind': 'file', 'path': _path_from(data, out), **keys})}",
-        "  split: stratified  # of each label a tenth of the texts validates, another tenth tests",
-        f"  labels: {_flow(list(detected.labels))}",
-        *([] if is_scratch else ["  cleaning: none"]),
-        f"  max_length: {max_length}  # tokens; longer texts are cut",
-        *(["tokenizer: {kind: trained}"] if is_scratch else []),
-        *_section_lines("model", model),
-        *_section_lines("training", training),
-    ]
-    text = "\n".join(lines) + "\n"
+        "as you like\n# split: of each label a tenth of the texts validates, another tenth tests\n"
+        f"# max_length: tokens; longer texts are cut\n{body}"
+    )
     with replacing(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
         load_recipe(str(temporary))
@@ -178,19 +187,6 @@ def _scratch_sections(train: LabelledTexts) -> tuple[int, dict[str, Any], dict[s
     return _max_length(tokenizer, train, _MAX_LENGTH), model, training
 
 
-def _fine_tuning_sections(train: LabelledTexts, tokenizer: Tokenizer, max_positions: int) -> tuple[int, dict[str, Any]]:
-    """Return max_length and training for a pretrained encoder."""
-    rows = len(train)
-    training = {
-        "epochs": min(8, max(2, round(20_000 / rows))),
-        "batch_size": 16 if rows < 1_000 else 32,
-        "precision": "auto",
-        "optimizer": {"lr": 5e-5},
-        "schedule": {"kind": "linear"},
-    }
-    return _max_length(tokenizer, train, min(max_positions, _MAX_LENGTH)), training
-
-
 def _max_length(tokenizer: Tokenizer, train: LabelledTexts, limit: int) -> int:
     """Return a multiple of 8 tokens that cuts few texts, special tokens included, at most ``limit``."""
     texts: Sequence[Any] = train.texts[:: max(1, len(train) // _MEASURED_TEXTS)]
@@ -207,32 +203,6 @@ def _path_from(path: Path, out: Path) -> str:
         return path.resolve().as_posix()
 
 
-def _section_lines(section: str, values: dict[str, Any]) -> list[str]:
-    """Return a section as a flow mapping on as few lines as possible."""
-    items = [f"{key}: {_flow(value)}" for key, value in values.items()]
-    lines = [f"{section}:", f"  {{{items[0]}"]
-    for item in items[1:]:
-        if len(lines[-1]) + len(item) > _LINE_LENGTH:
-            lines[-1] += ","
-            lines.append(f"   {item}")
-        else:
-            lines[-1] += f", {item}"
-    return [*lines[:-1], lines[-1] + "}"]
-
-
-def _flow(value: object) -> str:
-    """Return a value as YAML on one line."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    is_printable = not isinstance(value, str) or value.isprintable()  # a column's name may contain a line end
-    style: dict[str, Any] = {} if is_printable else {"default_style": '"'}
-    # As an item of a list, in which commas and brackets are quoted.
-    listed = yaml.safe_dump([value], default_flow_style=True, allow_unicode=True, width=float("inf"), **style)
-    return str(listed).strip()[1:-1]
-
-
 def _label_notes(detected: DetectedColumns) -> tuple[str, ...]:
     """Return notes about labels that differ in spelling only, and about rows without a label."""
     spellings_of: dict[str, list[str]] = {}
@@ -240,15 +210,12 @@ def _label_notes(detected: DetectedColumns) -> tuple[str, ...]:
         spellings_of.setdefault(" ".join(label.casefold().split()), []).append(label)
     notes = []
     for spellings in spellings_of.values():
-        if len(spellings) == 1:
-            continue
-        rows = ", ".join(f"{label!r} ({detected.labels[label]:,} rows)" for label in spellings)
-        usual = max(spellings, key=lambda label: (label == label.strip(), detected.labels[label]))
-        merged = ", ".join(f"{label!r} → {usual!r}" for label in spellings if label != usual)
-        notes.append(
-            f"labels {rows} differ in capitals or spaces only, and each is a label of its own in the recipe; if they "
-            f"are one, change them in the file: {merged}"
-        )
+        if len(spellings) > 1:
+            rows = ", ".join(f"{label!r} ({detected.labels[label]:,} rows)" for label in spellings)
+            notes.append(
+                f"labels {rows} differ in capitals or spaces only, and each is a label of its own in the recipe; if "
+                "they are one, change them in the file"
+            )
     labelled = sum(detected.labels.values())
     if labelled < detected.rows:
         notes.append(f"{detected.rows - labelled:,} rows without a label: left out (skip_unlabelled: true)")

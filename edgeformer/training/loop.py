@@ -1,81 +1,45 @@
-"""The training loop: epochs of optimizer steps, validation, early stopping, checkpoints, and the remaining time."""
+"""The training loop: epochs of optimizer steps, validation, early stopping, checkpoints, and the log of metrics."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 
+from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.system.memory import keep_heap
-from edgeformer.training import metrics
-from edgeformer.training.checkpoint import Checkpoints, collect_state, random_states_file
+from edgeformer.training.checkpoint import Checkpoints, Position, collect_state, random_states_file
 from edgeformer.training.distributed import Processes
-from edgeformer.training.metrics import Meter, MetricsLog
 from edgeformer.training.objective import Objective
-from edgeformer.training.step import Stepper
+from edgeformer.training.step import Meter, Stepper, describe_divergence, is_finite
 
+METRICS_FILE = "metrics.jsonl"
+SPIKE_WINDOW, SPIKE_MIN_STEPS, SPIKE_DEVIATIONS = 100, 20, 6.0
+MAX_SKIPPED_IN_A_ROW = 32
+"""Each skipped step halves the scaling factor of fp16: after so many no factor can help."""
 _AVERAGED_STEPS = 50
 """Batches differ in length, so the time of a step is a mean."""
 _FORWARD_SHARE = 1 / 3
 """Time to score a row, as a share of its time in a step; assumed until rows have been scored."""
 
 
-class RemainingTime:
-    """Estimate of the seconds until a training ends, from its steps and its scoring so far.
-
-    Early stopping is not predicted.
-
-    Args:
-        epoch_steps: optimizer steps of an epoch.
-        last_step: the step after which training ends.
-        step_rows: rows of a step.
-        validation_rows: rows scored after every epoch, and after the last step.
-        test_rows: rows scored at the end.
-    """
-
-    def __init__(
-        self, epoch_steps: int, last_step: int, *, step_rows: int, validation_rows: int, test_rows: int
-    ) -> None:
-        self._epoch_steps, self._last_step, self._step_rows = epoch_steps, last_step, step_rows
-        self._validation_rows, self._test_rows = validation_rows, test_rows
-        self._step_seconds: deque[float] = deque(maxlen=_AVERAGED_STEPS)
-        self._scored_rows, self._scoring_s = 0, 0.0
-
-    def add_step(self, seconds: float) -> None:
-        """Count a step."""
-        self._step_seconds.append(seconds)
-
-    def add_scoring(self, rows: int, seconds: float) -> None:
-        """Count scored rows."""
-        self._scored_rows += rows
-        self._scoring_s += seconds
-
-    def seconds(self, step: int, epoch: int, scored: int = 0) -> float | None:
-        """Return the remaining seconds, or None before anything was timed.
-
-        Args:
-            step: steps so far.
-            epoch: epochs that were trained and validated.
-            scored: rows of the current validation that were scored.
-        """
-        step_s = sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else None
-        if self._scored_rows:
-            row_s = self._scoring_s / self._scored_rows
-        elif step_s is not None:
-            row_s = step_s / self._step_rows * _FORWARD_SHARE
-        else:
-            return None
-        steps = max(0, self._last_step - step)
-        if steps and step_s is None:
-            return None
-        validations = max(0, -(-self._last_step // self._epoch_steps) - epoch)
-        rows = validations * self._validation_rows - scored + self._test_rows
-        return steps * (step_s or 0.0) + max(0, rows) * row_s
+def is_spike(loss: float, recent: list[float]) -> bool:
+    """Return whether a step's mean loss is over 6 standard deviations above the mean of at least 20 recent steps."""
+    if len(recent) < SPIKE_MIN_STEPS:
+        return False
+    return loss > statistics.fmean(recent) + SPIKE_DEVIATIONS * statistics.pstdev(recent)
 
 
 class TrainingLoop:
@@ -94,30 +58,24 @@ class TrainingLoop:
         self._rows = len(objective.prepared.train)
         self._epoch_steps = -(-self._rows // self._config.effective_batch)
         self.total_steps = self._epoch_steps * self._config.epochs
-        self._stepper = Stepper(objective, processes, self.total_steps)
-        self.position = self._stepper.initial_position()
-        self._window = objective.new_meter()  # steps since the last line of the log
+        self.stepper = Stepper(objective, processes, self.total_steps)
+        # The batch size is resolved only here; afterwards a step changes it when memory runs out.
+        self.position = Position(batch_size=self._config.batch_size)
+        self._window = Meter(objective.per_token)  # steps since the last line of the log
         self._saved_at, self._saving_s = time.monotonic(), 0.0
-
-    @property
-    def unused_options(self) -> tuple[str, ...]:
-        """Messages about options for speed that this device does not support."""
-        return self._stepper.speed.unused
+        self._step_seconds: deque[float] = deque(maxlen=_AVERAGED_STEPS)
+        self._scored_rows, self._scoring_s = 0, 0.0
 
     @property
     def plain_model(self) -> nn.Module:
         """The model without Accelerate's autocast, on the same weights (or shards): it computes in float32."""
         # Accelerate replaces the module's forward; its unwrap_model could only undo that for training too. A shallow
         # copy without the replacement shares every weight.
-        module = self.processes.unwrap(self._stepper.model)
+        module = self.processes.unwrap(self.stepper.model)
         plain: nn.Module = object.__new__(type(module))  # copy.copy calls the constructor of a sharded module
         plain.__dict__.update(module.__dict__)
         plain.__dict__.pop("forward", None)
         return plain
-
-    def unsharded_model(self) -> nn.Module:
-        """Return a model that can load the weights of a checkpoint: the plain one, or a new one if it is sharded."""
-        return self._objective.build().to(self.device) if self.processes.sharded else self.plain_model
 
     def resume(self, progress: Progress) -> None:
         """Load the newest undamaged checkpoint, if there is any. Raises ArtifactError if all are damaged or misfit."""
@@ -125,9 +83,10 @@ class TrainingLoop:
         if checkpoint is None:
             return
         folder, has_best = checkpoint
-        model, optimizer, rate = self._stepper.model, self._stepper.optimizer, self._stepper.rate
         with self.processes.failing_together():
-            self.position = self.checkpoints.load(folder, self.processes, model, optimizer, rate, has_best=has_best)
+            self.position = self.checkpoints.load(
+                folder, self.processes, self.stepper.model, self.stepper.optimizer, self.stepper.rate, has_best=has_best
+            )
         if not (folder / random_states_file(self.processes.rank)).is_file():  # fewer processes wrote it
             self.processes.seed_other_ranks(self._recipe.seed + self.position.step)
         self._window = Meter(**self.position.window)
@@ -145,23 +104,15 @@ class TrainingLoop:
             Whether training ended without ``stop``.
         """
         self._log, self._progress, self._saved_at = log, progress, time.monotonic()
-        last_step = min(self.total_steps, max_steps or self.total_steps)
-        objective = self._objective
-        self._remaining = RemainingTime(
-            self._epoch_steps,
-            last_step,
-            step_rows=self._config.effective_batch,
-            validation_rows=objective.count_rows("validation"),
-            test_rows=sum(map(objective.count_rows, objective.prepared.tests)),
-        )
+        self._last_step = min(self.total_steps, max_steps or self.total_steps)
+        position = self.position
         with keep_heap(self._config.batch_size * self._recipe.data.tokens_at_once):
-            while self.position.epoch < self._config.epochs and not self._stagnates():
-                position = self.position
+            while position.epoch < self._config.epochs and not self._stagnates():
                 # A stop request may have ended the last step before its weights were validated.
                 is_unscored = position.batch > 0 and position.scored_at != position.step
-                if position.step >= last_step and not is_unscored:
+                if position.step >= self._last_step and not is_unscored:
                     break
-                if not self._train_epoch(stop, last_step):
+                if not self._train_epoch(stop):
                     self._save()
                     return False
                 is_complete = position.batch == self._epoch_steps
@@ -176,22 +127,29 @@ class TrainingLoop:
             progress.message("stopping early: validation loss no longer improves")
         return True
 
-    def _train_epoch(self, stop: threading.Event, last_step: int) -> bool:
+    def _train_epoch(self, stop: threading.Event) -> bool:
         """Take the steps of the current epoch from ``position.batch`` on. Returns False after a stop request."""
-        position, progress, rows_per_step = self.position, self._progress, self._config.effective_batch
-        self._stepper.model.train()
+        position, progress, effective = self.position, self._progress, self._config.effective_batch
+        self.stepper.model.train()
         if not position.batch:
-            self._window = self._objective.new_meter()
-        rows_before = position.batch * rows_per_step
-        end = min(self._rows, rows_before + max(0, last_step - position.step) * rows_per_step)
+            self._window = Meter(self._objective.per_token)
+        previous_rows = position.batch * effective
+        end = min(self._rows, previous_rows + max(0, self._last_step - position.step) * effective)
         with bar(progress, f"Epoch {position.epoch + 1}/{self._config.epochs}", end, "samples"):
-            progress.advance(rows_before)
+            progress.advance(previous_rows)
             mark = time.perf_counter()
-            steps = self._objective.steps(position.epoch)[position.batch :] if position.step < last_step else ()
+            steps = self._objective.steps(position.epoch)[position.batch :] if position.step < self._last_step else ()
             for rows in steps:
-                lr = self._stepper.rate.current
-                step = self._stepper.take(rows, position, self._report_out_of_memory)
+                lr, size = self.stepper.rate.current, position.batch_size
+                step = self.stepper.take(rows, position)
                 mark, step.seconds_sum = time.perf_counter(), time.perf_counter() - mark
+                if position.batch_size < size:
+                    progress.message(
+                        f"out of memory at step {position.step + 1}: going on with {position.batch_size} rows at a "
+                        f"time instead of {size} ({-(-effective // position.batch_size)} pieces per step; the "
+                        f"effective batch stays {effective})"
+                    )
+                    self._record("out-of-memory", {"batch_size": float(position.batch_size)}, position.step + 1)
                 self._window.add(step)
                 position.batch += 1
                 position.step += 1
@@ -200,22 +158,37 @@ class TrainingLoop:
                 position.training_seconds += step.seconds_sum
                 position.epoch_loss_sum += step.loss_sum
                 position.epoch_weight += step.weight_sum
-                self._remaining.add_step(step.seconds_sum)
-                figures = {"loss": self._window.loss, **self._window.speed(), "lr": lr, **self._remaining_field()}
+                self._step_seconds.append(step.seconds_sum)
+                speed = self._window.speed()
+                figures = {"loss": self._window.loss, **speed, "lr": lr, "left_s": self._remaining_s()}
                 progress.advance(step.rows_sum, **figures)
                 if position.step % self._config.log_every == 0:
-                    self._record("step", {**self._window.averages(), "lr": lr})
-                    self._window = self._objective.new_meter()
+                    weight = max(1, self._window.weight_sum)
+                    parts = {name: value / weight for name, value in self._window.part_sums.items()}
+                    skipped = {"skipped": float(self._window.skipped)} if self._window.skipped else {}
+                    self._record("step", {"loss": self._window.loss, **parts, **speed, **skipped, "lr": lr})
+                    self._window = Meter(self._objective.per_token)
                 self._check_loss(step)
                 is_stopping, is_late = self.processes.any(stop.is_set(), self._is_late(step.seconds_sum))
                 if is_stopping:
                     return False
-                if position.step >= last_step:
+                if position.step >= self._last_step:
                     break
                 if is_late:
                     self._save()
                     mark, position.seconds = time.perf_counter(), position.seconds + time.perf_counter() - mark
         return True
+
+    def _remaining_s(self) -> float:
+        """Estimate the seconds until training and scoring end. Early stopping is not predicted."""
+        objective, position = self._objective, self.position
+        step_s = statistics.fmean(self._step_seconds)
+        row_s = step_s / self._config.effective_batch * _FORWARD_SHARE
+        if self._scored_rows:
+            row_s = self._scoring_s / self._scored_rows
+        validations = -(-self._last_step // self._epoch_steps) - position.epoch
+        rows = validations * len(objective.prepared.validation) + sum(map(len, objective.prepared.tests.values()))
+        return (self._last_step - position.step) * step_s + rows * row_s
 
     def _validate(self, *, is_complete: bool) -> bool:
         """Score the current weights. Returns whether they are the best so far, to be kept by the next checkpoint.
@@ -225,23 +198,18 @@ class TrainingLoop:
                 early stopping and the number of the best epoch.
         """
         position, objective, progress = self.position, self._objective, self._progress
-        started = mark = time.perf_counter()
-        scored = 0
-
-        def advance(count: int) -> None:
-            nonlocal scored, mark
-            previous, mark = mark, time.perf_counter()
-            self._remaining.add_scoring(count, mark - previous)
-            scored += count
-            progress.advance(count, **self._remaining_field(scored))
-
-        with bar(progress, "Scoring validation", objective.count_rows("validation"), "rows"):
-            score = objective.evaluate(self.plain_model, "validation", self.processes, advance)
-        self.processes.reshard(self._stepper.model)
-        position.seconds += time.perf_counter() - started
+        started, rows = time.perf_counter(), len(objective.prepared.validation)
+        with bar(progress, "Scoring validation", rows, "rows"):
+            score = objective.evaluate(self.plain_model, "validation", self.processes, progress.advance)
+        if self.processes.sharded:  # free the weights that the evaluation gathered
+            module: Any = self.processes.unwrap(self.stepper.model)
+            module.reshard()
+        seconds = time.perf_counter() - started
+        self._scored_rows, self._scoring_s = self._scored_rows + rows, self._scoring_s + seconds
+        position.seconds += seconds
         position.scored_at = position.step
         if is_complete:
-            self._stepper.rate.after_epoch(score.loss)
+            self.stepper.rate.after_epoch(score.loss)
         train_loss = position.epoch_loss_sum / max(1, position.epoch_weight)
         self._record("epoch", {"train_loss": train_loss, **objective.task.record(score)})
         value = objective.task.criterion(score, self._config)
@@ -265,15 +233,15 @@ class TrainingLoop:
         return stopping is not None and self.position.epochs_without_improvement >= stopping.patience
 
     def _save(self, *, best: bool = False) -> None:
-        processes, model, started = self.processes, self._stepper.model, time.monotonic()
-        if processes.any(not metrics.weights_are_finite(model))[0]:
-            problem = "the weights are not finite"
-            raise processes.failure(metrics.describe_divergence(model, self.position.step, problem))
+        processes, model, started = self.processes, self.stepper.model, time.monotonic()
+        if processes.any(not all(map(is_finite, model.parameters())))[0]:
+            message = describe_divergence(model, self.position.step, "the weights are not finite")
+            raise processes.failure(message)
         self.position.window = asdict(self._window)
-        state = collect_state(processes, model, self._stepper.optimizer)
+        state = collect_state(processes, model, self.stepper.optimizer)
         with processes.failing_together():
             if processes.is_main:
-                self.checkpoints.save(state, self._stepper.rate, self.position, best=best)
+                self.checkpoints.save(state, self.stepper.rate, self.position, best=best)
         self._saved_at, self._saving_s = started, time.monotonic() - started
 
     def _is_late(self, step_s: float) -> bool:
@@ -294,7 +262,7 @@ class TrainingLoop:
                 f"step {position.step} skipped: fp16 cannot hold its gradient ({position.skipped} skipped so far); "
                 "the scaling factor is halved"
             )
-            if position.skipped_in_a_row >= metrics.MAX_SKIPPED_IN_A_ROW:
+            if position.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
                 raise self.processes.failure(
                     f"{position.skipped_in_a_row} steps in a row were skipped up to step {position.step}: no scaling "
                     "makes the gradient finite; the best weights and the last checkpoint are kept; use "
@@ -302,28 +270,73 @@ class TrainingLoop:
                 )
             return
         position.skipped_in_a_row = 0
-        if metrics.is_spike(step.loss, position.losses):
-            usual = math.fsum(position.losses) / len(position.losses)
+        if is_spike(step.loss, position.losses):
+            usual = statistics.fmean(position.losses)
             self._record("spike", {"loss": step.loss, "usual_loss": usual})
             self._progress.message(f"loss spike at step {position.step}: {step.loss:.4g}, usual is {usual:.4g}")
-        position.losses = [*position.losses, step.loss][-metrics.SPIKE_WINDOW :]
-
-    def _report_out_of_memory(self, size: int) -> None:
-        position, effective = self.position, self._config.effective_batch
-        pieces = -(-effective // position.batch_size)
-        self._progress.message(
-            f"out of memory at step {position.step + 1}: going on with {position.batch_size} rows at a time instead of "
-            f"{size} ({pieces} pieces per step; the effective batch stays {effective}), same step again"
-        )
-        self._record("out-of-memory", {"batch_size": float(position.batch_size)}, position.step + 1)
+        position.losses = [*position.losses, step.loss][-SPIKE_WINDOW:]
 
     def _record(self, kind: str, values: dict[str, float], step: int | None = None) -> None:
-        position = self.position
         if self._log is not None:
-            epoch = position.epoch + position.batch / self._epoch_steps
-            self._log.record(kind, position.step if step is None else step, epoch, values)
+            epoch = self.position.epoch + self.position.batch / self._epoch_steps
+            self._log.record(kind, self.position.step if step is None else step, epoch, values)
 
-    def _remaining_field(self, scored: int = 0) -> dict[str, float]:
-        """Return the remaining seconds of the run as ``Progress.advance`` takes them; empty while unknown."""
-        seconds = self._remaining.seconds(self.position.step, self.position.epoch, scored)
-        return {} if seconds is None else {"left_s": seconds}
+
+class MetricsLog:
+    """``metrics.jsonl``, one JSON object per record, and the same numbers as TensorBoard scalars.
+
+    A resumed run drops the records after its checkpoint and writes them again.
+
+    Args:
+        run: the run's folder.
+        position: counts the records.
+        report: receives a message if TensorBoard's files cannot be written; training goes on without them.
+    """
+
+    def __init__(self, run: Path, position: Position, report: Callable[[str], None]) -> None:
+        self._path, self._position, self._report = run / METRICS_FILE, position, report
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        lines = lines[: position.records]
+        position.records = len(lines)
+        write_text(self._path, "".join(line + "\n" for line in lines))
+        self._file = self._path.open("a", encoding="utf-8", newline="\n")
+        self._board: SummaryWriter | None = None
+        self._excepthook, threading.excepthook = threading.excepthook, self._on_thread_error
+        with self._tolerating_tensorboard_errors():
+            self._board = SummaryWriter(str(run / "tensorboard"), purge_step=position.step + 1)
+
+    def record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> None:
+        """Append a record; ``kind`` is "step" or "epoch", …; ``epoch`` counts passes over the data (fractional)."""
+        document = {"kind": kind, "step": step, "epoch": round(epoch, 4), **values}
+        self._file.write(json.dumps(document) + "\n")
+        self._file.flush()
+        self._position.records += 1
+        if self._board is not None:
+            with self._tolerating_tensorboard_errors():
+                for name, value in values.items():
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        if self._board is not None:
+            with self._tolerating_tensorboard_errors():
+                self._board.close()
+        threading.excepthook = self._excepthook
+
+    def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
+        """Print no traceback of TensorBoard's thread: the next call raises the same error."""
+        if not type(error.thread).__module__.startswith("tensorboard."):
+            self._excepthook(error)
+
+    @contextlib.contextmanager
+    def _tolerating_tensorboard_errors(self) -> Iterator[None]:
+        """Report an error of TensorBoard and go on without it. Raises OSError if the run's files are gone too."""
+        try:
+            yield
+        except OSError as error:
+            self._board = None
+            if not self._path.exists():
+                raise
+            reason = f"TensorBoard's files cannot be written ({error.strerror or error})"
+            self._report(f"{self._path.parent}: {reason}; {METRICS_FILE} has the same numbers")

@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -27,15 +27,9 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import BuildTarget, run_scorer
-from edgeformer.system import nvidia
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import get_task
-from edgeformer.training.optimizer import (
-    allocate_state,
-    build_optimizer,
-    use_static_gradients,
-    uses_static_gradients,
-)
+from edgeformer.training.optimizer import allocate_state, build_optimizer, use_static_gradients, uses_static_gradients
 
 Kind = Literal["weights", "gradients", "optimizer", "activations", "temporary"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -45,6 +39,11 @@ HALF_FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MIB = 2**20
 _TO_COPY = torch.ops.aten._to_copy.default
 _DEVICE_OF = torch.ops.prim.device.default
+_HEAP_GAPS, _HEAP_GAPS_HALF = 0.7, 1.2
+"""Gaps in the heap as a share of the tensors that come and go in it: in float32, and in 16-bit formats."""
+_MEMORY_PER_FILE_BYTE = 2
+"""Least bytes in memory per byte of a data file: text and tokens. benchmarks/stream_memory.py --in-memory measured 2.2
+for a classifier's rows of 1 KB cut to 256 tokens, 7 to 9 for a language model's."""
 
 
 class Event(NamedTuple):
@@ -190,10 +189,8 @@ def _trace_step(
     teacher_ledger = MemoryLedger(weights)
     with teacher_ledger.recording("weights"):
         loss = adapter.loss(model, recipe, None)
-    teacher_bytes = sum(event.size_bytes for event in teacher_ledger.events)
     ledger = MemoryLedger([*weights, *static_gradients])
-    learning = adapter.learning(model, recipe.training)
-    optimizer = build_optimizer(model, recipe.training.optimizer, learning)
+    optimizer = build_optimizer(model, recipe.training.optimizer, adapter.learning(model, recipe.training))
     allocate_state(optimizer)
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(ledger.mark_gradient)  # type: ignore[no-untyped-call]
@@ -207,11 +204,14 @@ def _trace_step(
             nn.utils.clip_grad_norm_(parameters, recipe.training.clip_norm)
         optimizer.step()
     events = list(ledger.events)  # a copy: on return, the ledger records the tensors that are freed
-    state = [tensor for tensors in optimizer.state.values() for tensor in tensors.values()]
+
+    def storage_bytes(tensors: Iterable[Tensor]) -> int:
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
     lasting: dict[Kind, int] = {
-        "weights": _storage_bytes(weights) + teacher_bytes,
-        "optimizer": _storage_bytes(state),
-        "gradients": _storage_bytes(static_gradients),
+        "weights": storage_bytes(weights) + sum(event.size_bytes for event in teacher_ledger.events),
+        "optimizer": storage_bytes(tensor for state in optimizer.state.values() for tensor in state.values()),
+        "gradients": storage_bytes(static_gradients),
     }
     return lasting, events
 
@@ -219,18 +219,6 @@ def _trace_step(
 def example_tensors(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
     """Return tensors of the arrays' shapes, filled with the first number of each array."""
     return {name: torch.full(array.shape, int(array.flat[0]), dtype=torch.int64) for name, array in arrays.items()}
-
-
-def _storage_bytes(tensors: list[Tensor]) -> int:
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-
-
-def use_cuda_dropout(model: nn.Module) -> None:
-    """Replace dropout by CUDA's implementation, which keeps a mask of bytes; a CPU keeps noise of the input's type."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.Dropout) and child.p:
-                setattr(module, name, _MaskDropout(child.p))
 
 
 class _MaskDropout(nn.Module):
@@ -241,6 +229,14 @@ class _MaskDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = torch.native_dropout(x, self.share, self.training)[0]
         return result
+
+
+def use_cuda_dropout(model: nn.Module) -> None:
+    """Replace dropout by CUDA's implementation, which keeps a mask of bytes; a CPU keeps noise of the input's type."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Dropout) and child.p:
+                setattr(module, name, _MaskDropout(child.p))
 
 
 _VALIDATION_EVENTS: dict[str, list[Event]] = {}
@@ -276,89 +272,43 @@ def predict_peak(
 ) -> MemoryBreakdown:
     """Predict the bytes of a process at the worst moment of training ``recipe``, with batches of full length.
 
+    The reserve on a CUDA card is assumed, never calibrated: 64 MiB for cuBLAS workspaces (8 MiB for each of two
+    threads, 32 MiB on Hopper) and the kernels' own scratch, and a tenth of activations and temporary tensors for gaps
+    of the caching allocator. The budget excludes CUDA's context and the kernels' code.
+
+    The reserve on a CPU is calibrated by benchmarks/plan_accuracy.py (glibc 2.36, fp32). 35 MiB are library pages first
+    touched in a step (24) and MKL's buffers (11). The rest are gaps in the heap, which contains tensors below 32 MiB:
+    at nine sizes it grew by 0.4 to 0.9 of these tensors beyond their bytes. With every tensor in its own pages
+    (MALLOC_MMAP_THRESHOLD_=65536), measured and counted bytes agree within 1 %. docs/results.md compares predictions
+    and peaks. Batches of many lengths leave more gaps, most in bfloat16, where oneDNN's primitives lie between the
+    tensors: that share is from `baseline_yelp_fast`, whose heap stopped growing after 60 steps of 64 texts of up to 128
+    tokens.
+
     Args:
         device_kind: where it would train; this host need not have it.
         precision: fp32, bf16 or fp16 (resolved).
         processes: that train together; ``recipe`` is the share of one, see :func:`share_of`.
         sharded: each process has a shard of weights and optimizer state, and gathers the weights for a step.
     """
-    (peak,) = predict_peaks(
-        recipe, (1,), device_kind=device_kind, precision=precision, processes=processes, sharded=sharded
-    )
-    return peak
-
-
-def predict_peaks(
-    recipe: Recipe,
-    factors: Sequence[int],
-    *,
-    device_kind: DeviceKind,
-    precision: str,
-    processes: int = 1,
-    sharded: bool = False,
-) -> list[MemoryBreakdown]:
-    """Predict the peak for multiples of ``training.batch_size``, from one trace of the recipe.
-
-    For factor 1 this is :func:`predict_peak`. For larger ones it is an upper bound: all storages of a micro-batch but
-    the gradients count as if they grew with the rows, which 16-bit copies of weights do not.
-
-    Args:
-        factors: multiples.
-        device_kind, precision, processes, sharded: as in :func:`predict_peak`.
-    """
     with FakeTensorMode():
         lasting, events = _trace_step(recipe, device_kind, precision, processes)
         if sharded:
             lasting["weights"] = lasting["weights"] * (processes + 1) // processes
             lasting["optimizer"] //= processes
-        validation = worst_moment(lasting, _trace_validation(recipe))
-    gradient_storages = {event.storage for event in events if event.kind == "gradients"}
-    peaks = []
-    for factor in factors:
-        scaled = [
-            event if event.storage in gradient_storages else event._replace(size_bytes=event.size_bytes * factor)
-            for event in events
-        ]
-        candidates = [worst_moment(lasting, scaled), validation]
-        if recipe.training.accumulation > 1:
-            gradient_bytes, later_events = with_gradients(scaled)
-            candidates.append(
-                worst_moment({**lasting, "gradients": lasting["gradients"] + gradient_bytes}, later_events)
-            )
-        peak = max(candidates, key=lambda moment: sum(moment.values()))
-        reserve = _cuda_reserve(peak) if device_kind == "cuda" else _cpu_reserve(scaled, precision)
-        peaks.append(MemoryBreakdown(**peak, reserve=reserve))
-    return peaks
-
-
-def _cuda_reserve(peak: dict[Kind, int]) -> int:
-    """Return the assumed bytes of workspaces and allocator gaps; never calibrated on a card.
-
-    64 MiB for cuBLAS workspaces (8 MiB for each of two threads, 32 MiB on Hopper) and the kernels' own scratch, and a
-    tenth of activations and temporary tensors for gaps of the caching allocator. The budget excludes CUDA's context and
-    the kernels' code.
-    """
-    return 64 * _MIB + round(0.1 * (peak["activations"] + peak["temporary"]))
-
-
-_HEAP_GAPS, _HEAP_GAPS_HALF = 0.7, 1.2
-"""Gaps in the heap as a share of the tensors that come and go in it: in float32, and in 16-bit formats."""
-
-
-def _cpu_reserve(events: list[Event], precision: str) -> int:
-    """Return the bytes of library pages and heap gaps, calibrated by benchmarks/plan_accuracy.py (glibc 2.36, fp32).
-
-    35 MiB are library pages first touched in a step (24) and MKL's buffers (11). The rest are gaps in the heap, which
-    contains tensors below 32 MiB: at nine sizes it grew by 0.4 to 0.9 of these tensors beyond their bytes. With every
-    tensor in its own pages (MALLOC_MMAP_THRESHOLD_=65536), measured and counted bytes agree within 1 %. docs/results.md
-    compares predictions and peaks. Batches of many lengths leave more gaps, most in bfloat16, where oneDNN's primitives
-    lie between the tensors: that share is from `baseline_yelp_fast`, whose heap stopped growing after 60 steps of 64
-    texts of up to 128 tokens.
-    """
-    sizes = {event.storage: event.size_bytes for event in events if event.size_bytes > 0}
-    heap = worst_moment({}, [event for event in events if sizes[event.storage] < OWN_PAGES])
-    share = _HEAP_GAPS if precision == "fp32" else _HEAP_GAPS_HALF
-    return 35 * _MIB + round(share * (heap["activations"] + heap["temporary"]))
+        moments = [worst_moment(lasting, events), worst_moment(lasting, _trace_validation(recipe))]
+    if recipe.training.accumulation > 1:
+        gradient_bytes, later_events = with_gradients(events)
+        existing: dict[Kind, int] = {**lasting, "gradients": lasting["gradients"] + gradient_bytes}
+        moments.append(worst_moment(existing, later_events))
+    peak = max(moments, key=lambda moment: sum(moment.values()))
+    if device_kind == "cuda":
+        reserve = 64 * _MIB + round(0.1 * (peak["activations"] + peak["temporary"]))
+    else:
+        sizes = {event.storage: event.size_bytes for event in events if event.size_bytes > 0}
+        heap = worst_moment({}, [event for event in events if sizes[event.storage] < OWN_PAGES])
+        gaps = _HEAP_GAPS if precision == "fp32" else _HEAP_GAPS_HALF
+        reserve = 35 * _MIB + round(gaps * (heap["activations"] + heap["temporary"]))
+    return MemoryBreakdown(**peak, reserve=reserve)
 
 
 def free_bytes(device_kind: str) -> tuple[int, str]:
@@ -367,25 +317,6 @@ def free_bytes(device_kind: str) -> tuple[int, str]:
         name = torch.cuda.get_device_name()
         return int(torch.cuda.mem_get_info()[0]), f"free on {name} now"
     return host_free_bytes()
-
-
-def spills_to_system_memory() -> bool:
-    """Return whether the current CUDA card moves what does not fit to system memory, as Windows' driver does.
-
-    No allocation fails there unless torch's allocator is limited: training becomes many times slower instead.
-    """
-    return nvidia.uses_wddm(f"GPU-{torch.cuda.get_device_properties().uuid}")
-
-
-def cap_allocator(limit_bytes: int) -> None:
-    """Limit torch's allocator on the current CUDA card to ``limit_bytes``."""
-    total = torch.cuda.get_device_properties().total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
-
-
-_MEMORY_PER_FILE_BYTE = 2
-"""Least bytes in memory per byte of a data file: text and tokens. benchmarks/stream_memory.py --in-memory measured 2.2
-for a classifier's rows of 1 KB cut to 256 tokens, 7 to 9 for a language model's."""
 
 
 def check_data_fits(data: DataSection, processes: int = 1) -> None:
@@ -398,21 +329,15 @@ def check_data_fits(data: DataSection, processes: int = 1) -> None:
         InputError: with the memory they would take, and how to reduce it.
     """
     excluded = {"train"} if data.stream or getattr(data, "first_n", None) is not None else set()
-    paths = [
-        Path(source.path)
-        for part, sources in data.parts.items()
-        for source in sources
-        if source.kind == "file" and part not in excluded
-    ]
+    sources = [source for part, sources in data.parts.items() if part not in excluded for source in sources]
+    paths = [Path(source.path) for source in sources if source.kind == "file"]
     size = processes * sum(path.stat().st_size for path in paths if path.is_file())
     free, description = free_bytes("cpu")
     if size * _MEMORY_PER_FILE_BYTE <= free:
         return
-    remedy = (
-        "make the sets besides train smaller: only train is streamed"
-        if data.stream
-        else "set data.stream: true (--set data.stream=true), which keeps the training set on disk"
-    )
+    remedy = "set data.stream: true (--set data.stream=true), which keeps the training set on disk"
+    if data.stream:
+        remedy = "make the sets besides train smaller: only train is streamed"
     times = f" (those of {processes} processes)" if processes > 1 else ""
     raise InputError(
         f"data.parts: {format_bytes(size)} of files{times} take at least {format_bytes(size * _MEMORY_PER_FILE_BYTE)} "

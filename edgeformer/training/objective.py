@@ -25,7 +25,6 @@ from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS
 from edgeformer.run import Run, locate
 from edgeformer.tasks import Prepared, get_task
 from edgeformer.training.distributed import Processes
-from edgeformer.training.metrics import Meter
 
 
 def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
@@ -98,7 +97,7 @@ class Objective:
     ) -> None:
         self.recipe, self.task, self.model_spec = recipe, get_task(recipe.task), model_spec_of(recipe)
         adapter = self.model_spec.adapter
-        self._place = place
+        self._place, self.per_token = place, self.task.unit == "tokens"  # what the loss is a mean of
         self._initialize(recipe)
         if self.attention.reason:
             requested, used = self.attention.requested, self.attention.used.upper()
@@ -139,14 +138,6 @@ class Objective:
     def build(self) -> nn.Module:
         """Return another model of the same kind, with other weights."""
         return self.model_spec.adapter.build(self.recipe, self._place)[0]
-
-    def new_meter(self) -> Meter:
-        """Return an empty meter, which counts what the task's loss is a mean of."""
-        return Meter(per_token=self.task.unit == "tokens")
-
-    def count_rows(self, name: str) -> int:
-        """Return the number of rows of "validation" or a test set."""
-        return len(self.prepared.validation if name == "validation" else self.prepared.tests[name])
 
     def steps(self, epoch: int) -> Sequence[NDArray[np.int64]]:
         """Return the row numbers of each optimizer step, which depend on seed and epoch only, so a run can resume."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,9 @@ from edgeformer.artifacts.units import format_bytes
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import BuildTarget, count_parameters
 from edgeformer.training.duration import planned_data, planned_time
-from edgeformer.training.memory import DeviceKind, free_bytes, predict_peak, predict_peaks
+from edgeformer.training.memory import DeviceKind, free_bytes, predict_peak
 from edgeformer.training.objective import with_teacher, without_teacher
 from edgeformer.training.optimizer import resolve_precision
-
-Peak = Callable[[Recipe], int]
-"""Predicts the peak memory of training a recipe, in bytes."""
 
 _SHORTEST = 64
 """Tokens below which shorter rows are not suggested."""
@@ -58,22 +56,23 @@ def plan(
         data = planned_data(recipe, cache, progress)
         training = data.recipe.training
         with bar(progress, "Predicting the peak memory", None, ""):
-            factors = [factor for factor in _LARGER_FACTORS if training.accumulation % factor == 0]
-            breakdown, *bounds = predict_peaks(data.recipe, (1, *factors), device_kind=device.kind, precision=precision)
+            breakdown = predict_peak(data.recipe, device_kind=device.kind, precision=precision)
         peak = breakdown.peak_bytes
         fits = peak <= budget
         suggestions: tuple[Suggestion, ...] = ()
-        larger_batches = []
-        if fits:
-            for factor, bound in zip(factors, bounds, strict=True):
-                size, accumulation = training.batch_size * factor, training.accumulation // factor
-                values = {"training.batch_size": size, "training.accumulation": accumulation}
-                note = f"the same effective batch of {training.effective_batch} rows; the peak is an upper bound"
-                larger_batches.append(_suggestion((Change(values, note),), bound.peak_bytes, budget))
-        else:
-            with bar(progress, "Looking for what fits", None, ""):
+        larger_batches: list[Suggestion] = []
+        with bar(progress, "Looking for what fits", None, ""):
+            if not fits:
                 fast_precision = planned_precision("auto", device)
                 suggestions = _suggestions(data.recipe, budget, device.kind, precision, fast_precision)
+            for factor in _LARGER_FACTORS if fits else ():
+                if training.accumulation % factor:
+                    continue
+                size, accumulation = training.batch_size * factor, training.accumulation // factor
+                values = {"training.batch_size": size, "training.accumulation": accumulation}
+                change = Change(values, f"the same effective batch of {training.effective_batch} rows")
+                larger = predict_peak(change.apply(data.recipe), device_kind=device.kind, precision=precision)
+                larger_batches.append(_suggestion((change,), larger.peak_bytes, budget))
         time = planned_time(data, device, precision, cache, fits=fits, progress=progress)
     if fits:
         reason = f"fits: at the peak {format_bytes(budget - peak)} of {format_bytes(budget)} are left"
@@ -211,11 +210,16 @@ def _suggestion(changes: tuple[Change, ...], peak_bytes: int, budget_bytes: int)
     return Suggestion(set=pairs, peak_bytes=peak_bytes, fits=peak_bytes <= budget_bytes, note=note)
 
 
-def suggest(recipe: Recipe, budget_bytes: int, peak: Peak, half_precision: str | None) -> tuple[Suggestion, ...]:
+def suggest(
+    recipe: Recipe, budget_bytes: int, peak: Callable[[Recipe], int], half_precision: str | None
+) -> tuple[Suggestion, ...]:
     """Return first the changes that together make ``recipe`` fit, if any do, then each change alone.
 
+    Kinds of changes are added from the cheapest on, each only as far as necessary, until the recipe fits. A change that
+    does not lower the peak is dropped.
+
     Args:
-        peak: is called about ten times.
+        peak: predicts the peak memory of training a recipe in bytes; is called about ten times.
         half_precision: the 16-bit format that is fast on the device; None: there is none, or the recipe uses it.
     """
     peaks: dict[str, int] = {}
@@ -226,41 +230,25 @@ def suggest(recipe: Recipe, budget_bytes: int, peak: Peak, half_precision: str |
             peaks[key] = peak(candidate)
         return peaks[key]
 
-    fitting = _search(recipe, budget_bytes, peak_of, half_precision)
-    mildest = [changes[0] for changes in _changes(recipe, half_precision) if changes]
-    singles = [_suggestion((change,), peak_of(change.apply(recipe)), budget_bytes) for change in mildest]
-    return (*fitting, *(single for single in singles if single.set not in {best.set for best in fitting}))
-
-
-def _search(recipe: Recipe, budget_bytes: int, peak_of: Peak, half_precision: str | None) -> list[Suggestion]:
-    """Add kinds of changes from the cheapest on, each only as far as necessary, until the recipe fits.
-
-    A change that does not lower the peak is dropped. The result is empty if nothing makes the recipe fit.
-    """
     applied: tuple[Change, ...] = ()
-    lowest = peak_of(recipe)
-    for kind in range(len(_changes(recipe, half_precision))):
-        previous, previous_recipe = applied, recipe
-        points = [(recipe.training.batch_size, lowest)]
-        for change in _changes(previous_recipe, half_precision)[kind]:
-            candidate = change.apply(previous_recipe)
-            rows = candidate.training.batch_size
-            # The memory at any moment grows linearly with the rows, and the peak is the largest of these lines: a
-            # convex function of the rows. Below two known points it lies above the line through them: a number of rows
-            # for which that line exceeds the budget cannot fit. (The peak of a single row is reported in any case.)
-            if len(points) > 1 and rows > 1:
-                (more_rows, larger), (fewer_rows, smaller) = points[-2:]
-                slope = (larger - smaller) / (more_rows - fewer_rows)
-                if smaller - slope * (fewer_rows - rows) > budget_bytes:
-                    continue
-            peak = peak_of(candidate)
-            if rows != points[-1][0]:
-                points.append((rows, peak))
-            if peak < lowest:
-                applied, recipe, lowest = (*previous, change), candidate, peak
-            if peak <= budget_bytes:
-                return [_suggestion(applied, peak, budget_bytes)]
-    return []
+    current = recipe
+    kinds = _changes(recipe, half_precision)
+    for kind in range(len(kinds)):
+        changes = _changes(current, half_precision)[kind]
+        if not changes or peak_of(current) <= budget_bytes:
+            continue
+        candidates = [change.apply(current) for change in changes]
+        target = max(budget_bytes, peak_of(candidates[-1]))
+        mildest = bisect_left(candidates, True, key=lambda candidate: peak_of(candidate) <= target)
+        if peak_of(candidates[mildest]) < peak_of(current):
+            applied, current = (*applied, changes[mildest]), candidates[mildest]
+    fitting = []
+    if applied and peak_of(current) <= budget_bytes:
+        fitting = [_suggestion(applied, peak_of(current), budget_bytes)]
+    singles = [
+        _suggestion((changes[0],), peak_of(changes[0].apply(recipe)), budget_bytes) for changes in kinds if changes
+    ]
+    return (*fitting, *(single for single in singles if single.set not in {best.set for best in fitting}))
 
 
 def _changes(recipe: Recipe, half_precision: str | None) -> tuple[list[Change], ...]:

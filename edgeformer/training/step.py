@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.recipe import TrainingConfig
-from edgeformer.training import metrics
 from edgeformer.training.checkpoint import Position
 from edgeformer.training.distributed import Processes
 from edgeformer.training.memory import is_out_of_memory
-from edgeformer.training.metrics import Meter
 from edgeformer.training.objective import Objective
 from edgeformer.training.optimizer import (
     LearningRate,
@@ -35,6 +34,63 @@ BACKEND = "inductor"
 _TF32_CAPABILITY = (8, 0)
 _TOTAL = ""
 """Key of the total loss among the named parts."""
+
+
+@dataclass
+class Meter:
+    """Sums over optimizer steps. ``per_token``: the weight counts tokens instead of rows."""
+
+    per_token: bool
+    loss_sum: float = 0.0
+    part_sums: dict[str, float] = field(default_factory=dict)
+    weight_sum: int = 0
+    rows_sum: int = 0
+    seconds_sum: float = 0.0
+    skipped: int = 0
+
+    def add(self, step: Meter) -> None:
+        """Add the sums of one step."""
+        self.loss_sum += step.loss_sum
+        for name, value in step.part_sums.items():
+            self.part_sums[name] = self.part_sums.get(name, 0.0) + value
+        self.weight_sum += step.weight_sum
+        self.rows_sum += step.rows_sum
+        self.seconds_sum += step.seconds_sum
+        self.skipped += step.skipped
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per row or token."""
+        return self.loss_sum / max(1, self.weight_sum)
+
+    def speed(self) -> dict[str, float]:
+        """Return ``samples_per_s``, and ``tokens_per_s`` if the weight counts tokens."""
+        if not self.seconds_sum:
+            return {}
+        speeds = {"samples_per_s": self.rows_sum / self.seconds_sum}
+        return {**speeds, "tokens_per_s": self.weight_sum / self.seconds_sum} if self.per_token else speeds
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether all values of a tensor, or of this process's shard of it, are finite."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return bool(torch.isfinite(local).all())
+
+
+def describe_divergence(model: nn.Module, step: int, problem: str) -> str:
+    """Return the message that ends training at ``step``, with the first parameter that is not finite."""
+    place = ""
+    for name, parameter in model.named_parameters():
+        if not is_finite(parameter):
+            place = f"; the first layer with weights that are not finite is {name}"
+            break
+        if parameter.grad is not None and not is_finite(parameter.grad):
+            place = f"; the first layer with a gradient that is not finite is {name}"
+            break
+    return (
+        f"training diverged at step {step}: {problem}{place}; the weights of the last checkpoint and the best ones are "
+        "kept; lower training.optimizer.lr or training.clip_norm"
+    )
 
 
 class CompiledModel(nn.Module):
@@ -71,11 +127,6 @@ class CompiledModel(nn.Module):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(copy_gradient)  # type: ignore[no-untyped-call]
 
-    @property
-    def shapes(self) -> int:
-        """Number of shapes that are compiled so far."""
-        return len(self._shapes)
-
     def _compile(self) -> None:
         options: dict[str, Any] = {}
         if self._cuda_graphs:  # with an error instead of a silent fallback
@@ -97,7 +148,7 @@ class CompiledModel(nn.Module):
         arguments = (*inputs, *keywords.values())
         shape = tuple(argument.shape if isinstance(argument, Tensor) else argument for argument in arguments)
         is_full = isinstance(inputs[0], Tensor) and len(inputs[0]) == self.rows
-        if not is_full or (shape not in self._shapes and self.shapes >= self._max_shapes):
+        if not is_full or (shape not in self._shapes and len(self._shapes) >= self._max_shapes):
             return self._plain[0](*inputs, **keywords)
         self._shapes.add(shape)
         if self._cuda_graphs:
@@ -136,15 +187,13 @@ class SpeedOptions:
     def of(cls, training: TrainingConfig, device: torch.device) -> SpeedOptions:
         """Select those of a recipe for a device."""
         on_card = device.type == "cuda"
-        actual = f"this run trains on the {device.type.upper()}"
         cuda_graphs = training.compile is not None and training.compile.cuda_graphs
-        unused = []
-        if training.tf32 and not on_card:
-            unused.append(f"training.tf32 is not used: TF32 is a format of CUDA cards and {actual}")
-        if training.pinned_memory and not on_card:
-            unused.append(f"training.pinned_memory is not used: nothing is copied to a card, {actual}")
-        if cuda_graphs and not on_card:
-            unused.append(f"training.compile.cuda_graphs is not used: CUDA graphs need a CUDA card and {actual}")
+        requested = {"tf32": training.tf32, "pinned_memory": training.pinned_memory, "compile.cuda_graphs": cuda_graphs}
+        unused = [
+            f"training.{name} is not used: it needs a CUDA card, and this run trains on the {device.type.upper()}"
+            for name, is_requested in requested.items()
+            if is_requested and not on_card
+        ]
         tf32 = training.tf32 and on_card
         if tf32 and (capability := torch.cuda.get_device_capability(device)) < _TF32_CAPABILITY:
             tf32 = False
@@ -178,52 +227,42 @@ class Stepper:
 
     def __init__(self, objective: Objective, processes: Processes, total_steps: int) -> None:
         self._objective, self._processes, self._config = objective, processes, objective.recipe.training
-        learning = objective.model_spec.adapter.learning(objective.model, self._config)
-        optimizer = build_optimizer(objective.model, self._config.optimizer, learning)
+        plain, device, compile_ = objective.model, processes.device, self._config.compile
+        optimizer = build_optimizer(
+            plain, self._config.optimizer, objective.model_spec.adapter.learning(plain, self._config)
+        )
         # Before Accelerate wraps the optimizer's step method, which a schedule replaces.
         self.rate = LearningRate(optimizer, self._config.schedule, total_steps)
         if processes.count > 1 and not processes.sharded:
-            self._exclude_from_ddp()
-        self.model, self.optimizer = processes.prepare(objective.model, optimizer)
-        self.speed, compile_ = SpeedOptions.of(self._config, processes.device), self._config.compile
-        if uses_static_gradients(processes.device.type, self._config, processes.count):
-            use_static_gradients(objective.model)
+            # DDP would wait for parameters without a gradient, and broadcast buffers: exclude both.
+            plain.to(device)
+            batch, _ = objective.batch(np.arange(1), device)
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                with processes.accelerator.autocast():
+                    total = objective.losses(plain, batch).total
+                total.backward()  # type: ignore[no-untyped-call]
+            named = plain.named_parameters(remove_duplicate=False)
+            names = [name for name, parameter in named if parameter.grad is None]
+            names += [name for name, _ in plain.named_buffers()]
+            plain.zero_grad()
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(plain, names)  # type: ignore[no-untyped-call]
+        self.model, self.optimizer = processes.prepare(plain, optimizer)
+        self.speed = SpeedOptions.of(self._config, device)
+        if uses_static_gradients(device.type, self._config, processes.count):
+            use_static_gradients(plain)
         self._compiled = (
             CompiledModel(self.model, compile_.shapes, cuda_graphs=self.speed.cuda_graphs) if compile_ else None
         )
-        self._is_updated = False
+        self._is_updating = False
         self._is_allocated = False
         """Whether optimizer and scaler have their state; a checkpoint may be loaded before the first step."""
         processes.seed_other_ranks(objective.recipe.seed)
 
-    def initial_position(self) -> Position:
-        """Return the position before the first step.
-
-        The batch size is resolved here and nowhere else: a process computes ``training.batch_size`` rows at a time, or
-        its share of a step's rows if that is less. Afterwards only :meth:`take` changes it, when memory runs out.
-        """
-        return Position(batch_size=self._config.batch_size)
-
-    def _exclude_from_ddp(self) -> None:
-        """Exclude parameters without a gradient, for which DDP would wait, and buffers, which it would broadcast."""
-        device, model = self._processes.device, self._objective.model
-        model.to(device)
-        batch, _ = self._objective.batch(np.arange(1), device)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            with self._processes.accelerator.autocast():
-                total = self._objective.losses(model, batch).total
-            total.backward()  # type: ignore[no-untyped-call]
-        unused = [name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.grad is None]
-        model.zero_grad()
-        names = [*unused, *(name for name, _ in model.named_buffers())]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
-
-    def take(self, rows: NDArray[np.int64], position: Position, report_smaller: Callable[[int], None]) -> Meter:
+    def take(self, rows: NDArray[np.int64], position: Position) -> Meter:
         """Take one optimizer step on ``rows``, repeated with smaller micro-batches while memory runs out.
 
         Args:
             position: before the step; its ``batch_size`` is halved when memory runs out.
-            report_smaller: is then called with the size before.
 
         Returns:
             Sums over the rows of all processes.
@@ -235,9 +274,10 @@ class Stepper:
         cpu_state, cuda_states = torch.get_rng_state(), []
         if torch.cuda.is_available():
             cuda_states = torch.cuda.get_rng_state_all()
+        number, processes, scaler = position.step + 1, self._processes, self._processes.accelerator.scaler
         step: Meter | None = None
         while True:
-            self._is_updated = False
+            self._is_updating = False
             try:
                 with self.speed.multiplying():
                     step = self._attempt(rows, position)
@@ -246,49 +286,33 @@ class Stepper:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                if self._is_updated and step is None:
+                if self._is_updating and step is None:
                     raise EdgeformerError(
-                        f"out of memory right after the optimizer's step {position.step + 1} had changed the weights, "
-                        "so it cannot be repeated; free memory or use a smaller training.batch_size, and train again"
+                        f"out of memory in the optimizer's step {number}, which may have changed weights, so it cannot "
+                        "be repeated; use training.optimizer.kernels: fused, whose step allocates nothing, or a "
+                        "smaller training.batch_size, and train again"
                     ) from error
             # After the handler, when nothing refers to the failed attempt's tensors any more.
             self.optimizer.zero_grad()
             if step is not None:  # only clearing the gradients failed
                 return step
-            self._reset_scaler()
-            report_smaller(self._halve(position))
+            if processes.count > 1:  # the other processes wait in the middle of this step, and cannot go back
+                raise EdgeformerError(
+                    f"process {processes.rank} of {processes.count}: out of memory at step {number}; train with a "
+                    "smaller training.batch_size, training.checkpointing: loop, more processes, or --shard"
+                )
+            if position.batch_size == 1:
+                raise EdgeformerError(
+                    f"out of memory at step {number} with a single row at a time; use training.checkpointing: loop, a "
+                    f"shorter data.{self._objective.recipe.data.length_key}, or see edgeformer plan"
+                )
+            position.batch_size //= 2
+            if scaler is not None and self._is_allocated:  # before, the scaler has no factor
+                scaler.update(scaler.get_scale())  # forget the failed attempt; factor and count of good steps stay
             torch.set_rng_state(cpu_state)
             if cuda_states:
                 torch.cuda.set_rng_state_all(cuda_states)
                 torch.cuda.empty_cache()
-
-    def _reset_scaler(self) -> None:
-        """Clear the gradient scaler's state of a failed attempt; its factor and its count of good steps stay."""
-        scaler = self._processes.accelerator.scaler
-        if scaler is None:
-            return
-        if self._is_allocated:  # before, the scaler has no factor
-            scaler.update(scaler.get_scale())
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        for name in ("grad_scale", "found_inf"):  # the scaler sets them for a fused step, and removes them after it
-            vars(optimizer).pop(name, None)
-
-    def _halve(self, position: Position) -> int:
-        """Halve the rows of a micro-batch and return how many they were. Raises EdgeformerError if it cannot."""
-        processes, step = self._processes, position.step + 1
-        if processes.count > 1:  # the other processes wait in the middle of this step, and cannot go back
-            raise EdgeformerError(
-                f"process {processes.rank} of {processes.count}: out of memory at step {step}; train with a smaller "
-                "training.batch_size, training.checkpointing: loop, more processes, or --shard"
-            )
-        size = position.batch_size
-        if size == 1:
-            raise EdgeformerError(
-                f"out of memory at step {step} with a single row at a time; use training.checkpointing: loop, a "
-                f"shorter data.{self._objective.recipe.data.length_key}, or see edgeformer plan"
-            )
-        position.batch_size = size // 2
-        return size
 
     def _attempt(self, rows: NDArray[np.int64], position: Position) -> Meter:
         """Compute the gradient, clip it and update the weights."""
@@ -301,44 +325,21 @@ class Stepper:
         step = self._compute_gradient(rows, position.batch_size)
         if self._config.clip_norm is not None or scaler is None:
             norm = self._processes.clip(self.model, self._config.clip_norm)
-        is_finite = math.isfinite(step.loss_sum) and math.isfinite(norm)
-        if is_finite or scaler is not None:
+        has_finite_step = math.isfinite(step.loss_sum) and math.isfinite(norm)
+        if has_finite_step or scaler is not None:
             scale = scaler.get_scale() if scaler is not None else 0.0
-            self._update(position)
-            self._is_updated = True  # an error from here on must not repeat the step
+            self._is_updating = True  # an error from here on must not repeat the step
+            self.optimizer.step()
             # A fused optimizer skips the step itself, which Accelerate does not notice; the scaler lowers its factor.
             if scaler is not None and scaler.get_scale() < scale:
-                skipped = self._objective.new_meter()
-                skipped.rows_sum, skipped.skipped = len(rows), 1
-                return skipped
-        if not is_finite:
+                return Meter(step.per_token, rows_sum=len(rows), skipped=1)
+        if not has_finite_step:
             problem = f"the loss is {step.loss_sum}"
             if math.isfinite(step.loss_sum):
                 problem = "the gradient is not finite"
-            raise self._processes.failure(metrics.describe_divergence(self.model, position.step + 1, problem))
+            raise self._processes.failure(describe_divergence(self.model, position.step + 1, problem))
         self.rate.after_step()
         return step
-
-    def _update(self, position: Position) -> None:
-        """Update the weights. Raises EdgeformerError if memory runs out after a part of them was updated."""
-        updates = self._count_updates()
-        try:
-            self.optimizer.step()
-        except RuntimeError as error:
-            if not is_out_of_memory(error) or self._count_updates() == updates:
-                raise
-            fused = self._config.optimizer.kernels == "fused"
-            remedy = "free memory" if fused else "use training.optimizer.kernels: fused, whose step allocates nothing"
-            raise EdgeformerError(
-                f"out of memory inside the optimizer's step {position.step + 1} after it had begun to change weights, "
-                f"so it cannot be repeated; {remedy}, and train again"
-            ) from error
-
-    def _count_updates(self) -> float:
-        """Return the updates of the first parameter, whose count every implementation of AdamW increments first."""
-        groups = self.optimizer.param_groups
-        first = next(parameter for group in groups for parameter in group["params"] if parameter.grad is not None)
-        return float(self.optimizer.state[first]["step"])
 
     def _compute_gradient(self, rows: NDArray[np.int64], size: int) -> Meter:
         """Compute the gradient of the mean loss over ``rows``, ``size`` at a time; each process computes its share.
@@ -348,8 +349,8 @@ class Stepper:
         Returns:
             Sums over all processes.
         """
-        processes, step = self._processes, self._objective.new_meter()
-        local = processes.local_rows(rows)
+        processes, step = self._processes, Meter(self._objective.per_token)
+        local = rows[processes.rank :: processes.count]  # disjoint and complete
         parts = [local[start : start + size] for start in range(0, -(-len(rows) // processes.count), size)]
         batches = [
             self._objective.batch(part if len(part) else rows[:1], processes.device, pinned=self.speed.pinned)

@@ -1,12 +1,15 @@
-"""Command train: a recipe becomes a run."""
+"""Command train: a recipe becomes a run, a folder with recipe, manifest, checkpoints, metrics, scores and the model."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,33 +17,41 @@ import torch
 from typing_extensions import Self
 
 from edgeformer.artifacts.device import DeviceProfile
-from edgeformer.artifacts.errors import AlreadyReported, EdgeformerError, InputError, InterruptedRun
-from edgeformer.artifacts.manifest import MemoryUse
+from edgeformer.artifacts.errors import (
+    AlreadyReported,
+    ArtifactError,
+    EdgeformerError,
+    InputError,
+    InterruptedRun,
+    did_you_mean,
+)
+from edgeformer.artifacts.files import replacing_folder, write_json, write_text
+from edgeformer.artifacts.manifest import MemoryUse, RunManifest
 from edgeformer.artifacts.progress import SILENT, Lasting, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.workspace import free_folder, resume_command
+from edgeformer.artifacts.scores import EVALUATION_FILE, Score, merge_rows
+from edgeformer.artifacts.workspace import NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder, resume_command
 from edgeformer.data.tokenization import fingerprint
-from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import BuildTarget
+from edgeformer.models import model_spec_of, read_run_recipe
+from edgeformer.models.adapter import BuildTarget, count_parameters
+from edgeformer.models.card import CARD_FILE, model_card
+from edgeformer.models.weights import MODEL_FOLDER, load_weights, save_model
+from edgeformer.run import read_run, run_folders
+from edgeformer.runtimes import library_versions
+from edgeformer.system import nvidia
+from edgeformer.system.host import code_version, describe_host, now
+from edgeformer.system.leftovers import new_folder, remove_abandoned
 from edgeformer.system.lock import lock_folder
 from edgeformer.system.signals import handle_signals
-from edgeformer.training.checkpoint import Checkpoints
+from edgeformer.training.checkpoint import CHECKPOINTS_FOLDER, Checkpoints
 from edgeformer.training.distributed import Processes, connect
-from edgeformer.training.loop import TrainingLoop
-from edgeformer.training.memory import (
-    cap_allocator,
-    check_data_fits,
-    free_bytes,
-    predict_peak,
-    share_of,
-    spills_to_system_memory,
-)
-from edgeformer.training.metrics import MetricsLog
+from edgeformer.training.loop import METRICS_FILE, MetricsLog, TrainingLoop
+from edgeformer.training.memory import check_data_fits, free_bytes, measured_peak, predict_peak, share_of
 from edgeformer.training.objective import Objective, with_teacher
 from edgeformer.training.plan import check_fits, context_of
-from edgeformer.training.run_folder import RunRecord, folder_to_resume, remove_leftovers
 
 _REPEATED_SIGNAL_S = 2.0
+_HEADER = "# The resolved recipe of this run; training it again is the same run.\n"
 
 
 @dataclass(frozen=True)
@@ -111,13 +122,21 @@ def _train(
             return None
         folder = folder_to_resume(recipe, options.artifacts, options.name)
         run_lock.enter_context(lock_folder(folder, "is being trained"))
-        remove_leftovers(folder)
+        remove_abandoned(folder.parent, NEW_RUN)
+        # Temporary files of killed processes.
+        names = [f"{name}." for name in (RUN_FILE, RECIPE_FILE, METRICS_FILE, EVALUATION_FILE, MODEL_FOLDER)]
+        for parent, stems in ((folder, names), (folder / CHECKPOINTS_FOLDER, [""])):
+            for path in [path for stem in stems for end in ("tmp*", "old") for path in parent.glob(f".{stem}*.{end}")]:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
         return folder
 
     def create_run() -> Path:
-        record.create(options.artifacts, options.name, memory)
-        run_lock.enter_context(lock_folder(record.folder, "is being trained"))
-        return record.folder
+        folder = record.create(options.artifacts, options.name, memory)
+        run_lock.enter_context(lock_folder(folder, "is being trained"))
+        return folder
 
     resumed_folder = processes.on_main(lock_resumed_run)
     with processes.failing_together():
@@ -144,27 +163,22 @@ def _train(
     else:
         record.resume(resumed_folder, progress)
     if processes.is_main:
-        _announce(record, loop, progress)
-    _run_loop(record, loop, signals, progress, options)
-    return record.folder
-
-
-def _run_loop(
-    record: RunRecord, loop: TrainingLoop, signals: StopSignals, progress: Progress, options: TrainOptions
-) -> None:
-    """Train to the end, and record in the manifest how training ended."""
-    folder, processes, max_steps = record.folder, loop.processes, options.max_steps
-    command = resume_command(folder, options.flags)
+        _announce(record, progress)
+    command = resume_command(record.folder, options.flags)
     try:
         remedy = f"the run goes on from its last checkpoint with: {command}"
-        log = closing(MetricsLog(folder, loop.position, progress.message)) if processes.is_main else nullcontext()
-        with signals.deferred() as stop, processes.explaining_lost_connection(remedy), log as metrics_log:
-            is_finished = loop.run(stop, metrics_log, progress, max_steps)
+        log = closing(MetricsLog(record.folder, loop.position, progress.message)) if processes.is_main else None
+        with (
+            signals.deferred() as stop,
+            processes.explaining_lost_connection(remedy),
+            log or nullcontext() as metrics_log,
+        ):
+            is_finished = loop.run(stop, metrics_log, progress, options.max_steps)
         step = loop.position.step
         if not is_finished:
             raise InterruptedRun(f"interrupted after step {step}; go on with: {command}")
         if processes.is_main:
-            is_cut = step == max_steps and step < loop.total_steps
+            is_cut = step == options.max_steps and step < loop.total_steps
             record.finish(f"stopped by --max-steps {step}" if is_cut else None, progress)
     except (KeyboardInterrupt, InterruptedRun) as error:
         record.stop("interrupted", "stopped by the user")
@@ -173,12 +187,14 @@ def _run_loop(
         hint = f"interrupted; go on from the last checkpoint with: {command}"
         raise InterruptedRun(str(error) or hint) from None
     except BaseException as error:
+        folder = record.folder
         if not folder.is_dir():
             raise EdgeformerError(f"{folder}: was removed while it was being trained; nothing is left of it") from error
         if isinstance(error, OSError) and error.filename is None:  # the system names no file when a disk is full
             error.filename = str(folder)
         record.stop("failed", f"{type(error).__name__}: {error}")
         raise
+    return record.folder
 
 
 class StopSignals:
@@ -226,20 +242,32 @@ class StopSignals:
 def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) -> MemoryUse:
     """Predict the peak of this process and refuse a recipe that does not fit.
 
-    With ``as_device``, torch's allocator is limited to that profile first; under Windows, to what is free on the card.
+    With ``as_device``, torch's allocator is limited to that profile first. Under Windows it is limited to what is free
+    on the card: its driver moves what does not fit to system memory, which makes training many times slower.
     """
     kind: Literal["cpu", "cuda"] = "cuda" if processes.device.type == "cuda" else "cpu"
+    count, device = processes.count, options.as_device
     budget, source = free_bytes(kind)
     if kind == "cpu" and processes.local_count > 1:
         budget, source = budget // processes.local_count, f"a {processes.local_count}th of what is {source}"
-    if options.as_device is not None:
-        budget, source = _limit_to_profile(options.as_device, kind, budget)
-    elif kind == "cuda" and spills_to_system_memory():
-        cap_allocator(budget + torch.cuda.memory_reserved())
-    if kind == "cuda":  # a process's resident peak cannot be reset
-        torch.cuda.reset_peak_memory_stats()
-    share, count = share_of(recipe, processes.count), processes.count
-    precision, sharded = processes.precision, processes.sharded
+    limits = []
+    if kind == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # a process's resident peak cannot be reset
+        card = torch.cuda.get_device_properties()
+        if nvidia.uses_wddm(f"GPU-{card.uuid}"):
+            limits.append(budget + torch.cuda.memory_reserved())
+    if device is not None:
+        if kind == "cpu":
+            raise InputError("--as-device caps the memory of a CUDA card; this run trains on the CPU")
+        usable = device.usable_memory_bytes or device.memory_bytes
+        if usable is None:
+            raise InputError(f"--as-device {device.name}: its profile says nothing about memory; name a GPU's profile")
+        context, context_note = context_of(device)
+        limits.append(usable.value - context)
+        budget, source = min(budget, limits[-1]), f"what {device.name} leaves to a process{context_note}"
+    if limits:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, min(limits) / card.total_memory))
+    share, precision, sharded = share_of(recipe, count), processes.precision, processes.sharded
     if options.ignore_memory:
         breakdown = predict_peak(share, device_kind=kind, precision=precision, processes=count, sharded=sharded)
     else:
@@ -255,49 +283,226 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
     )
 
 
-def _limit_to_profile(device: DeviceProfile, device_type: str, free: int) -> tuple[int, str]:
-    """Limit torch's allocator to a profile's usable memory; return the budget in bytes and its description."""
-    if device_type != "cuda":
-        raise InputError("--as-device caps the memory of a CUDA card; this run trains on the CPU")
-    usable = device.usable_memory_bytes or device.memory_bytes
-    if usable is None:
-        raise InputError(f"--as-device {device.name}: its profile says nothing about memory; name a GPU's profile")
-    context, context_note = context_of(device)
-    limit = usable.value - context
-    cap_allocator(min(free + torch.cuda.memory_reserved(), limit) if spills_to_system_memory() else limit)
-    return min(free, limit), f"what {device.name} leaves to a process{context_note}"
-
-
-def _announce(record: RunRecord, loop: TrainingLoop, progress: Progress) -> None:
+def _announce(record: RunRecord, progress: Progress) -> None:
     """Report size, precision and rows of the run, and all warnings about its data."""
-    manifest = record.manifest
-    data = manifest.data
+    manifest, loop = record.manifest, record.loop
+    data, processes, step = manifest.data, loop.processes, loop.position.step
     rows = ", ".join(f"{name} {count:,}" for name, count in data.rows.items())
-    progress.message(f"run {manifest.run}: {manifest.parameters:,} parameters, {manifest.precision}, {rows}")
-    if loop.processes.count > 1:
-        portion = "a part of the model" if loop.processes.sharded else "a copy of the model"
-        progress.message(f"{loop.processes.count} processes train it together, each with {portion}")
+    lines = [f"run {manifest.run}: {manifest.parameters:,} parameters, {manifest.precision}, {rows}"]
+    if processes.count > 1:
+        portion = "a part of the model" if processes.sharded else "a copy of the model"
+        lines.append(f"{processes.count} processes train it together, each with {portion}")
     if manifest.leaks:
-        progress.message("LEAKS FUTURE TOKENS: the model sees the tokens that it predicts; its scores mean nothing")
+        lines.append("LEAKS FUTURE TOKENS: the model sees the tokens that it predicts; its scores mean nothing")
     if data.synthetic:
-        progress.message("data: SYNTHETIC reviews made by a generator, not real text")
-    for overlap in data.overlap:
-        if overlap.duplicates or overlap.contained:
-            progress.message(
-                f"split {data.split}: of {overlap.test_rows:,} texts in {overlap.test_set}, "
-                f"{overlap.duplicates:,} are also training texts and {overlap.contained:,} more share a whole "
-                "phrase with one; scores on it are flattered by that"
-            )
+        lines.append("data: SYNTHETIC reviews made by a generator, not real text")
+    lines += [
+        f"split {data.split}: of {overlap.test_rows:,} texts in {overlap.test_set}, {overlap.duplicates:,} are also "
+        f"training texts and {overlap.contained:,} more share a whole phrase with one; scores on it are flattered by "
+        "that"
+        for overlap in data.overlap
+        if overlap.duplicates or overlap.contained
+    ]
     if (row_count_warning := record.recipe.data.row_count_warning(data.rows["train"])) is not None:
-        progress.message(row_count_warning)
-    for warning in data.findings:
-        progress.message(warning.message)
-    for name, count in data.truncated_rows.items():
-        if count:
-            progress.message(
-                f"{name}: {count:,} {'text was' if count == 1 else 'texts were'} cut to the recipe's length"
+        lines.append(row_count_warning)
+    lines += [warning.message for warning in data.findings]
+    lines += [
+        f"{name}: {count:,} {'text was' if count == 1 else 'texts were'} cut to the recipe's length"
+        for name, count in data.truncated_rows.items()
+        if count
+    ]
+    lines += loop.stepper.speed.unused
+    if step:
+        lines.append(f"resuming after step {step} of {loop.total_steps}")
+    for line in lines:
+        progress.message(line)
+
+
+def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
+    """Return the unfinished run of ``recipe`` called ``name``, or the newest one.
+
+    Raises:
+        ArtifactError: there is none, it is finished, or it was started from a different recipe.
+    """
+    candidates = [artifacts / name] if name else list(reversed(run_folders(artifacts)))
+    for folder in candidates:
+        if not (folder / RUN_FILE).is_file():
+            names = [run.name for run in run_folders(artifacts)]
+            available = f"{did_you_mean(str(name), names)}runs there: {', '.join(names[-8:]) or 'none yet'}"
+            raise ArtifactError(f"--resume: no run {name!r} in {artifacts}; {available}")
+        try:
+            manifest = read_run(folder)
+        except ArtifactError:
+            if name is None:  # a damaged run does not say which recipe it belongs to
+                continue
+            raise
+        if name is None and (manifest.recipe != recipe.name or manifest.status == "finished"):
+            continue
+        if manifest.status == "finished":
+            raise ArtifactError(f"--resume: {folder} is finished; train again under another --name")
+        saved = read_run_recipe(folder)
+        if recipe.tokenizer.kind == "trained" and saved.model.vocab_size < recipe.model.vocab_size:
+            # The trained tokenizer was smaller, see fitted_recipe; training it again checks that.
+            recipe = recipe.with_vocabulary(saved.model.vocab_size)
+        if saved.fingerprint() != recipe.fingerprint():
+            old, new = _flatten(saved.model_dump(mode="json")), _flatten(recipe.model_dump(mode="json"))
+            differences = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+            raise ArtifactError(
+                f"--resume: {folder} was started from a recipe that differs in {', '.join(differences)}; "
+                f"resume it with: {resume_command(folder)}"
             )
-    for message in loop.unused_options:
-        progress.message(message)
-    if loop.position.step:
-        progress.message(f"resuming after step {loop.position.step} of {loop.total_steps}")
+        return folder
+    raise ArtifactError(f"--resume: no unfinished run of {recipe.name} in {artifacts}; train without --resume")
+
+
+def _flatten(value: object, path: str = "") -> dict[str, object]:
+    """Return the leaves of nested dicts by their dotted paths."""
+    if isinstance(value, dict):
+        return {k: v for key, item in value.items() for k, v in _flatten(item, f"{path}.{key}".strip(".")).items()}
+    return {path: value}
+
+
+class RunRecord:
+    """The folder of one run from start to end; only the main process writes into it."""
+
+    manifest: RunManifest
+    folder: Path
+
+    def __init__(self, objective: Objective, loop: TrainingLoop) -> None:
+        self.recipe, self._objective, self.loop = objective.recipe, objective, loop
+
+    def use_folder(self, folder: Path) -> None:
+        """Use ``folder``, which may have been created by another process."""
+        self.folder, self.loop.checkpoints = folder, Checkpoints(folder)
+
+    def _write(self, manifest: RunManifest) -> None:
+        self.manifest = manifest
+        if self.loop.processes.is_main:
+            write_json(self.folder / RUN_FILE, manifest)
+
+    def create(self, artifacts: Path, name: str | None, memory: MemoryUse) -> Path:
+        """Create the folder of a new run, see :func:`free_folder`. Raises InputError.
+
+        It appears with recipe and manifest in it: a killed process leaves no empty folder that blocks a name.
+        """
+        recipe, objective, loop = self.recipe, self._objective, self.loop
+
+        def fill(folder: Path) -> None:
+            write_text(folder / RECIPE_FILE, _HEADER + recipe.to_yaml())
+            self.manifest = RunManifest(
+                run=folder.name,
+                status="running",
+                task=recipe.task,
+                recipe=recipe.name,
+                recipe_sha256=recipe.fingerprint(),
+                started=now(),
+                parameters=count_parameters(loop.plain_model),
+                vocabulary=recipe.model.vocab_size,
+                precision=loop.processes.precision,
+                attention=objective.attention,
+                data=objective.prepared.summary,
+                tokenizer_fingerprint=fingerprint(objective.prepared.tokenizer),
+                leaks=objective.causality is not None and objective.causality.leaks,
+                causality=objective.causality,
+                memory=memory,
+                effective_batch=recipe.training.effective_batch,
+                processes=loop.processes.count,
+                versions=library_versions(),
+                code_version=code_version(),
+                host={**describe_host(), "accelerator": str(loop.device), "threads": torch.get_num_threads()},
+            )
+            write_json(folder / RUN_FILE, self.manifest)
+
+        return new_folder(NEW_RUN, partial(free_folder, artifacts, name, recipe.name), fill)
+
+    def resume(self, folder: Path, progress: Progress) -> None:
+        """Restore the state of a resumed run.
+
+        Raises:
+            InputError: data, tokenizer or precision have changed.
+            ArtifactError: its checkpoints are damaged.
+        """
+        self.use_folder(folder)
+        count, precision = self.loop.processes.count, self.loop.processes.precision
+        with self.loop.processes.failing_together():
+            manifest, prepared = read_run(folder), self._objective.prepared
+            if manifest.tokenizer_fingerprint not in (None, fingerprint(prepared.tokenizer)):
+                tokenizer_file = getattr(self.recipe.tokenizer, "path", "the tokenizer that the recipe names")
+                raise InputError(
+                    f"{folder}: the tokenizer changed since this run began, or the version of edgeformer and its "
+                    f"cleaning; restore {tokenizer_file}, or train again without --resume"
+                )
+            if manifest.data.fingerprint != prepared.summary.fingerprint:
+                raise InputError(f"{folder}: the data changed since this run began; train again without --resume")
+            if manifest.precision != precision:
+                raise InputError(
+                    f"{folder}: was trained in {manifest.precision}, this machine would go on in {precision}; "
+                    f"add --set training.precision={manifest.precision} and train anew, or resume where it began"
+                )
+        if manifest.processes != count:
+            progress.message(f"going on with {count} processes instead of {manifest.processes}; the steps are the same")
+        self.loop.resume(progress)
+        self._write(manifest.model_copy(update={"status": "running", "reason": None, "processes": count}))
+
+    def _updated_manifest(self) -> RunManifest:
+        """Return the manifest with time, steps and memory peak so far."""
+        position, memory = self.loop.position, self.manifest.memory
+        if memory is not None:
+            peak, description = measured_peak(memory.device)
+            memory = memory.model_copy(update={"measured_peak_bytes": peak, "measured_as": description})
+        seconds = position.training_seconds
+        update = {
+            "seconds": round(position.seconds, 3),
+            "steps": position.step,
+            "epochs": position.epoch,
+            "batch_size": position.batch_size,
+            "skipped_steps": position.skipped,
+            "samples_per_second": round(position.samples / seconds, 2) if seconds else None,
+            "memory": memory,
+        }
+        return self.manifest.model_copy(update=update)
+
+    def stop(self, status: Literal["interrupted", "failed"], reason: str) -> None:
+        """Record that the run did not finish, if that can be written. A removed folder is not created again."""
+        update = {"status": status, "reason": reason, "finished": now()}
+        with contextlib.suppress(OSError):  # the user must see what ended the run, not that the disk is full too
+            if self.loop.processes.is_main and self.folder.is_dir():
+                self._write(self._updated_manifest().model_copy(update=update))
+
+    def finish(self, reason: str | None, progress: Progress) -> None:
+        """Score the best weights on every test set and write the model. ``reason``: why training ended early."""
+        manifest = self._updated_manifest()  # before scoring adds to the peak
+        objective, processes, position = self._objective, self.loop.processes, self.loop.position
+        # Shards cannot load a checkpoint's weights.
+        model = objective.build().to(processes.device) if processes.sharded else self.loop.plain_model
+        if position.best_value is None:
+            raise ArtifactError(f"{self.loop.checkpoints.best}: is not the checkpoint's; train again without --resume")
+        load_weights(model, self.loop.checkpoints.best)
+        validation = objective.task.score_type.model_validate(position.validation)
+        # The task may choose values by the validation score; the run's recipe.yaml keeps the requested ones.
+        objective.recipe = objective.task.settled(self.recipe, validation)
+        tests: dict[str, Score] = {}
+        sets = objective.prepared.tests
+        with bar(progress, f"Scoring {', '.join(sets)}", sum(map(len, sets.values())), "rows"):
+            for name in sets:
+                tests[name] = objective.evaluate(model, name, advance=progress.advance)
+        rows = [
+            row
+            for name, score in {"validation": validation, **tests}.items()
+            for row in objective.task.rows("torch", name, score, leaks=manifest.leaks)
+        ]
+        merge_rows(self.folder, rows)
+        update = {
+            "status": "finished",
+            "reason": reason,
+            "finished": now(),
+            "best_epoch": position.best_epoch,
+            "validation": validation,
+            "test": next(iter(tests.values()), None),
+            "tests": tests,
+        }
+        final = manifest.model_copy(update=update)
+        with replacing_folder(self.folder / MODEL_FOLDER) as folder:
+            save_model(folder, model, objective.recipe, objective.prepared)
+            write_text(folder / CARD_FILE, model_card(final, objective.recipe))
+        self._write(final)

@@ -260,15 +260,6 @@ def test_removed_run_folder(run: Path, trainer: Trainer) -> None:
     assert raised.value.filename == str(run) and not run.exists()
 
 
-def test_leftovers_are_removed(run: Path) -> None:
-    folder = run / "checkpoints"
-    for name in (".000001-step-1.x.tmp/model", ".000001-step-1.y.old", "000001-step-1"):
-        (folder / name).mkdir(parents=True)
-    (folder / ".best.safetensors.q.tmp.safetensors").write_bytes(b"half")
-    Checkpoints(run).remove_leftovers()
-    assert [path.name for path in folder.iterdir()] == ["000001-step-1"]
-
-
 def draw() -> tuple[float, ...]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 

@@ -22,9 +22,9 @@ from edgeformer.models import load_recipe, model_spec_of, read_run_recipe
 from edgeformer.models.adapter import BuildTarget, count_parameters
 from edgeformer.models.pretrained.adapter import ADAPTER, _load_teacher_layers
 from edgeformer.models.weights import load_model
+from edgeformer.training.duration import probe
 from edgeformer.training.objective import Objective, with_teacher, without_teacher
 from edgeformer.training.plan import plan
-from edgeformer.training.timing import probe
 from edgeformer.training.train import TrainOptions, train
 from tests.training.runs import assert_equal_weights
 

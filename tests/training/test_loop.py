@@ -18,33 +18,15 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.models import load_recipe
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.training import loop, run_folder
+from edgeformer.training import loop
+from edgeformer.training import train as train_module
 from edgeformer.training.checkpoint import Checkpoints
-from edgeformer.training.loop import RemainingTime, TrainingLoop
+from edgeformer.training.loop import TrainingLoop
 from edgeformer.training.objective import Objective
 from edgeformer.training.step import Stepper
 from edgeformer.training.train import TrainOptions, train
 from tests.torture.children import OFTEN, TINY
 from tests.training.runs import StopAfter, assert_same_run, records, states
-
-
-def test_remaining_time() -> None:
-    remaining = RemainingTime(10, 30, step_rows=20, validation_rows=40, test_rows=60)
-    assert remaining.seconds(0, 0) is None
-    remaining.add_step(2.0)
-    row_s = 2.0 / 20 / 3  # until rows were scored: a third of a row's time in a step
-    assert remaining.seconds(5, 0) == pytest.approx(25 * 2.0 + (3 * 40 + 60) * row_s)
-    remaining.add_scoring(40, 8.0)
-    assert remaining.seconds(10, 1) == pytest.approx(20 * 2.0 + (2 * 40 + 60) * 0.2)
-    assert remaining.seconds(30, 2, scored=30) == pytest.approx((40 - 30 + 60) * 0.2)
-    assert remaining.seconds(30, 3) == pytest.approx(60 * 0.2)
-
-
-def test_remaining_time_with_max_steps() -> None:
-    remaining = RemainingTime(10, 4, step_rows=20, validation_rows=40, test_rows=60)
-    remaining.add_step(1.0)
-    remaining.add_scoring(10, 10.0)
-    assert remaining.seconds(3, 0) == pytest.approx(1.0 + 40 + 60)
 
 
 class Bars(Silent):
@@ -184,7 +166,7 @@ def test_failure_is_recorded_and_early_stopping_persists(tmp_path: Path, monkeyp
         raise RuntimeError("disk full")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="disk full"):
-        patch.setattr(run_folder, "save_model", fail)
+        patch.setattr(train_module, "save_model", fail)
         train(recipe, TrainOptions(tmp_path, name="run"))
     manifest = read_run(tmp_path / "run")
     assert (manifest.status, manifest.reason) == ("failed", "RuntimeError: disk full")

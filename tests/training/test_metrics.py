@@ -17,7 +17,7 @@ from edgeformer.models.adapter import Batch, Losses
 from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.training import metrics
+from edgeformer.training import loop, step
 from edgeformer.training import train as train_module
 from edgeformer.training.objective import Objective
 from edgeformer.training.train import TrainOptions, train
@@ -111,7 +111,7 @@ class TestFp16Scaling:
         assert rates[0][2] == rates[1][2] and rates[0][4] != rates[1][4], "the schedule waits"
 
     def test_too_many_in_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(metrics, "MAX_SKIPPED_IN_A_ROW", 4)
+        monkeypatch.setattr(loop, "MAX_SKIPPED_IN_A_ROW", 4)
         change_losses(monkeypatch, {number: times(float("nan")) for number in (1, *range(3, 99))})
         with pytest.raises(EdgeformerError, match="4 steps in a row were skipped up to step 6"):
             train(self.recipe, TrainOptions(tmp_path, name="run"))
@@ -139,7 +139,7 @@ def test_spike_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_definition_of_a_spike(loss: float, recent: list[float], expected: bool) -> None:
     """More than six standard deviations above the mean of at least 20 steps."""
-    assert metrics.is_spike(loss, recent) is expected
+    assert loop.is_spike(loss, recent) is expected
 
 
 def test_first_layer_that_is_not_finite() -> None:
@@ -147,13 +147,13 @@ def test_first_layer_that_is_not_finite() -> None:
     model[0].weight.grad, model[1].weight.grad = torch.ones(1, 2), torch.ones(2, 1)
 
     def describe() -> str:
-        return metrics.describe_divergence(model, 7, "the loss is nan")
+        return step.describe_divergence(model, 7, "the loss is nan")
 
-    assert metrics.weights_are_finite(model)
+    assert all(map(step.is_finite, model.parameters()))
     assert describe().startswith("training diverged at step 7: the loss is nan; the weights of the last")
     for value in (-torch.inf, torch.inf, torch.nan):
         model[2].weight.data[0, 0] = value
-        assert not metrics.weights_are_finite(model)
+        assert not all(map(step.is_finite, model.parameters()))
         assert "the first layer with weights that are not finite is 2.weight;" in describe()
     model[1].weight.grad[1] = torch.inf
     assert "the first layer with a gradient that is not finite is 1.weight;" in describe()

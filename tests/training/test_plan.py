@@ -20,7 +20,7 @@ from edgeformer.models import load_recipe
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training import train
 from edgeformer.training.distributed import Processes
-from edgeformer.training.memory import predict_peak, predict_peaks
+from edgeformer.training.memory import predict_peak
 from edgeformer.training.plan import check_fits, count_offline, plan, planned_precision, suggest
 from edgeformer.training.train import TrainOptions
 from tests.fakes.nvml import LAPTOP, UUID, WINDOWS, Driver
@@ -86,20 +86,28 @@ class TestBudget:
         assert "for CUDA's context" not in without.budget_source
 
     @pytest.mark.parametrize("persona", [LAPTOP, WINDOWS])
-    def test_as_device(self, persona: dict[str, Any], nvml: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_as_device(
+        self, persona: dict[str, Any], nvml: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         """The limit of a larger card's allocator; only the driver is simulated."""
         nvml.answer(persona)
-        total, caps, reserved = 16 * 2**30, list[float](), 2**20
+        total, free, caps, reserved = 16 * 2**30, [15 * 2**30], list[float](), 2**20
         card = SimpleNamespace(total_memory=total, uuid=UUID.removeprefix("GPU-"))
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: card)
         monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", caps.append)
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[-1], total))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
         assert RTX.usable_memory_bytes is not None
         usable = RTX.usable_memory_bytes.value - CONTEXT
-        budget, description = train._limit_to_profile(RTX, "cuda", 15 * 2**30)
-        assert budget == usable and caps.pop() == usable / total
-        assert description == f"what rtx4050 leaves to a process, less {format_bytes(CONTEXT)} for CUDA's context"
-        assert train._limit_to_profile(RTX, "cuda", 2**30)[0] == 2**30  # other processes use the card
+        recipe, options = load_recipe("quickstart"), TrainOptions(tmp_path, as_device=RTX)
+        processes = cast(Processes, SimpleNamespace(
+            device=torch.device("cuda"), count=1, local_count=1, sharded=False, precision="bf16"
+        ))  # fmt: skip
+        assert train._plan_memory(recipe, options, processes).budget_bytes == usable and caps.pop() == usable / total
+        free.append(2**30)  # other processes use the card
+        assert train._plan_memory(recipe, options, processes).budget_bytes == 2**30
         # They may free their memory later, and until then the driver refuses; under Windows it does not.
         assert caps.pop() == ((2**30 + reserved) if persona is WINDOWS else usable) / total
 
@@ -203,19 +211,17 @@ def test_sizes_that_cannot_fit_are_not_predicted() -> None:
 
     best = suggest(language_recipe(CHUNKED), 120 * MIB, peak, None)[0]
     assert "training.batch_size=2" in best.set
-    assert 4 not in predicted  # the peaks of 16 and 8 rows imply at least 140 MiB
+    assert predicted.count(4) + predicted.count(8) <= 2  # a binary search
 
 
 def test_larger_batches() -> None:
     small = ["model.layers=1", "model.iterations=1", "training.batch_size=32", "training.accumulation=4"]
     recipe = load_recipe("quickstart", small)
-    single, double = predict_peaks(recipe, (1, 2), device_kind="cuda", precision="fp32")
-    assert single == predict_peak(recipe, device_kind="cuda", precision="fp32")
     larger = load_recipe("quickstart", [*small[:2], "training.batch_size=64", "training.accumulation=2"])
     exact = predict_peak(larger, device_kind="cuda", precision="fp32")
-    assert exact.peak_bytes <= double.peak_bytes < 1.1 * exact.peak_bytes, "an upper bound"
     result = plan(recipe, RTX)
     assert result.larger_batches[0].set == ("training.batch_size=64", "training.accumulation=2")
+    assert result.larger_batches[0].peak_bytes == exact.peak_bytes
     assert result.larger_batches[0].fits and len(result.larger_batches) == 2
     assert plan(recipe, with_budget(exact.peak_bytes - 1)).larger_batches == ()
 

@@ -67,7 +67,7 @@ def take_steps(cache: Path, *changes: str, count: int = 1) -> dict[str, Tensor]:
     stepper.model.train()
     for _ in range(count):
         rows = objective.steps(0)[0]
-        stepper.take(rows, Position(batch_size=objective.recipe.training.batch_size), lambda size: None)
+        stepper.take(rows, Position(batch_size=objective.recipe.training.batch_size))
     return {name: parameter.detach().clone() for name, parameter in objective.model.named_parameters()}
 
 

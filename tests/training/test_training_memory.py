@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +23,6 @@ from edgeformer.models import load_recipe, model_spec_of
 from edgeformer.models.adapter import BuildTarget
 from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.loss import chunked_loss, full_loss
-from edgeformer.system import memory as system_memory
-from edgeformer.system.memory import group_free_bytes
 from edgeformer.tasks import language_modeling
 from edgeformer.tasks import task as task_module
 from edgeformer.tasks.classification import ClassificationRecipe
@@ -37,7 +34,6 @@ from edgeformer.training.memory import (
     Kind,
     MemoryLedger,
     check_data_fits,
-    free_bytes,
     is_out_of_memory,
     predict_peak,
     share_of,
@@ -413,85 +409,6 @@ def test_peak_of_shards(traces: dict[str, Any]) -> None:
     assert breakdown_of(twice, processes=2, sharded=True)[:5] == (450, 90, 300, 1000, 90)
     traces["validation"] = [Event(0, 2000, "activations")]
     assert breakdown_of(accumulating_recipe(), processes=2, sharded=True)[:5] == (450, 0, 300, 2000, 0)
-
-
-def test_reserve_of_the_heap() -> None:
-    events = [
-        Event(0, 20 * MIB, "activations"),
-        Event(1, 10 * MIB, "temporary"),
-        Event(2, 32 * MIB, "activations"),  # in its own pages, outside of the heap
-        Event(3, 10 * MIB, "gradients"),
-    ]
-    assert memory._cpu_reserve(events, "fp32") == 35 * MIB + 21 * MIB
-    assert memory._cpu_reserve(events, "bf16") == 35 * MIB + 36 * MIB
-    outside = [Event(0, 40 * MIB, "temporary"), Event(0, 0, "gradients"), Event(1, 1, "temporary")]
-    assert memory._cpu_reserve(outside, "fp32") == 35 * MIB + 1, "also if it becomes a gradient"
-    largest = 32 * MIB - 10
-    assert memory._cpu_reserve([Event(0, largest, "temporary")], "fp32") == 35 * MIB + round(0.7 * largest)
-
-
-@pytest.fixture
-def groups(tmp_path: Path) -> Iterator[Path]:
-    """A control group /a/b, version 2, without limits."""
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "membership").write_text("0::/a/b\n", encoding="utf-8")
-    for folder in (tmp_path / "a", tmp_path / "a" / "b"):
-        (folder / "memory.max").write_text("max\n", encoding="utf-8")
-        (folder / "memory.current").write_text("700\n", encoding="utf-8")
-        (folder / "memory.stat").write_text("anon 5\ninactive_file 200\n", encoding="utf-8")
-    yield tmp_path
-
-
-class TestFreeMemory:
-    def test_control_group(self, groups: Path) -> None:
-        membership = groups / "membership"
-        assert group_free_bytes(groups, membership) is None
-        (groups / "a" / "memory.max").write_text("1000\n", encoding="utf-8")  # of a parent
-        assert group_free_bytes(groups, membership) == 1000 - (700 - 200)
-        for limit, free in ((600, 100), (400, 0)):
-            (groups / "a" / "b" / "memory.max").write_text(f"{limit}\n", encoding="utf-8")
-            assert group_free_bytes(groups, membership) == free
-        assert group_free_bytes(groups, groups / "no such file") is None
-
-    def test_control_group_of_version_1(self, tmp_path: Path) -> None:
-        folder = tmp_path / "memory" / "box"
-        folder.mkdir(parents=True)
-        (tmp_path / "membership").write_text("5:cpu,memory:/box\n3:pids:/x\n", encoding="utf-8")
-        (folder / "memory.limit_in_bytes").write_text("5000", encoding="utf-8")
-        (folder / "memory.usage_in_bytes").write_text("4000", encoding="utf-8")
-        (folder / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 300\n", encoding="utf-8")
-        assert group_free_bytes(tmp_path, tmp_path / "membership") == 1300
-
-    def test_both_versions(self, tmp_path: Path) -> None:
-        """As systemd mounts them; the root's limit counts where the path of the group does not exist."""
-        (tmp_path / "memory").mkdir()
-        (tmp_path / "membership").write_text("3:pids,cpu:/x:y\n2:cpu,memory:/go:ne\n0::/gone\n", encoding="utf-8")
-        assert group_free_bytes(tmp_path, tmp_path / "membership") is None
-        for folder, names, limit in (
-            (tmp_path / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), 500),
-            (tmp_path, ("memory.max", "memory.current"), 400),
-        ):
-            for name, value in zip(names, (limit, 100), strict=True):
-                (folder / name).write_text(f"{value}\n", encoding="utf-8")
-        for statistics, free in ((None, 300), ("anon 7\n", 300), ("inactive_file 250\n", 400)):
-            if statistics is not None:
-                (tmp_path / "memory.stat").write_text(statistics, encoding="utf-8")
-            assert group_free_bytes(tmp_path, tmp_path / "membership") == free
-
-    def test_host_and_its_control_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        free, description = free_bytes("cpu")
-        assert free > MIB and "now" in description
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
-        paths = (Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
-        for limit, expected in ((None, 1000), (999, 999), (1000, 1000), (1001, 1000)):
-            monkeypatch.setattr(system_memory, "group_free_bytes", lambda *given, limit=limit: {paths: limit}[given])
-            free, description = free_bytes("cpu")
-            assert free == expected and ("cgroup" in description) == (limit == 999)
-
-    def test_card(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Card 1")
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (7, 9))
-        assert free_bytes("cuda") == (7, "free on Card 1 now")
 
 
 @pytest.mark.parametrize(
