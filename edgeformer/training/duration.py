@@ -71,40 +71,24 @@ _ROWS_ONLY = ("embedding", "index_select", "gather", "scatter_add_", "index_add_
 
 @dataclass(frozen=True)
 class Kernel:
-    """One operation of a step as torch launches it.
+    """One operation of a step as torch launches it."""
 
-    Attributes:
-        operations: of a product, multiplication and addition counted separately; 0: not a product.
-        size_bytes: read and written.
-        half: a product of 16-bit numbers.
-        attention: the fused attention kernel.
-        tiles: of a product's output, distributed over the multiprocessors.
-    """
-
-    operations: int
-    size_bytes: int
-    half: bool = False
-    attention: bool = False
-    tiles: int = 0
+    operations: int  # of a product, multiplication and addition counted separately; 0: not a product
+    size_bytes: int  # read and written
+    half: bool = False  # a product of 16-bit numbers
+    attention: bool = False  # the fused attention kernel
+    tiles: int = 0  # of a product's output, distributed over the multiprocessors
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Assumptions of one end of the range.
+    """Assumptions of one end of the range."""
 
-    Attributes:
-        of_peak: share of the card's rate that products reach while every multiprocessor has a tile.
-        of_attention: share that the fused attention kernel reaches, whose softmax is no product.
-        of_bandwidth: share of the stated bandwidth that kernels without reuse reach.
-        from_cache: share of a kernel's traffic served by the cache, if the cache holds all of its tensors.
-        launches: time from one kernel to the next as a multiple of the launch overhead, Python included.
-    """
-
-    of_peak: float
-    of_attention: float
-    of_bandwidth: float
-    from_cache: float
-    launches: float
+    of_peak: float  # share of the card's rate that products reach while every multiprocessor has a tile
+    of_attention: float  # share that the fused attention kernel reaches, whose softmax is no product
+    of_bandwidth: float  # share of the stated bandwidth that kernels without reuse reach
+    from_cache: float  # share of a kernel's traffic served by the cache, if the cache holds all of its tensors
+    launches: float  # time from one kernel to the next as a multiple of the launch overhead, Python included
 
 
 FAST = Efficiency(of_peak=0.85, of_attention=0.60, of_bandwidth=0.90, from_cache=0.5, launches=1.0)
@@ -116,27 +100,16 @@ SLOW = Efficiency(of_peak=0.75, of_attention=0.35, of_bandwidth=0.75, from_cache
 
 @dataclass(frozen=True)
 class PlannedData:
-    """A recipe and the steps and rows of its training.
+    """A recipe and the steps and rows of its training."""
 
-    Attributes:
-        recipe: with the vocabulary size of its tokenizer.
-        steps: optimizer steps of all epochs; None: the number of rows is unknown.
-        rows: training rows of all epochs; 1,000 if their number is unknown.
-        tokens: per row of a batch, padding included.
-        rows_from: source of the number of rows.
-        text: description for people.
-        problem: why the data, which is on this host, cannot be used.
-        notes: warnings about recipe and data.
-    """
-
-    recipe: Recipe
-    steps: int | None = None
-    rows: int = _UNKNOWN_ROWS
-    tokens: int = 0
+    recipe: Recipe  # with the vocabulary size of its tokenizer
+    steps: int | None = None  # of all epochs; None: the number of rows is unknown
+    rows: int = _UNKNOWN_ROWS  # of all epochs; 1,000 if their number is unknown
+    tokens: int = 0  # per row of a batch, padding included
     rows_from: Literal["data", "recipe", "unknown"] = "unknown"
-    text: str = ""
-    problem: str = ""
-    notes: tuple[str, ...] = ()
+    text: str = ""  # description for people
+    problem: str = ""  # why the data, which is on this host, cannot be used
+    notes: tuple[str, ...] = ()  # warnings about recipe and data
 
 
 def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> PlannedData:
@@ -255,14 +228,7 @@ def _estimated(data: PlannedData, **fields: Any) -> PlannedTime:
 
 
 def step_operations(recipe: Recipe, tokens: int) -> int:
-    """Count the operations of all products in one micro-batch, forward and backward, with recomputation.
-
-    Args:
-        tokens: per row.
-
-    Raises:
-        InputError: the model cannot be built.
-    """
+    """Count the operations of all products in one micro-batch of rows of ``tokens`` tokens on a CPU."""
     kernels, _ = count_kernels(recipe, tokens, "fp32", on_cuda=False)
     return sum(kernel.operations * count for kernel, count in kernels.items())
 
@@ -427,19 +393,12 @@ def gpu_time(data: PlannedData, device: DeviceProfile, precision: str) -> Planne
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """Estimated time of a training.
+    """Estimated time of a training."""
 
-    Attributes:
-        training_s: all steps of all epochs.
-        scoring_s: validation after each epoch, and every test set once.
-        starting_s: imports, reading data, building the model.
-        steps, timed_steps: of the training, and how many were timed.
-    """
-
-    training_s: float
-    scoring_s: float
-    starting_s: float
-    steps: int
+    training_s: float  # all steps of all epochs
+    scoring_s: float  # validation after each epoch, and every test set once
+    starting_s: float  # imports, reading data, building the model
+    steps: int  # of all epochs
     timed_steps: int
 
     @property
@@ -454,12 +413,7 @@ def time_steps(
     environment: Mapping[str, str] = os.environ,
     accelerator: Literal["auto", "cpu"] = "auto",
 ) -> TrainingTime:
-    """Time some steps of ``recipe`` in a child process.
-
-    Args:
-        cache: folder of encoded data.
-        environment: variables of the child.
-        accelerator: as for `train`.
+    """Time some steps of ``recipe`` in a child process with these environment variables. Encodes data into ``cache``.
 
     Raises:
         InputError: recipe, data or tokenizer cannot be used, or the child died; with its message.
@@ -490,13 +444,8 @@ def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cp
     A step counts by the tokens of its batch, padding included: batches of similar length differ in size.
 
     Args:
-        cache: folder of encoded data.
         seconds: limit of the timed steps; eight steps are always taken.
         started: ``time.monotonic()`` at the start of the process.
-        use_cpu: even if there is a card.
-
-    Raises:
-        InputError: recipe, data or tokenizer cannot be used.
     """
     # Only the child process imports torch.
     from edgeformer.models.adapter import BuildTarget

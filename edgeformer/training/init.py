@@ -50,21 +50,13 @@ _SOURCE_KEYS = ("encoding", "delimiter", "format", "header", "text", "text_pair"
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """Choices of the user.
+    """Choices of the user."""
 
-    Attributes:
-        out: the recipe's file; None: in the working folder, with the name of the data file.
-        columns: named columns.
-        source: a pretrained encoder to start from, a folder or a name on the hub.
-        name: of the recipe; None: the name of the data file.
-        force: replace an existing file.
-    """
-
-    out: Path | None = None
+    out: Path | None = None  # the recipe's file; None: in the working folder, with the name of the data file
     columns: Columns = field(default_factory=Columns)
-    source: str | None = None
-    name: str | None = None
-    force: bool = False
+    source: str | None = None  # a pretrained encoder to start from, a folder or a name on the hub
+    name: str | None = None  # of the recipe; None: the name of the data file
+    force: bool = False  # replace an existing file
 
 
 @dataclass(frozen=True)

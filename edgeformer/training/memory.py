@@ -29,7 +29,7 @@ from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import BuildTarget, run_scorer
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import get_task
-from edgeformer.training.optimizer import allocate_state, build_optimizer, use_static_gradients, uses_static_gradients
+from edgeformer.training.optimizer import allocate_state, build_optimizer, use_static_gradients
 
 Kind = Literal["weights", "gradients", "optimizer", "activations", "temporary"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -181,8 +181,7 @@ def _trace_step(
     if device_kind == "cuda":
         adapter.match_cuda_memory(model)
         use_cuda_dropout(model)
-    is_static = uses_static_gradients(device_kind, recipe.training, processes)
-    static_gradients = use_static_gradients(model) if is_static else []
+    static_gradients = use_static_gradients(model, device_kind, recipe.training, processes)
     model.train()
     parameters = list(model.parameters())
     weights = [*parameters, *model.buffers()]

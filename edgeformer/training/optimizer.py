@@ -30,21 +30,20 @@ STATIC_MIN_BYTES = 1 << 20
 """Smallest table that is worth it; clearing a smaller gradient costs next to nothing."""
 
 
-def uses_static_gradients(device_type: str, training: TrainingConfig, processes: int = 1) -> bool:
-    """Return whether a training keeps the gradients of embedding tables allocated.
-
-    Several processes exchange gradients through autograd's hooks, and a compiled model computes its own.
-    """
-    return device_type == "cpu" and training.compile is None and processes == 1
-
-
-def use_static_gradients(model: nn.Module) -> list[Tensor]:
+def use_static_gradients(
+    model: nn.Module, device_type: str, training: TrainingConfig, processes: int = 1
+) -> list[Tensor]:
     """Turn the model's large embedding tables into :class:`StaticGradientTable` and return their gradients.
+
+    Only one process on a CPU does so, and only without ``compile``: several processes exchange gradients through
+    autograd's hooks, and a compiled model computes its own.
 
     torch allocates a table's gradient anew in every step: zeros for tens of thousands of rows of which a few hundred
     are used, in pages that first the system and then torch clears. Small batches of short texts spend much time on it.
     """
-    gradients = []
+    gradients: list[Tensor] = []
+    if device_type != "cpu" or training.compile is not None or processes > 1:
+        return gradients
     for module in model.modules():
         if type(module) is not nn.Embedding or module.weight.nbytes < STATIC_MIN_BYTES:
             continue

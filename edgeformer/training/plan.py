@@ -172,12 +172,7 @@ def check_fits(
 def _suggestions(
     recipe: Recipe, budget_bytes: int, device_kind: DeviceKind, precision: str, fast_precision: str
 ) -> tuple[Suggestion, ...]:
-    """Suggest changes that make ``recipe`` fit.
-
-    Args:
-        precision: of the recipe, resolved.
-        fast_precision: ``precision: auto`` on the device.
-    """
+    """Suggest changes that make ``recipe`` fit. ``fast_precision``: what ``auto`` is on the device."""
 
     def peak(candidate: Recipe) -> int:
         is_changed = candidate.training.precision != recipe.training.precision

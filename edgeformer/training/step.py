@@ -22,13 +22,7 @@ from edgeformer.training.checkpoint import Position
 from edgeformer.training.distributed import Processes
 from edgeformer.training.memory import is_out_of_memory
 from edgeformer.training.objective import Objective
-from edgeformer.training.optimizer import (
-    LearningRate,
-    allocate_state,
-    build_optimizer,
-    use_static_gradients,
-    uses_static_gradients,
-)
+from edgeformer.training.optimizer import LearningRate, allocate_state, build_optimizer, use_static_gradients
 
 BACKEND = "inductor"
 _TF32_CAPABILITY = (8, 0)
@@ -169,19 +163,12 @@ class CompiledModel(nn.Module):
 
 @dataclass(frozen=True)
 class SpeedOptions:
-    """Options for speed that the recipe requests and the device supports.
+    """Options for speed that the recipe requests and the device supports."""
 
-    Attributes:
-        tf32: steps multiply float32 in TF32.
-        pinned: batches are copied out of page-locked memory without waiting.
-        cuda_graphs: launches of compiled shapes are replayed as CUDA graphs.
-        unused: messages about requested options that this device does not support.
-    """
-
-    tf32: bool
-    pinned: bool
-    cuda_graphs: bool
-    unused: tuple[str, ...] = ()
+    tf32: bool  # steps multiply float32 in TF32
+    pinned: bool  # batches are copied out of page-locked memory without waiting
+    cuda_graphs: bool  # launches of compiled shapes are replayed as CUDA graphs
+    unused: tuple[str, ...] = ()  # messages about requested options that this device does not support
 
     @classmethod
     def of(cls, training: TrainingConfig, device: torch.device) -> SpeedOptions:
@@ -248,8 +235,7 @@ class Stepper:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(plain, names)  # type: ignore[no-untyped-call]
         self.model, self.optimizer = processes.prepare(plain, optimizer)
         self.speed = SpeedOptions.of(self._config, device)
-        if uses_static_gradients(device.type, self._config, processes.count):
-            use_static_gradients(plain)
+        use_static_gradients(plain, device.type, self._config, processes.count)
         self._compiled = (
             CompiledModel(self.model, compile_.shapes, cuda_graphs=self.speed.cuda_graphs) if compile_ else None
         )

@@ -35,7 +35,6 @@ from edgeformer.training.optimizer import (
     build_optimizer,
     resolve_precision,
     use_static_gradients,
-    uses_static_gradients,
 )
 from edgeformer.training.step import Stepper
 from tests.torture.children import TINY
@@ -213,6 +212,9 @@ ROWS, WIDTH = STATIC_MIN_BYTES // 4 // 16, 16
 TEXTS = [[[1, 2, 2], [ROWS - 1, 1, 5]], [[7, 7, 7], [7, 7, 7]], [[1, 3, 4], [2, 1, 9]], [[0, 1, 2], [3, 4, 5]]]
 
 
+TRAINING = load_recipe("quickstart").training
+
+
 class EmbeddingModel(nn.Module):
     def __init__(self, *, tied: bool = False) -> None:
         super().__init__()
@@ -230,7 +232,7 @@ def model_pair(*, tied: bool = False) -> tuple[EmbeddingModel, EmbeddingModel]:
     torch.manual_seed(0)
     plain = EmbeddingModel(tied=tied)
     static = deepcopy(plain)
-    (gradient,) = use_static_gradients(static)
+    (gradient,) = use_static_gradients(static, "cpu", TRAINING)
     assert type(static.table) is StaticGradientTable and gradient.shape == static.table.weight.shape
     return plain, static
 
@@ -276,16 +278,17 @@ class TestStaticGradients:
     def test_unsuitable_tables(self) -> None:
         small, padded = nn.Embedding(ROWS - 1, WIDTH), nn.Embedding(ROWS, WIDTH, padding_idx=0)
         fixed = nn.Embedding(ROWS, WIDTH).requires_grad_(False)
-        assert use_static_gradients(nn.ModuleList([small, padded, fixed])) == []
+        assert use_static_gradients(nn.ModuleList([small, padded, fixed]), "cpu", TRAINING) == []
         assert {type(small), type(padded), type(fixed)} == {nn.Embedding}
 
     def test_used_by_one_uncompiled_process_on_a_cpu(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(optimizer_module, "STATIC_MIN_BYTES", 1)
         recipe = load_recipe("quickstart", TINY)
         compiled = recipe.training.model_copy(update={"compile": CompileConfig()})
-        assert uses_static_gradients("cpu", recipe.training) and not uses_static_gradients("cpu", compiled)
-        assert not uses_static_gradients("cuda", recipe.training)
-        assert not uses_static_gradients("cpu", recipe.training, processes=2)
+        tables = nn.ModuleList([nn.Embedding(ROWS, WIDTH)])
+        assert use_static_gradients(tables, "cpu", compiled) == []
+        assert use_static_gradients(tables, "cuda", recipe.training) == []
+        assert use_static_gradients(tables, "cpu", recipe.training, processes=2) == []
         objective = Objective(recipe, tmp_path, BuildTarget("cpu", "fp32"), SILENT)
         for expected in (nn.Embedding, StaticGradientTable):
             tables = [module for module in objective.model.modules() if isinstance(module, nn.Embedding)]

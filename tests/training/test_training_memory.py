@@ -74,7 +74,7 @@ class RealTraining(nn.Module):
         self.config, self.half = recipe.training, precision == "bf16"
         self.model = build_crt(recipe.model)
         self.model.checkpointing = recipe.training.checkpointing
-        self.static_gradients = use_static_gradients(self.model)
+        self.static_gradients = use_static_gradients(self.model, "cpu", recipe.training)
         self.optimizer = build_optimizer(self.model, recipe.training.optimizer)
         shape = (recipe.training.batch_size, recipe.data.sequence_length)
         self.ids = torch.randint(0, recipe.model.vocab_size, shape)
