@@ -59,10 +59,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "training/memory.py": ("training/test_training_memory.py",),
     "training/optimizer.py": ("training/test_optimizer.py",),
     "training/checkpoint.py": ("training/test_checkpoint.py",),
-    "training/metrics.py": (
-        "training/test_metrics.py::test_definition_of_a_spike",
-        "training/test_metrics.py::test_first_layer_that_is_not_finite",
-    ),
     "export/fp16.py": ("export/test_fp16.py",),
     "export/judging.py": ("export/test_judging.py", "export/test_fp16.py"),
 }
