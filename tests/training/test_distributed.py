@@ -40,7 +40,6 @@ LANGUAGE_MODEL: Task = (
     "crt_mini",
     [*SMALL_LANGUAGE, "model.dropout=0", "training.accumulation=2", "training.checkpointing=loop", "training.epochs=2"],
 )
-TASKS = pytest.mark.parametrize("task", [CLASSIFIER, LANGUAGE_MODEL], ids=["classification", "language-modeling"])
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 """The name of a test host may have no address."""
 
@@ -126,8 +125,7 @@ def assert_same_training(run: Path, expected: Path) -> None:
     assert all(float((actual_weights[name] - tensor).abs().max()) < 1e-4 for name, tensor in expected_weights.items())
 
 
-@TASKS
-@pytest.mark.parametrize("sharded", [False, True], ids=["copies", "shards"])
+@pytest.mark.parametrize(("task", "sharded"), [(CLASSIFIER, False), (LANGUAGE_MODEL, True)], ids=["copies", "shards"])
 def test_two_processes(tmp_path: Path, single: dict[str, Path], task: Task, sharded: bool) -> None:
     assert run_processes(tmp_path, *[with_log(task)] * 2, max_steps=STEPS, sharded=sharded) == [0, 0]
     assert_same_training(tmp_path / "run", single[task[0]])
@@ -140,25 +138,18 @@ def test_two_processes(tmp_path: Path, single: dict[str, Path], task: Task, shar
     assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "messages-0.txt", "run"]
 
 
-@TASKS
+@pytest.mark.parametrize("task", [CLASSIFIER, pytest.param(LANGUAGE_MODEL, marks=pytest.mark.slow)])
 def test_resumed_by_another_number_of_processes(tmp_path: Path, single: dict[str, Path], task: Task) -> None:
     # --max-steps finishes a run; only an interrupted one can be resumed. The classifier's first epoch has 9 steps: a
     # resumed process validates first.
     task = with_log(task)
-    assert run_processes(tmp_path, task, task, stop_after=9) == [130, 130]
+    assert run_processes(tmp_path, task, task, stop_after=9, sharded=True) == [130, 130]
     assert read_run(tmp_path / "run").steps == 9
     assert run_processes(tmp_path, task, stop_after=2, resume=True) == [130]
     assert run_processes(tmp_path, task, task, max_steps=STEPS, resume=True, sharded=True) == [0, 0]
     assert_same_training(tmp_path / "run", single[task[0]])
     message = "going on with 1 processes instead of 2; the steps are the same"
     assert message in text_of(tmp_path / "messages-0.txt")
-
-
-def test_stopped_shards(tmp_path: Path, single: dict[str, Path]) -> None:
-    task = with_log(CLASSIFIER)
-    assert run_processes(tmp_path, task, task, stop_after=9, sharded=True) == [130, 130]
-    assert run_processes(tmp_path, task, task, max_steps=STEPS, resume=True, sharded=True) == [0, 0]
-    assert_same_training(tmp_path / "run", single["quickstart"])
 
 
 def test_parameter_without_gradient(tmp_path: Path) -> None:
@@ -168,23 +159,20 @@ def test_parameter_without_gradient(tmp_path: Path) -> None:
 
 def test_killed_process_ends_the_other(tmp_path: Path) -> None:
     task = with_log(CLASSIFIER, "training.checkpoint_minutes=1e-9", "training.epochs=500")
-    for victim, survivor in ((1, 0), (0, 1)):
-        artifacts = tmp_path / str(victim)
-        processes = start(artifacts, task, task)
-        while not list(artifacts.glob("run/checkpoints/00001*")):
-            assert all(process.is_alive() for process in processes)
-            time.sleep(0.05)
-        processes[victim].kill()
-        killed = time.monotonic()
-        assert ends(processes[survivor]) == 1
-        assert time.monotonic() - killed < 60
-        error = text_of(artifacts / f"error-{survivor}.txt")
-        assert f"process {survivor} of 2: lost the connection to another process" in error
-        assert "--resume --name run" in error
-    assert read_run(tmp_path / "1" / "run").status == "failed"
-    steps = len(losses(tmp_path / "1" / "run"))
-    assert run_processes(tmp_path / "1", task, task, resume=True, max_steps=steps + 3) == [0, 0]
-    assert len(losses(tmp_path / "1" / "run")) == steps + 3
+    processes = start(tmp_path, task, task)
+    while not list(tmp_path.glob("run/checkpoints/00001*")):
+        assert all(process.is_alive() for process in processes)
+        time.sleep(0.05)
+    processes[1].kill()
+    killed = time.monotonic()
+    assert ends(processes[0]) == 1
+    assert time.monotonic() - killed < 60
+    error = text_of(tmp_path / "error-0.txt")
+    assert "process 0 of 2: lost the connection to another process" in error and "--resume --name run" in error
+    assert read_run(tmp_path / "run").status == "failed"
+    steps = len(losses(tmp_path / "run"))
+    assert run_processes(tmp_path, task, task, resume=True, max_steps=steps + 3) == [0, 0]
+    assert len(losses(tmp_path / "run")) == steps + 3
 
 
 def test_process_killed_before_the_first_step(tmp_path: Path) -> None:
@@ -231,6 +219,7 @@ def test_main_process_reports_errors(tmp_path: Path) -> None:
     assert text_of(tmp_path / "error-1.txt").startswith("AlreadyReported: training diverged at step ")
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path: Path) -> None:
     """The launcher itself, with the command line."""
     name, overrides = CLASSIFIER

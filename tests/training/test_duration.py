@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.studies.jobs import recipe_sha256
 from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError
@@ -18,10 +17,10 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.data_warnings import load_with_findings
 from edgeformer.data.splits import split
 from edgeformer.models import load_recipe
-from edgeformer.report.tables import larger_batch_text, time_text
-from edgeformer.run import read_run
+from edgeformer.report.tables import time_text
 from edgeformer.tasks import get_task
 from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training import duration
 from edgeformer.training.duration import (
     SHARE_OF_PEAK,
     PlannedData,
@@ -89,10 +88,6 @@ class TestLength:
         assert load_recipe("recurrent_sst2", [change, "data.expected_rows=7"]).data.expected_rows == 7
         assert load_recipe("recurrent_sst2", ["training.epochs=1"]).data.expected_rows == 54_576
 
-    def test_expected_rows_change_no_fingerprint(self) -> None:
-        plain, stated = (load_recipe("quickstart", changes) for changes in ([], ["data.expected_rows=5"]))
-        assert plain.fingerprint() == stated.fingerprint() and recipe_sha256(plain) == recipe_sha256(stated)
-
     def test_wrong_expected_rows_are_reported(self, tiny_recipe: ClassificationRecipe, tmp_path: Path) -> None:
         def expecting(rows: int) -> ClassificationRecipe:
             data = tiny_recipe.data.model_copy(update={"expected_rows": rows})
@@ -106,23 +101,10 @@ class TestLength:
         assert not any("training rows" in note for note in planned_data(expecting(320), tmp_path / "cache").notes)
 
     @pytest.mark.data
-    @pytest.mark.parametrize(
-        "name", ["baseline_sst2", "recurrent_wide_sst2_fast", "minilm_sst2", "minilm_folded_sst2", "crt_mini"]
-    )
-    def test_expected_rows_of_shipped_recipes(self, name: str, data_folder: Path, tmp_path: Path) -> None:
-        recipe = load_recipe(name)
-        if name == "crt_mini":
-            data, _ = get_task(recipe.task).local_data(recipe.data, data_folder / "wikitext-2")
-            assert planned_data(recipe.model_copy(update={"data": data}), tmp_path).notes == ()
-        else:
-            data, _ = get_task(recipe.task).local_data(recipe.data, data_folder / "sst2")
-            parts, _ = load_with_findings(data)  # type: ignore[arg-type]
-            assert len(split(data, parts)["train"]) == recipe.data.expected_rows  # type: ignore[arg-type]
-
-    def test_steps_are_those_of_training(
-        self, tiny_recipe: ClassificationRecipe, tiny_run: Path, tmp_path: Path
-    ) -> None:
-        assert planned(tiny_recipe, cpu_with_rate(1e12), tmp_path).steps == read_run(tiny_run).steps
+    def test_expected_rows_of_a_shipped_recipe(self, data_folder: Path) -> None:
+        recipe = load_recipe("baseline_sst2")
+        data: Any = get_task(recipe.task).local_data(recipe.data, data_folder / "sst2")[0]
+        assert len(split(data, load_with_findings(data)[0])["train"]) == recipe.data.expected_rows
 
 
 class TestCpu:
@@ -135,9 +117,14 @@ class TestCpu:
         operations = step_operations(recipe, 128) / recipe.training.batch_size * fast.rows
         assert fast.low_s == pytest.approx(operations / (2e12 * SHARE_OF_PEAK[1]))
 
-    def test_timed_steps_on_this_host(self, tiny_recipe: ClassificationRecipe, tmp_path: Path) -> None:
-        time = planned(tiny_recipe, load_profile("host"), tmp_path)
-        assert time.status == "estimated" and "steps timed here" in time.basis
+    def test_timed_steps_on_this_host(
+        self, tiny_recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(duration, "TIMED_S", 0.1)
+        result = plan(tiny_recipe, load_profile("host"))
+        assert result.fits and "now" in result.budget_source
+        time = result.time
+        assert time.status == "estimated" and "steps timed here" in time.basis and time.steps == 8
         assert time.low_s is not None and time.high_s is not None and 0 < time.low_s < time.high_s < 600
 
     def test_unavailable_without_rates(self, tiny_recipe: ClassificationRecipe, tmp_path: Path) -> None:
@@ -187,10 +174,10 @@ class TestGpu:
         with pytest.raises(EdgeformerError, match="'rtx4050' does not say bandwidth_bytes_per_s"):
             seconds_on(card_with(bandwidth_bytes_per_s=None))
 
-    def test_recipe_for_six_gigabytes(self) -> None:
+    def test_recipe_for_six_gigabytes(self, tmp_path: Path) -> None:
         """A regression test: the shares in FAST and SLOW were chosen for 25 to 46 minutes per epoch (115 to 35 W)."""
-        planned = plan(load_recipe("crt_deep_rtx4050"), RTX)
-        time, epochs = planned.time, 10
+        recipe, epochs = load_recipe("crt_deep_rtx4050"), 10
+        time = planned_time(planned_data(recipe, tmp_path), RTX, "bf16", tmp_path, fits=True)
         assert time.low_s is not None and time.high_s is not None and time.share_of_peak is not None
         assert (time.rows, time.rows_from, time.steps) == (70_590, "recipe", 4_420)
         assert 22 < time.low_s / epochs / 60 < 28 and 41 < time.high_s / epochs / 60 < 51
@@ -198,12 +185,6 @@ class TestGpu:
         text = time_text(time)
         assert "min an epoch): 10 epochs" in text or "s an epoch): 10 epochs" in text
         assert "low end: 115 W" in text and "high end: 35 W" in text and "never checked on a GPU" in text
-        double, fourfold = planned.larger_batches
-        assert double.set == ("training.batch_size=4", "training.accumulation=4")
-        assert planned.peak_bytes < double.peak_bytes < fourfold.peak_bytes <= planned.budget_bytes
-        assert "--set training.batch_size=8 --set training.accumulation=2 would use at most" in larger_batch_text(
-            planned
-        )
 
 
 def test_timing_and_init_do_not_import_torch() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import torch
 
 from edgeformer.artifacts.errors import InterruptedRun
 from edgeformer.artifacts.progress import Silent
-from edgeformer.artifacts.scores import Score
 from edgeformer.models import load_recipe
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
@@ -22,7 +20,6 @@ from edgeformer.training import loop
 from edgeformer.training import train as train_module
 from edgeformer.training.checkpoint import Checkpoints
 from edgeformer.training.loop import TrainingLoop
-from edgeformer.training.objective import Objective
 from edgeformer.training.step import Stepper
 from edgeformer.training.train import TrainOptions, train
 from tests.torture.children import OFTEN, TINY
@@ -140,22 +137,6 @@ def test_stop_after_the_last_step(
     run = train(tiny_recipe, TrainOptions(tmp_path, name="run", resume=True, max_steps=max_steps))
     assert_same_run(run, expected)
     assert read_run(run).validation == read_run(expected).validation
-
-
-def test_throughput_excludes_validation(
-    tmp_path: Path, tiny_recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluate, pause_s = Objective.evaluate, 0.5
-
-    def evaluate_slowly(self: Objective, *arguments: Any, **options: Any) -> Score:
-        time.sleep(pause_s)
-        return evaluate(self, *arguments, **options)
-
-    monkeypatch.setattr(Objective, "evaluate", evaluate_slowly)
-    manifest = read_run(train(tiny_recipe, TrainOptions(tmp_path)))
-    assert manifest.samples_per_second is not None and manifest.seconds is not None
-    training_s = 2 * 320 / manifest.samples_per_second
-    assert manifest.seconds >= training_s + 2 * pause_s - 0.01  # both figures are rounded
 
 
 def test_failure_is_recorded_and_early_stopping_persists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

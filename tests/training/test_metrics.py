@@ -17,7 +17,7 @@ from edgeformer.models.adapter import Batch, Losses
 from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.training import loop, step
+from edgeformer.training import loop
 from edgeformer.training import train as train_module
 from edgeformer.training.objective import Objective
 from edgeformer.training.train import TrainOptions, train
@@ -140,23 +140,6 @@ def test_spike_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_definition_of_a_spike(loss: float, recent: list[float], expected: bool) -> None:
     """More than six standard deviations above the mean of at least 20 steps."""
     assert loop.is_spike(loss, recent) is expected
-
-
-def test_first_layer_that_is_not_finite() -> None:
-    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False))
-    model[0].weight.grad, model[1].weight.grad = torch.ones(1, 2), torch.ones(2, 1)
-
-    def describe() -> str:
-        return step.describe_divergence(model, 7, "the loss is nan")
-
-    assert all(map(step.is_finite, model.parameters()))
-    assert describe().startswith("training diverged at step 7: the loss is nan; the weights of the last")
-    for value in (-torch.inf, torch.inf, torch.nan):
-        model[2].weight.data[0, 0] = value
-        assert not all(map(step.is_finite, model.parameters()))
-        assert "the first layer with weights that are not finite is 2.weight;" in describe()
-    model[1].weight.grad[1] = torch.inf
-    assert "the first layer with a gradient that is not finite is 1.weight;" in describe()
 
 
 def test_tensorboard_errors(

@@ -24,7 +24,6 @@ from edgeformer.artifacts.recipe import (
 )
 from edgeformer.models import load_recipe
 from edgeformer.models.adapter import BuildTarget, ParameterSettings
-from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training import optimizer as optimizer_module
 from edgeformer.training.distributed import connect
 from edgeformer.training.objective import Objective
@@ -73,24 +72,13 @@ class TestSchedules:
         values = rates(LinearSchedule(kind="linear", warmup=0.2, final=0.1), 10)
         assert values == pytest.approx([1 / 3, 2 / 3, *(0.1 + 0.9 * (1 - step / 8) for step in range(8))])
 
-    def test_constant(self) -> None:
-        assert set(rates(ConstantSchedule(kind="constant"), 5)) == {1.0}
-
-    @pytest.mark.parametrize("steps", [1, 2, 19, 20, 21, 100])
+    @pytest.mark.parametrize("steps", [1, 2, 20, 100])
     def test_one_cycle(self, steps: int) -> None:
         values = rates(OneCycleSchedule(kind="one-cycle", warmup=0.05), steps)
         assert len(values) == steps
         assert steps == 1 or values[-1] < 1e-3, "the last step has the smallest rate"
         if steps == 100:
             assert max(values) == pytest.approx(1.0) and values.index(max(values)) in (4, 5)
-
-    def test_one_cycle_keeps_the_betas(self) -> None:
-        config = OptimizerConfig(lr=1.0, betas=(0.5, 0.75))
-        optimizer, rate = scheduled(OneCycleSchedule(kind="one-cycle", warmup=0.3), config=config)
-        for _ in range(4):
-            optimizer.step()
-            rate.after_step()
-            assert {group["betas"] for group in optimizer.param_groups} == {(0.5, 0.75)}
 
     def test_plateau(self) -> None:
         _, rate = scheduled(PlateauSchedule(kind="plateau", factor=0.5, patience=2))
@@ -99,20 +87,6 @@ class TestSchedules:
             rate.after_epoch(loss)
             values.append(rate.current)
         assert values == [1.0, 1.0, 1.0, 1.0, 0.5, 0.5]
-
-    @pytest.mark.parametrize("name", ["baseline_sst2", "recurrent_sst2", "recurrent_wide_sst2"])
-    def test_recipes_of_paper_a(self, name: str) -> None:
-        """Two epochs in a row without improvement halve the rate; the third ends the run."""
-        recipe = load_recipe(name)
-        assert isinstance(recipe, ClassificationRecipe)
-        training = recipe.training
-        _, rate = scheduled(training.schedule, config=training.optimizer)
-        values = []
-        for loss in (0.5, 0.6, 0.6):
-            rate.after_epoch(loss)
-            values.append(rate.current)
-        assert values == [3e-5, 3e-5, 1.5e-5]
-        assert training.early_stopping is not None and training.early_stopping.patience == 3
 
     @pytest.mark.parametrize(
         "schedule",
@@ -143,11 +117,6 @@ class TestSchedules:
         assert advance(other, restored, 6) == expected
         assert (len(set(expected)) == 1) == (schedule.kind == "constant")
 
-    def test_unknown_schedule(self) -> None:
-        with pytest.raises(TypeError, match="no such schedule"):
-            scheduled("falling")  # type: ignore[arg-type]
-
-
 def test_optimizer_groups() -> None:
     config = OptimizerConfig(lr=0.25, betas=(0.5, 0.75), eps=1e-3, weight_decay=0.1)
     groups = build_optimizer(nn.Linear(3, 2), config).param_groups
@@ -174,7 +143,7 @@ def test_learning_rate_per_parameter(schedule: ConstantSchedule | OneCycleSchedu
 
 class TestPrecision:
     @pytest.mark.parametrize(
-        ("capability", "expected"), [((7, 5), "fp16"), ((8, 0), "bf16"), ((8, 6), "bf16"), ((9, 0), "bf16")]
+        ("capability", "expected"), [((7, 5), "fp16"), ((8, 0), "bf16")]
     )
     def test_auto_on_a_card(self, capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
@@ -256,24 +225,6 @@ class TestStaticGradients:
         with torch.inference_mode():
             plain.load_state_dict(static.state_dict())
             assert torch.equal(plain(torch.tensor(TEXTS[0])), static(torch.tensor(TEXTS[0])))
-
-    def test_gradient_is_cleared(self) -> None:
-        _, static = model_pair()
-        for ids in TEXTS:
-            static.zero_grad()
-            static(torch.tensor(ids)).sum().backward()
-            gradient = static.table.weight.grad
-            assert gradient is not None
-            assert gradient.abs().sum(1).nonzero().flatten().tolist() == sorted({row for text in ids for row in text})
-
-    def test_existing_gradient_is_added_to(self) -> None:
-        models = model_pair()
-        for model in models:
-            model.table.weight.grad = torch.ones_like(model.table.weight)
-            model(torch.tensor(TEXTS[0])).sum().backward()
-        plain, static = (model.table.weight.grad for model in models)
-        assert plain is not None and static is not None
-        torch.testing.assert_close(plain, static)
 
     def test_unsuitable_tables(self) -> None:
         small, padded = nn.Embedding(ROWS - 1, WIDTH), nn.Embedding(ROWS, WIDTH, padding_idx=0)

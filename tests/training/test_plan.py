@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
-from edgeformer.artifacts.data_config import DataConfig, FileSource
 from edgeformer.artifacts.device import DeviceProfile, Fact
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes, parse_bytes
-from edgeformer.data import sources
 from edgeformer.models import load_recipe
-from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training import train
-from edgeformer.training.distributed import Processes
 from edgeformer.training.memory import predict_peak
 from edgeformer.training.plan import check_fits, count_offline, plan, planned_precision, suggest
 from edgeformer.training.train import TrainOptions
@@ -37,6 +33,11 @@ def with_budget(size_bytes: int) -> DeviceProfile:
     return RTX.model_copy(update={"usable_memory_bytes": fact})
 
 
+SMALL_RECIPE = load_recipe(
+    "quickstart", ["data.parts.train.0.rows=60", "model.layers=1", "model.iterations=1", "training.batch_size=4"]
+)
+
+
 def test_recipe_that_fits() -> None:
     recipe = load_recipe("recurrent_sst2")
     result = plan(recipe, RTX)
@@ -48,7 +49,7 @@ def test_recipe_that_fits() -> None:
 
 
 def test_recipe_that_does_not_fit() -> None:
-    large = ["training.batch_size=1024", "model.layers=1", "model.iterations=1"]
+    large = ["training.batch_size=1024", "model.layers=1", "model.iterations=1", "data.parts.train.0.rows=60"]
     recipe = load_recipe("quickstart", large)
     peak = plan(recipe, RTX).peak_bytes
     device = with_budget(peak // 2)
@@ -75,7 +76,7 @@ def test_check_fits() -> None:
 
 class TestBudget:
     def test_context_of_cuda(self) -> None:
-        recipe = load_recipe("quickstart")
+        recipe = SMALL_RECIPE
         result = plan(recipe, RTX)
         assert plan(recipe, with_budget(result.peak_bytes)).fits
         short = plan(recipe, with_budget(result.peak_bytes - 1))
@@ -86,62 +87,41 @@ class TestBudget:
         assert "for CUDA's context" not in without.budget_source
 
     @pytest.mark.parametrize("persona", [LAPTOP, WINDOWS])
-    def test_as_device(
+    def test_limits_of_the_allocator(
         self, persona: dict[str, Any], nvml: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """The limit of a larger card's allocator; only the driver is simulated."""
+        """A larger card is limited to a profile. Under Windows no allocation fails unless torch's allocator is limited.
+
+        Only the driver is simulated.
+        """
         nvml.answer(persona)
         total, free, caps, reserved = 16 * 2**30, [15 * 2**30], list[float](), 2**20
-        card = SimpleNamespace(total_memory=total, uuid=UUID.removeprefix("GPU-"))
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: card)
-        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", caps.append)
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[-1], total))
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
-        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-        assert RTX.usable_memory_bytes is not None
-        usable = RTX.usable_memory_bytes.value - CONTEXT
-        recipe, options = load_recipe("quickstart"), TrainOptions(tmp_path, as_device=RTX)
-        processes = cast(Processes, SimpleNamespace(
-            device=torch.device("cuda"), count=1, local_count=1, sharded=False, precision="bf16"
-        ))  # fmt: skip
-        assert train._plan_memory(recipe, options, processes).budget_bytes == usable and caps.pop() == usable / total
-        free.append(2**30)  # other processes use the card
-        assert train._plan_memory(recipe, options, processes).budget_bytes == 2**30
-        # They may free their memory later, and until then the driver refuses; under Windows it does not.
-        assert caps.pop() == ((2**30 + reserved) if persona is WINDOWS else usable) / total
-
-    @pytest.mark.parametrize("persona", [WINDOWS, LAPTOP])
-    def test_allocator_is_limited_under_windows(
-        self, persona: dict[str, Any], nvml: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        """Under WDDM no allocation fails: torch's allocator must, or no step is repeated with fewer rows."""
-        nvml.answer(persona)
-        total, free, reserved, caps = 6 * 2**30, 5 * 2**30, 2**29, list[float]()
-        card = SimpleNamespace(total_memory=total, uuid=UUID.removeprefix("GPU-"))
         for name, answer in {
-            "get_device_properties": card,
-            "get_device_name": LAPTOP["nvmlDeviceGetName"],
-            "mem_get_info": (free, total),
-            "memory_reserved": reserved,
-            "reset_peak_memory_stats": None,
+            "get_device_properties": lambda: SimpleNamespace(total_memory=total, uuid=UUID.removeprefix("GPU-")),
+            "get_device_name": lambda: "a card",
+            "memory_reserved": lambda: reserved,
+            "mem_get_info": lambda: (free[-1], total),
+            "reset_peak_memory_stats": lambda: None,
+            "set_per_process_memory_fraction": caps.append,
         }.items():
-            monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
-        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", caps.append)
-        cuda = torch.device("cuda")
-        processes = SimpleNamespace(device=cuda, count=1, local_count=1, sharded=False, precision="bf16")
-        use = train._plan_memory(load_recipe("quickstart"), TrainOptions(tmp_path), cast(Processes, processes))
-        assert use.budget_bytes == free
-        assert caps == ([(free + reserved) / total] if persona is WINDOWS else [])
+            monkeypatch.setattr(torch.cuda, name, answer)
+        assert RTX.usable_memory_bytes is not None
+        usable, is_windows = RTX.usable_memory_bytes.value - CONTEXT, persona is WINDOWS
+        options: dict[str, Any] = {"count": 1, "local_count": 1, "sharded": False, "precision": "bf16"}
+        card: Any = SimpleNamespace(device=torch.device("cuda"), **options)
 
-    def test_host(self) -> None:
-        result = plan(load_recipe("quickstart"), load_profile("host"))
-        assert result.fits and "now" in result.budget_source
+        def budget(device: DeviceProfile | None) -> int | None:
+            return train._plan_memory(SMALL_RECIPE, TrainOptions(tmp_path, as_device=device), card).budget_bytes
+
+        assert budget(RTX) == usable and caps.pop() == usable / total
+        free.append(2**30)  # other processes use the card; they may free their memory later
+        assert budget(RTX) == 2**30 and caps.pop() == ((2**30 + reserved) if is_windows else usable) / total
+        assert budget(None) == 2**30 and caps == ([(2**30 + reserved) / total] if is_windows else [])
 
     def test_card_without_memory_facts(self) -> None:
         bare = RTX.model_copy(update={"usable_memory_bytes": None, "memory_bytes": None})
         with pytest.raises(InputError, match="usable_memory_bytes"):
-            plan(load_recipe("quickstart"), bare)
+            plan(SMALL_RECIPE, bare)
 
 
 @pytest.mark.parametrize(("capability", "expected"), [("7.5", "fp16"), ("8.9", "bf16"), ("12.0", "bf16")])
@@ -202,18 +182,6 @@ def test_every_change_is_suggested_alone() -> None:
     assert not any(suggestion.fits for suggestion in suggestions)
 
 
-def test_sizes_that_cannot_fit_are_not_predicted() -> None:
-    predicted: list[int] = []
-
-    def peak(recipe: Recipe) -> int:
-        predicted.append(recipe.training.batch_size)
-        return simple_peak(recipe)
-
-    best = suggest(language_recipe(CHUNKED), 120 * MIB, peak, None)[0]
-    assert "training.batch_size=2" in best.set
-    assert predicted.count(4) + predicted.count(8) <= 2  # a binary search
-
-
 def test_larger_batches() -> None:
     small = ["model.layers=1", "model.iterations=1", "training.batch_size=32", "training.accumulation=4"]
     recipe = load_recipe("quickstart", small)
@@ -224,22 +192,3 @@ def test_larger_batches() -> None:
     assert result.larger_batches[0].peak_bytes == exact.peak_bytes
     assert result.larger_batches[0].fits and len(result.larger_batches) == 2
     assert plan(recipe, with_budget(exact.peak_bytes - 1)).larger_batches == ()
-
-
-def test_data_is_read_once(tiny_recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "train.tsv"
-    rows = [f"{label}\ttext number {number}" for number in range(40) for label in ("negative", "positive")]
-    path.write_text("\n".join(["label\ttext", *rows]) + "\n", encoding="utf-8")
-    part = (FileSource(kind="file", path=str(path)),)
-    data = tiny_recipe.data.model_copy(update={"parts": {"train": part}})
-    parts: list[str] = []
-    part_rows = sources.part_rows
-
-    def record_part(config: DataConfig, part: str, *arguments: Any) -> Any:
-        parts.append(part)
-        return part_rows(config, part, *arguments)
-
-    monkeypatch.setattr(sources, "part_rows", record_part)
-    result = plan(tiny_recipe.model_copy(update={"data": data}), RTX)
-    assert parts == ["train"] and result.time.rows_from == "data"
-    assert any("two labels or more" in note for note in result.notes)

@@ -8,7 +8,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,6 @@ from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerErro
 from edgeformer.artifacts.workspace import resume_command
 from edgeformer.models import load_recipe
 from edgeformer.models.encoder.model import SwiGLU
-from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe, LanguageScore
@@ -35,22 +33,18 @@ def language_recipe(*overrides: str) -> LanguageRecipe:
 
 
 class TestClassifier:
-    def test_contents_of_a_run(self, fresh_run: Path, small_recipe: ClassificationRecipe) -> None:
-        manifest = read_run(fresh_run)
+    def test_contents_of_a_run(self, tiny_run: Path, tiny_recipe: ClassificationRecipe) -> None:
+        manifest, epochs = read_run(tiny_run), records(tiny_run, "epoch")
         assert manifest.status == "finished" and manifest.data.synthetic
-        assert manifest.data.rows == {"train": 2400, "validation": 300, "random-split": 300}
-        assert manifest.steps == 3 * 75
-        assert manifest.test is not None and manifest.test.n == 300
+        assert manifest.data.rows == {"train": 320, "validation": 40, "random-split": 40} and manifest.steps == 8
+        assert manifest.test is not None and manifest.test.n == 40
         assert manifest.test == manifest.tests["random-split"]
-        assert load_recipe(str(fresh_run / "recipe.yaml")) == small_recipe
+        assert load_recipe(str(tiny_run / "recipe.yaml")) == tiny_recipe
         files = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "golden_inputs.npz")
-        assert all((fresh_run / "model" / name).is_file() for name in files)
-        config = json.loads((fresh_run / "model" / "config.json").read_text(encoding="utf-8"))
+        assert all((tiny_run / "model" / name).is_file() for name in files)
+        config = json.loads((tiny_run / "model" / "config.json").read_text(encoding="utf-8"))
         assert config["id2label"] == {"0": "negative", "1": "positive"}
-
-    def test_learns_and_keeps_the_best_weights(self, fresh_run: Path) -> None:
-        manifest, epochs = read_run(fresh_run), records(fresh_run, "epoch")
-        assert epochs[-1]["train_loss"] < epochs[0]["train_loss"] and epochs[-1]["val_loss"] < 0.6
+        assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
         best = max(range(len(epochs)), key=lambda index: epochs[index]["val_accuracy"])
         assert manifest.best_epoch == best + 1
         assert manifest.validation is not None and manifest.validation.accuracy == epochs[best]["val_accuracy"]
@@ -60,11 +54,11 @@ class TestClassifier:
     ) -> None:
         assert_same_run(train(tiny_recipe, TrainOptions(tmp_path, accelerator="cpu")), tiny_run)
 
-    @pytest.mark.parametrize("steps", [3, 4, 6])
+    @pytest.mark.parametrize("steps", [3, 4])
     def test_resumed_run_is_identical(
         self, tmp_path: Path, tiny_recipe: ClassificationRecipe, tiny_run: Path, steps: int
     ) -> None:
-        """Interrupted within an epoch, at its end, and in the second epoch."""
+        """Interrupted within an epoch, and at its end."""
         with pytest.raises(InterruptedRun, match=f"step {steps}"):
             train(tiny_recipe, TrainOptions(tmp_path, name="run", accelerator="cpu"), StopAfter(steps))
         assert read_run(tmp_path / "run").status == "interrupted"
@@ -117,23 +111,6 @@ class TestLanguageModel:
         first, last = records(fresh_language_run, "epoch")
         assert last["val_loss_exit2"] < first["val_loss_exit2"] and last["val_loss_exit4"] < first["val_loss_exit4"]
 
-    def test_saved_model_has_the_recorded_loss(self, fresh_language_run: Path) -> None:
-        """On the golden tokens, with a tolerance: they are a small part of the validation set."""
-        model = load_model(fresh_language_run)
-        with np.load(fresh_language_run / "model" / "golden_inputs.npz") as golden:
-            ids, targets = torch.from_numpy(golden["input_ids"]), torch.from_numpy(golden["targets"])
-        with torch.inference_mode():
-            loss = torch.nn.functional.cross_entropy(model.logits(ids).flatten(0, 1), targets.flatten())
-        validation = read_run(fresh_language_run).validation
-        assert validation is not None and abs(float(loss) - validation.loss) < 0.5
-
-    def test_resumed_run_is_identical(self, tmp_path: Path) -> None:
-        recipe = language_recipe("training.epochs=1", "data.parts.train.0.rows=80")
-        expected = train(recipe, TrainOptions(tmp_path, name="expected"))
-        with pytest.raises(InterruptedRun, match="step 3"):
-            train(recipe, TrainOptions(tmp_path, name="run"), StopAfter(3))
-        assert_same_run(train(recipe, TrainOptions(tmp_path, name="run", resume=True)), expected)
-
     def test_micro_batches_and_memory_options_change_no_result(self, tmp_path: Path) -> None:
         """The loss is a mean over all tokens of a step, not a mean of the micro-batches' means."""
         base = ("model.dropout=0.0", "training.epochs=1", "data.mode=paragraphs", "data.parts.train.0.rows=80")
@@ -166,46 +143,32 @@ class TestLanguageModel:
         assert rows and all(row["leaks"] for row in rows)
 
 
-class TestRefusals:
-    def test_resuming_with_another_recipe(self, stopped_run: Path, tiny_recipe: ClassificationRecipe) -> None:
-        other = tiny_recipe.model_copy(update={"seed": 7})
-        with pytest.raises(ArtifactError, match="differs in seed"):
-            train(other, TrainOptions(stopped_run.parent, resume=True))
+def test_resumptions_that_are_refused(
+    tmp_path: Path, stopped_run: Path, tiny_run: Path, tiny_recipe: ClassificationRecipe
+) -> None:
+    other = tiny_recipe.model_copy(update={"seed": 7})
+    with pytest.raises(ArtifactError, match="differs in seed"):
+        train(other, TrainOptions(stopped_run.parent, resume=True))
+    with pytest.raises(ArtifactError, match="no unfinished run of tiny"):
+        train(tiny_recipe, TrainOptions(tmp_path / "empty", resume=True))
+    with pytest.raises(ArtifactError, match="is finished"):
+        train(tiny_recipe, TrainOptions(tiny_run.parent, name="run", resume=True))
+    with pytest.raises(InputError, match=r"--name run: .* exists already"):
+        train(tiny_recipe, TrainOptions(tiny_run.parent, name="run"))
 
-    def test_resuming_without_a_run(self, tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
-        with pytest.raises(ArtifactError, match="no unfinished run of tiny"):
-            train(tiny_recipe, TrainOptions(tmp_path, resume=True))
 
-    def test_resuming_a_fresh_run(self, tiny_run: Path, tiny_recipe: ClassificationRecipe) -> None:
-        with pytest.raises(ArtifactError, match="is finished"):
-            train(tiny_recipe, TrainOptions(tiny_run.parent, name="run", resume=True))
-
-    def test_name_in_use(self, tiny_run: Path, tiny_recipe: ClassificationRecipe) -> None:
-        with pytest.raises(InputError, match=r"--name run: .* exists already"):
-            train(tiny_recipe, TrainOptions(tiny_run.parent, name="run"))
-
-    @pytest.mark.parametrize("name", ["a/b", "../x", ".hidden", ""])
-    def test_invalid_name(self, tmp_path: Path, tiny_recipe: ClassificationRecipe, name: str) -> None:
+def test_refusals_write_nothing(tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
+    artifacts, device = tmp_path / "artifacts", load_profile("rtx4050")
+    for name in ("../x", ""):
         with pytest.raises(InputError, match="--name"):
-            train(tiny_recipe, TrainOptions(tmp_path / "artifacts", name=name))
-        assert not (tmp_path / "artifacts").exists()
-
-    def test_missing_data_file(self, tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
-        parts = {"train": (FileSource(kind="file", path=str(tmp_path / "absent.tsv")),)}
-        recipe = tiny_recipe.model_copy(update={"data": tiny_recipe.data.model_copy(update={"parts": parts})})
-        with pytest.raises(DataError, match=r"absent\.tsv"):
-            train(recipe, TrainOptions(tmp_path / "artifacts"))
-        assert not list((tmp_path).glob("artifacts/[!.]*"))
-
-    def test_cuda_without_a_card(self, tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
-        if torch.cuda.is_available():
-            pytest.skip("a CUDA card is present")
-        with pytest.raises(InputError, match="--accelerator cuda"):
-            train(tiny_recipe, TrainOptions(tmp_path, accelerator="cuda"))
-
-    def test_as_device_on_a_cpu(self, tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
-        with pytest.raises(InputError, match="--as-device"):
-            train(tiny_recipe, TrainOptions(tmp_path, accelerator="cpu", as_device=load_profile("rtx4050")))
+            train(tiny_recipe, TrainOptions(artifacts, name=name))
+    with pytest.raises(InputError, match="--as-device"):
+        train(tiny_recipe, TrainOptions(artifacts, accelerator="cpu", as_device=device))
+    parts = {"train": (FileSource(kind="file", path=str(tmp_path / "absent.tsv")),)}
+    recipe = tiny_recipe.model_copy(update={"data": tiny_recipe.data.model_copy(update={"parts": parts})})
+    with pytest.raises(DataError, match=r"absent\.tsv"):
+        train(recipe, TrainOptions(artifacts))
+    assert not list(tmp_path.glob("artifacts/[!.]*"))
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
