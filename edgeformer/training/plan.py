@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +12,7 @@ import torch
 
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import InputError, RecipeError
-from edgeformer.artifacts.plan import MemoryBreakdown, Plan, Suggestion
+from edgeformer.artifacts.plan import Plan, Suggestion
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
@@ -63,8 +62,10 @@ def plan(
         larger_batches: list[Suggestion] = []
         with bar(progress, "Looking for what fits", None, ""):
             if not fits:
-                fast_precision = planned_precision("auto", device)
-                suggestions = _suggestions(data.recipe, budget, device.kind, precision, fast_precision)
+                suggestions = suggest(
+                    data.recipe, budget, device_kind=device.kind, precision=precision,
+                    fast_precision=planned_precision("auto", device),
+                )  # fmt: skip
             for factor in _LARGER_FACTORS if fits else ():
                 if training.accumulation % factor:
                     continue
@@ -72,7 +73,8 @@ def plan(
                 values = {"training.batch_size": size, "training.accumulation": accumulation}
                 change = Change(values, f"the same effective batch of {training.effective_batch} rows")
                 larger = predict_peak(change.apply(data.recipe), device_kind=device.kind, precision=precision)
-                larger_batches.append(_suggestion((change,), larger.peak_bytes, budget))
+                if larger.peak_bytes <= budget:
+                    larger_batches.append(_suggestion((change,), larger.peak_bytes, budget))
         time = planned_time(data, device, precision, cache, fits=fits, progress=progress)
     if fits:
         reason = f"fits: at the peak {format_bytes(budget - peak)} of {format_bytes(budget)} are left"
@@ -92,7 +94,7 @@ def plan(
         budget_source=budget_source,
         breakdown=breakdown,
         suggestions=suggestions,
-        larger_batches=tuple(suggestion for suggestion in larger_batches if suggestion.fits),
+        larger_batches=tuple(larger_batches),
         time=time,
         reason=reason + teacher_note,
         notes=data.notes,
@@ -136,53 +138,6 @@ def count_offline(recipe: Recipe) -> int:
     return count_parameters(model)
 
 
-def check_fits(
-    recipe: Recipe,
-    *,
-    device_kind: DeviceKind,
-    precision: str,
-    free: tuple[int, str],
-    processes: int = 1,
-    sharded: bool = False,
-) -> MemoryBreakdown:
-    """Predict the peak and refuse a recipe that does not fit.
-
-    Args:
-        free: bytes that training may take, and their description, e.g. "free on … now".
-        processes, sharded: as in :func:`predict_peak`.
-
-    Raises:
-        InputError: with the predicted peak, the free bytes, and a change that makes the recipe fit.
-    """
-    breakdown = predict_peak(recipe, device_kind=device_kind, precision=precision, processes=processes, sharded=sharded)
-    budget, description = free
-    if breakdown.peak_bytes <= budget:
-        return breakdown
-    suggestions = _suggestions(recipe, budget, device_kind, precision, resolve_precision("auto", device_kind))
-    remedy = "no change of batch, checkpointing, precision or length makes it fit; use a smaller model"
-    if fitting := [suggestion for suggestion in suggestions if suggestion.fits]:
-        flags = " ".join(f"--set {pair}" for pair in fitting[0].set)
-        remedy = f"it would fit ({format_bytes(fitting[0].peak_bytes)}) with {flags} ({fitting[0].note})"
-    raise InputError(
-        f"{recipe.name}: training would take {format_bytes(breakdown.peak_bytes)} at its peak (predicted), and "
-        f"{format_bytes(budget)} are {description}; {remedy}, or train anyway with --ignore-memory"
-    )
-
-
-def _suggestions(
-    recipe: Recipe, budget_bytes: int, device_kind: DeviceKind, precision: str, fast_precision: str
-) -> tuple[Suggestion, ...]:
-    """Suggest changes that make ``recipe`` fit. ``fast_precision``: what ``auto`` is on the device."""
-
-    def peak(candidate: Recipe) -> int:
-        is_changed = candidate.training.precision != recipe.training.precision
-        candidate_precision = candidate.training.precision if is_changed else precision
-        return predict_peak(candidate, device_kind=device_kind, precision=candidate_precision).peak_bytes
-
-    half_precision = fast_precision if precision == "fp32" and fast_precision != "fp32" else None
-    return suggest(recipe, budget_bytes, peak, half_precision)
-
-
 @dataclass(frozen=True)
 class Change:
     """Other values for some keys of a recipe, and their cost in words."""
@@ -206,7 +161,7 @@ def _suggestion(changes: tuple[Change, ...], peak_bytes: int, budget_bytes: int)
 
 
 def suggest(
-    recipe: Recipe, budget_bytes: int, peak: Callable[[Recipe], int], half_precision: str | None
+    recipe: Recipe, budget_bytes: int, *, device_kind: DeviceKind, precision: str, fast_precision: str
 ) -> tuple[Suggestion, ...]:
     """Return first the changes that together make ``recipe`` fit, if any do, then each change alone.
 
@@ -214,15 +169,18 @@ def suggest(
     does not lower the peak is dropped.
 
     Args:
-        peak: predicts the peak memory of training a recipe in bytes; is called about ten times.
-        half_precision: the 16-bit format that is fast on the device; None: there is none, or the recipe uses it.
+        precision: of the recipe, resolved.
+        fast_precision: what ``auto`` is on the device.
     """
+    half_precision = fast_precision if precision == "fp32" and fast_precision != "fp32" else None
     peaks: dict[str, int] = {}
 
     def peak_of(candidate: Recipe) -> int:
         key = candidate.fingerprint()
         if key not in peaks:
-            peaks[key] = peak(candidate)
+            is_changed = candidate.training.precision != recipe.training.precision
+            format_ = candidate.training.precision if is_changed else precision
+            peaks[key] = predict_peak(candidate, device_kind=device_kind, precision=format_).peak_bytes
         return peaks[key]
 
     applied: tuple[Change, ...] = ()

@@ -228,8 +228,8 @@ class Stepper:
                 with processes.accelerator.autocast():
                     total = objective.losses(plain, batch).total
                 total.backward()  # type: ignore[no-untyped-call]
-            named = plain.named_parameters(remove_duplicate=False)
-            names = [name for name, parameter in named if parameter.grad is None]
+            parameters = plain.named_parameters(remove_duplicate=False)
+            names = [name for name, parameter in parameters if parameter.grad is None]
             names += [name for name, _ in plain.named_buffers()]
             plain.zero_grad()
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(plain, names)  # type: ignore[no-untyped-call]

@@ -30,6 +30,7 @@ from edgeformer.artifacts.manifest import MemoryUse, RunManifest
 from edgeformer.artifacts.progress import SILENT, Lasting, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import EVALUATION_FILE, Score, merge_rows
+from edgeformer.artifacts.units import format_bytes
 from edgeformer.artifacts.workspace import NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder, resume_command
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import model_spec_of, read_run_recipe
@@ -48,7 +49,8 @@ from edgeformer.training.distributed import Processes, connect
 from edgeformer.training.loop import METRICS_FILE, MetricsLog, TrainingLoop
 from edgeformer.training.memory import check_data_fits, free_bytes, measured_peak, predict_peak, share_of
 from edgeformer.training.objective import Objective, with_teacher
-from edgeformer.training.plan import check_fits, context_of
+from edgeformer.training.optimizer import resolve_precision
+from edgeformer.training.plan import context_of, suggest
 
 _REPEATED_SIGNAL_S = 2.0
 _HEADER = "# The resolved recipe of this run; training it again is the same run.\n"
@@ -268,12 +270,19 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
     if limits:
         torch.cuda.set_per_process_memory_fraction(min(1.0, min(limits) / card.total_memory))
     share, precision, sharded = share_of(recipe, count), processes.precision, processes.sharded
-    if options.ignore_memory:
-        breakdown = predict_peak(share, device_kind=kind, precision=precision, processes=count, sharded=sharded)
-    else:
+    if not options.ignore_memory:
         check_data_fits(recipe.data, processes.local_count)
-        breakdown = check_fits(
-            share, device_kind=kind, precision=precision, free=(budget, source), processes=count, sharded=sharded
+    breakdown = predict_peak(share, device_kind=kind, precision=precision, processes=count, sharded=sharded)
+    if breakdown.peak_bytes > budget and not options.ignore_memory:
+        fast_precision = resolve_precision("auto", kind)
+        suggestions = suggest(share, budget, device_kind=kind, precision=precision, fast_precision=fast_precision)
+        remedy = "no change of batch, checkpointing, precision or length makes it fit; use a smaller model"
+        if best := next((suggestion for suggestion in suggestions if suggestion.fits), None):
+            flags = " ".join(f"--set {pair}" for pair in best.set)
+            remedy = f"it would fit ({format_bytes(best.peak_bytes)}) with {flags} ({best.note})"
+        raise InputError(
+            f"{recipe.name}: training would take {format_bytes(breakdown.peak_bytes)} at its peak (predicted), and "
+            f"{format_bytes(budget)} are {source}; {remedy}, or train anyway with --ignore-memory"
         )
     return MemoryUse(
         device=kind,

@@ -175,18 +175,6 @@ def test_killed_process_ends_the_other(tmp_path: Path) -> None:
     assert len(losses(tmp_path / "run")) == steps + 3
 
 
-def test_process_killed_before_the_first_step(tmp_path: Path) -> None:
-    processes, messages = start(tmp_path, CLASSIFIER, CLASSIFIER), tmp_path / "messages-0.txt"
-    while not (messages.exists() and "Reading data" in text_of(messages)):  # they connect before that
-        assert processes[0].is_alive()
-        time.sleep(0.005)
-    processes[1].kill()
-    assert ends(processes[0]) == 1
-    error = text_of(tmp_path / "error-0.txt")
-    assert "lost the connection to another process" in error
-    assert error.endswith("; start again when it is known why")
-
-
 def test_signal_to_one_process_stops_all_after_the_same_step(tmp_path: Path) -> None:
     task = with_log(CLASSIFIER, "training.epochs=500")
     processes = start(tmp_path, task, task)

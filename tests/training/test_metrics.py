@@ -94,11 +94,8 @@ class TestFp16Scaling:
 
         monkeypatch.setattr(train_module, "connect", connect_with_scaler)
 
-    @pytest.mark.parametrize("factor", [1e38, float("inf")], ids=["gradient", "loss"])
-    def test_overflowing_step_is_skipped(
-        self, tmp_path: Path, tiny_run: Path, monkeypatch: pytest.MonkeyPatch, factor: float
-    ) -> None:
-        change_losses(monkeypatch, {3: times(factor)})
+    def test_overflowing_step_is_skipped(self, tmp_path: Path, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        change_losses(monkeypatch, {3: times(1e38)})
         messages = Messages()
         run = train(self.recipe, TrainOptions(tmp_path, name="run"), messages)
         manifest = read_run(run)

@@ -236,10 +236,10 @@ class TestStaticGradients:
         monkeypatch.setattr(optimizer_module, "STATIC_MIN_BYTES", 1)
         recipe = load_recipe("quickstart", TINY)
         compiled = recipe.training.model_copy(update={"compile": CompileConfig()})
-        tables = nn.ModuleList([nn.Embedding(ROWS, WIDTH)])
-        assert use_static_gradients(tables, "cpu", compiled) == []
-        assert use_static_gradients(tables, "cuda", recipe.training) == []
-        assert use_static_gradients(tables, "cpu", recipe.training, processes=2) == []
+        model = nn.ModuleList([nn.Embedding(ROWS, WIDTH)])
+        assert use_static_gradients(model, "cpu", compiled) == []
+        assert use_static_gradients(model, "cuda", recipe.training) == []
+        assert use_static_gradients(model, "cpu", recipe.training, processes=2) == []
         objective = Objective(recipe, tmp_path, BuildTarget("cpu", "fp32"), SILENT)
         for expected in (nn.Embedding, StaticGradientTable):
             tables = [module for module in objective.model.modules() if isinstance(module, nn.Embedding)]

@@ -15,9 +15,10 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes, parse_bytes
 from edgeformer.models import load_recipe
+from edgeformer.training import plan as plan_module
 from edgeformer.training import train
 from edgeformer.training.memory import predict_peak
-from edgeformer.training.plan import check_fits, count_offline, plan, planned_precision, suggest
+from edgeformer.training.plan import count_offline, plan, planned_precision, suggest
 from edgeformer.training.train import TrainOptions
 from tests.fakes.nvml import LAPTOP, UUID, WINDOWS, Driver
 
@@ -63,15 +64,20 @@ def test_recipe_that_does_not_fit() -> None:
     assert changed.fits and changed.peak_bytes == best.peak_bytes
 
 
-def test_check_fits() -> None:
-    recipe = load_recipe("quickstart", ["training.batch_size=1024", "model.layers=1", "model.iterations=1"])
+def test_training_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recipe = SMALL_RECIPE.model_copy(update={"training": SMALL_RECIPE.training.model_copy(update={"batch_size": 1024})})
     peak = predict_peak(recipe, device_kind="cpu", precision="fp32").peak_bytes
-    fits = check_fits(recipe, device_kind="cpu", precision="fp32", free=(peak, "free here"))
-    assert fits.peak_bytes == peak
+    host: Any = SimpleNamespace(device=torch.device("cpu"), count=1, local_count=1, sharded=False, precision="fp32")
+    monkeypatch.setattr(train, "check_data_fits", lambda *_: None)
+    monkeypatch.setattr(train, "free_bytes", lambda _: (peak, "free here"))
+    assert train._plan_memory(recipe, TrainOptions(tmp_path), host).predicted_peak_bytes == peak
+    monkeypatch.setattr(train, "free_bytes", lambda _: (peak - 1, "free here"))
+    assert train._plan_memory(recipe, TrainOptions(tmp_path, ignore_memory=True), host).budget_bytes == peak - 1
     with pytest.raises(InputError, match=r"MiB are free here; it would fit .* --set training\.\w+=.*--ignore-memory"):
-        check_fits(recipe, device_kind="cpu", precision="fp32", free=(peak - MIB, "free here"))
-    with pytest.raises(InputError, match=r"use a smaller model, or train anyway with --ignore-memory"):
-        check_fits(recipe, device_kind="cpu", precision="fp32", free=(MIB, "free here"))
+        train._plan_memory(recipe, TrainOptions(tmp_path), host)
+    monkeypatch.setattr(train, "free_bytes", lambda _: (1, "free here"))
+    with pytest.raises(InputError, match="use a smaller model, or train anyway"):
+        train._plan_memory(recipe, TrainOptions(tmp_path), host)
 
 
 class TestBudget:
@@ -147,6 +153,14 @@ def simple_peak(recipe: Recipe) -> int:
     return (100 + training.batch_size * row) * MIB
 
 
+def suggested(recipe: Recipe, budget_mib: int, monkeypatch: pytest.MonkeyPatch, fast: str = "fp32") -> Any:
+    """Return the suggestions for a device on which ``fast`` is the fast format, with simple peaks."""
+    monkeypatch.setattr(
+        plan_module, "predict_peak", lambda recipe, **_: SimpleNamespace(peak_bytes=simple_peak(recipe))
+    )
+    return suggest(recipe, budget_mib * MIB, device_kind="cuda", precision="fp32", fast_precision=fast)
+
+
 CHUNKED = "training.chunked_loss=true"
 
 
@@ -164,13 +178,15 @@ CHUNKED = "training.chunked_loss=true"
         ([CHUNKED, "training.batch_size=9"], 135, ["training.batch_size=3", "training.accumulation=3"], 130),
     ],
 )
-def test_cheapest_changes_that_fit(overrides: list[str], budget: int, changes: list[str], peak: int) -> None:
-    best = suggest(language_recipe(*overrides), budget * MIB, simple_peak, None)[0]
+def test_cheapest_changes_that_fit(
+    overrides: list[str], budget: int, changes: list[str], peak: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = suggested(language_recipe(*overrides), budget, monkeypatch)[0]
     assert best.set == tuple(changes) and best.fits and best.peak_bytes == peak * MIB
 
 
-def test_every_change_is_suggested_alone() -> None:
-    suggestions = suggest(language_recipe("training.precision=fp32"), 145 * MIB, simple_peak, "bf16")[1:]
+def test_every_change_is_suggested_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    suggestions = suggested(language_recipe("training.precision=fp32"), 145, monkeypatch, "bf16")[1:]
     assert {suggestion.set[0]: suggestion.peak_bytes // MIB for suggestion in suggestions} == {
         CHUNKED: 260,
         "training.batch_size=8": 340,
@@ -178,7 +194,7 @@ def test_every_change_is_suggested_alone() -> None:
         "training.precision=bf16": 580,
         "data.sequence_length=512": 580,
     }
-    suggestions += suggest(language_recipe(), 50 * MIB, simple_peak, None)  # nothing makes it fit
+    suggestions += suggested(language_recipe(), 50, monkeypatch)  # nothing makes it fit
     assert not any(suggestion.fits for suggestion in suggestions)
 
 
