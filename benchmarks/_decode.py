@@ -57,21 +57,21 @@ def write_graphs(recipe: LanguageRecipe, folder: Path) -> None:
     from edgeformer.models.crt.adapter import ADAPTER
     from edgeformer.models.tracing import extract_outputs, state_name
 
-    wanted = [precision for precision in PRECISIONS if not (folder / precision / "done").is_file()]
-    if not wanted:
+    target = [precision for precision in PRECISIONS if not (folder / precision / "done").is_file()]
+    if not target:
         return
     model = model_of(recipe)
     plain = ADAPTER.trace(model, ["input_ids"], steps=True)
     assert plain.decode is not None
-    for precision in wanted:
+    for precision in target:
         place = folder / precision
         place.mkdir(parents=True, exist_ok=True)
         if precision in STEPPED:
-            made = plain if precision == "fp32" else int8.quantized_graphs(plain, place)
+            built = plain if precision == "fp32" else int8.quantized_graphs(plain, place)
             graphs = {
-                **made.steps,
-                DECODE: made.decode,
-                STATES: extract_outputs(made.exits, {state_name(model.loops): "state"}),
+                **built.steps,
+                DECODE: built.decode,
+                STATES: extract_outputs(built.exits, {state_name(model.loops): "state"}),
             }
         else:
             narrow = int4.quantize(plain.decode, int4.LONG_BLOCK) if precision == "int4" else eight_bits(plain.decode)
@@ -105,8 +105,10 @@ def weight_bytes(graph: Path) -> int:
     """What one token reads of stored weights: those of every product, as often as a product has them."""
     model = onnx.load(str(graph), load_external_data=False).graph
     sizes = {
-        one.name: int(np.prod(one.dims, dtype=np.int64) * onnx.helper.tensor_dtype_to_np_dtype(one.data_type).itemsize)
-        for one in model.initializer
+        item.name: int(
+            np.prod(item.dims, dtype=np.int64) * onnx.helper.tensor_dtype_to_np_dtype(item.data_type).itemsize
+        )
+        for item in model.initializer
     }
     products = [node for node in model.node if node.op_type in ("MatMul", "Gemm", "MatMulInteger", "MatMulNBits")]
     return sum(sizes.get(name, 0) for node in products for name in node.input)
@@ -149,13 +151,13 @@ class Texts:
 
 def asked_of(texts: Texts, more: Mapping[str, Answer] | None = None) -> Answer:
     """What answers requests: ``do``, and its arguments."""
-    known: dict[str, Answer] = {
-        "read": lambda asked: texts.read(asked["ids"], asked["loop"]),
-        "write": lambda asked: texts.write(asked["ids"], asked["loop"]),
-        "save": lambda asked: texts.save(asked["file"], asked["loop"]),
+    existing: dict[str, Answer] = {
+        "read": lambda arguments: texts.read(arguments["ids"], arguments["loop"]),
+        "write": lambda arguments: texts.write(arguments["ids"], arguments["loop"]),
+        "save": lambda arguments: texts.save(arguments["file"], arguments["loop"]),
         **(more or {}),
     }
-    return lambda asked: known[asked["do"]](asked)
+    return lambda arguments: existing[arguments["do"]](arguments)
 
 
 def torch_way(recipe: LanguageRecipe, threads: int) -> Answer:
@@ -170,9 +172,11 @@ def torch_way(recipe: LanguageRecipe, threads: int) -> Answer:
     model, plain = model_of(recipe), model_of(recipe)
 
     @torch.inference_mode()
-    def reference(asked: Mapping[str, Any]) -> bool:
-        states = plain(torch.tensor([asked["ids"]]))
-        np.savez(asked["file"], **{str(loop): plain.head_of(loop)(states[loop][0, -1]).numpy() for loop in plain.exits})
+    def reference(arguments: Mapping[str, Any]) -> bool:
+        states = plain(torch.tensor([arguments["ids"]]))
+        np.savez(
+            arguments["file"], **{str(loop): plain.head_of(loop)(states[loop][0, -1]).numpy() for loop in plain.exits}
+        )
         return True
 
     texts = Texts(lambda: torch_decoder(CachedLoops(model)))
@@ -189,9 +193,9 @@ def decode_way(files: Mapping[str, Path], threads: int) -> Answer:
 def steps_way(recipe: LanguageRecipe, files: Mapping[str, Path], threads: int) -> Answer:
     """Beside texts: ``exits``, median milliseconds of a token by the loop that is stopped after, all in turn.
 
-    The loop 0 stands for embedding a token and for its logits, without the loops. Those run in between all the same:
+    The loop 0 stands for embedding a token and for its logits, without the loops. Those still run in between:
     their weights push the others out of the caches, as they do when texts are written; alone, the ends would find
-    theirs there. Turns change with every token, for what is asked here is how much of one takes how long, and a machine
+    theirs there. Turns change with every token, for the question is how long each part takes, and a machine
     that changes its speed between two texts would answer something else.
     """
     loops = recipe.model.loops
@@ -209,12 +213,12 @@ def steps_way(recipe: LanguageRecipe, files: Mapping[str, Path], threads: int) -
         engine.readout(state, loops)
         return 1000 * (embedded - began + time.perf_counter() - looped)
 
-    def exits(asked: Mapping[str, Any]) -> dict[str, float]:
+    def exits(arguments: Mapping[str, Any]) -> dict[str, float]:
         times: dict[int, list[float]] = {loop: [] for loop in order}
-        for number, token in enumerate(asked["ids"]):
+        for number, token in enumerate(arguments["ids"]):
             for loop in order[:: -1 if number % 2 else 1]:
                 times[loop].append(texts.timed(token, loop) if loop else ends(token))
-        return {str(loop): statistics.median(found) for loop, found in times.items()}
+        return {str(loop): statistics.median(results) for loop, results in times.items()}
 
     return asked_of(texts, {"exits": exits})
 
@@ -223,13 +227,13 @@ def full_way(files: Mapping[str, Path], threads: int) -> Answer:
     """``full``: milliseconds of one forward of all tokens, to the logits of the next one."""
     states, head = (OnnxSession(files[name], threads=threads, in_turns=True) for name in (STATES, "readout"))
 
-    def full(asked: Mapping[str, Any]) -> float:
+    def full(arguments: Mapping[str, Any]) -> float:
         began = time.perf_counter()
-        state = states.run({"input_ids": np.array([asked["ids"]], dtype=np.int64)})["state"]
+        state = states.run({"input_ids": np.array([arguments["ids"]], dtype=np.int64)})["state"]
         head.run({"state": state[:, -1:]})
         return 1000 * (time.perf_counter() - began)
 
-    return lambda asked: full(asked)
+    return lambda arguments: full(arguments)
 
 
 def graphs_way(recipe: LanguageRecipe, folder: Path) -> Answer:
@@ -249,13 +253,13 @@ def answering(way: str, name: str, folder: Path, threads: int) -> Answer:
     assert isinstance(recipe, LanguageRecipe)
     precision, _, kind = way.partition(" ")
     files = {path.stem: path for path in (folder / precision).glob("*.onnx")}
-    made: dict[str, Callable[[], Answer]] = {
+    built: dict[str, Callable[[], Answer]] = {
         "": lambda: graphs_way(recipe, folder) if precision == "graphs" else torch_way(recipe, threads),
         "decode": lambda: decode_way(files, threads),
         "steps": lambda: steps_way(recipe, files, threads),
         "full": lambda: full_way(files, threads),
     }
-    return made[kind]()
+    return built[kind]()
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ def edgeformer(model: Path, threads: int, provider: str) -> Prepare:
     def prepare(batch: int, seq: int) -> Call:
         (call,) = checked.calls((batch, seq), 1)
         ids = token_ids(batch, seq)
-        fed = {name: ids.astype(value.dtype) if name == "input_ids" else value for name, value in call.items()}
-        return lambda: session.run(fed)
+        inputs = {name: ids.astype(value.dtype) if name == "input_ids" else value for name, value in call.items()}
+        return lambda: session.run(inputs)
 
     return prepare
 
@@ -64,11 +64,11 @@ def torch_model(model: Path, threads: int, *, compiled: bool) -> Prepare:
     called: Any = torch.compile(adapter, mode="max-autotune-no-cudagraphs", dynamic=False) if compiled else adapter
 
     def prepare(batch: int, seq: int) -> Call:
-        fed = torch_inputs(batch, seq)
+        inputs = torch_inputs(batch, seq)
 
         def call() -> object:
             with torch.inference_mode():
-                return called(**fed)
+                return called(**inputs)
 
         return call
 
@@ -81,16 +81,16 @@ def sentence_transformers(model: Path, threads: int, backend: str) -> Prepare:
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(threads)
-    own: dict[str, Any] = {} if backend == "openvino" else {"session_options": ort_options(threads)}
-    own |= {"ov_config": openvino_config(threads)} if backend == "openvino" else {}
-    adapter = SentenceTransformer(str(model), backend=backend, device="cpu", model_kwargs=own)
+    subset: dict[str, Any] = {} if backend == "openvino" else {"session_options": ort_options(threads)}
+    subset |= {"ov_config": openvino_config(threads)} if backend == "openvino" else {}
+    adapter = SentenceTransformer(str(model), backend=backend, device="cpu", model_kwargs=subset)
 
     def prepare(batch: int, seq: int) -> Call:
-        fed = torch_inputs(batch, seq)
+        inputs = torch_inputs(batch, seq)
 
         def call() -> object:
             with torch.inference_mode():
-                return adapter(dict(fed))
+                return adapter(dict(inputs))
 
         return call
 
@@ -124,7 +124,7 @@ def optimum_onnxruntime(model: Path, threads: int, level: int) -> Prepare:
     adapter = ORTModelForFeatureExtraction.from_pretrained(
         folder, file_name="model_optimized.onnx", session_options=ort_options(threads)
     )
-    return lambda batch, seq: (lambda fed: lambda: adapter(**fed))(torch_inputs(batch, seq))
+    return lambda batch, seq: (lambda inputs: lambda: adapter(**inputs))(torch_inputs(batch, seq))
 
 
 def optimum_openvino(model: Path, threads: int) -> Prepare:
@@ -132,31 +132,31 @@ def optimum_openvino(model: Path, threads: int) -> Prepare:
     from optimum.intel import OVModelForFeatureExtraction
 
     adapter = OVModelForFeatureExtraction.from_pretrained(model, export=True, ov_config=openvino_config(threads))
-    return lambda batch, seq: (lambda fed: lambda: adapter(**fed))(torch_inputs(batch, seq))
+    return lambda batch, seq: (lambda inputs: lambda: adapter(**inputs))(torch_inputs(batch, seq))
 
 
 def way_named(name: str, model: Path, threads: int) -> Prepare:
     """The way of that name. Raises whatever its libraries raise."""
     kind, _, more = name.partition(":")
-    made: dict[str, Callable[[], Prepare]] = {
+    built: dict[str, Callable[[], Prepare]] = {
         "edgeformer": lambda: edgeformer(model, threads, more),
         "torch": lambda: torch_model(model, threads, compiled=more == "compile"),
         "sentence-transformers": lambda: sentence_transformers(model, threads, more),
         "optimum-onnxruntime": lambda: optimum_onnxruntime(model, threads, int(more.removeprefix("O"))),
         "optimum-openvino": lambda: optimum_openvino(model, threads),
     }
-    return made[kind]()
+    return built[kind]()
 
 
 def timed(call: Call, calls: int) -> list[float]:
     """Milliseconds of each call, after one that warms up."""
     call()
-    found = []
+    results = []
     for _ in range(calls):
         began = time.perf_counter()
         call()
-        found.append((time.perf_counter() - began) * 1000)
-    return found
+        results.append((time.perf_counter() - began) * 1000)
+    return results
 
 
 def answering(name: str, model: Path, threads: int) -> Callable[[list[int]], list[float]]:

@@ -22,25 +22,25 @@ _LARGE = 1 << 13
 def rate(amount: float, call: Callable[[], object]) -> float:
     """So much per second, by the fastest of three calls after one that warms up."""
     call()
-    found = []
+    results = []
     for _ in range(3):
         began = time.perf_counter()
         call()
-        found.append(time.perf_counter() - began)
-    return amount / min(found)
+        results.append(time.perf_counter() - began)
+    return amount / min(results)
 
 
 def answering(threads: int, rows: int, width: int) -> Callable[[object], dict[str, float]]:
     """What answers requests."""
     torch.set_num_threads(threads)
-    left, right = torch.randn(rows, width), torch.randn(width, width)
-    half = left.bfloat16(), right.bfloat16()
+    remaining, right = torch.randn(rows, width), torch.randn(width, width)
+    half = remaining.bfloat16(), right.bfloat16()
     source, target, vector = torch.ones(_LARGE, _LARGE), torch.empty(_LARGE, _LARGE), torch.ones(_LARGE)
     size, operations = source.nbytes, 2 * rows * width * width
 
     def answer(_: object) -> dict[str, float]:
         moved = rate(2 * size, partial(target.copy_, source)), rate(size, partial(torch.mv, source, vector))
-        products = {"fp32": partial(torch.mm, left, right), "bf16": partial(torch.mm, *half)}
+        products = {"fp32": partial(torch.mm, remaining, right), "bf16": partial(torch.mm, *half)}
         return {**{name: rate(operations, call) for name, call in products.items()}, "bandwidth": max(moved)}
 
     return answer

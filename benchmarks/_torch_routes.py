@@ -1,4 +1,4 @@
-"""What torch's eager mode can be told about products with one row, and which of that is fastest here.
+"""Settings of torch's eager mode for products with one row, and the fastest of them here.
 
 A route that computes in fewer bits than FP32 is none: ``medium`` makes bfloat16 of FP32 on processors that multiply in
 it, with errors of a hundredth.
@@ -74,22 +74,22 @@ def tune(model: Any, most_error: float) -> dict[str, Any]:
     rows = [torch.randn(1, 1, layer.in_features) for layer in layers]
     # The layers that a token passes in every loop, and one head.
     often = [number for number, layer in enumerate(layers) if layer is model.head or layer in {*looped(model)}]
-    found: dict[str, dict[str, float]] = {name: {"ms": float("inf"), "error": 0.0} for name in ROUTES}
+    results: dict[str, dict[str, float]] = {name: {"ms": float("inf"), "error": 0.0} for name in ROUTES}
     for number in range(_PASSES):
         for name, route in ROUTES.items():
             route(layers)
             if not number:
                 pairs = zip(layers, rows, strict=True)
-                found[name]["error"] = max(error_of(layer, row) for layer, row in pairs)
+                results[name]["error"] = max(error_of(layer, row) for layer, row in pairs)
             began = time.perf_counter()
             for place in often:
                 layers[place](rows[place])
             took = 1000 * (time.perf_counter() - began)
-            found[name]["ms"] = min(found[name]["ms"], took)
-    exact = {name: one for name, one in found.items() if one["error"] <= most_error}
+            results[name]["ms"] = min(results[name]["ms"], took)
+    exact = {name: item for name, item in results.items() if item["error"] <= most_error}
     chosen = min(exact, key=lambda name: exact[name]["ms"])
     ROUTES[chosen](layers)
-    return {"chosen": chosen, "routes": found}
+    return {"chosen": chosen, "routes": results}
 
 
 def looped(model: Any) -> list[nn.Module]:

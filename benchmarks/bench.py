@@ -2,12 +2,12 @@
 
 The models are made first: the light recurrent encoder and the baseline, trained for a hundred steps (random and
 trained ones take the same time, but INT8 of random ones may miss its bar), and MiniLM, if its folder is named. What
-cannot run here is skipped, and the reason is told and kept; what there is no time for, too. A script that fails leaves
+cannot run here is skipped with its reason, as is what there is no time for. A script that fails leaves
 the others alone; one that could not judge all of its bars is incomplete, and says why. Each writes its JSON below
 --out, and session.json says of every one whether it ran, how long it took, or why not. Every kind of machine has a
 folder of its own in benchmarks/results/bench, so that one does not replace another; `make results` shows what their
 sessions say was done. --only adds to the session that is there, if that was of the same machine and versions, and
-begins another one if not.
+begins a new one if not.
 
 Usage: python -m benchmarks.bench [--out DIR] [--data DIR] [--tokenizer FILE] [--model DIR] [--crt RUN]…
                                   [--peers-python FILE] [--only NAME,…] [--minutes 30]
@@ -145,7 +145,9 @@ class Models:
         return [str(self.folder / name)]
 
     def _trained(self, name: str, recipe: str) -> None:
-        local = [word for key in ("data", "tokenizer") for one in self.given.get(key, []) for word in (f"--{key}", one)]
+        local = [
+            word for key in ("data", "tokenizer") for item in self.given.get(key, []) for word in (f"--{key}", item)
+        ]
         self._edgeformer("train", recipe, "--max-steps", "100", "--name", name, *local)
         self._export(name)
 
@@ -165,11 +167,11 @@ class Models:
 
 def finished(command: Sequence[str], deadline: float) -> tuple[int | None, str]:
     """A command's exit code, and its last words. It is ended at the deadline, and has no code then."""
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         return None, "no time is left"
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=remaining_s, check=False)
     except subprocess.TimeoutExpired:
         return None, "it was ended when the time was over"
     return done.returncode, (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
@@ -180,12 +182,12 @@ def command_of(case: Case, models: Models, out: Path) -> list[str]:
     absent = [name for name in case.packages if importlib.util.find_spec(name) is None]
     if absent:
         raise LookupError(f"needs {', '.join(absent)}, which is not installed")
-    known = {name: models.paths(name) for name in case.needs}
+    existing = {name: models.paths(name) for name in case.needs}
     words = [sys.executable, "-m", f"benchmarks.{case.name}"]
     for word in case.arguments:
-        several = next((paths for name, paths in known.items() if word == f"{{{name}}}"), None)
-        one = {name: paths[0] for name, paths in {**models.given, **known}.items()}
-        words += several if several is not None else [word.format(**one)]
+        several = next((paths for name, paths in existing.items() if word == f"{{{name}}}"), None)
+        item = {name: paths[0] for name, paths in {**models.given, **existing}.items()}
+        words += several if several is not None else [word.format(**item)]
     return [*words, case.out, str(out)]
 
 
@@ -200,36 +202,36 @@ def run(case: Case, models: Models, folder: Path) -> dict[str, Any]:
     except LookupError as error:
         return {"status": "skipped", "reason": str(error)}
     out.unlink(missing_ok=True)  # a script that fails leaves none of an earlier session
-    made, began = began, time.monotonic()
+    built, began = began, time.monotonic()
     code, why = finished(command, models.deadline)
     status = {0: "done", INCOMPLETE: "incomplete"}.get(code if code is not None else -1, "failed")
-    found: dict[str, Any] = {"status": status, "seconds": time.monotonic() - began}
-    found |= {"preparing_s": began - made, "measured": now(), "code_version": code_version()}
-    return {**found, **({"reason": why} if status != "done" else {})}
+    outcome: dict[str, Any] = {"status": status, "seconds": time.monotonic() - began}
+    outcome |= {"preparing_s": began - built, "measured": now(), "code_version": code_version()}
+    return {**outcome, **({"reason": why} if status != "done" else {})}
 
 
-def cases_before(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
-    """The cases of the session that lies in a folder; none where it was another one's, which is said.
+def cases_before(folder: Path, session: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cases of the session in a folder; none, with a message, if it belongs to a different machine.
 
     Args:
         folder: of the results.
-        told: the session that begins, whose machine and versions must be those of the one before.
+        session: the new session, whose machine and versions must equal those of the stored one.
     """
     try:
-        before = json.loads((folder / SESSION).read_text(encoding="utf-8"))
+        earlier = json.loads((folder / SESSION).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    other = [name for name in ("host", "kernels", "threads", "versions") if before.get(name) != told[name]]
+    other = [name for name in ("host", "kernels", "threads", "versions") if earlier.get(name) != session[name]]
     if other:
         print(f"a new session begins: {' and '.join(other)} are not those of the one in {folder}", flush=True)
-    return {} if other else dict(before["cases"])
+    return {} if other else dict(earlier["cases"])
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Command line; 1 where a script failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    here = RESULTS / machine_folder(cpu_name(), kernels_here())
-    parser.add_argument("--out", type=Path, default=here)
+    folder_here = RESULTS / machine_folder(cpu_name(), kernels_here())
+    parser.add_argument("--out", type=Path, default=folder_here)
     parser.add_argument("--data")
     parser.add_argument("--tokenizer")
     parser.add_argument("--model")
@@ -237,27 +239,34 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers-python", default=sys.executable)
     parser.add_argument("--only", help="names of scripts, with commas")
     parser.add_argument("--minutes", type=float, default=30.0)
-    asked = parser.parse_args(words)
-    names = asked.only.split(",") if asked.only else [case.name for case in CASES]
+    arguments = parser.parse_args(words)
+    names = arguments.only.split(",") if arguments.only else [case.name for case in CASES]
     if unknown := sorted(set(names) - {case.name for case in CASES}):
         parser.error(f"--only: unknown {', '.join(unknown)}; there are {', '.join(case.name for case in CASES)}")
-    single = {name: [vars(asked)[name]] for name in ("data", "tokenizer", "model", "peers_python")}
-    given = {name: [str(path) for path in paths if path] for name, paths in {**single, "crt": asked.crt or []}.items()}
-    told: dict[str, Any] = {"host": cpu_name(), "kernels": kernels_here()}
-    told |= {"threads": default_threads(), "measured": now()}
-    told |= {"code_version": code_version(), "versions": library_versions(), "minutes": asked.minutes, "cases": {}}
-    asked.out.mkdir(parents=True, exist_ok=True)
-    told["cases"] |= cases_before(asked.out, told) if asked.only else {}
+    single = {name: [vars(arguments)[name]] for name in ("data", "tokenizer", "model", "peers_python")}
+    parameters = {
+        name: [str(path) for path in paths if path] for name, paths in {**single, "crt": arguments.crt or []}.items()
+    }
+    session: dict[str, Any] = {"host": cpu_name(), "kernels": kernels_here()}
+    session |= {"threads": default_threads(), "measured": now()}
+    session |= {
+        "code_version": code_version(),
+        "versions": library_versions(),
+        "minutes": arguments.minutes,
+        "cases": {},
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    session["cases"] |= cases_before(arguments.out, session) if arguments.only else {}
     with tempfile.TemporaryDirectory(prefix="edgeformer-bench-") as folder:
-        deadline = time.monotonic() + 60 * asked.minutes
-        models = Models({name: paths for name, paths in given.items() if paths}, Path(folder), deadline)
+        deadline = time.monotonic() + 60 * arguments.minutes
+        models = Models({name: paths for name, paths in parameters.items() if paths}, Path(folder), deadline)
         for case in CASES:
             if case.name not in names:
                 continue
-            found = told["cases"][case.name] = run(case, models, asked.out)
-            print(f"{case.name:22} {found['status']:8} {found.get('reason', '')}", flush=True)
-            (asked.out / SESSION).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    return int(any(told["cases"].get(name, {}).get("status") == "failed" for name in names))
+            outcome = session["cases"][case.name] = run(case, models, arguments.out)
+            print(f"{case.name:22} {outcome['status']:8} {outcome.get('reason', '')}", flush=True)
+            (arguments.out / SESSION).write_text(json.dumps(session, indent=2) + "\n", encoding="utf-8")
+    return int(any(session["cases"].get(name, {}).get("status") == "failed" for name in names))
 
 
 if __name__ == "__main__":

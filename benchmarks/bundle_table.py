@@ -12,10 +12,10 @@ from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.tasks import Metric, all_tasks, get_task
 
 
-def row(artifact: ArtifactManifest, whole: ArtifactManifest, metric: Metric) -> list[str]:
+def row(artifact: ArtifactManifest, complete: ArtifactManifest, metric: Metric) -> list[str]:
     """One line of the table; ratios are to the FP32 graph."""
     parity, score = artifact.parity, metric.of(artifact.validation)
-    size, of = artifact.size_bytes or 0, whole.size_bytes or 1
+    size, of = artifact.size_bytes or 0, complete.size_bytes or 1
     measured = parity is not None and parity.max_abs_error is not None
     drift = artifact.drift.loops[-1].rms_error if artifact.drift is not None else None
     return [
@@ -37,10 +37,10 @@ def main() -> None:
     path = parser.parse_args().bundle_json
     all_tasks()  # scores are recognised by the tasks that are loaded
     bundle = read_manifest(BundleManifest, path)
-    whole = next(artifact for artifact in bundle.artifacts if artifact.id == "onnx-fp32")
+    complete = next(artifact for artifact in bundle.artifacts if artifact.id == "onnx-fp32")
     metric = get_task(bundle.task).metric
     columns = ["artifact", "bytes", "of FP32", "max error", "top-1", metric.name, "drift, last loop", "status"]
-    rows = [row(artifact, whole, metric) for artifact in bundle.artifacts]
+    rows = [row(artifact, complete, metric) for artifact in bundle.artifacts]
     print(tabulate(rows, columns, tablefmt="github", disable_numparse=True))
 
 

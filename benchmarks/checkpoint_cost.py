@@ -56,10 +56,10 @@ def timed_saves(name: str, saves: int, folder: Path) -> dict[str, Any]:
     steps_s, saves_s = [], []
 
     class Timed(Checkpoints):
-        def save(self, *given: Any, **named: Any) -> None:
+        def save(self, *positional: Any, **keywords: Any) -> None:
             steps_s.append(loop.position.training_seconds - sum(steps_s))
             started = time.perf_counter()
-            super().save(*given, **named)
+            super().save(*positional, **keywords)
             saves_s.append(time.perf_counter() - started)
 
     recipe = load_recipe(name, [*STATES[name], "training.checkpoint_minutes=1e-9", "training.precision=fp32"])
@@ -92,7 +92,7 @@ def killed_while_saving(folder: Path) -> dict[str, float]:
     with subprocess.Popen([*command, *sets], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while not list(states.glob(".000003-step-*.tmp/sha256.json")):  # written last of all
             if process.poll() is not None:
-                raise SystemExit("a training that nobody kills must go on")
+                raise SystemExit("a training that is not killed must continue")
             time.sleep(0.001)
         process.kill()
         ended = time.time()
@@ -109,7 +109,7 @@ def killed_while_saving(folder: Path) -> dict[str, float]:
 def main() -> None:
     """Measure and print; write the JSON where ``--out`` says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="on the disk that is asked about")
+    parser.add_argument("--folder", type=Path, help="on the disk to measure")
     parser.add_argument("--saves", type=int, default=6, help="0: kills only")
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--out", type=Path)

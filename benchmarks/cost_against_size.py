@@ -77,19 +77,19 @@ _HEADINGS = {
 def exponents(sizes: Sequence[float], costs: Sequence[float]) -> dict[str, float]:
     """Slopes of the logarithms: over all sizes, and of the two largest."""
     x, y = [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
-    whole = statistics.linear_regression(x, y).slope
-    return {"all": round(whole, 2), "end": round((y[-1] - y[-2]) / (x[-1] - x[-2]), 2)}
+    slope = statistics.linear_regression(x, y).slope
+    return {"all": round(slope, 2), "end": round((y[-1] - y[-2]) / (x[-1] - x[-2]), 2)}
 
 
 def bundle_of(axis: Axis, size: int, work: Path) -> Path:
     """The model of a size, made where it is not there."""
     from benchmarks.estimates.models import trained_one_step
 
-    told = axis.overrides(size)
-    folder = work / "-".join([_RECIPE, *(word.split("=")[1] for word in told)])
+    words = axis.overrides(size)
+    folder = work / "-".join([_RECIPE, *(word.split("=")[1] for word in words)])
     if not (folder / "bundle" / "bundle.json").is_file():
         reviews = _REVIEWS.format(300), "data.split=random-split", "training.batch_size=4"
-        trained_one_step(_RECIPE, (*reviews, f"data.max_length={_LONGEST}", *told), folder)
+        trained_one_step(_RECIPE, (*reviews, f"data.max_length={_LONGEST}", *words), folder)
     return folder / "bundle"
 
 
@@ -104,7 +104,9 @@ def timed(axis: Axis, bundles: Sequence[Path], rounds: int, threads: int) -> lis
     with ExitStack() as stack:
         for size, path in zip(axis.sizes, bundles, strict=True):
             bundle = Bundle.open(path)
-            artifact = next(one for one in bundle.built("full") if one.precision == "fp32")
+            artifact = next(
+                fp32_artifact for fp32_artifact in bundle.built("full") if fp32_artifact.precision == "fp32"
+            )
             session = stack.enter_context(bundle.session(artifact, OpenOptions(threads=threads)))
             calls.append(partial(session.run, CheckedArtifact.of(bundle, artifact).calls(axis.shape(size), 1)[0]))
         took = [[seconds_of(call, 5) for call in calls] for _ in range(rounds)]
@@ -131,15 +133,15 @@ def tell_peak(path: Path, shape: tuple[int, int], threads: int) -> None:
     from edgeformer.runtimes import OpenOptions
 
     bundle = Bundle.open(path)
-    artifact = next(one for one in bundle.built("full") if one.precision == "fp32")
+    artifact = next(fp32_artifact for fp32_artifact in bundle.built("full") if fp32_artifact.precision == "fp32")
     call = CheckedArtifact.of(bundle, artifact).calls(shape, 1)[0]
     bundle.session(artifact, OpenOptions(threads=threads)).close()  # the library is loaded
     release_unused()
-    before, meter = resident_bytes(), peak_meter()
+    start, meter = resident_bytes(), peak_meter()
     meter.reset()
     with bundle.session(artifact, OpenOptions(threads=threads)) as session:
         session.run(call)
-        print(meter.peak_bytes() - before)
+        print(meter.peak_bytes() - start)
 
 
 def trained(rows: int, work: Path) -> float:
@@ -152,8 +154,8 @@ def trained(rows: int, work: Path) -> float:
         ]  # fmt: skip
         command = [sys.executable, "-m", "edgeformer", "train", _RECIPE, "--name", "one", "--artifacts", folder]
         began = time.perf_counter()
-        told = [word for change in changes for word in ("--set", change)]
-        subprocess.run([*command, *told], check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        words = [word for change in changes for word in ("--set", change)]
+        subprocess.run([*command, *words], check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
         return time.perf_counter() - began
 
 
@@ -167,9 +169,14 @@ def measured(axis: Axis, work: Path, rounds: int, threads: int) -> dict[str, Any
         rows = []
         for place in range(len(axis.sizes)):
             ratios = [seconds[place] / seconds[0] for seconds in took]
-            one: dict[str, Any] = {"p50_ms": 1000 * statistics.median(seconds[place] for seconds in took)}
+            fp32_artifact: dict[str, Any] = {"p50_ms": 1000 * statistics.median(seconds[place] for seconds in took)}
             rows.append(
-                {**one, "ratio": statistics.median(ratios), "ratio_low": min(ratios), "ratio_high": max(ratios)}
+                {
+                    **fp32_artifact,
+                    "ratio": statistics.median(ratios),
+                    "ratio_low": min(ratios),
+                    "ratio_high": max(ratios),
+                }
             )
     else:
         bundles = [bundle_of(axis, size, work) for size in axis.sizes]
@@ -178,17 +185,18 @@ def measured(axis: Axis, work: Path, rounds: int, threads: int) -> dict[str, Any
             shape = axis.shape(size)
             row["memory_bytes"] = statistics.median(peak_bytes(bundle, shape, threads) for _ in range(3))
             row["operations"] = needed_by(Bundle.open(bundle), shape).operations
-    found: dict[str, Any] = {"sizes": [{"size": size, **row} for size, row in zip(axis.sizes, rows, strict=True)]}
-    found["exponents"] = {
+    results: dict[str, Any] = {"sizes": [{"size": size, **row} for size, row in zip(axis.sizes, rows, strict=True)]}
+    results["exponents"] = {
         name: exponents(axis.sizes, [row[key] for row in rows])
         for name, key in (("time", "ratio"), ("memory", "memory_bytes"), ("operations", "operations"))
         if key in rows[0]
     }
-    told = ", ".join(
-        f"{name} {one['all']:.2f} ({one['end']:.2f} at the end)" for name, one in found["exponents"].items()
+    words = ", ".join(
+        f"{name} {fp32_artifact['all']:.2f} ({fp32_artifact['end']:.2f} at the end)"
+        for name, fp32_artifact in results["exponents"].items()
     )
-    print(f"{axis.name}: {told}", flush=True)
-    return found
+    print(f"{axis.name}: {words}", flush=True)
+    return results
 
 
 def run(file: Path, work: Path, rounds: int, threads: int) -> None:
@@ -211,12 +219,12 @@ def run(file: Path, work: Path, rounds: int, threads: int) -> None:
     write_json(file, {**report, "axes": axes, "conditions": watch.conditions(threads)})
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """Sizes and costs, then the exponents, in Markdown."""
     from benchmarks.results_page.tables import markdown
 
     rows, slopes = [], []
-    for name, axis in found["axes"].items():
+    for name, axis in results["axes"].items():
         first = axis["sizes"][0]
         for row in axis["sizes"]:
             operations = f"{row['operations'] / first['operations']:.1f}×" if "operations" in row else "–"
@@ -225,34 +233,42 @@ def table(found: dict[str, Any]) -> str:
             memory = f"{row['memory_bytes'] / 2**20:,.0f} MiB" if "memory_bytes" in row else "–"
             rows.append([_HEADINGS[name], f"{row['size']:,}", took, ratio, operations, memory])
         by_name = axis["exponents"]
-        told = [by_name.get(which) for which in ("time", "operations", "memory")]
-        slopes.append([_HEADINGS[name], *(f"{one['all']:.2f} ({one['end']:.2f})" if one else "–" for one in told)])
+        words = [by_name.get(which) for which in ("time", "operations", "memory")]
+        slopes.append(
+            [
+                _HEADINGS[name],
+                *(
+                    f"{fp32_artifact['all']:.2f} ({fp32_artifact['end']:.2f})" if fp32_artifact else "–"
+                    for fp32_artifact in words
+                ),
+            ]
+        )
     return "\n\n".join((
         markdown(["", "size", "time", "of the smallest", "operations", "memory"], rows),
         markdown(["exponent, at the end", "time", "operations", "memory"], slopes),
     ))  # fmt: skip
 
 
-def figure(file: Path, found: dict[str, Any]) -> None:
+def figure(file: Path, results: dict[str, Any]) -> None:
     """Time and memory against size, each over that of the smallest, both axes logarithmic."""
     from edgeformer.report.canvas import GREY, PALETTE, drawing
 
     with drawing(file, "Cost against size, light recurrent encoder", 2, (12.0, 4.6)) as axes:
-        for place, (axis, key, what) in enumerate(
+        for place, (axis, key, quantity) in enumerate(
             zip(axes, ("ratio", "memory_bytes"), ("time", "memory"), strict=True)
         ):
-            most = 1.0
-            for colour, (name, one) in zip(PALETTE, found["axes"].items(), strict=False):
-                if what not in one["exponents"]:
+            maximum = 1.0
+            for colour, (name, fp32_artifact) in zip(PALETTE, results["axes"].items(), strict=False):
+                if quantity not in fp32_artifact["exponents"]:
                     continue
-                first = one["sizes"][0]
-                x = [row["size"] / first["size"] for row in one["sizes"]]
-                slope = one["exponents"][what]["all"]
+                first = fp32_artifact["sizes"][0]
+                x = [row["size"] / first["size"] for row in fp32_artifact["sizes"]]
+                slope = fp32_artifact["exponents"][quantity]["all"]
                 label = f"{_HEADINGS[name]}, from {first['size']:,}: {slope:.2f}"
-                axis.plot(x, [row[key] / first[key] for row in one["sizes"]], "o-", color=colour, label=label)
-                most = max(most, x[-1])
-            axis.plot([1, most], [1, most], "--", color=GREY, linewidth=1, label="as much as the size: 1.00")
-            axis.set(xscale="log", yscale="log", xlabel="times the smallest size", ylabel=f"times its {what}")
+                axis.plot(x, [row[key] / first[key] for row in fp32_artifact["sizes"]], "o-", color=colour, label=label)
+                maximum = max(maximum, x[-1])
+            axis.plot([1, maximum], [1, maximum], "--", color=GREY, linewidth=1, label="as much as the size: 1.00")
+            axis.set(xscale="log", yscale="log", xlabel="times the smallest size", ylabel=f"times its {quantity}")
             axis.legend(frameon=False, fontsize=8, title="exponent" if place == 0 else None, title_fontsize=8)
 
 
@@ -272,18 +288,18 @@ def main() -> None:
     child = commands.add_parser("peak")
     child.add_argument("bundle", type=Path)
     child.add_argument("numbers", type=int, nargs=3)
-    asked = parser.parse_args()
-    if asked.command == "run":
+    arguments = parser.parse_args()
+    if arguments.command == "run":
         from edgeformer.system.host import default_threads
 
-        run(asked.file, asked.work.resolve(), asked.rounds, asked.threads or default_threads())
-    elif asked.command == "table":
-        print(table(json.loads(asked.file.read_text(encoding="utf-8"))))
-    elif asked.command == "figure":
-        figure(asked.picture, json.loads(asked.file.read_text(encoding="utf-8")))
+        run(arguments.file, arguments.work.resolve(), arguments.rounds, arguments.threads or default_threads())
+    elif arguments.command == "table":
+        print(table(json.loads(arguments.file.read_text(encoding="utf-8"))))
+    elif arguments.command == "figure":
+        figure(arguments.picture, json.loads(arguments.file.read_text(encoding="utf-8")))
     else:
-        batch, seq, threads = asked.numbers
-        tell_peak(asked.bundle, (batch, seq), threads)
+        batch, seq, threads = arguments.numbers
+        tell_peak(arguments.bundle, (batch, seq), threads)
 
 
 if __name__ == "__main__":

@@ -90,14 +90,14 @@ class Steps:
         self._batch, self._half = random_batch(recipe), precision == "bf16"
 
     def gradient(self) -> Tensor:
-        """Of the mean loss, all parameters one after the other; the model is left as it was."""
+        """Return the gradient of the mean loss, all parameters concatenated; the model does not change."""
         torch.manual_seed(0)
         self._backward()
-        found = torch.cat(
+        results = torch.cat(
             [parameter.grad.flatten() for parameter in self._model.parameters() if parameter.grad is not None]
         )
         self._optimizer.zero_grad()
-        return found
+        return results
 
     def step(self) -> None:
         """Forward, backward, clipping, optimizer."""
@@ -176,10 +176,10 @@ def measure(recipe: Any, precision: str, rounds: int, steps: int) -> dict[str, A
     """Process and wall milliseconds per step, round by round; a first round warms up and is not counted."""
     models = [build_crt(recipe.model).train() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
-    own = model_spec_of(recipe).adapter.loss(models[1], recipe, None)
+    loss = model_spec_of(recipe).adapter.loss(models[1], recipe, None)
     both = {
         "plain": Steps(recipe, models[0], plain(models[0], recipe.training.exit_weight), precision),
-        "edgeformer": Steps(recipe, models[1], own, precision),
+        "edgeformer": Steps(recipe, models[1], loss, precision),
     }
     gradients = [variant.gradient() for variant in both.values()]
     difference = float((gradients[0] - gradients[1]).norm() / gradients[0].norm())
@@ -201,7 +201,7 @@ def measure(recipe: Any, precision: str, rounds: int, steps: int) -> dict[str, A
         "wall_ms": {name: spread(times) for name, times in wall.items()},
         "plain_over_edgeformer": spread([a / b for a, b in zip(cpu["plain"], cpu["edgeformer"], strict=True)]),
         "relative_difference_of_gradients": difference,
-        "trainer": trainer_share(recipe, models[1], own, steps * 2),
+        "trainer": trainer_share(recipe, models[1], loss, steps * 2),
     }
 
 

@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._decode import PRECISIONS, STEPPED
-from benchmarks.judging import MET, NOT_JUDGED, NOT_MET, Bar, Limit, Watch, judged, told, unless
+from benchmarks.judging import MET, NOT_JUDGED, NOT_MET, Bar, Limit, Watch, judged, report_bars, unless
 from benchmarks.ways import Way, environment
 from edgeformer.models import load_recipe
 from edgeformer.runtimes import library_versions
@@ -71,12 +71,12 @@ class Bench:
         stack: ends the processes.
     """
 
-    def __init__(self, recipe: LanguageRecipe, asked: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
-        self._asked, self._folder, self._stack = asked, folder, stack
+    def __init__(self, recipe: LanguageRecipe, arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
+        self._asked, self._folder, self._stack = arguments, folder, stack
         self.loops, self._words = recipe.model.loops, recipe.model.vocab_size
         self.exits = (*recipe.model.exits, self.loops)
         self._draw = np.random.default_rng(0)
-        self.prompt = self._tokens(asked.context)
+        self.prompt = self._tokens(arguments.context)
         self._text = list(self.prompt)
 
     def export(self) -> float:
@@ -86,7 +86,7 @@ class Bench:
         return seconds
 
     def open(self) -> dict[str, Any]:
-        """Start every way, tune torch, read the prompt; what torch was told."""
+        """Start every way, tune torch, and read the prompt; return torch's settings."""
         names = [_TORCH, *(f"{precision} decode" for precision in PRECISIONS)]
         names += [f"{precision} {kind}" for precision in STEPPED for kind in ("steps", "full")]
         self._ways = {name: self._opened(name, self._stack) for name in names}
@@ -107,17 +107,17 @@ class Bench:
         """Milliseconds of everything, all in turn."""
         fresh = self._tokens(self._asked.tokens)
         self._text += fresh
-        found = {}
+        values = {}
         for way in list(dict.fromkeys(way for way, _ in self._asks.values()))[:: -1 if number % 2 else 1]:
             loops = {loop: name for name, (its, loop) in self._asks.items() if its == way}
             if way.endswith("steps"):
                 times = self._ways[way].ask({"do": "exits", "ids": fresh})
-                found |= {name: times[str(loop)] for loop, name in loops.items()}
-                found[f"{way.split()[0]} embedding and head"] = times["0"]
+                values |= {name: times[str(loop)] for loop, name in loops.items()}
+                values[f"{way.split()[0]} embedding and head"] = times["0"]
                 continue
             for loop, name in loops.items():
-                found[name] = self._ways[way].ask({"do": "write", "ids": fresh, "loop": loop})
-        return found
+                values[name] = self._ways[way].ask({"do": "write", "ids": fresh, "loop": loop})
+        return values
 
     def prompts(self, number: int) -> dict[str, float]:
         """Milliseconds of reading the prompt in one call, and of one forward of the full graph, in turn.
@@ -136,12 +136,12 @@ class Bench:
             self._ways[_TORCH].ask({"do": "reference", "ids": self._text, "file": file})
             with np.load(file) as read:
                 exact = {int(loop): read[loop] for loop in read.files}
-            found = {}
+            values = {}
             for name, (way, loop) in self._asks.items():
-                own = str(Path(folder) / "own.npy")
-                self._ways[way].ask({"do": "save", "file": own, "loop": loop})
-                found[name] = float(np.abs(np.load(own) - exact[loop]).max())
-        return found
+                subset = str(Path(folder) / "own.npy")
+                self._ways[way].ask({"do": "save", "file": subset, "loop": loop})
+                values[name] = float(np.abs(np.load(subset) - exact[loop]).max())
+        return values
 
     def _tokens(self, count: int) -> list[int]:
         return list(self._draw.integers(self._words, size=count).tolist())
@@ -172,18 +172,18 @@ _LOOPS_ONLY_BEFORE = "share of the loops' ratio, exit {loop}, {precision}"
 def speedups(times: Times, precision: str, exits: Sequence[int]) -> dict[int, list[float]]:
     """Exit → time of a step through all loops over that of one that stops there, round by round."""
     *early, last = exits
-    whole = times[f"{precision} steps, exit {last}"]
-    return {loop: ratio(whole, times[f"{precision} steps, exit {loop}"]) for loop in early}
+    full_us = times[f"{precision} steps, exit {last}"]
+    return {loop: ratio(full_us, times[f"{precision} steps, exit {loop}"]) for loop in early}
 
 
 def shares(times: Times, precision: str, exits: Sequence[int]) -> dict[int, list[float]]:
     """Exit → how much faster a step that stops there is, embedding and head subtracted, as a share of L / e."""
     *early, last = exits
-    ends, whole = times[f"{precision} embedding and head"], times[f"{precision} steps, exit {last}"]
+    ends, full_us = times[f"{precision} embedding and head"], times[f"{precision} steps, exit {last}"]
     return {
         loop: [
             (w - e) / (t - e) * loop / last
-            for w, t, e in zip(whole, times[f"{precision} steps, exit {loop}"], ends, strict=True)
+            for w, t, e in zip(full_us, times[f"{precision} steps, exit {loop}"], ends, strict=True)
         ]
         for loop in early
     }
@@ -192,7 +192,8 @@ def shares(times: Times, precision: str, exits: Sequence[int]) -> dict[int, list
 def whole_shares(times: Times, precision: str, exits: Sequence[int]) -> dict[int, list[float]]:
     """Exit → how much faster a step that stops there is, as a share of L / e."""
     return {
-        loop: [value * loop / exits[-1] for value in found] for loop, found in speedups(times, precision, exits).items()
+        loop: [value * loop / exits[-1] for value in values]
+        for loop, values in speedups(times, precision, exits).items()
     }
 
 
@@ -207,15 +208,15 @@ def with_speedups(document: dict[str, Any]) -> dict[str, Any]:
     for precision in STEPPED:
         times = {name: value["median"] for name, value in document["ms"].items() if name.startswith(precision)}
         exits = sorted(int(name.rpartition(" ")[2]) for name in times if " steps, exit " in name)
-        found = {
+        values = {
             loop: times[f"{precision} steps, exit {exits[-1]}"] / times[f"{precision} steps, exit {loop}"]
             for loop in exits[:-1]
         }
         upgraded[precision] = {
-            "all_loops_over_exit": {str(loop): {"median": value} for loop, value in found.items()},
+            "all_loops_over_exit": {str(loop): {"median": value} for loop, value in values.items()},
             **document[precision],
         }
-        for loop, value in found.items():
+        for loop, value in values.items():
             share = value * loop / exits[-1]
             bar: Bar = {"what": WHOLE.format(loop=loop, precision=precision), "sense": "at least", "wanted": _EXIT_BAR}
             disturbed = document["conditions"]["disturbed"]
@@ -242,9 +243,9 @@ def bars_of(times: Times, exits: Sequence[int]) -> list[Bar]:
             (WHOLE, whole_shares(times, precision, exits)),
             (LOOPS_ONLY, shares(times, precision, exits)),
         ):
-            for loop, found in by_exit.items():
-                what = label.format(loop=loop, precision=precision)
-                bars.append(judged(what, found, _EXIT_BAR, at_least=True))
+            for loop, values in by_exit.items():
+                quantity = label.format(loop=loop, precision=precision)
+                bars.append(judged(quantity, values, _EXIT_BAR, at_least=True))
         prompts = ratio(times[f"{precision} prefill"], times[f"{precision} full forward"])
         bars.append(judged(f"prefill over one forward, {precision}", prompts, _PREFILL_BAR, at_least=False))
     return bars
@@ -259,12 +260,14 @@ def summary(times: Times, exits: Sequence[int], context: int) -> dict[str, Any]:
         if precision not in STEPPED:
             continue
         prefill = times[f"{precision} prefill"]
-        by_token = [value * context / whole for value, whole in zip(graph, prefill, strict=False)]
+        by_token = [value * context / full_us for value, full_us in zip(graph, prefill, strict=False)]
         result[precision] |= {
             "torch_over_steps": spread(ratio(times[_TORCH], times[f"{precision} steps, exit {exits[-1]}"])),
-            "all_loops_over_exit": {str(e): spread(found) for e, found in speedups(times, precision, exits).items()},
+            "all_loops_over_exit": {
+                str(e): spread(results) for e, results in speedups(times, precision, exits).items()
+            },
             "exits_share_of_loop_ratio": {
-                str(e): spread(found) for e, found in shares(times, precision, exits).items()
+                str(e): spread(results) for e, results in shares(times, precision, exits).items()
             },
             "prefill_over_full_forward": spread(ratio(prefill, times[f"{precision} full forward"])),
             "token_by_token_over_prefill": spread(by_token),
@@ -282,19 +285,19 @@ def rates(times: Times, read: Mapping[str, int], bandwidths: Sequence[float]) ->
     ways = {_TORCH: "fp32", **{f"{precision} decode graph": precision for precision in PRECISIONS}}
     reached = {way: [read[name] / ms * 1000 for ms in times[way]] for way, name in ways.items()}
     # What was measured as the memory's rate is not always the most: a way may have been faster at its moment.
-    most = [max(found) for found in zip(bandwidths, *reached.values(), strict=True)]
+    limits = [max(values) for values in zip(bandwidths, *reached.values(), strict=True)]
     return {
         "weight_bytes_per_token": dict(read),
         "memory_gb_per_s": statistics.median(bandwidths) / 1e9,
-        "gb_per_s": {way: statistics.median(found) / 1e9 for way, found in reached.items()},
+        "gb_per_s": {way: statistics.median(values) / 1e9 for way, values in reached.items()},
         "torch_over_reading_weights": {
-            name: spread([ms / 1000 * rate / size for ms, rate in zip(times[_TORCH], most, strict=True)])
+            name: spread([ms / 1000 * rate / size for ms, rate in zip(times[_TORCH], limits, strict=True)])
             for name, size in read.items()
         },
     }
 
 
-def measure(bench: Bench, asked: argparse.Namespace, limit: Limit) -> tuple[Times, Times, list[float]]:
+def measure(bench: Bench, arguments: argparse.Namespace, limit: Limit) -> tuple[Times, Times, list[float]]:
     """Of every round the times of tokens, with the rate of memory, and those of prompts; a first one warms up.
 
     Some machines' memory is twice as fast at one moment as at the next.
@@ -302,18 +305,20 @@ def measure(bench: Bench, asked: argparse.Namespace, limit: Limit) -> tuple[Time
     tokens: Times = {}
     prompts: Times = {}
     bandwidths: list[float] = []
-    command = [sys.executable, "-m", "benchmarks._torch_rates", str(asked.threads), "64", "64"]
+    command = [sys.executable, "-m", "benchmarks._torch_rates", str(arguments.threads), "64", "64"]
     with ExitStack() as stack:
-        memory = Way("memory", command, environment(asked.threads, torch_alone=True), stack)
+        memory = Way("memory", command, environment(arguments.threads, torch_alone=True), stack)
         for part, kept in ((bench.prompts, prompts), (bench.round, tokens)):
             part(1)
-            for number in limit.rounds(asked.rounds):
+            for number in limit.rounds(arguments.rounds):
                 if kept is tokens:
                     bandwidths.append(memory.ask("rates")["bandwidth"])
-                found = part(number)
-                for name, value in found.items():
+                values = part(number)
+                for name, value in values.items():
                     kept.setdefault(name, []).append(value)
-                print(f"round {number + 1}: " + ", ".join(f"{name} {ms:.1f}" for name, ms in found.items()), flush=True)
+                print(
+                    f"round {number + 1}: " + ", ".join(f"{name} {ms:.1f}" for name, ms in values.items()), flush=True
+                )
     return tokens, prompts, bandwidths
 
 
@@ -331,44 +336,44 @@ def options() -> argparse.Namespace:
     parser.add_argument("--graphs", type=Path, help="keep the exported graphs here, or use those that are there")
     parser.add_argument("--export-only", action="store_true", help="write the graphs to --graphs, and end")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    asked = parser.parse_args()
-    if asked.export_only and asked.graphs is None:
+    arguments = parser.parse_args()
+    if arguments.export_only and arguments.graphs is None:
         parser.error("--export-only: name the folder: --graphs DIR")
-    return asked
+    return arguments
 
 
 def main() -> int:
     """Command line; 3 where a bar was not judged."""
-    asked = options()
-    recipe = load_recipe(asked.recipe)
+    arguments = options()
+    recipe = load_recipe(arguments.recipe)
     if not isinstance(recipe, LanguageRecipe):
-        raise SystemExit(f"{asked.recipe} is no language model")
-    if asked.context + asked.tokens * (asked.rounds + 1) > recipe.model.max_positions:
+        raise SystemExit(f"{arguments.recipe} is no language model")
+    if arguments.context + arguments.tokens * (arguments.rounds + 1) > recipe.model.max_positions:
         raise SystemExit(f"context and new tokens are more than the model's {recipe.model.max_positions} positions")
-    watch, limit = Watch(), Limit(asked.minutes, parts=2)
+    watch, limit = Watch(), Limit(arguments.minutes, parts=2)
     limit.tell(9)
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
-        bench = Bench(recipe, asked, asked.graphs or Path(temporary), stack)
+        bench = Bench(recipe, arguments, arguments.graphs or Path(temporary), stack)
         print(f"graphs after {bench.export():.0f} s", flush=True)
-        if asked.export_only:
+        if arguments.export_only:
             return 0
         tuned = bench.open()
         print(f"torch: {tuned['chosen']}", flush=True)
-        tokens, prompts, bandwidths = measure(bench, asked, limit)
+        tokens, prompts, bandwidths = measure(bench, arguments, limit)
         times = tokens | prompts
-        result = summary(times, bench.exits, asked.context)
+        result = summary(times, bench.exits, arguments.context)
         result["bandwidth"] = rates(times, bench.weight_bytes(), bandwidths)
         result["max_abs_difference"] = bench.differences()
-        conditions = watch.conditions(asked.threads)
+        conditions = watch.conditions(arguments.threads)
     print(json.dumps({name: result[name] for name in ("bandwidth", "max_abs_difference")}, indent=2), flush=True)
-    report = {key: getattr(asked, key) for key in ("recipe", "context", "rounds", "tokens", "threads")}
+    report = {key: getattr(arguments, key) for key in ("recipe", "context", "rounds", "tokens", "threads")}
     host = {"cpu": cpu_name(), "python": platform.python_version(), "measured": now()}
     report |= {"host": host, "versions": library_versions(), "torch": tuned, "conditions": conditions, **result}
     report["bars"] = unless(conditions["disturbed"], bars_of(times, bench.exits))
-    if asked.json is not None:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return told(report["bars"])
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report_bars(report["bars"])
 
 
 if __name__ == "__main__":

@@ -79,16 +79,16 @@ def measure(model: CRT, context: int, rounds: int, tokens: int) -> dict[str, Any
     extra = torch.randint(0, words, (tokens * (rounds + 1),), generator=generator).split(tokens)
     # The uncached text starts anew at ``context`` in each round, while the cached ones grow: if anything, that favours
     # the uncached one. Repeating it is slow, so fewer tokens do.
-    few = max(1, tokens // 4)
+    minimum = max(1, tokens // 4)
     cached = {f"cached, exit {loop}": Cached(model, ids, loop) for loop in model.exits}
-    found: dict[str, list[float]] = {"uncached": [], **{name: [] for name in cached}}
+    results: dict[str, list[float]] = {"uncached": [], **{name: [] for name in cached}}
     for number, fresh in enumerate(extra):
-        measured = {"uncached": median_ms(Uncached(model, ids, last), fresh[:few])}
+        measured = {"uncached": median_ms(Uncached(model, ids, last), fresh[:minimum])}
         measured |= {name: median_ms(step, fresh) for name, step in cached.items()}
         if number == 0:
             continue
         for name, value in measured.items():
-            found[name].append(value)
+            results[name].append(value)
         print(f"round {number}: " + ", ".join(f"{name} {value:.1f} ms" for name, value in measured.items()))
     # The cached variants have read the whole text by now; their last answers must be the uncached model's.
     states = model(torch.cat((ids, torch.cat(extra).view(1, -1)), dim=1))
@@ -96,12 +96,12 @@ def measure(model: CRT, context: int, rounds: int, tokens: int) -> dict[str, Any
         str(loop): float((model.head_of(loop)(states[loop][:, -1]) - cached[f"cached, exit {loop}"].logits).abs().max())
         for loop in model.exits
     }
-    full = found[f"cached, exit {last}"]
+    full = results[f"cached, exit {last}"]
     return {
-        "ms_per_token": {name: spread(values) for name, values in found.items()},
-        "uncached_over_cached": spread([a / b for a, b in zip(found["uncached"], full, strict=True)]),
+        "ms_per_token": {name: spread(values) for name, values in results.items()},
+        "uncached_over_cached": spread([a / b for a, b in zip(results["uncached"], full, strict=True)]),
         "last_exit_over_exit": {
-            str(loop): spread([a / b for a, b in zip(full, found[f"cached, exit {loop}"], strict=True)])
+            str(loop): spread([a / b for a, b in zip(full, results[f"cached, exit {loop}"], strict=True)])
             for loop in model.exits[:-1]
         },
         "max_abs_difference": differences,

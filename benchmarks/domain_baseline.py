@@ -1,4 +1,4 @@
-"""Score a linear bigram classifier on the three domains of study table12: can its rows be told apart?
+"""Score a linear bigram classifier on the three domains of study table12: can its rows be distinguished?
 
 TF-IDF of words and word pairs that occur at least twice in the training set, then logistic regression. Where it stays
 far below the published accuracy, the rows cannot be separated as the paper's could. Each text is cut to its first 128
@@ -46,9 +46,9 @@ def replace_sources(data: DataConfig, label: str, changes: list[dict[str, Any]])
     """Return ``data`` with other sources for one label; each change updates the keys of that label's first source."""
     content = data.model_dump(mode="json")
     sources = content["parts"]["train"]
-    own = next(source for source in sources if source["label_value"] == label)
+    labelled = next(source for source in sources if source["label_value"] == label)
     kept = [source for source in sources if source["label_value"] != label]
-    content["parts"]["train"] = [*kept, *({**own, **change} for change in changes)]
+    content["parts"]["train"] = [*kept, *({**labelled, **change} for change in changes)]
     return DataConfig.model_validate(content, strict=False)
 
 

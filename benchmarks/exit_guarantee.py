@@ -65,20 +65,20 @@ def some(answers: Answers, rows: NDArray[np.integer]) -> Answers:
     return answers[0], answers[1][:, rows], answers[2][:, rows]
 
 
-def try_promise(answers: Answers, asked: tuple[float, float], draws: int, *, again: bool) -> dict[str, Any]:
+def try_promise(answers: Answers, limits: tuple[float, float], draws: int, *, resampled: bool) -> dict[str, Any]:
     """Promise from half of the rows, and judge: by the other half, or with ``again`` (replacement) by all."""
     drawn, count = np.random.default_rng(16), answers[1].shape[1]
     losses, loops, promised = [], [], 0
     for _ in range(draws):
         order = drawn.permutation(count)
-        chosen = drawn.integers(count, size=count // 2) if again else order[: count // 2]
-        found = choose_thresholds(*some(answers, chosen), *asked)
-        thresholds = found.thresholds if found is not None else {}
+        chosen = drawn.integers(count, size=count // 2) if resampled else order[: count // 2]
+        results = choose_thresholds(*some(answers, chosen), *limits)
+        thresholds = results.thresholds if results is not None else {}
         promised += bool(thresholds)
-        loss, mean_loops = lost_by(answers if again else some(answers, order[count // 2 :]), thresholds)
+        loss, mean_loops = lost_by(answers if resampled else some(answers, order[count // 2 :]), thresholds)
         losses.append(loss)
         loops.append(mean_loops)
-    kept = int(np.sum(np.array(losses) <= asked[0] + 1e-12))
+    kept = int(np.sum(np.array(losses) <= limits[0] + 1e-12))
     return {
         "draws": draws,
         "promised": promised,
@@ -91,11 +91,11 @@ def try_promise(answers: Answers, asked: tuple[float, float], draws: int, *, aga
 
 def curve(answers: Answers) -> list[dict[str, float]]:
     """Every threshold that is tried, at all exits, on all rows."""
-    found = []
+    results = []
     for threshold in THRESHOLDS:
         loss, loops = lost_by(answers, dict.fromkeys(answers[0][:-1], threshold))
-        found.append({"threshold": threshold, "loss": loss, "mean_loops": loops})
-    return found
+        results.append({"threshold": threshold, "loss": loss, "mean_loops": loops})
+    return results
 
 
 def tell(rows: Sequence[dict[str, Any]]) -> None:
@@ -122,7 +122,9 @@ def main() -> int:
     exits, _, right = answers
     rows = []
     for max_drop, risk in PROMISES:
-        half, source = (try_promise(answers, (max_drop, risk), arguments.draws, again=again) for again in (False, True))
+        half, source = (
+            try_promise(answers, (max_drop, risk), arguments.draws, resampled=resampled) for resampled in (False, True)
+        )
         rows.append({"max_drop": max_drop, "risk": risk, "other_half": half, "whole_source": source})
     tell(rows)
     accuracy = {str(loop): float(row.mean()) for loop, row in zip(exits, right, strict=True)}

@@ -35,7 +35,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.judging import MET, Bar, Limit, Watch, judged, told, unless
+from benchmarks.judging import MET, Bar, Limit, Watch, judged, report_bars, unless
 from benchmarks.openvino_speed import opened
 from benchmarks.ways import Way, environment
 from edgeformer.artifacts.errors import EdgeformerError
@@ -71,12 +71,12 @@ class Needed(NamedTuple):
 def seconds_of(call: Callable[[], object], calls: int = 3) -> float:
     """The fastest of a few calls after one that warms up."""
     call()
-    found = []
+    samples = []
     for _ in range(calls):
         began = time.perf_counter()
         call()
-        found.append(time.perf_counter() - began)
-    return min(found)
+        samples.append(time.perf_counter() - began)
+    return min(samples)
 
 
 def product(file: Path, operator: str, types: tuple[int, int], weights: npt.NDArray[Any]) -> Path:
@@ -138,10 +138,10 @@ class Machine:
 
     def rates(self) -> dict[str, float]:
         """Operations per second in each precision, by the faster library; and bytes per second, of a copy or read."""
-        found: dict[str, float] = self._torch.ask("rates")
+        samples: dict[str, float] = self._torch.ask("rates")
         for name, product in self._products:
-            found[name] = max(_OPERATIONS / seconds_of(product, _PROBES), found.get(name, 0.0))
-        return found
+            samples[name] = max(_OPERATIONS / seconds_of(product, _PROBES), samples.get(name, 0.0))
+        return samples
 
 
 def needed_by(bundle: Bundle, shape: tuple[int, int]) -> Needed:
@@ -172,22 +172,22 @@ def rounds_of(
     sessions: Mapping[str, Session], call: Mapping[str, Any], work: Needed, machine: Machine, rounds: Iterable[int]
 ) -> dict[str, list[tuple[float, float]]]:
     """Of every way and round: milliseconds, and their ratio to the floor of the same round."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sessions}
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in sessions}
     for number in rounds:
-        before, took = machine.rates(), dict[str, float]()
+        start, took = machine.rates(), dict[str, float]()
         for name in list(sessions)[:: -1 if number % 2 else 1]:
             took[name] = seconds_of(partial(sessions[name].run, dict(call)))
         # A processor that became faster in between must not put a runtime below its floor.
-        rates = {precision: max(rate, before[precision]) for precision, rate in machine.rates().items()}
+        rates = {precision: max(rate, start[precision]) for precision, rate in machine.rates().items()}
         for name, seconds in took.items():
-            found[name].append((seconds * 1000, seconds / floor_s(work, rates, precision_of(name))))
-    return found
+            samples[name].append((seconds * 1000, seconds / floor_s(work, rates, precision_of(name))))
+    return samples
 
 
-def rows_of(found: Mapping[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:
+def rows_of(samples: Mapping[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:
     """Median milliseconds, and median and quartiles of the multiple of the floor."""
     rows = {}
-    for name, values in found.items():
+    for name, values in samples.items():
         ratios = [ratio for _, ratio in values]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         p50_ms = statistics.median(ms for ms, _ in values)
@@ -202,9 +202,9 @@ def spread_of(row: Mapping[str, float]) -> str:
 
 def best(rows: Mapping[str, Mapping[str, float]], precision: str) -> tuple[str, float] | None:
     """The way that is fastest in a precision, and its multiple of the floor; None: there is no such way."""
-    own = {name: row for name, row in rows.items() if precision_of(name) == precision}
-    name = min(own, key=lambda way: own[way]["p50_ms"], default=None)
-    return (name, own[name]["floors"]) if name is not None else None
+    group = {name: row for name, row in rows.items() if precision_of(name) == precision}
+    name = min(group, key=lambda way: group[way]["p50_ms"], default=None)
+    return (name, group[name]["floors"]) if name is not None else None
 
 
 def bar_of(name: str, shape: str, precision: str, values: list[float], absent: Iterable[str]) -> Bar | None:
@@ -214,14 +214,14 @@ def bar_of(name: str, shape: str, precision: str, values: list[float], absent: I
         values: of that way, multiples of the floor by round; none: there is no way in this precision.
         absent: ways that could not be opened: only where these are none does the quickest miss a bar for good.
     """
-    wanted = _BARS.get((precision, shape))
-    if wanted is None:
+    target = _BARS.get((precision, shape))
+    if target is None:
         return None
-    what = f"{name} {shape} {precision} over its floor"
+    label = f"{name} {shape} {precision} over its floor"
     if not values:
-        return judged(what, values, wanted, at_least=False, missing=[f"the bundle has nothing in {precision}"])
-    bar = judged(what, values, wanted, at_least=False)
-    return bar if bar["verdict"] == MET else judged(what, values, wanted, at_least=False, missing=absent)
+        return judged(label, values, target, at_least=False, missing=[f"the bundle has nothing in {precision}"])
+    bar = judged(label, values, target, at_least=False)
+    return bar if bar["verdict"] == MET else judged(label, values, target, at_least=False, missing=absent)
 
 
 class Asked(NamedTuple):
@@ -232,30 +232,30 @@ class Asked(NamedTuple):
     threads: int
 
 
-def measured(bundle: Bundle, asked: Asked, machine: Machine, limit: Limit) -> tuple[dict[str, Any], list[Bar]]:
-    """Every shape of one bundle, told as it goes; and its bars."""
+def measured(bundle: Bundle, arguments: Asked, machine: Machine, limit: Limit) -> tuple[dict[str, Any], list[Bar]]:
+    """Measure every shape of one bundle with progress messages; return the results and their targets."""
     checked = CheckedArtifact.of(bundle, bundle.artifact("onnx-fp32"))
     report: dict[str, Any] = {}
     bars: list[Bar] = []
     why = missing()
     absent = [] if why is None else [f"OpenVINO is unavailable: {why}"]
     with ExitStack() as stack:
-        sessions = dict(opened(bundle, asked.threads, stack))
-        for shape in asked.shapes:
+        sessions = dict(opened(bundle, arguments.threads, stack))
+        for shape in arguments.shapes:
             batch, seq = map(int, shape.split("x"))
             work = needed_by(bundle, (batch, seq))
             call = checked.calls((batch, seq), 1)[0]
-            found = rounds_of(sessions, call, work, machine, limit.rounds(asked.rounds))
-            rows = rows_of(found)
+            samples = rounds_of(sessions, call, work, machine, limit.rounds(arguments.rounds))
+            rows = rows_of(samples)
             report[shape] = {"operations": work.operations, "weight_bytes": work.weight_bytes, "ways": rows, "best": {}}
             for name, row in rows.items():
                 print(f"{bundle.name} {shape:7} {name:36} {row['p50_ms']:8.2f} ms  {spread_of(row)}", flush=True)
             for precision in _BYTES:
                 floors: list[float] = []
                 if (fastest := best(rows, precision)) is not None:
-                    wanted = _BARS.get((precision, shape))
-                    report[shape]["best"][precision] = {"way": fastest[0], "floors": fastest[1], "bar": wanted}
-                    floors = [ratio for _, ratio in found[fastest[0]]]
+                    target = _BARS.get((precision, shape))
+                    report[shape]["best"][precision] = {"way": fastest[0], "floors": fastest[1], "bar": target}
+                    floors = [ratio for _, ratio in samples[fastest[0]]]
                 bars += filter(None, [bar_of(bundle.name, shape, precision, floors, absent)])
     return report, bars
 
@@ -269,26 +269,26 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="of everything; what would end later is left out")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    shapes, watch = asked.shapes.split(","), Watch()
-    limit = Limit(asked.minutes, len(shapes) * len(asked.bundles))
-    limit.tell(0.5 + len(shapes) * len(asked.bundles) * asked.rounds * 0.07)
-    report: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "rounds": asked.rounds}
+    arguments = parser.parse_args()
+    shapes, watch = arguments.shapes.split(","), Watch()
+    limit = Limit(arguments.minutes, len(shapes) * len(arguments.bundles))
+    limit.tell(0.5 + len(shapes) * len(arguments.bundles) * arguments.rounds * 0.07)
+    report: dict[str, Any] = {"host": cpu_name(), "threads": arguments.threads, "rounds": arguments.rounds}
     report |= {"versions": library_versions(), "bundles": {}}
     bars: list[Bar] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        machine = Machine(Path(folder), asked.threads, stack)
+        machine = Machine(Path(folder), arguments.threads, stack)
         report["rates"] = machine.rates()
-        for path in asked.bundles:
+        for path in arguments.bundles:
             bundle = Bundle.open(path)
-            found, own = measured(bundle, Asked(shapes, asked.rounds, asked.threads), machine, limit)
-            report["bundles"][bundle.name] = found
-            bars += own
-        report["conditions"] = watch.conditions(asked.threads)
+            samples, group = measured(bundle, Asked(shapes, arguments.rounds, arguments.threads), machine, limit)
+            report["bundles"][bundle.name] = samples
+            bars += group
+        report["conditions"] = watch.conditions(arguments.threads)
     report["bars"] = unless(report["conditions"]["disturbed"], bars)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return told(report["bars"])
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report_bars(report["bars"])
 
 
 if __name__ == "__main__":

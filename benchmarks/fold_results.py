@@ -34,16 +34,16 @@ MARKERS = {"FP32": "o", "FP16": "s", "INT8": "^", "FP32 + trim": "P", "INT8 + tr
 def read(sources: list[str]) -> list[dict[str, Any]]:
     """The runs of several files that were tested on all sets."""
     files = [json.loads(Path(source).read_text(encoding="utf-8")) for source in sources]
-    records = [record for known in files if isinstance(known, list) for record in known]
+    records = [record for documents in files if isinstance(documents, list) for record in documents]
     return [record for record in records if all(split in record["tests"] for split in SETS)]
 
 
 def by_model(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Name without its seed → the runs of it."""
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    figures: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
-        found[re.sub(r"-seed\d+$", "", record["run"])].append(record)
-    return found
+        figures[re.sub(r"-seed\d+$", "", record["run"])].append(record)
+    return figures
 
 
 def accuracies(runs: list[dict[str, Any]], artifact: str, split: str) -> list[float]:
@@ -63,11 +63,11 @@ def spread(values: list[float]) -> str:
 
 def size(runs: list[dict[str, Any]], artifact: str) -> int | None:
     """Bytes of an artifact of a model; those of several seeds differ in nothing but numbers."""
-    known = [one for run in runs for one in run.get("artifacts", [])]
+    documents = [item for run in runs for item in run.get("artifacts", [])]
     if (twin := EXPORTED_AS.get(runs[0]["run"])) is not None:
-        known = json.loads((RESULTS / twin).read_text(encoding="utf-8"))["artifacts"]
-    found = [one["size_bytes"] for one in known if one["id"] == artifact]
-    return max(found, default=None)
+        documents = json.loads((RESULTS / twin).read_text(encoding="utf-8"))["artifacts"]
+    figures = [item["size_bytes"] for item in documents if item["id"] == artifact]
+    return max(figures, default=None)
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -92,7 +92,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
 def lines(records: list[dict[str, Any]]) -> dict[str, list[tuple[float, float, str]]]:
     """Model → artifacts: size in MB, accuracy on sst-test (mean over seeds), precision. Only what was exported."""
-    found = {}
+    figures = {}
     for name, runs in by_model(records).items():
         points = []
         for precision, artifact in SIZES.items():
@@ -102,32 +102,32 @@ def lines(records: list[dict[str, Any]]) -> dict[str, list[tuple[float, float, s
             if bytes_ is not None and values:
                 points.append((bytes_ / 1e6, mean(values), precision))
         if points:
-            found[name] = points
-    return found
+            figures[name] = points
+    return figures
 
 
 def trimmed_lines(sources: list[str]) -> dict[str, list[tuple[float, float, str]]]:
     """As :func:`lines`, from files of four_bits.py: a model with a smaller vocabulary, down to four bits."""
-    found = {}
+    figures = {}
     for source in sources:
-        known = json.loads(Path(source).read_text(encoding="utf-8"))
-        if isinstance(known, dict):
-            name = re.sub(r"-seed\d+$", "", known["run"]) + f", {known['tokens']:,} tokens"
-            found[name] = [
+        documents = json.loads(Path(source).read_text(encoding="utf-8"))
+        if isinstance(documents, dict):
+            name = re.sub(r"-seed\d+$", "", documents["run"]) + f", {documents['tokens']:,} tokens"
+            figures[name] = [
                 (row["bytes"] / 1e6, row["accuracy"], TRIMMED_AS[row["artifact"]])
-                for row in known["rows"]
+                for row in documents["rows"]
                 if row["split"] == "sst-test"
             ]
-    return found
+    return figures
 
 
-def figure(found: dict[str, list[tuple[float, float, str]]], path: Path) -> None:
+def figure(figures: dict[str, list[tuple[float, float, str]]], path: Path) -> None:
     """Accuracy on sst-test against the size of every artifact; a line joins what is one model in several precisions."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    shown, axes = plt.subplots(figsize=(9, 5), layout="constrained")
-    for number, (name, points) in enumerate(found.items()):
+    displayed, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    for number, (name, points) in enumerate(figures.items()):
         axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=f"C{number}", alpha=0.6, label=name)
         for x, y, precision in points:
             axes.plot(x, y, MARKERS[precision], color=f"C{number}")
@@ -137,12 +137,12 @@ def figure(found: dict[str, list[tuple[float, float, str]]], path: Path) -> None
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("size of the artifact, MB (logarithmic)")
     axes.set_ylabel("accuracy on sst-test (FP32: mean over seeds, else one seed)\n(axis does not start at 0)")
-    shown.legend(loc="outside right upper", fontsize=8)
+    displayed.legend(loc="outside right upper", fontsize=8)
     handles = [axes.plot([], [], marker, color="grey", label=name)[0] for name, marker in MARKERS.items()]
-    shown.legend(handles=handles, loc="outside right lower", fontsize=8)
+    displayed.legend(handles=handles, loc="outside right lower", fontsize=8)
     axes.grid(alpha=0.3)
-    shown.savefig(path, dpi=120)
-    plt.close(shown)
+    displayed.savefig(path, dpi=120)
+    plt.close(displayed)
 
 
 def main() -> None:

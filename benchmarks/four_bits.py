@@ -32,13 +32,19 @@ from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.scoring import score_batches
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(results: list[dict[str, Any]]) -> str:
     """A line per vocabulary, precision and block; accuracy on every set."""
     lines: dict[tuple[str, ...], dict[str, Any]] = {}
-    for one in found:
-        for row in one["rows"]:
-            block = str(one["block"]) if row["artifact"] == "int4" else "–"
-            key = (one["run"], f"{one['tokens']:,}", row["artifact"].upper(), block, f"{row['bytes'] / 1e6:.2f}")
+    for case_figures in results:
+        for row in case_figures["rows"]:
+            block = str(case_figures["block"]) if row["artifact"] == "int4" else "–"
+            key = (
+                case_figures["run"],
+                f"{case_figures['tokens']:,}",
+                row["artifact"].upper(),
+                block,
+                f"{row['bytes'] / 1e6:.2f}",
+            )
             lines.setdefault(key, {})[row["split"]] = f"{row['accuracy']:.4f}"
     sets = list(dict.fromkeys(split for scores in lines.values() for split in scores))
     header = ["run", "tokens", "weights and tables", "block", "MB", *sets]
@@ -55,26 +61,31 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=0, help="as export's --vocab-keep")
     parser.add_argument("--max", type=int, help="as export's --vocab-max")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    if asked.table:
-        print(table([json.loads(path.read_text(encoding="utf-8")) for path in asked.table]))
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table([json.loads(path.read_text(encoding="utf-8")) for path in arguments.table]))
         return
-    if asked.run is None:
+    if arguments.run is None:
         parser.error("name a run's folder, or --table with files")
-    run = Run.open(asked.run)
-    tokenizer = Tokenizer.from_file(str(asked.run / "model" / "tokenizer.json"))
-    small = trim_subject(open_exportable(run), run.manifest, tokenizer, Keeping(asked.keep, asked.max))
+    run = Run.open(arguments.run)
+    tokenizer = Tokenizer.from_file(str(arguments.run / "model" / "tokenizer.json"))
+    small = trim_subject(open_exportable(run), run.manifest, tokenizer, Keeping(arguments.keep, arguments.max))
     subject, task = small.subject, small.subject.task
     graphs = subject.adapter.trace(subject.model, tuple(subject.inputs), steps=False)
     graph = extract_outputs(graphs.exits, {exit_logits(subject.last): "logits"})
-    found: dict[str, Any] = {"run": run.folder.name, "block": asked.block, "keep": asked.keep, "max": asked.max}
-    found |= {"tokens": len(small.trimmed.kept), "rows": []}
+    results: dict[str, Any] = {
+        "run": run.folder.name,
+        "block": arguments.block,
+        "keep": arguments.keep,
+        "max": arguments.max,
+    }
+    results |= {"tokens": len(small.trimmed.kept), "rows": []}
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: Path(folder, f"{name}.onnx") for name in ("fp32", "int8", "int4")}
         onnx_ir.save(graph, paths["fp32"])
         bytes_graphs = quantized_graphs(graphs, Path(folder))
         onnx_ir.save(extract_outputs(bytes_graphs.exits, {exit_logits(subject.last): "logits"}), paths["int8"])
-        onnx_ir.save(int4.quantize(graph, asked.block), paths["int4"])
+        onnx_ir.save(int4.quantize(graph, arguments.block), paths["int4"])
         for split in run.manifest.tests:
             rows: Any = task.read_set(
                 run.recipe.data, small.reader, split, Origin(None, run.manifest.data.fingerprints)
@@ -86,10 +97,10 @@ def main() -> None:
                     score_batches(session.run, arrays, meter, warm_up=False, advance=lambda rows: None)
                 score: Any = meter.score()
                 row = {"artifact": name, "bytes": path.stat().st_size, "split": split, "accuracy": score.accuracy}
-                found["rows"].append(row)
+                results["rows"].append(row)
                 print(f"{name}  {row['bytes']:,} bytes  {split}  accuracy {score.accuracy:.4f}")
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Sentences of other reviews, one per line, as further text that a fold learns from its teacher on.
 
-Nobody's labels are needed: the teacher answers the file, and its answers are the labels.
+No labels are needed: the teacher answers the file, and its answers are the labels.
 
     python benchmarks/further_text.py --data DIR --out sentences.txt
     edgeformer predict minilm_sst2-001 --file sentences.txt --output further.csv
@@ -41,17 +41,17 @@ def sentences(file: Path) -> Iterator[str]:
 
 def drawn(data: Path, seed: int = 0) -> list[str]:
     """The sentences, in a random order."""
-    draw, seen, found = random.Random(seed), set[str](), list[str]()
+    draw, visited, results = random.Random(seed), set[str](), list[str]()
     for name, count in SOURCES.items():
-        own = []
+        kept_rows = []
         for sentence in sentences(data / name):
-            if sentence not in seen:
-                seen.add(sentence)
-                own.append(sentence)
-        draw.shuffle(own)
-        found += own[:count]
-    draw.shuffle(found)
-    return found
+            if sentence not in visited:
+                visited.add(sentence)
+                kept_rows.append(sentence)
+        draw.shuffle(kept_rows)
+        results += kept_rows[:count]
+    draw.shuffle(results)
+    return results
 
 
 def main() -> None:
@@ -59,10 +59,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
-    found = drawn(asked.data)
-    asked.out.write_text("\n".join(found) + "\n", encoding="utf-8")
-    print(f"{len(found):,} sentences in {asked.out}")
+    arguments = parser.parse_args()
+    results = drawn(arguments.data)
+    arguments.out.write_text("\n".join(results) + "\n", encoding="utf-8")
+    print(f"{len(results):,} sentences in {arguments.out}")
 
 
 if __name__ == "__main__":

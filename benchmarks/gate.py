@@ -88,7 +88,7 @@ def pair_of(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> Pair:
 
 
 def measured(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> dict[str, Any]:
-    """One run. What ends without checks is a run all the same, with its ``error``."""
+    """One run. A run that ends without checks counts, with its ``error``."""
     entry, began = bundle.artifact(settings["artifact"]), time.perf_counter()
     load = conditions.describe(settings["threads"], None).get("load_average_1min")
     record: dict[str, Any] = {"case": case.name, "created": now(), "load_average_1min": load}
@@ -128,24 +128,29 @@ def judged(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Every bar, with its figure. ``met``: None as long as runs are missing."""
     same, large, small = ([run for run in runs if run["case"] == case.name] for case in cases)
     alarms = sum(fault(run) is not None for run in same)
-    found = sum((latency := latency_of(run)) is not None and latency.status == "fail" for run in large)
-    said = [result(run) for run in small]
-    faster = sum(one.endswith("faster") for one in said)
-    seen = sum(one.startswith("undecided") or one.endswith("slower") for one in said)
+    results = sum((latency := latency_of(run)) is not None and latency.status == "fail" for run in large)
+    outcomes = [result(run) for run in small]
+    faster = sum(outcome.endswith("faster") for outcome in outcomes)
+    detected = sum(outcome.startswith("undecided") or outcome.endswith("slower") for outcome in outcomes)
     median_s = statistics.median(run["seconds"] for run in same) if same else 0.0
-    complete = [case.runs <= len(own) and bool(own) for case, own in zip(cases, (same, large, small), strict=True)]
+    complete = [
+        case.runs <= len(case_runs) and bool(case_runs)
+        for case, case_runs in zip(cases, (same, large, small), strict=True)
+    ]
     bars = (
         (f"alarms and errors of the same file, at most {MOST_ALARMS:.0%}", alarms, len(same),
          alarms <= MOST_ALARMS * len(same), complete[0]),
-        (f"10 % found, at least {LEAST_FOUND:.0%}", found, len(large), found >= LEAST_FOUND * len(large), complete[1]),
-        ("3 % undecided or found", seen, len(small), seen == len(small), complete[2]),
+        (f"10 % found, at least {LEAST_FOUND:.0%}", results, len(large),
+         results >= LEAST_FOUND * len(large), complete[1]),
+        ("3 % undecided or found", detected, len(small), detected == len(small), complete[2]),
         ("3 % called faster, never", faster, len(small), faster == 0, complete[2]),
         # A planted slowdown costs ten calls where the model itself costs one, so its runs say nothing of the time.
         (f"median seconds of the same file, below {MOST_MEDIAN_S:.0f}", median_s, None, median_s < MOST_MEDIAN_S,
          complete[0]),
     )  # fmt: skip
     return [
-        {"bar": bar, "value": value, "of": of, "met": holds if there else None} for bar, value, of, holds, there in bars
+        {"bar": bar, "value": value, "of": of, "met": holds if present else None}
+        for bar, value, of, holds, present in bars
     ]
 
 
@@ -162,34 +167,34 @@ def upper_bound(hits: int, runs: int) -> float:
 def next_case(runs: Sequence[Run], cases: Sequence[Case]) -> Case | None:
     """The one of which the smallest share is done; None: all are."""
     done = Counter(run["case"] for run in runs)
-    left = [case for case in cases if done[case.name] < case.runs]
-    return min(left, key=lambda case: done[case.name] / case.runs, default=None)
+    open_cases = [case for case in cases if done[case.name] < case.runs]
+    return min(open_cases, key=lambda case: done[case.name] / case.runs, default=None)
 
 
 def seconds_of(case: Case, runs: Sequence[Run], rounds_s: Mapping[str, float]) -> float:
     """That a run of a case is expected to take; ``rounds_s``: case → seconds of one round, where too few runs tell."""
-    own = [run["seconds"] for run in runs if run["case"] == case.name]
-    return statistics.mean(own) if len(own) >= _ENOUGH else case.rounds * rounds_s[case.name]
+    case_runs = [run["seconds"] for run in runs if run["case"] == case.name]
+    return statistics.mean(case_runs) if len(case_runs) >= _ENOUGH else case.rounds * rounds_s[case.name]
 
 
 def minutes_left(runs: Sequence[Run], cases: Sequence[Case], rounds_s: Mapping[str, float]) -> float:
     """Of all runs that are missing."""
     done = Counter(run["case"] for run in runs)
-    left = {case: case.runs - done[case.name] for case in cases if case.runs > done[case.name]}
-    return sum(count * seconds_of(case, runs, rounds_s) for case, count in left.items()) / 60
+    open_cases = {case: case.runs - done[case.name] for case in cases if case.runs > done[case.name]}
+    return sum(count * seconds_of(case, runs, rounds_s) for case, count in open_cases.items()) / 60
 
 
 def one_round_s(
     bundle: Bundle, settings: Mapping[str, Any], cases: Sequence[Case], runs: Sequence[Run]
 ) -> dict[str, float]:
     """Seconds of one round, which is thrown away, of each case that has runs to come and too few to go by."""
-    done, found = Counter(run["case"] for run in runs), {}
+    done, results = Counter(run["case"] for run in runs), {}
     for case in cases:
         if done[case.name] < min(_ENOUGH, case.runs):  # else its own runs tell, or there are none to come
             began = time.perf_counter()
             compare_pair(pair_of(bundle, settings, case), PairRules(longest_s=0.001))
-            found[case.name] = min(time.perf_counter() - began, settings["longest_s"] / case.rounds)
-    return found
+            results[case.name] = min(time.perf_counter() - began, settings["longest_s"] / case.rounds)
+    return results
 
 
 def settings_of(bundle: Bundle, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -220,25 +225,26 @@ def resumed(path: Path, settings: Mapping[str, Any]) -> list[Run]:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(settings) + "\n")
         return []
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    text = path.read_text(encoding="utf-8").rpartition("\n")[0]
     try:
-        told, *runs = map(json.loads, whole.splitlines())
+        session, *runs = map(json.loads, text.splitlines())
     except ValueError:
-        raise ValueError(f"{path}: is no file of this script; name another one") from None
-    if other := [name for name in settings if told.get(name) != settings[name]]:
+        raise ValueError(f"{path}: is no file of this script; name a different one") from None
+    if other := [name for name in settings if session.get(name) != settings[name]]:
         raise ValueError(f"{path}: its runs are of another {', '.join(other)}; name another file")
-    write_text(path, whole + "\n")
+    write_text(path, text + "\n")
     return runs
 
 
 def report(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Print every case and every bar; the bars."""
     for case in cases:
-        own = [run for run in runs if run["case"] == case.name]
-        if not own:
+        case_runs = [run for run in runs if run["case"] == case.name]
+        if not case_runs:
             continue
-        seconds = statistics.median(run["seconds"] for run in own)
-        print(f"{case.name}: {len(own)} of {case.runs} runs, median {seconds:.0f} s: {dict(Counter(map(result, own)))}")
+        seconds = statistics.median(run["seconds"] for run in case_runs)
+        verdicts = dict(Counter(map(result, case_runs)))
+        print(f"{case.name}: {len(case_runs)} of {case.runs} runs, median {seconds:.0f} s: {verdicts}")
     same = [run for run in runs if run["case"] == cases[0].name]
     if same:
         faults = Counter(filter(None, map(fault, same)))
@@ -252,7 +258,7 @@ def report(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
     return bars
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", help="a run or a bundle")
     parser.add_argument("--runs", type=Path, required=True, metavar="FILE.jsonl", help="a line per run; goes on there")
@@ -264,7 +270,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--planted", type=int, default=50, help="runs of each planted slowdown")
     parser.add_argument("--longest", type=float, default=GateOptions().longest_s, help="seconds of a run")
     parser.add_argument("--json", type=Path, help="write the settings, all runs and the bars")
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(words)
     began, bundle = time.perf_counter(), locate(arguments.bundle, Path("artifacts")).open_bundle()
     settings, cases = settings_of(bundle, arguments), cases_of(arguments.same, arguments.planted)
     try:
@@ -272,8 +278,8 @@ def main(given: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     rounds_s = one_round_s(bundle, settings, cases, runs)
-    left = minutes_left(runs, cases, rounds_s)
-    print(f"{len(runs)} runs are there; about {left:.0f} minutes are left", flush=True)
+    open_cases = minutes_left(runs, cases, rounds_s)
+    print(f"{len(runs)} runs are there; about {open_cases:.0f} minutes are left", flush=True)
     while (case := next_case(runs, cases)) is not None:
         if time.perf_counter() - began + seconds_of(case, runs, rounds_s) > arguments.minutes * 60:
             print("the minutes are used up; call it again to go on")

@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.judging import Limit, Watch, judged, told, unless
+from benchmarks.judging import Limit, Watch, judged, report_bars, unless
 from benchmarks.ways import environment
 from edgeformer.runtimes import library_versions
 from edgeformer.system.host import cpu_name, default_threads
@@ -57,9 +57,9 @@ def edgeformer_windows(model: Path, rows: Path, folder: Path) -> tuple[list[floa
     """Samples per second of each window of one epoch, and the precision that the trainer chose."""
     # What is scored is not timed: few rows do.
     scored = first_rows(rows, _SCORED, folder)
-    parts, few = (f"[{{kind: file, path: {path}, text: sentence, label: label}}]" for path in (rows, scored))
+    parts, minimum = (f"[{{kind: file, path: {path}, text: sentence, label: label}}]" for path in (rows, scored))
     changes = {
-        "data.parts.train": parts, "data.parts.validation": few, "data.parts.sst-test": few,
+        "data.parts.train": parts, "data.parts.validation": minimum, "data.parts.sst-test": minimum,
         "model.source": model, "data.max_length": _LENGTH,
         "training.epochs": 1, "training.log_every": _WINDOW, "training.batch_size": _BATCH,
     }  # fmt: skip
@@ -109,7 +109,7 @@ def trainer_windows(model: Path, rows: Path, *, grouped: bool, bf16: bool) -> li
 
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        told = TrainingArguments(
+        training_arguments = TrainingArguments(
             output_dir=folder, num_train_epochs=1, max_steps=-1 if grouped else _PADDED_STEPS,
             per_device_train_batch_size=_BATCH, learning_rate=6e-5,
             weight_decay=0.01, warmup_steps=0.06, lr_scheduler_type="linear", seed=42, save_strategy="no",
@@ -118,19 +118,21 @@ def trainer_windows(model: Path, rows: Path, *, grouped: bool, bf16: bool) -> li
         )  # fmt: skip
         adapter = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)
         collator = DataCollatorWithPadding(tokenizer) if grouped else None
-        Trainer(adapter, told, train_dataset=Rows(), data_collator=collator, callbacks=[clock]).train()
+        Trainer(adapter, training_arguments, train_dataset=Rows(), data_collator=collator, callbacks=[clock]).train()
     return clock.windows
 
 
-def child(asked: argparse.Namespace) -> None:
-    """The part of a process of its own: one way, told as JSON on the last line."""
-    precision = asked.precision
-    if asked.way == "edgeformer":
+def child(arguments: argparse.Namespace) -> None:
+    """Child process: train one way and print the result as JSON on the last line."""
+    precision = arguments.precision
+    if arguments.way == "edgeformer":
         with tempfile.TemporaryDirectory() as folder:
-            windows, precision = edgeformer_windows(asked.model, asked.data, Path(folder))
+            windows, precision = edgeformer_windows(arguments.model, arguments.data, Path(folder))
     else:
-        grouped = asked.way == "grouped"
-        windows = trainer_windows(asked.model, asked.data, grouped=grouped, bf16=grouped and precision == "bf16")
+        grouped = arguments.way == "grouped"
+        windows = trainer_windows(
+            arguments.model, arguments.data, grouped=grouped, bf16=grouped and precision == "bf16"
+        )
     print(json.dumps({"samples_per_s": samples_per_s(windows), "precision": precision}))
 
 
@@ -143,9 +145,9 @@ def first_rows(data: Path, count: int, folder: Path) -> Path:
     return kept
 
 
-def run_way(way: str, asked: argparse.Namespace, rows: Path, precision: str) -> dict[str, Any]:
+def run_way(way: str, arguments: argparse.Namespace, rows: Path, precision: str) -> dict[str, Any]:
     """One way, in a process with the threads that were asked for."""
-    threads = environment(asked.threads, torch_alone=True)
+    threads = environment(arguments.threads, torch_alone=True)
     command = [
         sys.executable,
         "-m",
@@ -153,7 +155,7 @@ def run_way(way: str, asked: argparse.Namespace, rows: Path, precision: str) -> 
         "--way",
         way,
         "--model",
-        str(asked.model),
+        str(arguments.model),
         "--data",
         str(rows),
     ]
@@ -161,8 +163,8 @@ def run_way(way: str, asked: argparse.Namespace, rows: Path, precision: str) -> 
     done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{way}: {done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def main() -> int:
@@ -179,41 +181,46 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--way", choices=_WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--precision", default="fp32", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.way:
-        child(asked)
+    arguments = parser.parse_args()
+    if arguments.way:
+        child(arguments)
         return 0
     # Two windows, of which the first warms up; and the recipe keeps a tenth of the rows to select by.
-    if asked.rows < 3 * _WINDOW * _BATCH:
+    if arguments.rows < 3 * _WINDOW * _BATCH:
         parser.error(f"--rows: at least {3 * _WINDOW * _BATCH}")
-    watch, limit = Watch(), Limit(asked.minutes)
-    limit.tell(asked.rounds * (1 + asked.rows / 3300))
-    rates, precision = measured(asked, limit)
-    report: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "rows": asked.rows, "precision": precision}
+    watch, limit = Watch(), Limit(arguments.minutes)
+    limit.tell(arguments.rounds * (1 + arguments.rows / 3300))
+    rates, precision = measured(arguments, limit)
+    report: dict[str, Any] = {
+        "host": cpu_name(),
+        "threads": arguments.threads,
+        "rows": arguments.rows,
+        "precision": precision,
+    }
     report |= {"versions": library_versions(), "samples_per_s": rates, "ratios": {}}
-    report["conditions"], bars = watch.conditions(asked.threads), []
+    report["conditions"], bars = watch.conditions(arguments.threads), []
     for way, bar in _BARS.items():
-        ratios = sorted(own / other for own, other in zip(rates["edgeformer"], rates[way], strict=True))
+        ratios = sorted(ours / other for ours, other in zip(rates["edgeformer"], rates[way], strict=True))
         report["ratios"][way] = {"median": statistics.median(ratios), "low": ratios[0], "high": ratios[-1], "bar": bar}
         bars.append(judged(f"edgeformer ({precision}) over Trainer, {way}", ratios, bar, at_least=True))
     report["bars"] = unless(report["conditions"]["disturbed"], bars)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return told(report["bars"])
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report_bars(report["bars"])
 
 
-def measured(asked: argparse.Namespace, limit: Limit) -> tuple[dict[str, list[float]], str]:
+def measured(arguments: argparse.Namespace, limit: Limit) -> tuple[dict[str, list[float]], str]:
     """Samples per second of every way by round, and the precision that edgeformer chose."""
     rates: dict[str, list[float]] = {way: [] for way in _WAYS}
     precision = "fp32"
     with tempfile.TemporaryDirectory() as folder:
-        rows = first_rows(asked.data / "train.tsv", asked.rows, Path(folder))
-        for number in limit.rounds(asked.rounds):
+        rows = first_rows(arguments.data / "train.tsv", arguments.rows, Path(folder))
+        for number in limit.rounds(arguments.rounds):
             for way in _WAYS:
-                found = run_way(way, asked, rows, precision)
-                precision = found["precision"] if way == "edgeformer" else precision
-                rates[way].append(found["samples_per_s"])
-                print(f"round {number + 1}: {way:10} {found['samples_per_s']:7.1f} samples/s", flush=True)
+                results = run_way(way, arguments, rows, precision)
+                precision = results["precision"] if way == "edgeformer" else precision
+                rates[way].append(results["samples_per_s"])
+                print(f"round {number + 1}: {way:10} {results['samples_per_s']:7.1f} samples/s", flush=True)
     return rates, precision
 
 

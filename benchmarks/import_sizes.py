@@ -71,14 +71,14 @@ def measure(folder: Path, artifacts: Path) -> dict[str, Any]:
     export(run, ExportOptions(fp16=True, int8=True, build=("tensorrt",), target="rtx4050", keep_going=True))
     bundle, model = Bundle.open(run / "bundle"), load_model(run)
     layers: Any = model.layers
-    own = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    layer_sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
     parameters = bundle.manifest.parameters
     calls: Any = model.order
     return {
         "parameters": parameters,
         "calls": len(calls),
-        "layers": len(own),
-        "one_layer_per_call": parameters - sum(own) + sum(own[number] for number in calls),
+        "layers": len(layer_sizes),
+        "one_layer_per_call": parameters - sum(layer_sizes) + sum(layer_sizes[number] for number in calls),
         "artifacts": [artifact_row(artifact) for artifact in bundle.artifacts],
     }
 
@@ -88,15 +88,15 @@ def table(result: dict[str, Any]) -> str:
     rows = [
         [
             name,
-            found["id"],
-            f"{found['bytes']:,}" if found["bytes"] else found["status"],
-            f"{found['weight_bytes']:,}" if found["weight_bytes"] else "–",
+            results["id"],
+            f"{results['bytes']:,}" if results["bytes"] else results["status"],
+            f"{results['weight_bytes']:,}" if results["weight_bytes"] else "–",
             f"{model['parameters']:,}",
-            f"{found['stored_parameters']:,}" if found["stored_parameters"] else "–",
+            f"{results['stored_parameters']:,}" if results["stored_parameters"] else "–",
             f"{model['one_layer_per_call']:,}",
         ]
         for name, model in result["models"].items()
-        for found in model["artifacts"]
+        for results in model["artifacts"]
     ]
     columns = ["model", "artifact", "bytes", "of weights", "parameters", "stored", "were every call's its own"]
     return tabulate(rows, columns, tablefmt="github", disable_numparse=True)
@@ -110,15 +110,15 @@ def main() -> None:
     run.add_argument("minilm", type=Path)
     run.add_argument("json", type=Path)
     commands.add_parser("table").add_argument("json", type=Path)
-    asked = parser.parse_args()
-    if asked.command == "run":
+    arguments = parser.parse_args()
+    if arguments.command == "run":
         with tempfile.TemporaryDirectory() as work:
             albert = Path(work, "albert-base")
-            make_albert(albert, asked.minilm / "tokenizer.json")
-            models = {folder.name: measure(folder, Path(work, "artifacts")) for folder in (albert, asked.minilm)}
-        found = {"host": cpu_name(), "when": now(), "versions": library_versions(), "models": models}
-        asked.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print(table(json.loads(asked.json.read_text(encoding="utf-8"))))
+            make_albert(albert, arguments.minilm / "tokenizer.json")
+            models = {folder.name: measure(folder, Path(work, "artifacts")) for folder in (albert, arguments.minilm)}
+        results = {"host": cpu_name(), "when": now(), "versions": library_versions(), "models": models}
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(table(json.loads(arguments.json.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

@@ -148,13 +148,13 @@ def clean(path: Path) -> Path:
 def quality(paths: dict[str, Path], data: Prepared[Encoded], threads: int) -> dict[str, dict[str, float]]:
     """Accuracy and logit errors on the validation split, and sizes."""
     reference = np.empty(0, dtype=np.float32)
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     for name, path in paths.items():
         with OnnxSession(path, threads=threads) as session:
             logits = answer_rows(session.run, data.validation, data.pad, BATCH)["logits"]
         reference = logits if name == "fp32" else reference
         error = np.abs(logits - reference)
-        found[name] = {
+        results[name] = {
             "accuracy": score(logits, data.validation.labels).accuracy,
             "max_abs_error": float(error.max()),
             "mean_abs_error": float(error.mean()),
@@ -162,7 +162,7 @@ def quality(paths: dict[str, Path], data: Prepared[Encoded], threads: int) -> di
             "bytes": path.stat().st_size,
             "of_fp32": path.stat().st_size / paths["fp32"].stat().st_size,
         }
-    return found
+    return results
 
 
 def latency(
@@ -187,7 +187,10 @@ def latency(
                 times[name].append(1000 * seconds)
     for session in sessions.values():
         session.close()
-    return {name: {"ms": statistics.median(own), **_ratios(own, times["fp32"])} for name, own in times.items()}
+    return {
+        name: {"ms": statistics.median(times_ms), **_ratios(times_ms, times["fp32"])}
+        for name, times_ms in times.items()
+    }
 
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:
@@ -197,8 +200,8 @@ def _seconds(call: Callable[[], object], repeats: int) -> float:
     return (time.perf_counter() - started) / repeats
 
 
-def _ratios(own: list[float], base: list[float]) -> dict[str, float]:
-    ratios = sorted(a / b for a, b in zip(own, base, strict=True))
+def _ratios(times_ms: list[float], base: list[float]) -> dict[str, float]:
+    ratios = sorted(a / b for a, b in zip(times_ms, base, strict=True))
     return {"over_fp32": statistics.median(ratios), "low": ratios[0], "high": ratios[-1]}
 
 
@@ -217,11 +220,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, Path(folder, "cache"))
         paths = build(arguments.run, Path(folder), data, recipe.model.max_positions, arguments.calibration)
-        found = quality(paths, data, arguments.threads)
+        results = quality(paths, data, arguments.threads)
         for rows, length in SHAPES:
             for name, values in latency(paths, (rows, length), arguments.rounds, arguments.threads).items():
-                found[name] |= {f"{key} {rows}x{length}": value for key, value in values.items()}
-    for name, values in found.items():
+                results[name] |= {f"{key} {rows}x{length}": value for key, value in values.items()}
+    for name, values in results.items():
         print(name + ": " + ", ".join(f"{key} {value:.6g}" for key, value in values.items()))
     if arguments.json is not None:
         report = {
@@ -236,7 +239,7 @@ def main() -> None:
                 "python": platform.python_version(),
                 "measured": now(),
             },
-            "methods": found,
+            "methods": results,
         }
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

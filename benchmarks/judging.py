@@ -24,7 +24,7 @@ INCOMPLETE = 3
 Bar = dict[str, Any]
 
 
-def judged(what: str, found: Sequence[float], wanted: float, *, at_least: bool, missing: Iterable[str] = ()) -> Bar:
+def judged(label: str, values: Sequence[float], target: float, *, at_least: bool, missing: Iterable[str] = ()) -> Bar:
     """A bar with its verdict, which is of the median.
 
     Args:
@@ -35,14 +35,14 @@ def judged(what: str, found: Sequence[float], wanted: float, *, at_least: bool, 
         missing: reasons why nothing can be said.
     """
     reasons = [*missing]
-    if len(found) < ROUNDS:
-        reasons.append(f"{len(found)} of at least {ROUNDS} rounds were measured")
-    bar: Bar = {"what": what, "sense": "at least" if at_least else "at most", "wanted": wanted}
-    if found:
-        bar |= {"median": statistics.median(found), "low": min(found), "high": max(found)}
+    if len(values) < ROUNDS:
+        reasons.append(f"{len(values)} of at least {ROUNDS} rounds were measured")
+    bar: Bar = {"what": label, "sense": "at least" if at_least else "at most", "wanted": target}
+    if values:
+        bar |= {"median": statistics.median(values), "low": min(values), "high": max(values)}
     if reasons:
         return {**bar, "verdict": NOT_JUDGED, "reason": "; ".join(reasons)}
-    reached = bar["median"] >= wanted if at_least else bar["median"] <= wanted
+    reached = bar["median"] >= target if at_least else bar["median"] <= target
     return {**bar, "verdict": MET if reached else NOT_MET}
 
 
@@ -56,17 +56,17 @@ def unless(disturbed: str | None, bars: Sequence[Bar]) -> list[Bar]:
     ]
 
 
-def told(bars: Sequence[Bar]) -> int:
+def report_bars(bars: Sequence[Bar]) -> int:
     """Print every bar's verdict; the exit code: 3 where one was not judged, 0 otherwise, also where one is not met."""
     for bar in bars:
-        found = f"{bar['median']:.2f} ({bar['low']:.2f} to {bar['high']:.2f})" if "median" in bar else "–"
+        results = f"{bar['median']:.2f} ({bar['low']:.2f} to {bar['high']:.2f})" if "median" in bar else "–"
         why = f": {bar['reason']}" if "reason" in bar else ""
-        print(f"{bar['verdict']:10} {bar['what']}: {found}, bar: {bar['sense']} {bar['wanted']:g}{why}", flush=True)
-    left = [bar for bar in bars if bar["verdict"] == NOT_JUDGED]
-    if not left:
+        print(f"{bar['verdict']:10} {bar['what']}: {results}, bar: {bar['sense']} {bar['wanted']:g}{why}", flush=True)
+    remaining = [bar for bar in bars if bar["verdict"] == NOT_JUDGED]
+    if not remaining:
         return 0
-    reasons = "; ".join(dict.fromkeys(bar["reason"] for bar in left))
-    print(f"{len(left)} of {len(bars)} bars were not judged: {reasons}", file=sys.stderr)
+    reasons = "; ".join(dict.fromkeys(bar["reason"] for bar in remaining))
+    print(f"{len(remaining)} of {len(bars)} bars were not judged: {reasons}", file=sys.stderr)
     return INCOMPLETE
 
 
@@ -89,16 +89,16 @@ class Limit:
         """
         print(f"about {max(1, round(min(minutes, self._minutes)))} minutes on two quiet cores", flush=True)
 
-    def rounds(self, wanted: int) -> Iterable[int]:
+    def rounds(self, count: int) -> Iterable[int]:
         """Numbers of the rounds of the next part, from 0. The first is always done."""
         began = time.monotonic()
         until = began + (self._end - began) / self._parts
         self._parts = max(1, self._parts - 1)
         longest = 0.0
-        for number in range(wanted):
+        for number in range(count):
             start = time.monotonic()
             if number and start + longest > until:
-                print(f"{number} of {wanted} rounds: no time is left for more", flush=True)
+                print(f"{number} of {count} rounds: no time is left for more", flush=True)
                 return
             yield number
             longest = max(longest, time.monotonic() - start)
@@ -119,20 +119,20 @@ class Watch:
         use = used_between(self._before, _reading())
         doubts = use.warnings() or ["other processes computed while this was measured"]
         disturbed = "; ".join(doubts) if use.disturbed(usable_cores(), None) else None
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "foreign_cores": round(use.foreign_cores, 2),
             "stolen_cores": round(use.stolen_cores, 2),
         }
         if threads > usable_cores():
             disturbed = f"{threads} threads, where this process may use {usable_cores()} cores"
-        return {**found, "own_cores": round(use.own_cores, 2), "disturbed": disturbed}
+        return {**results, "own_cores": round(use.own_cores, 2), "disturbed": disturbed}
 
 
 def _reading() -> CpuReading:
     """As of the machine, with this process's own time that of its children, too, whether they live or not."""
-    here = psutil.Process()
+    local = psutil.Process()
     seconds = sum(os.times()[:4])
-    for child in here.children(recursive=True):
+    for child in local.children(recursive=True):
         try:
             seconds += sum(child.cpu_times()[:4])
         except psutil.Error:  # it ended at this moment; whoever waits for it has its time

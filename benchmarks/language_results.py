@@ -67,7 +67,7 @@ def exits_table(records: list[dict[str, Any]]) -> str:
     rows = []
     for record in records:
         for name, score in {"validation": record["validation"], **record["tests"]}.items():
-            exits = {loop: f"{found['perplexity']:.2f}" for loop, found in score["exits"].items()}
+            exits = {loop: f"{results['perplexity']:.2f}" for loop, results in score["exits"].items()}
             early = score["early_exit"]
             rows.append(
                 {

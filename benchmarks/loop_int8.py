@@ -63,8 +63,8 @@ class Rows(CalibrationDataReader):  # type: ignore[misc]
 
     def __init__(self, task: Any, train: Any, pad: int, count: int) -> None:
         sizes = train.sizes(np.arange(len(train)))
-        whole = np.flatnonzero(sizes == sizes.max())
-        rows, chosen = train.loaded(np.random.default_rng(0).permutation(whole)[:count])
+        largest = np.flatnonzero(sizes == sizes.max())
+        rows, chosen = train.loaded(np.random.default_rng(0).permutation(largest)[:count])
         pieces = [chosen[start : start + _BATCH] for start in range(0, len(chosen), _BATCH)]
         batches = [{"input_ids": task.batch(rows, piece, pad)["input_ids"]} for piece in pieces]
         self._batches: Iterator[dict[str, Any]] = iter(batches)
@@ -87,9 +87,9 @@ def merged_over_loops(source: Path, target: Path) -> None:
         if data.op_type == weight.op_type == _DEQUANTIZE and weight.input[0] in stored:
             groups.setdefault(weight.input[0], []).append((data.input[1], data.input[2]))
     for pairs in groups.values():
-        known = [[float(numpy_helper.to_array(stored[name])) for name in pair] for pair in pairs]
-        low = min(-zero * scale for scale, zero in known)
-        high = max((255 - zero) * scale for scale, zero in known)
+        stored_pairs = [[float(numpy_helper.to_array(stored[name])) for name in pair] for pair in pairs]
+        low = min(-zero * scale for scale, zero in stored_pairs)
+        high = max((255 - zero) * scale for scale, zero in stored_pairs)
         scale = (high - low) / 255
         for scale_name, zero_name in pairs:
             values = np.array(scale, np.float32), np.array(np.clip(round(-low / scale), 0, 255), np.uint8)
@@ -116,11 +116,11 @@ class Case:
         prepared = folder / "prepared.onnx"
         write_graph(int8.prepare(traced), prepared)
         for name, method in _METHODS.items():
-            own, shared = (folder / f"{way}_{name}.onnx" for way in ("per_loop", "all_loops"))
+            per_loop, shared = (folder / f"{way}_{name}.onnx" for way in ("per_loop", "all_loops"))
             rows = Rows(subject.task, self.prepared.train, self.prepared.pad, calibration)
-            static(prepared, own, rows, QuantFormat.QDQ, method, **_OPTIONS)
-            merged_over_loops(own, shared)
-            paths |= {f"per loop, {name}": own, f"one for all loops, {name}": shared}
+            static(prepared, per_loop, rows, QuantFormat.QDQ, method, **_OPTIONS)
+            merged_over_loops(per_loop, shared)
+            paths |= {f"per loop, {name}": per_loop, f"one for all loops, {name}": shared}
         for block in _BLOCKS:
             paths[f"INT4, blocks of {block}"] = four_bits = folder / f"int4_{block}.onnx"
             write_graph(int4.quantize(traced, block), four_bits)
@@ -144,8 +144,8 @@ class Case:
                     lambda inputs, name=name: {"logits": session.run({"input_ids": inputs["input_ids"]})[name]},
                     arrays, meter, warm_up=False, advance=lambda rows: None,
                 )  # fmt: skip
-                found: Any = meter.score()
-                perplexity[str(exit_)] = found.perplexity
+                results: Any = meter.score()
+                perplexity[str(exit_)] = results.perplexity
         sharing = audit_sharing(onnx.load(str(path)), subject.parameters)
         return {
             "bytes": path.stat().st_size,
@@ -156,7 +156,7 @@ class Case:
 
 
 def opened(folder: Path, cache: Path) -> Case:
-    """A finished run of a language model, with its text as it was trained on. Raises EdgeformerError, SystemExit."""
+    """A finished run of a language model, with its training text. Raises EdgeformerError, SystemExit."""
     run = Run.open(folder)
     run.require_finished()
     subject = open_exportable(run)
@@ -168,18 +168,18 @@ def opened(folder: Path, cache: Path) -> Case:
     return Case(run, subject, subject.task.prepare(alone, cache, SILENT))
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """A line per way; means over the runs, with the least and the most."""
     lines = []
-    for way in found["runs"][0]["ways"]:
-        rows = [run["ways"][way] for run in found["runs"]]
+    for way in results["runs"][0]["ways"]:
+        rows = [run["ways"][way] for run in results["runs"]]
         last = list(rows[0]["perplexity"])[-1]
         lines.append([
             way, f"{rows[0]['bytes'] / 1e6:.2f}", _spread([row["perplexity"][last] for row in rows], 2),
             *(_spread([row["drift"][loop] for row in rows], 4) for loop in rows[0]["drift"]),
             f"{statistics.median(row['over_fp32'] for row in rows):.2f}",
         ])  # fmt: skip
-    loops = [f"drift {loop}" for loop in found["runs"][0]["ways"]["fp32"]["drift"]]
+    loops = [f"drift {loop}" for loop in results["runs"][0]["ways"]["fp32"]["drift"]]
     header = ["weights", "MB", "perplexity", *loops, "time / FP32"]
     return tabulate(lines, headers=header, tablefmt="github", disable_numparse=True)
 
@@ -199,25 +199,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    if asked.table is not None:
-        print(table(json.loads(asked.table.read_text(encoding="utf-8"))))
+    arguments = parser.parse_args()
+    if arguments.table is not None:
+        print(table(json.loads(arguments.table.read_text(encoding="utf-8"))))
         return
-    if not asked.runs:
+    if not arguments.runs:
         parser.error("name the folders of runs, or --table with a file")
-    found: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "measured": now(), "runs": []}
-    found |= {"onnxruntime": onnxruntime.__version__, "tokens": asked.tokens, "calibration": asked.calibration}
-    for folder in asked.runs:
+    results: dict[str, Any] = {"host": cpu_name(), "threads": arguments.threads, "measured": now(), "runs": []}
+    results |= {
+        "onnxruntime": onnxruntime.__version__,
+        "tokens": arguments.tokens,
+        "calibration": arguments.calibration,
+    }
+    for folder in arguments.runs:
         with tempfile.TemporaryDirectory() as place:
             case = opened(folder, Path(place, "cache"))
-            paths = case.build(Path(place), asked.calibration)
-            ways = {name: case.quality(path, asked.tokens) for name, path in paths.items()}
-            for name, times in latency(paths, (1, 64), asked.rounds, asked.threads, ("input_ids",)).items():
+            paths = case.build(Path(place), arguments.calibration)
+            ways = {name: case.quality(path, arguments.tokens) for name, path in paths.items()}
+            for name, times in latency(paths, (1, 64), arguments.rounds, arguments.threads, ("input_ids",)).items():
                 ways[name] |= times
-            found["runs"].append({"run": folder.name, "seed": case.run.recipe.seed, "ways": ways})
-    print(table(found))
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            results["runs"].append({"run": folder.name, "seed": case.run.recipe.seed, "ways": ways})
+    print(table(results))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

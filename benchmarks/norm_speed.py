@@ -62,9 +62,9 @@ def session_of(norm: str, width: int, folder: Path) -> onnxruntime.InferenceSess
     options.log_severity_level = 3  # that an optimised graph fits this machine alone is meant
     options.optimized_model_filepath = str(folder / f"{norm}.onnx")
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    left = [node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node]
-    if left != [FUSED[norm]]:
-        raise RuntimeError(f"{norm}: the runtime made {left} of it, not one {FUSED[norm]}")
+    operators = [node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node]
+    if operators != [FUSED[norm]]:
+        raise RuntimeError(f"{norm}: the runtime made {operators} of it, not one {FUSED[norm]}")
     return session
 
 
@@ -122,15 +122,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = [compared(by, width, arguments.rounds) for by in BY for width in WIDTHS]
-    for row in found:
+    results = [compared(by, width, arguments.rounds) for by in BY for width in WIDTHS]
+    for row in results:
         saved = row["less_time"]
         span = f"{saved['median']:+.0%} ({saved['low']:+.0%} to {saved['high']:+.0%})"
         print(f"{row['by']}, {row['hidden_size']}: {span} less time")
     if arguments.json is not None:
         host = {"rows": ROWS, "cpu": cpu_name(), "python": platform.python_version()}
         versions = {"onnxruntime": onnxruntime.__version__, "torch": str(torch.__version__)}
-        document = [{**row, **host, **versions} for row in found]
+        document = [{**row, **host, **versions} for row in results]
         arguments.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 

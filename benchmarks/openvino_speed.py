@@ -48,7 +48,7 @@ def opened(bundle: Bundle, threads: int, stack: ExitStack) -> Iterator[tuple[str
 
 def times_ms(sessions: dict[str, Session], call: dict[str, Any], rounds: int) -> dict[str, list[float]]:
     """Of each way the median of a few calls in every round; all ways in each round, every other round backwards."""
-    found: dict[str, list[float]] = {name: [] for name in sessions}
+    results: dict[str, list[float]] = {name: [] for name in sessions}
     for session in sessions.values():
         for _ in range(_WARM_UP):
             session.run(call)
@@ -60,15 +60,15 @@ def times_ms(sessions: dict[str, Session], call: dict[str, Any], rounds: int) ->
                 began = time.perf_counter()
                 session.run(call)
                 calls.append((time.perf_counter() - began) * 1000)
-            found[name].append(statistics.median(calls))
-    return found
+            results[name].append(statistics.median(calls))
+    return results
 
 
-def summary(found: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+def summary(results: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     """Median milliseconds, and the median and quartiles of the ratio to ONNX Runtime's FP32 in the same round."""
     rows = {}
-    for name, values in found.items():
-        ratios = [own / base for own, base in zip(values, found[_BASE], strict=True)]
+    for name, values in results.items():
+        ratios = [value / base for value, base in zip(values, results[_BASE], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         rows[name] = {"p50_ms": statistics.median(values), "ratio": middle, "ratio_low": low, "ratio_high": high}
     return rows
@@ -82,22 +82,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    bundle = Bundle.open(asked.bundle)
+    arguments = parser.parse_args()
+    bundle = Bundle.open(arguments.bundle)
     checked = CheckedArtifact.of(bundle, bundle.artifact("onnx-fp32"))
-    told: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "rounds": asked.rounds, "run": bundle.name}
-    told |= {"versions": library_versions(), "shapes": {}}
+    header: dict[str, Any] = {
+        "host": cpu_name(),
+        "threads": arguments.threads,
+        "rounds": arguments.rounds,
+        "run": bundle.name,
+    }
+    header |= {"versions": library_versions(), "shapes": {}}
     with ExitStack() as stack:
-        sessions = dict(opened(bundle, asked.threads, stack))
-        for shape in asked.shapes.split(","):
+        sessions = dict(opened(bundle, arguments.threads, stack))
+        for shape in arguments.shapes.split(","):
             batch, seq = map(int, shape.split("x"))
-            rows = summary(times_ms(sessions, checked.calls((batch, seq), 1)[0], asked.rounds))
-            told["shapes"][shape] = rows
+            rows = summary(times_ms(sessions, checked.calls((batch, seq), 1)[0], arguments.rounds))
+            header["shapes"][shape] = rows
             for name, row in rows.items():
                 spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
                 print(f"{shape:7} {name:36} {row['p50_ms']:9.2f} ms  {row['ratio']:.2f}× ({spread})", flush=True)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

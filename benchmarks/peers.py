@@ -1,4 +1,4 @@
-"""The same MiniLM by edgeformer and by what people would pick instead, and the light recurrent model beside it.
+"""The same MiniLM by edgeformer and by common alternatives, and the light recurrent model.
 
 Every way is a process of its own that stays open and waits; of each round all are asked in turn, every other round
 backwards, at every shape. Ratios are of the medians of a round. Token ids are the same for all, without padding. Some
@@ -12,7 +12,7 @@ Usage: python -m benchmarks.peers --model DIR --bundle BUNDLE --light BUNDLE [--
 
 --model: MiniLM's folder. --bundle: the same, by ``edgeformer import hf`` and ``export``. --light: the light recurrent
 model. The bars, at every shape: no peer is faster than our quickest way, and the light model takes half of its time at
-most. A way whose library is missing is told, in the JSON too; without one of the peers its bar is not judged, and the
+most. A way whose library is missing is reported, in the JSON too; without one of the peers its bar is not judged, and the
 exit code is 3.
 """
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.floors import needed_by
-from benchmarks.judging import Bar, Limit, Watch, judged, told, unless
+from benchmarks.judging import Bar, Limit, Watch, judged, report_bars, unless
 from benchmarks.ways import Way, environment
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.bundle import Bundle
@@ -44,16 +44,16 @@ _LIGHT = "light, "
 _CALLS_S = 0.2
 
 
-def opened(asked: argparse.Namespace, stack: ExitStack) -> tuple[list[Way], dict[str, str]]:
+def opened(arguments: argparse.Namespace, stack: ExitStack) -> tuple[list[Way], dict[str, str]]:
     """Every way that works here, and why the others do not."""
-    wanted = [(f"edgeformer:{provider}", sys.executable, asked.bundle) for provider in _PROVIDERS]
-    wanted += [(f"edgeformer:{provider}", sys.executable, asked.light) for provider in _PROVIDERS]
-    wanted += [(name, asked.peers_python, asked.model) for name in _PEERS]
+    target = [(f"edgeformer:{provider}", sys.executable, arguments.bundle) for provider in _PROVIDERS]
+    target += [(f"edgeformer:{provider}", sys.executable, arguments.light) for provider in _PROVIDERS]
+    target += [(name, arguments.peers_python, arguments.model) for name in _PEERS]
     ways, absent = [], {}
-    for name, python, model in wanted:
-        called = f"{_LIGHT}{name}" if model == asked.light else name
-        own = environment(asked.threads, torch_alone=name.startswith("torch:"))
-        way = Way(called, [python, "-m", "benchmarks._peer", name, str(model), str(asked.threads)], own, stack)
+    for name, python, model in target:
+        called = f"{_LIGHT}{name}" if model == arguments.light else name
+        ours = environment(arguments.threads, torch_alone=name.startswith("torch:"))
+        way = Way(called, [python, "-m", "benchmarks._peer", name, str(model), str(arguments.threads)], ours, stack)
         if way.reason:
             absent[called] = way.reason
             print(f"{called}: unavailable: {way.reason}", flush=True)
@@ -64,42 +64,46 @@ def opened(asked: argparse.Namespace, stack: ExitStack) -> tuple[list[Way], dict
 
 def measured(ways: Sequence[Way], shape: tuple[int, int], rounds: int, limit: Limit) -> dict[str, list[float]]:
     """Way → the median milliseconds of each round."""
-    found: dict[str, list[float]] = {way.name: [] for way in ways}
+    results: dict[str, list[float]] = {way.name: [] for way in ways}
     calls = {way.name: max(3, round(_CALLS_S * 1000 / statistics.median(way.ask((*shape, 3))))) for way in ways}
     for number in limit.rounds(rounds):
         for way in ways[:: -1 if number % 2 else 1]:
-            found[way.name].append(statistics.median(way.ask((*shape, calls[way.name]))))
-    return found
+            results[way.name].append(statistics.median(way.ask((*shape, calls[way.name]))))
+    return results
 
 
-def fastest(found: Mapping[str, Sequence[float]]) -> str | None:
+def fastest(results: Mapping[str, Sequence[float]]) -> str | None:
     """The quickest of our ways with the peers' weights."""
-    own = [name for name in found if name.startswith("edgeformer")]
-    return min(own, key=lambda name: statistics.median(found[name]), default=None)
+    ours = [name for name in results if name.startswith("edgeformer")]
+    return min(ours, key=lambda name: statistics.median(results[name]), default=None)
 
 
-def bars_of(shape: str, found: Mapping[str, Sequence[float]]) -> list[Bar]:
+def bars_of(shape: str, results: Mapping[str, Sequence[float]]) -> list[Bar]:
     """At a shape: each peer's time over our quickest way's, 1 at least; and the light model's over it, 0.5 at most."""
-    base, bars = fastest(found), list[Bar]()
+    base, bars = fastest(results), list[Bar]()
     for name in _PEERS:
-        ratios = [peer / own for peer, own in zip(found.get(name, ()), found[base] if base else (), strict=False)]
-        absent = [f"{one} is unavailable" for one, there in ((name, name in found), ("our own", base)) if not there]
+        ratios = [peer / ours for peer, ours in zip(results.get(name, ()), results[base] if base else (), strict=False)]
+        absent = [
+            f"{label} is unavailable" for label, present in ((name, name in results), ("our own", base)) if not present
+        ]
         bars.append(judged(f"{shape} {name} over ours", ratios, 1.0, at_least=True, missing=absent))
-    light = min((found[name] for name in found if name.startswith(_LIGHT)), key=statistics.median, default=())
-    ratios = [own / whole for own, whole in zip(light, found[base] if base else (), strict=False)]
-    absent = [f"{one} is unavailable" for one, there in (("the light model", light), ("our own", base)) if not there]
+    light = min((results[name] for name in results if name.startswith(_LIGHT)), key=statistics.median, default=())
+    ratios = [ours / baseline for ours, baseline in zip(light, results[base] if base else (), strict=False)]
+    absent = [
+        f"{label} is unavailable" for label, present in (("the light model", light), ("our own", base)) if not present
+    ]
     bars.append(judged(f"{shape} light over MiniLM, both ours", ratios, 0.5, at_least=False, missing=absent))
     return bars
 
 
-def operations_ratios(light: Path, whole: Path, shapes: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
+def operations_ratios(light: Path, baseline: Path, shapes: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
     """Operations of the light model's products over those of MiniLM's, counted in what ONNX Runtime runs.
 
     Returns:
         Shape → ratio; and why there is none.
     """
     try:
-        models = [Bundle.open(folder) for folder in (light, whole)]
+        models = [Bundle.open(folder) for folder in (light, baseline)]
         pairs = {shape: [needed_by(model, batch_and_seq(shape)).operations for model in models] for shape in shapes}
     except EdgeformerError as error:
         return {}, {"operations": str(error)}
@@ -112,12 +116,12 @@ def batch_and_seq(shape: str) -> tuple[int, int]:
     return batch, seq
 
 
-def rows_of(found: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+def rows_of(results: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
     """Median milliseconds of every way; and its time over that of our quickest, with the quartiles over rounds."""
-    base = fastest(found)
+    base = fastest(results)
     rows = {}
-    for name, values in found.items():
-        ratios = [value / own for value, own in zip(values, found[base or name], strict=True)]
+    for name, values in results.items():
+        ratios = [value / ours for value, ours in zip(values, results[base or name], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         rows[name] = {"p50_ms": statistics.median(values), "ratio": middle, "ratio_low": low, "ratio_high": high}
     return rows
@@ -137,31 +141,31 @@ def main() -> int:
     )
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    shapes, watch = asked.shapes.split(","), Watch()
-    limit = Limit(asked.minutes, len(shapes))
-    limit.tell(2 + len(shapes) * (0.5 + asked.rounds * 0.11))  # opening; torch.compile at each shape
-    report: dict[str, Any] = {"host": cpu_name(), "threads": asked.threads, "rounds": asked.rounds}
+    arguments = parser.parse_args()
+    shapes, watch = arguments.shapes.split(","), Watch()
+    limit = Limit(arguments.minutes, len(shapes))
+    limit.tell(2 + len(shapes) * (0.5 + arguments.rounds * 0.11))  # opening; torch.compile at each shape
+    report: dict[str, Any] = {"host": cpu_name(), "threads": arguments.threads, "rounds": arguments.rounds}
     report |= {"versions": library_versions(), "shapes": {}}
     times: dict[str, dict[str, list[float]]] = {}
-    counted, uncounted = operations_ratios(asked.light, asked.bundle, shapes)
+    counted, uncounted = operations_ratios(arguments.light, arguments.bundle, shapes)
     with ExitStack() as stack:
-        ways, report["unavailable"] = opened(asked, stack)
+        ways, report["unavailable"] = opened(arguments, stack)
         report["unavailable"] |= uncounted
         report["ways"], report["operations"] = [way.name for way in ways], counted
         for shape in shapes:
-            times[shape] = measured(ways, batch_and_seq(shape), asked.rounds, limit)
+            times[shape] = measured(ways, batch_and_seq(shape), arguments.rounds, limit)
             rows = rows_of(times[shape])
             report["shapes"][shape] = rows
             for name, row in rows.items():
                 spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
                 print(f"{shape:7} {name:42} {row['p50_ms']:9.2f} ms  {row['ratio']:.2f}× ours ({spread})", flush=True)
-        report["conditions"] = watch.conditions(asked.threads)
+        report["conditions"] = watch.conditions(arguments.threads)
     bars = [bar for shape in shapes for bar in bars_of(shape, times[shape])]
     report["bars"] = unless(report["conditions"]["disturbed"], bars)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return told(report["bars"])
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report_bars(report["bars"])
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def loop_on_random_rows(recipe: Any, steps: int, folder: Path) -> Any:
     nothing = DataSummary(split="given", synthetic=True, rows={}, fingerprint="")
     train, validation = random_rows(recipe, rows_per_step * steps), random_rows(recipe, 1)
     data = Prepared(Tokenizer(BPE()), 0, train, validation, {}, nothing)
-    get_task(recipe.task).prepare = lambda *given: data  # this process trains nothing else
+    get_task(recipe.task).prepare = lambda *parameters: data  # this process trains nothing else
     processes = connect(recipe, "cpu", sharded=False)
     return TrainingLoop(Objective(recipe, folder, BuildTarget("cpu", processes.precision), SILENT), processes)
 

@@ -74,16 +74,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
-    asked = parser.parse_args()
-    found = [reached(folder) for folder in asked.runs]
-    for one in found:
-        rates = f"{one.operations / one.seconds / 1e9:.0f} of {one.peak_flops / 1e9:.0f} GFLOP/s"
-        print(f"{one.run}: {one.share:.2f} ({rates}, {one.precision}, {one.threads} threads, {one.seconds:.0f} s)")
-    print(f"shares {min(one.share for one in found):.2f} to {max(one.share for one in found):.2f}; plan takes "
+    arguments = parser.parse_args()
+    results = [reached(folder) for folder in arguments.runs]
+    for run in results:
+        rates = f"{run.operations / run.seconds / 1e9:.0f} of {run.peak_flops / 1e9:.0f} GFLOP/s"
+        print(f"{run.run}: {run.share:.2f} ({rates}, {run.precision}, {run.threads} threads, {run.seconds:.0f} s)")
+    print(f"shares {min(run.share for run in results):.2f} to {max(run.share for run in results):.2f}; plan takes "
           f"{SHARE_OF_PEAK[0]} to {SHARE_OF_PEAK[1]}, and twice the upper one for bf16 on a CPU")  # fmt: skip
-    if asked.json is not None:
-        rows = [{**asdict(one), "share": one.share} for one in found]
-        write_json(asked.json, {"processor": cpu_name(), "torch": torch.__version__, "runs": rows})
+    if arguments.json is not None:
+        rows = [{**asdict(run), "share": run.share} for run in results]
+        write_json(arguments.json, {"processor": cpu_name(), "torch": torch.__version__, "runs": rows})
 
 
 if __name__ == "__main__":

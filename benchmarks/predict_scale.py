@@ -62,30 +62,30 @@ def ratio(folder: Path, rows: int, rounds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as work:
         path = Path(work) / "texts.csv"
         write_texts(path, rows)
-        with unlabelled(path, sys.stdin.buffer, Reading({})) as given, open_predictor(location) as model:
-            read = [model.answering.read(texts) for texts in windows(given.texts())]
+        with unlabelled(path, sys.stdin.buffer, Reading({})) as parameters, open_predictor(location) as model:
+            read = [model.answering.read(texts) for texts in windows(parameters.texts())]
             batches = [model.answering.inputs(window, numbers) for window in read for numbers in window.batches()]
-            found: dict[str, list[tuple[float, float]]] = {"bare": [], "predict": []}
+            results: dict[str, list[tuple[float, float]]] = {"bare": [], "predict": []}
             for number in range(rounds + 1):
                 started, used = time.perf_counter(), time.process_time()
                 for inputs in batches:
                     model.run(inputs)
                 between, used_between = time.perf_counter(), time.process_time()
                 with (Path(work) / "answers.jsonl").open("wb") as out:
-                    predict_file(model, given, JsonLines(out))
+                    predict_file(model, parameters, JsonLines(out))
                 if number:  # the first round warms up
-                    found["bare"].append((between - started, used_between - used))
-                    found["predict"].append((time.perf_counter() - between, time.process_time() - used_between))
-    ratios = [a[0] / b[0] for a, b in zip(found["bare"], found["predict"], strict=True)]
-    processor = [a[1] / b[1] for a, b in zip(found["bare"], found["predict"], strict=True)]
+                    results["bare"].append((between - started, used_between - used))
+                    results["predict"].append((time.perf_counter() - between, time.process_time() - used_between))
+    ratios = [a[0] / b[0] for a, b in zip(results["bare"], results["predict"], strict=True)]
+    processor = [a[1] / b[1] for a, b in zip(results["bare"], results["predict"], strict=True)]
     tokens = sum(int(inputs["attention_mask"].sum()) for inputs in batches)
     return {
         **about(folder),
         "rows": rows,
         "calls": len(batches),
         "mean_tokens": tokens / rows,
-        "bare_rows_per_s": statistics.median(rows / wall for wall, _ in found["bare"]),
-        "predict_rows_per_s": statistics.median(rows / wall for wall, _ in found["predict"]),
+        "bare_rows_per_s": statistics.median(rows / wall for wall, _ in results["bare"]),
+        "predict_rows_per_s": statistics.median(rows / wall for wall, _ in results["predict"]),
         "predict_over_bare": spread(ratios),
         "predict_over_bare_by_processor_time": spread(processor),
     }
@@ -153,13 +153,13 @@ def host() -> dict[str, object]:
     }
 
 
-def add(path: Path | None, kind: str, found: dict[str, object], remark: str | None) -> None:
+def add(path: Path | None, kind: str, results: dict[str, object], remark: str | None) -> None:
     """Print, and add to a JSON file."""
-    print(json.dumps(found, indent=2))
+    print(json.dumps(results, indent=2))
     if path is None:
         return
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    document.setdefault(kind, []).append({**found, "host": host() | ({"remark": remark} if remark else {})})
+    document.setdefault(kind, []).append({**results, "host": host() | ({"remark": remark} if remark else {})})
     write_json(path, document)
 
 

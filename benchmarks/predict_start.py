@@ -40,10 +40,10 @@ def commands(bundle: Path) -> dict[str, list[str]]:
 
 def timed(command: list[str]) -> tuple[float, float]:
     """Seconds until the process has ended, and seconds of processor time that it took."""
-    before, started = os.times(), time.perf_counter()
+    start, started = os.times(), time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    seconds, after = time.perf_counter() - started, os.times()
-    used = after.children_user - before.children_user + after.children_system - before.children_system
+    seconds, end = time.perf_counter() - started, os.times()
+    used = end.children_user - start.children_user + end.children_system - start.children_system
     return seconds, used
 
 
@@ -55,20 +55,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     bundle = Bundle.open(options.bundle)
-    wanted = commands(options.bundle.resolve())
-    for command in wanted.values():
+    command_lines = commands(options.bundle.resolve())
+    for command in command_lines.values():
         timed(command)  # warms the file cache
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in wanted}
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in command_lines}
     for _ in range(options.rounds):
-        for name, command in wanted.items():
+        for name, command in command_lines.items():
             samples[name].append(timed(command))
     baseline = statistics.median(seconds for seconds, _ in samples["import onnxruntime"])
     rows = []
-    for name, found in samples.items():
-        seconds, used = ([pair[place] for pair in found] for place in (0, 1))
+    for name, values_s in samples.items():
+        seconds, used = ([pair[place] for pair in values_s] for place in (0, 1))
         median = statistics.median(seconds)
         rows.append({"command": name, "median_s": median, "least_s": min(seconds), "beyond_import_s": median - baseline,
-                     "cpu_s": statistics.median(used), "n": len(found)})  # fmt: skip
+                     "cpu_s": statistics.median(used), "n": len(values_s)})  # fmt: skip
         print(f"{name:32} median {median:.3f} s, least {min(seconds):.3f} s, processor {rows[-1]['cpu_s']:.3f} s")
     document: dict[str, object] = {
         "bundle_parameters": bundle.manifest.parameters,

@@ -82,16 +82,16 @@ def server(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
 def expected(folder: Path) -> dict[str, tuple[str, float]]:
     """Text → label and probability, one text in each call."""
     texts = [f"{number} {row.text}" for number, row in enumerate(islice(synthetic_reviews(DIFFERENT, 1), DIFFERENT))]
-    found = {}
+    case_figures = {}
     with open_served_predictor(Bundle.open(folder), None) as model:
         for text in texts:
             window = model.answering.read([text])
             answer: Any = model.answering.answers(window, model.answering.run(model.run, window))[0]
-            found[text] = (answer.label, answer.probability)
-    return found
+            case_figures[text] = (answer.label, answer.probability)
+    return case_figures
 
 
-async def one_client(port: int, texts: list[str], wanted: dict[str, tuple[str, float]], load: Load) -> None:
+async def one_client(port: int, texts: list[str], expected_answers: dict[str, tuple[str, float]], load: Load) -> None:
     """Ask for each text on one connection, one after the other; ends where the server closes it."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -119,19 +119,19 @@ async def one_client(port: int, texts: list[str], wanted: dict[str, tuple[str, f
         if status == "200":
             load.milliseconds.append(1e3 * (time.perf_counter() - started))
             (answer,) = json.loads(content)["predictions"]
-            label, probability = wanted[text]
+            label, probability = expected_answers[text]
             right = answer["text"] == text and abs(answer["probability"] - probability) < TOLERANCE
             load.mixed_up += not (right and answer["label"] == label)
     writer.close()
 
 
-async def drive(port: int, clients: int, requests: int, wanted: dict[str, tuple[str, float]]) -> Load:
+async def drive(port: int, clients: int, requests: int, expected_answers: dict[str, tuple[str, float]]) -> Load:
     """So many requests in all, from so many clients at once."""
-    texts, load = [*wanted], Load()
+    texts, load = [*expected_answers], Load()
     started = time.perf_counter()
     shares = [requests // clients + (number < requests % clients) for number in range(clients)]
     jobs = [
-        one_client(port, [texts[(41 * number + place) % len(texts)] for place in range(share)], wanted, load)
+        one_client(port, [texts[(41 * number + place) % len(texts)] for place in range(share)], expected_answers, load)
         for number, share in enumerate(shares)
     ]
     await asyncio.gather(*jobs)
@@ -160,34 +160,34 @@ def figures(load: Load) -> dict[str, object]:
 
 
 def under_load(
-    folder: Path, requests: int, rounds: int, wanted: dict[str, tuple[str, float]]
+    folder: Path, requests: int, rounds: int, expected_answers: dict[str, tuple[str, float]]
 ) -> Iterator[dict[str, object]]:
     """Blocks of requests, batching on and off in turn."""
     for number in range(rounds):
         for mode, options in MODES.items():
             with server(folder, *options) as (_, port):
-                asyncio.run(drive(port, 4, 32, wanted))
-                before = resident_bytes(port)
+                asyncio.run(drive(port, 4, 32, expected_answers))
+                start = resident_bytes(port)
                 for clients in CLIENTS:
                     count = requests // (rounds * len(MODES)) if clients == CLIENTS[-1] else FEW
-                    found = figures(asyncio.run(drive(port, clients, count, wanted)))
-                    resident = {"resident_before_bytes": before, "resident_after_bytes": resident_bytes(port)}
-                    yield {"batching": mode, "round": number, "clients": clients, **found, **resident}
+                    case_figures = figures(asyncio.run(drive(port, clients, count, expected_answers)))
+                    resident = {"resident_before_bytes": start, "resident_after_bytes": resident_bytes(port)}
+                    yield {"batching": mode, "round": number, "clients": clients, **case_figures, **resident}
 
 
-def overload(folder: Path, wanted: dict[str, tuple[str, float]]) -> dict[str, object]:
+def overload(folder: Path, expected_answers: dict[str, tuple[str, float]]) -> dict[str, object]:
     """A queue of 16 texts and 64 clients: what is not taken is refused, and the rest is answered well."""
     with server(folder, "--queue", "16", "--max-batch", "1") as (_, port):
-        load = asyncio.run(drive(port, 64, 2000, wanted))
+        load = asyncio.run(drive(port, 64, 2000, expected_answers))
         return {"statuses": dict(load.statuses), "mixed_up": load.mixed_up, "resident_bytes": resident_bytes(port)}
 
 
-def stopped(folder: Path, wanted: dict[str, tuple[str, float]]) -> dict[str, object]:
+def stopped(folder: Path, expected_answers: dict[str, tuple[str, float]]) -> dict[str, object]:
     """SIGTERM while 64 clients ask: responses that the server says it gave, and those that arrived whole."""
     with server(folder) as (child, port):
 
         async def load_and_stop() -> Load:
-            running = asyncio.create_task(drive(port, 64, 6400, wanted))
+            running = asyncio.create_task(drive(port, 64, 6400, expected_answers))
             await asyncio.sleep(3)
             child.send_signal(signal.SIGTERM)
             return await running
@@ -195,10 +195,10 @@ def stopped(folder: Path, wanted: dict[str, tuple[str, float]]) -> dict[str, obj
         load = asyncio.run(load_and_stop())
         code = child.wait(120)
         assert child.stderr is not None
-        said = next(line for line in child.stderr if line.startswith("stopped;"))
-    told = int(said.split()[1].replace(",", ""))
-    whole = sum(count for status, count in load.statuses.items() if status.isdigit())
-    return {"exit_code": code, "told_by_the_server": told, "arrived_whole": whole, "half": load.statuses["half"],
+        last_line = next(line for line in child.stderr if line.startswith("stopped;"))
+    answered = int(last_line.split()[1].replace(",", ""))
+    total = sum(count for status, count in load.statuses.items() if status.isdigit())
+    return {"exit_code": code, "told_by_the_server": answered, "arrived_whole": total, "half": load.statuses["half"],
             "mixed_up": load.mixed_up}  # fmt: skip
 
 
@@ -210,19 +210,19 @@ def table(document: dict[str, Any]) -> str:
             mode: [b for b in document["blocks"] if (b["batching"], b["clients"]) == (mode, clients)] for mode in MODES
         }
         rounds = min(map(len, of.values()))  # where it was stopped midway, those that have both
-        blocks = {mode: found[:rounds] for mode, found in of.items()}
+        blocks = {mode: case_figures[:rounds] for mode, case_figures in of.items()}
         gains = [on["requests_per_s"] / off["requests_per_s"] for on, off in zip(*blocks.values(), strict=True)]
         gain = f"{statistics.median(gains):.2f}× ({min(gains):.2f}–{max(gains):.2f})"
-        for mode, found in blocks.items():
+        for mode, case_figures in blocks.items():
             cells = [
-                statistics.median(b["requests_per_s"] for b in found),
-                statistics.median(b["p50_ms"] for b in found),
+                statistics.median(b["requests_per_s"] for b in case_figures),
+                statistics.median(b["p50_ms"] for b in case_figures),
             ]
-            p99 = [b["p99_ms"] for b in found if b["p99_ms"] is not None]
-            requests = sum(sum(b["statuses"].values()) for b in found)
+            p99 = [b["p99_ms"] for b in case_figures if b["p99_ms"] is not None]
+            requests = sum(sum(b["statuses"].values()) for b in case_figures)
             last = f"{statistics.median(p99):.1f}" if p99 else "–"
-            told = gain if mode == "on" else ""
-            rows.append([f"{clients}", mode, f"{requests:,}", *(f"{cell:.1f}" for cell in cells), last, told])
+            answered = gain if mode == "on" else ""
+            rows.append([f"{clients}", mode, f"{requests:,}", *(f"{cell:.1f}" for cell in cells), last, answered])
     heads = ["clients", "batching", "requests", "requests/s", "p50 ms", "p99 ms", "gain in requests/s"]
     return tabulate(rows, heads, tablefmt="pipe", disable_numparse=True)
 
@@ -240,7 +240,7 @@ def main() -> None:
     if options.what == "table":
         print(table(json.loads(options.path.read_text(encoding="utf-8"))))
         return
-    wanted = expected(options.path)
+    expected_answers = expected(options.path)
     bundle = Bundle.open(options.path)
     blocks: list[dict[str, object]] = []
     document: dict[str, object] = {
@@ -261,12 +261,12 @@ def main() -> None:
         if options.out:
             write_json(options.out, document)
 
-    for block in under_load(options.path, options.requests, options.rounds, wanted):
+    for block in under_load(options.path, options.requests, options.rounds, expected_answers):
         blocks.append(block)
         print(json.dumps(block), file=sys.stderr)
         save()
-    document["overload"] = overload(options.path, wanted)
-    document["stopped"] = stopped(options.path, wanted)
+    document["overload"] = overload(options.path, expected_answers)
+    document["stopped"] = stopped(options.path, expected_answers)
     save()
     print(table(document))
 

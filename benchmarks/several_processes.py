@@ -78,24 +78,24 @@ def measure(rounds: int, steps: int) -> dict[str, object]:
                 losses[way] = [record["loss"] for record in records]
                 pairs = zip(losses[way], losses["one process"], strict=True)
                 differences[way] = max(differences.get(way, 0.0), max(abs(a - b) for a, b in pairs))
-    one = rates["one process"]
+    baseline = rates["one process"]
     return {
         "machine": f"{cpu_name()}, {usable_cores()} cores, torch {torch.__version__}",
         "steps": steps,
         "tokens_per_s": rates,
-        "ratio": {way: [a / b for a, b in zip(found, one, strict=True)] for way, found in rates.items()},
+        "ratio": {way: [a / b for a, b in zip(results, baseline, strict=True)] for way, results in rates.items()},
         "largest_loss_difference": differences,
     }
 
 
-def show_measured(found: dict[str, object]) -> None:
+def show_measured(results: dict[str, object]) -> None:
     """A Markdown table."""
-    print(found["machine"])
+    print(results["machine"])
     print("\n| | tokens/s | against one process | largest difference of a step's loss |\n|---|--:|--:|--:|")
-    for way, rates in found["tokens_per_s"].items():  # type: ignore[attr-defined]
-        ratios = found["ratio"][way]  # type: ignore[index]
+    for way, rates in results["tokens_per_s"].items():  # type: ignore[attr-defined]
+        ratios = results["ratio"][way]  # type: ignore[index]
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        difference = found["largest_loss_difference"][way]  # type: ignore[index]
+        difference = results["largest_loss_difference"][way]  # type: ignore[index]
         print(f"| {way} | {statistics.median(rates):,.0f} | {spread} | {difference:.1e} |")
 
 
@@ -107,8 +107,8 @@ def show_model() -> None:
         copy, shard = 16 * PARAMETERS, (8 + 16 / count) * PARAMETERS
         sent = 2 * (count - 1) / count * 4 * PARAMETERS
         seconds = [f"{sent / (speed * 1000 * MBIT):.2f} s" if sent else "–" for speed in (1, 10, 100)]
-        shown = f"{shard / 2**30:.2f} GiB" if count > 1 else "–"
-        print(f"| {count} | {copy / 2**30:.2f} GiB | {shown} | {sent / 1e6:,.0f} MB | {' | '.join(seconds)} |")
+        displayed = f"{shard / 2**30:.2f} GiB" if count > 1 else "–"
+        print(f"| {count} | {copy / 2**30:.2f} GiB | {displayed} | {sent / 1e6:,.0f} MB | {' | '.join(seconds)} |")
 
 
 def main() -> None:
@@ -122,10 +122,10 @@ def main() -> None:
     if arguments.model:
         show_model()
         return
-    found = measure(arguments.rounds, arguments.steps)
-    show_measured(found)
+    results = measure(arguments.rounds, arguments.steps)
+    show_measured(results)
     if arguments.out:
-        write_json(arguments.out, found)
+        write_json(arguments.out, results)
 
 
 if __name__ == "__main__":

@@ -49,28 +49,28 @@ def sentences() -> list[str]:
     return [row.text for row in synthetic_reviews(_SENTENCES, 0)]
 
 
-def write_rows(path: Path, size_bytes: int, known: list[str], seed: int) -> int:
+def write_rows(path: Path, size_bytes: int, vocabulary: list[str], seed: int) -> int:
     """A JSONL file of at least ``size_bytes``; returns its rows."""
     generator = random.Random(seed)
     written = rows = 0
     with path.open("wb") as file:
         while written < size_bytes:
-            text = " ".join(generator.choices(known, k=_PER_ROW))
+            text = " ".join(generator.choices(vocabulary, k=_PER_ROW))
             written += file.write(json.dumps({"text": text, "label": rows % 2}).encode() + b"\n")
             rows += 1
     return rows
 
 
-def make_tokenizer(path: Path, task: str, known: list[str]) -> int:
+def make_tokenizer(path: Path, task: str, vocabulary: list[str]) -> int:
     """A tokenizer as a file; returns its size, which is less than asked for where the text has fewer pieces."""
     from edgeformer.data.tokenization import train_language_tokenizer, train_tokenizer
 
     if task == "language-modeling":
-        made = train_language_tokenizer(_VOCABULARY, known)
+        built = train_language_tokenizer(_VOCABULARY, vocabulary)
     else:
-        made = train_tokenizer("bpe", _VOCABULARY, known, ())
-    made.save(str(path))
-    return int(made.get_vocab_size())
+        built = train_tokenizer("bpe", _VOCABULARY, vocabulary, ())
+    built.save(str(path))
+    return int(built.get_vocab_size())
 
 
 def trained(command: list[str]) -> tuple[int, float]:
@@ -78,27 +78,27 @@ def trained(command: list[str]) -> tuple[int, float]:
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said = process.stderr.read()
+    stderr = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit(f"{' '.join(command)}: {said}")
+        raise SystemExit(f"{' '.join(command)}: {stderr}")
     return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), time.perf_counter() - started
 
 
 def measure(folder: Path, gigabytes: float, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of the table for one file."""
-    known, task = sentences(), arguments.task
+    existing, task = sentences(), arguments.task
     train, other, tokenizer = folder / "train.jsonl", folder / "other.jsonl", folder / "tokenizer.json"
-    count = write_rows(train, round(gigabytes * 1e9), known, seed=1)
-    write_rows(other, 200_000, known, seed=2)
-    vocabulary = make_tokenizer(tokenizer, task, known)
+    count = write_rows(train, round(gigabytes * 1e9), existing, seed=1)
+    write_rows(other, 200_000, existing, seed=2)
+    vocabulary = make_tokenizer(tokenizer, task, existing)
     kinds = {"train": train, "validation": other, "test": other}
     parts = ", ".join(f"{part}: [{{kind: file, path: {path}}}]" for part, path in kinds.items())
     recipe, settings = RECIPES[task]
     settings = [*settings, f"data.parts={{{parts}}}", f"tokenizer={{kind: file, path: {tokenizer}}}"]
     settings += [f"model.vocab_size={vocabulary}"]
     settings += [f"data.stream={str(not arguments.in_memory).lower()}", "training.precision=fp32"]
-    found = []
+    results = []
     for batch in map(int, arguments.batches.split(",")):
         command = [sys.executable, "-m", "edgeformer", "train", recipe, "--name", f"batch-{batch}", "--json"]
         command += ["--accelerator", "cpu", "--max-steps", str(arguments.steps), "--artifacts", str(folder / "made")]
@@ -106,12 +106,12 @@ def measure(folder: Path, gigabytes: float, arguments: argparse.Namespace) -> li
             command += ["--set", value]
         peak, seconds = trained(command)
         row = {"task": task, "stream": not arguments.in_memory, "file_bytes": train.stat().st_size, "rows": count}
-        row |= {"batch": batch, "tokens": "found" if found else "made", "steps": arguments.steps}
+        row |= {"batch": batch, "tokens": "found" if results else "made", "steps": arguments.steps}
         row |= {"peak_bytes": peak, "seconds": round(seconds, 1)}
-        found.append(row)
+        results.append(row)
         file = f"{row['file_bytes'] / 1e9:.2f} GB, {count:,} rows"
         print(f"{file}, batch {batch}, tokens {row['tokens']}: {peak / 2**30:.2f} GiB, {seconds:,.0f} s", flush=True)
-    return found
+    return results
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.judging import Limit, Watch, judged, told, unless
+from benchmarks.judging import Limit, Watch, judged, report_bars, unless
 from edgeformer.runtimes import library_versions
 from edgeformer.system.host import cpu_name, default_threads
 
@@ -48,8 +48,8 @@ def seconds(*arguments: str, allowed: Collection[int] = (0,)) -> tuple[float, st
 
 def beyond(run: Path, artifact: str) -> float:
     """Seconds of a profile of one artifact for this host, less those that its processes spent on calling it."""
-    took, told = seconds("profile", str(run), "--artifact", artifact, "--device", "host", "--json", allowed=(0, 3))
-    rows = [row["conditions"] for row in json.loads(told)["rows"] if row["where"] == "host"]
+    took, output = seconds("profile", str(run), "--artifact", artifact, "--device", "host", "--json", allowed=(0, 3))
+    rows = [row["conditions"] for row in json.loads(output)["rows"] if row["where"] == "host"]
     return took - sum(row.get(name) or 0.0 for row in rows for name in ("measuring_s", "repeated_measuring_s"))
 
 
@@ -63,32 +63,32 @@ def main() -> int:
     )
     parser.add_argument("--artifact", default="onnx-fp32")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    found: dict[str, list[float]] = {name: [] for name in _BARS_S}
-    watch, limit = Watch(), Limit(asked.minutes)
-    limit.tell(asked.rounds * 0.8)
+    arguments = parser.parse_args()
+    results: dict[str, list[float]] = {name: [] for name in _BARS_S}
+    watch, limit = Watch(), Limit(arguments.minutes)
+    limit.tell(arguments.rounds * 0.8)
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / asked.run.name
-        shutil.copytree(asked.run, run)
+        run = Path(folder) / arguments.run.name
+        shutil.copytree(arguments.run, run)
         measured: dict[str, Callable[[], float]] = {
             "--help": lambda: seconds("--help")[0],
             "export --fp16": lambda: seconds("export", str(run), "--fp16", "--replace")[0],
-            "profile beyond measuring": lambda: beyond(run, asked.artifact),
+            "profile beyond measuring": lambda: beyond(run, arguments.artifact),
         }
         seconds("--help")
-        for _ in limit.rounds(asked.rounds):
+        for _ in limit.rounds(arguments.rounds):
             for name, measure in measured.items():
-                found[name].append(measure())
-    report: dict[str, Any] = {"host": cpu_name(), "threads": default_threads(), "run": asked.run.name}
+                results[name].append(measure())
+    report: dict[str, Any] = {"host": cpu_name(), "threads": default_threads(), "run": arguments.run.name}
     report |= {"versions": library_versions(), "conditions": watch.conditions(default_threads()), "seconds": {}}
-    for name, values in found.items():
+    for name, values in results.items():
         row = {"median": statistics.median(values), "least": min(values), "most": max(values), "bar": _BARS_S[name]}
         report["seconds"][name] = row
-    bars = [judged(f"{name}, s", values, _BARS_S[name], at_least=False) for name, values in found.items()]
+    bars = [judged(f"{name}, s", values, _BARS_S[name], at_least=False) for name, values in results.items()]
     report["bars"] = unless(report["conditions"]["disturbed"], bars)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return told(report["bars"])
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report_bars(report["bars"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ways that are compared, each a process of its own that stays open, waits, and computes when it is asked."""
+"""Compared ways, each a process that stays open and computes on request."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def environment(threads: int, *, torch_alone: bool) -> dict[str, str]:
     a core. Elsewhere they must not be: pinning binds the main thread to its core, and the threads that ONNX Runtime or
     OpenVINO start from it would all inherit that one core.
     """
-    own = {"OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": "true" if torch_alone else "false"}
-    found = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))  # of this package
-    return {**own, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": found}
+    thread_settings = {"OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": "true" if torch_alone else "false"}
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))  # of this package
+    return {**thread_settings, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": python_path}
 
 
 class Way:
@@ -61,10 +61,10 @@ class Way:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise SystemExit(f"{self.name} ended: {self._last_words()}") from None
-        found = self._answer()
-        if found is None:
+        python_path = self._answer()
+        if python_path is None:
             raise SystemExit(f"{self.name} ended at {str(request)[:80]}: {self._last_words()}")
-        return found
+        return python_path
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -88,7 +88,7 @@ def serve(name: str, make: Callable[[], Callable[[Any], Any]]) -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like
     try:
         answer = make()
-    except Exception as error:  # whatever is missing is told
+    except Exception as error:  # report whatever is missing
         print(json.dumps({"unavailable": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
         return
     print(json.dumps({"ready": name}), file=answers, flush=True)

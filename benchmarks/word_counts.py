@@ -71,14 +71,14 @@ def distinct_words(subsets: dict[str, list[str]]) -> dict[str, Any]:
     draw = np.random.default_rng(SEED)
     return {
         name: {
-            "words": len(own),
-            "distinct": len(set(own)),
+            "words": len(tally),
+            "distinct": len(set(tally)),
             "of_equally_many": {
                 "words": fewest,
-                "distinct": len({own[index] for index in draw.permutation(len(own))[:fewest]}),
+                "distinct": len({tally[index] for index in draw.permutation(len(tally))[:fewest]}),
             },
         }
-        for name, own in words.items()
+        for name, tally in words.items()
     }
 
 

@@ -152,9 +152,9 @@ def propagate(formula: str, parts: Mapping[str, Found]) -> float | None:
     return total
 
 
-def remarks_of(found: Sequence[tuple[Change, Affected]]) -> list[str]:
+def remarks_of(changes: Sequence[tuple[Change, Affected]]) -> list[str]:
     """Return a sentence for each change that a figure does not have."""
-    return [f"ours was measured before {change.commit} of {change.date[:10]}: {change.what}" for change, _ in found]
+    return [f"ours was measured before {change.commit} of {change.date[:10]}: {change.what}" for change, _ in changes]
 
 
 def run_keys(study: str, results: Path) -> list[str]:

@@ -14,7 +14,7 @@ VERDICTS: tuple[str, ...] = get_args(Verdict)
 INTRODUCTION = """\
 # What the papers claim, and what holds
 
-Every quantitative claim of the five texts, with a verdict by a rule that was written down beside it. Written by
+Every quantitative claim of the five texts, with a verdict by a rule that was written down first. Written by
 `make results` from docs/claims.yaml, which has the rules and where our figures come from; nothing here is typed.
 
 - **reproduced**: our figure supports the claim by its rule
@@ -41,17 +41,19 @@ def page(claims: Claims) -> str:
 
 def counts(claims: Claims) -> str:
     """Markdown: texts × verdicts."""
-    said = [claim for claim in claims.claims.values() if not claim.check]
-    rows = [[text.title, *tally([claim for claim in said if key in claim.where])] for key, text in claims.texts.items()]
-    rows.append(["all five, each claim once", *tally(said)])
+    unchecked = [claim for claim in claims.claims.values() if not claim.check]
+    rows = [
+        [text.title, *tally([claim for claim in unchecked if key in claim.where])] for key, text in claims.texts.items()
+    ]
+    rows.append(["all five, each claim once", *tally(unchecked)])
     rows.append(["the texts against themselves", *tally([c for c in claims.claims.values() if c.check])])
     return tabulate(rows, ["text", "claims", *VERDICTS], tablefmt="github")
 
 
 def tally(claims: list[Claim]) -> list[int]:
     """How many there are, and how many of each verdict."""
-    found: Counter[str] = Counter(claim.result.verdict for claim in claims if claim.result is not None)
-    return [len(claims), *(found[verdict] for verdict in VERDICTS)]
+    verdict_counts: Counter[str] = Counter(claim.result.verdict for claim in claims if claim.result is not None)
+    return [len(claims), *(verdict_counts[verdict] for verdict in VERDICTS)]
 
 
 def table(claims: dict[str, Claim], text: str) -> str:
@@ -75,11 +77,13 @@ def cells(claim: Claim, text: str) -> list[str]:
 
 def listed(figures: dict[str, str]) -> str:
     """Each with its name; a single one is called ``value`` and needs none."""
-    return ", ".join(shown if name == "value" else f"{name} {shown}" for name, shown in figures.items()) or "–"
+    return (
+        ", ".join(displayed if name == "value" else f"{name} {displayed}" for name, displayed in figures.items()) or "–"
+    )
 
 
 def written(published: Published) -> str:
-    """As it was published."""
+    """Return the value as published."""
     return "–".join(map(figure, published)) if isinstance(published, list) else figure(published)
 
 

@@ -221,8 +221,8 @@ class Claim(Frozen):
 
     @model_validator(mode="after")
     def _tolerances(self) -> "Claim":
-        given = {"absolute": getattr(self.rule, "absolute", None), "noise": getattr(self.rule, "noise", None)}
-        for key, value in given.items():
+        parameters = {"absolute": getattr(self.rule, "absolute", None), "noise": getattr(self.rule, "noise", None)}
+        for key, value in parameters.items():
             if isinstance(value, dict) and value.keys() != self.published.keys():
                 raise ValueError(f"rule.{key}: must have {', '.join(self.published)}, as `published`")
         return self
@@ -251,8 +251,8 @@ class Claims(Frozen):
                 raise ValueError(f"claims.{name}.ours.of: must have {', '.join(claim.published)}, as `published`")
             if not claim.where or not claim.where.keys() <= self.texts.keys():
                 raise ValueError(f"claims.{name}.where: must name texts of {', '.join(self.texts)}")
-            beside = [*claim.unsuited.of.values()] if claim.unsuited is not None else []
-            for used in [name for source in (claim.ours, *beside) for name in names_of(source)]:
+            placement = [*claim.unsuited.of.values()] if claim.unsuited is not None else []
+            for used in [name for source in (claim.ours, *placement) for name in names_of(source)]:
                 if used not in self.sources:
                     raise ValueError(f"claims.{name}.ours: there is no source {used!r} under `sources`")
         return self

@@ -48,9 +48,9 @@ def cell(source: Study, figure: str, results: Path) -> Number:
 
 def variance(source: Study, figure: str, results: Path) -> float | None:
     """Variance of a cell's mean, sd² / n; None: it has one seed. Raises as :func:`cell`."""
-    found = _cell(source, figure, results)
-    sd = found.get("sd")
-    return None if sd is None or found["n"] < 2 else sd**2 / found["n"]
+    figures = _cell(source, figure, results)
+    sd = figures.get("sd")
+    return None if sd is None or figures["n"] < 2 else sd**2 / figures["n"]
 
 
 def _cell(source: Study, figure: str, results: Path) -> dict[str, Any]:
@@ -63,10 +63,10 @@ def _cell(source: Study, figure: str, results: Path) -> dict[str, Any]:
     if table is None:
         raise InputError(f"{path}: is no table of a study")
     rows = [row for row in table["rows"] if (row["run"], row["at"]) == (source.run, source.at)]
-    named = f"{source.run} at {source.at!r}"
+    label = f"{source.run} at {source.at!r}"
     if not rows:
-        raise NotThere(f"{file} has no {named} yet")
-    _check_row(source, rows[0], table, f"{file}: {named}")
+        raise NotThere(f"{file} has no {label} yet")
+    _check_row(source, rows[0], table, f"{file}: {label}")
     if source.at == "fp16" and figure not in SIZES:
         _check_computed_in_fp16(rows[0], results)
     return rows[0]["cells"].get(figure) or {}
@@ -92,9 +92,9 @@ def _check_row(source: Study, row: dict[str, Any], table: dict[str, Any], where:
     study, _ = load_study(source.study)
     if row.get("missing"):
         raise NotThere(f"{where}: {row['missing']}")
-    wanted, have = len(set(study.runs[source.run].seeds)), len(set(row.get("keys", ())))
-    if study.table.rows != "labels" and have < wanted:  # nothing is trained to count labels
-        raise NotThere(f"{where}: {have} of {wanted} seeds")
+    target, have = len(set(study.runs[source.run].seeds)), len(set(row.get("keys", ())))
+    if study.table.rows != "labels" and have < target:  # nothing is trained to count labels
+        raise NotThere(f"{where}: {have} of {target} seeds")
     if row.get("leaks") and not source.leaks:
         raise InputError(f"{where}: the model sees what it predicts; where that is meant, the source says leaks: true")
     stands_in = f"in place of the hub's {source.hub}"
@@ -118,7 +118,7 @@ def check_reference(source: Study, figure: str) -> None:
 
 @cache
 def places_of(name: str, run: str) -> tuple[str, ...]:
-    """What stands in the column ``at`` of a run's rows. Raises InputError for swept thresholds."""
+    """Return the column ``at`` of a run's rows. Raises InputError for swept thresholds."""
     from edgeformer.data.splits import set_parts
     from edgeformer.models import load_recipe
 

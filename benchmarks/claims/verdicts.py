@@ -14,17 +14,17 @@ from edgeformer.artifacts.errors import InputError
 def judge(claim: Claim, finder: Finder) -> Result:
     """Find our figures and apply the rule. Raises InputError where a pointer leads nowhere."""
     try:
-        found, missing = find_all(claim, finder)
+        values, missing = find_all(claim, finder)
     except NotHere as reason:
         return Result(ours={}, origin=[], verdict="not testable here", why=str(reason))
-    result = _judged(claim, finder, found, missing)
-    remarks = dict.fromkeys(remark for figure in found.values() for remark in figure.remarks)
+    result = _judged(claim, finder, values, missing)
+    remarks = dict.fromkeys(remark for figure in values.values() for remark in figure.remarks)
     return result.model_copy(update={"why": "; ".join([result.why, *remarks])}) if result.ours else result
 
 
-def _judged(claim: Claim, finder: Finder, found: Mapping[str, Found], missing: str) -> Result:
-    ours = {name: rounded(figure.value) for name, figure in found.items()}
-    origin = sorted({place for figure in found.values() for place in figure.origin})
+def _judged(claim: Claim, finder: Finder, values: Mapping[str, Found], missing: str) -> Result:
+    ours = {name: rounded(figure.value) for name, figure in values.items()}
+    origin = sorted({place for figure in values.values() for place in figure.origin})
     if isinstance(claim.rule, Untestable):
         return Result(ours=ours, origin=origin, verdict="not testable as published", why=claim.rule.because)
     if missing and claim.without:
@@ -37,17 +37,17 @@ def _judged(claim: Claim, finder: Finder, found: Mapping[str, Found], missing: s
         origin = sorted({*origin, *(place for part in parts.values() for place in part.origin)})
         return Result(ours=ours, origin=origin, verdict="not testable here", why=why)
     if isinstance(claim.rule, Direction) and claim.rule.noise == "seeds":
-        noise = {name: seed_noise(name, figure) for name, figure in found.items()}
+        noise = {name: seed_noise(name, figure) for name, figure in values.items()}
         by_seeds = claim.model_copy(update={"rule": claim.rule.model_copy(update={"noise": noise})})
         return _compared(by_seeds, ours, origin, seeds=True).model_copy(update={"noise": noise})
     return _compared(claim, ours, origin)
 
 
-def seed_noise(name: str, found: Found) -> float:
+def seed_noise(name: str, values: Found) -> float:
     """Two standard errors of a figure from its seeds. Raises InputError where it has one seed only."""
-    if found.variance is None:
-        raise InputError(f"{name}: rule.noise is seeds, but no cell of {', '.join(found.origin)} has several")
-    return float(f"{2 * found.variance**0.5:.3g}")
+    if values.variance is None:
+        raise InputError(f"{name}: rule.noise is seeds, but no cell of {', '.join(values.origin)} has several")
+    return float(f"{2 * values.variance**0.5:.3g}")
 
 
 def _compared(claim: Claim, ours: dict[str, Number], origin: list[str], *, seeds: bool = False) -> Result:
@@ -70,14 +70,14 @@ def _named(names: list[str], ours: dict[str, Number]) -> str:
 
 def find_all(claim: Claim, finder: Finder) -> tuple[dict[str, Found], str]:
     """Figure → what was found, and why the others are missing. Raises NotHere."""
-    found: dict[str, Found] = {}
+    values: dict[str, Found] = {}
     missing: list[str] = []
     for name in claim.published if claim.ours is not None else ():
         try:
-            found[name] = finder.find(claim.ours, name)  # type: ignore[arg-type]
+            values[name] = finder.find(claim.ours, name)  # type: ignore[arg-type]
         except NotThere as reason:
             missing.append(str(reason))
-    return found, "; ".join(dict.fromkeys(missing))
+    return values, "; ".join(dict.fromkeys(missing))
 
 
 def ends(published: Published) -> tuple[Number, Number]:
@@ -102,8 +102,8 @@ def fault(rule: Rule, name: str, ours: Number, published: Published) -> str:
     low, high = ends(published)
     match rule:
         case Within(absolute=absolute, share=share):
-            most = of_figure(absolute, name)
-            below, above = ours < low - max(most, share * abs(low)), ours > high + max(most, share * abs(high))
+            limit = of_figure(absolute, name)
+            below, above = ours < low - max(limit, share * abs(low)), ours > high + max(limit, share * abs(high))
             return "is lower" if below else "is higher" if above else ""
         case Reached(absolute=absolute, lower=True):
             return "is higher" if ours > high + absolute else ""
@@ -132,16 +132,16 @@ def asked(rule: Rule) -> str:
     raise TypeError(rule)
 
 
-def amounts(given: float | dict[str, float] | Literal["seeds"]) -> str:
+def amounts(parameters: float | dict[str, float] | Literal["seeds"]) -> str:
     """One for all figures, or that of each: figures that share one stand together."""
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, dict):
-        return figure(given)
-    if len(given) == 1:
-        return figure(*given.values())
+    if isinstance(parameters, str):
+        return parameters
+    if not isinstance(parameters, dict):
+        return figure(parameters)
+    if len(parameters) == 1:
+        return figure(*parameters.values())
     alike: dict[float, list[str]] = {}
-    for name, amount in given.items():
+    for name, amount in parameters.items():
         alike.setdefault(amount, []).append(name)
     return " and ".join(f"{figure(amount)} ({', '.join(names)})" for amount, names in alike.items())
 
@@ -152,7 +152,7 @@ def rounded(value: Number) -> Number:
 
 
 def figure(value: Number) -> str:
-    """As it was published: all its digits, thousands separated."""
+    """Return the published value with all its digits, thousands separated."""
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 

@@ -35,7 +35,7 @@ from edgeformer.system import nvidia
 MOST_MINUTES = {3: 9.0, 5: 8.0, 10: 9.0}
 """Row → minutes that it may take at once; the others have five."""
 LEAST_MINUTES, GRACE_S = 0.5, 45.0
-"""Less is not worth a start; and how long a row that was told to stop may take to save its state."""
+"""Less is not worth a start; and how long a stopping row may take to save its state."""
 SAID = {DONE: "done", FAILED: "failed", UNFINISHED: "out of time", NO_CARD: "no card"}
 Start = Callable[[Row, Options, float], int]
 
@@ -45,7 +45,7 @@ def start(row: Row, options: Options, minutes: float) -> int:
     command = [sys.executable, "-m", f"benchmarks.gpu.{row.module}", "--minutes", f"{minutes:.2f}"]
     command += ["--out", str(options.out.resolve()), "--work", str(options.work.resolve())]
     command += ["--data", str(options.data.resolve())] if options.data is not None else []
-    command += [flag for flag, given in (("--dry-run", options.dry_run), ("--again", options.again)) if given]
+    command += [flag for flag, parameters in (("--dry-run", options.dry_run), ("--again", options.again)) if parameters]
     try:
         return subprocess.run(command, cwd=ROOT, timeout=60 * minutes + GRACE_S).returncode
     except subprocess.TimeoutExpired:
@@ -71,20 +71,20 @@ def check(rows: Sequence[Row], options: Options, start: Start = start) -> dict[i
         start: runs one of them for so many minutes, and returns its exit code.
     """
     ends = None if options.minutes is None else time.monotonic() + 60 * options.minutes
-    said: dict[int, str] = {}
+    messages: dict[int, str] = {}
     for row in rows:
-        left = float("inf") if ends is None else (ends - time.monotonic()) / 60
+        remaining = float("inf") if ends is None else (ends - time.monotonic()) / 60
         if (path := finished(row, options)) is not None:
-            said[row.number] = f"known of this commit: {path}"
-        elif left < LEAST_MINUTES:
-            said[row.number] = "out of time: not begun"
+            messages[row.number] = f"known of this commit: {path}"
+        elif remaining < LEAST_MINUTES:
+            messages[row.number] = "out of time: not begun"
         else:
             print(f"\n{row.number}. {row.question}", flush=True)
-            code = start(row, options, min(left, MOST_MINUTES.get(row.number, 5.0)))
-            said[row.number] = SAID.get(code, f"failed with exit code {code}")
+            code = start(row, options, min(remaining, MOST_MINUTES.get(row.number, 5.0)))
+            messages[row.number] = SAID.get(code, f"failed with exit code {code}")
             if code == NO_CARD:  # nor will the others find one
                 break
-    return said
+    return messages
 
 
 def _numbers(text: str) -> list[int]:
@@ -96,15 +96,15 @@ def _numbers(text: str) -> list[int]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Exit code 0: all asked rows are measured; 1: one failed; 2: no card; 3: something is left for the next call."""
-    asked = parser(__doc__ or "")
-    asked.add_argument("--minutes", type=float, default=9.0, help="for all rows together (default: 9)")
-    asked.add_argument("--rows", type=_numbers, help="only these, by their numbers")
-    arguments = asked.parse_args(words)
-    said = check([row for row in ROWS if not arguments.rows or row.number in arguments.rows], options_of(arguments))
+    requested = parser(__doc__ or "")
+    requested.add_argument("--minutes", type=float, default=9.0, help="for all rows together (default: 9)")
+    requested.add_argument("--rows", type=_numbers, help="only these, by their numbers")
+    arguments = requested.parse_args(words)
+    messages = check([row for row in ROWS if not arguments.rows or row.number in arguments.rows], options_of(arguments))
     print()
-    for number, what in said.items():
-        print(f"{number:2d}. {what}")
-    outcomes = " ".join(said.values())
+    for number, label in messages.items():
+        print(f"{number:2d}. {label}")
+    outcomes = " ".join(messages.values())
     codes = ((NO_CARD, "no card"), (FAILED, "failed"), (UNFINISHED, "out of time"))
     return next((code for code, words_ in codes if words_ in outcomes), DONE)
 

@@ -37,8 +37,8 @@ def _train(session: Session) -> Figures:
     manifest = run.manifest
     assert manifest.validation is not None
     scores = {"validation": manifest.validation, **manifest.tests}
-    told = {name: score.model_dump(mode="json") for name, score in scores.items()}
-    first = told["test"]
+    text = {name: score.model_dump(mode="json") for name, score in scores.items()}
+    first = text["test"]
     return {
         **trained(run),
         "epochs": manifest.epochs,
@@ -49,7 +49,7 @@ def _train(session: Session) -> Figures:
         "perplexity": first["perplexity"],
         "word_perplexity": first["word_perplexity"],
         "exits": {loop: score["perplexity"] for loop, score in first["exits"].items()},
-        "scores": told,
+        "scores": text,
     }
 
 

@@ -80,19 +80,19 @@ def _decode(model: Any, batch: int, context: int, exit_: int) -> Callable[[], ob
 def _exits(session: Session, model: Any, calls: dict[int, Callable[[], object]]) -> Figures:
     rounds = 1 if session.tiny else 3
     rules: MeasureRules = rules_of(session.tiny)
-    found: dict[int, list[float]] = {exit_: [] for exit_ in calls}
+    results: dict[int, list[float]] = {exit_: [] for exit_ in calls}
     alone: dict[int, list[float]] = {exit_: [] for exit_ in calls}
     for _ in range(rounds):
         for exit_, call in calls.items():
-            taken = times(call, session.device, rules)
-            found[exit_].append(taken["p50_ms"])
-            alone[exit_].append(taken["device_p50_ms"] or taken["p50_ms"])
+            duration = times(call, session.device, rules)
+            results[exit_].append(duration["p50_ms"])
+            alone[exit_].append(duration["device_p50_ms"] or duration["p50_ms"])
     last = model.loops
     early = [exit_ for exit_ in calls if exit_ != last]
     return {
-        "ms": {str(exit_): median(values) for exit_, values in found.items()},
+        "ms": {str(exit_): median(values) for exit_, values in results.items()},
         "device_ms": {str(exit_): median(values) for exit_, values in alone.items()},
-        "all_loops_over_exit": {str(exit_): ratio(found[last], found[exit_]) for exit_ in early},
+        "all_loops_over_exit": {str(exit_): ratio(results[last], results[exit_]) for exit_ in early},
     }
 
 

@@ -17,17 +17,17 @@ def measure(session: Session) -> None:
     """One study after the other; they share their runs."""
     for title, name in STUDIES.items():
         session.case(title, lambda name=name: tabulated(session, name))  # type: ignore[misc]
-    found = session.figures(PUBLISHED)
-    if found is None:
+    results = session.figures(PUBLISHED)
+    if results is None:
         return
     # A label may have commas of its own: the last one parts it from the precision.
     means = {
-        tuple(name.rsplit(", ", 1)): cells.get("accuracy", {}).get("mean") for name, cells in found["rows"].items()
+        tuple(name.rsplit(", ", 1)): cells.get("accuracy", {}).get("mean") for name, cells in results["rows"].items()
     }
     costs = {
         label: means[label, "fp16"] - value
-        for (label, at), value in means.items()
-        if at == "fp32" and value is not None and means.get((label, "fp16")) is not None
+        for (label, place), value in means.items()
+        if place == "fp32" and value is not None and means.get((label, "fp16")) is not None
     }
     session.conclude({"fp16_less_fp32_accuracy": costs, "within": all(abs(cost) <= ALLOWED for cost in costs.values())})
 

@@ -49,9 +49,9 @@ def _energy(session: Session, recipe: Any, shape: tuple[int, int], format_: str)
     for number in range(3):
         call(number)
     counter = energy_counter(f"torch-{session.device}", session.card.uuid if session.card is not None else None)
-    found = measure_energy(call, counter, rules_of(session.tiny))
-    per_sample = None if found.value is None else found.value / shape[0]
-    return {"mj_per_sample": per_sample, "status": found.status, "reason": found.reason}
+    results = measure_energy(call, counter, rules_of(session.tiny))
+    per_sample = None if results.value is None else results.value / shape[0]
+    return {"mj_per_sample": per_sample, "status": results.status, "reason": results.reason}
 
 
 def _compare(session: Session) -> None:
@@ -60,9 +60,9 @@ def _compare(session: Session) -> None:
         title, _, rest = name.rpartition(", ")
         title, _, shape = title.rpartition(", ")
         base = session.figures(f"{STACKED}, {shape}, {rest}")
-        found = case.get("figures")
-        if found and base and found["mj_per_sample"] and base["mj_per_sample"]:
-            over[name] = found["mj_per_sample"] / base["mj_per_sample"]
+        results = case.get("figures")
+        if results and base and results["mj_per_sample"] and base["mj_per_sample"]:
+            over[name] = results["mj_per_sample"] / base["mj_per_sample"]
     session.conclude({"over_stacked": over})
 
 

@@ -77,31 +77,37 @@ def _rows(
 def _beside(session: Session, recipe: Any, format_: str, row: Any) -> Figures:
     """An estimated row, and the same model at its shape in torch: eager, and where that works as a CUDA graph."""
     latency = row.latency_ms
-    found = {"batch": row.batch, "seq": row.seq, "low_ms": latency.low, "p50_ms": latency.p50, "high_ms": latency.high}
+    results = {
+        "batch": row.batch,
+        "seq": row.seq,
+        "low_ms": latency.low,
+        "p50_ms": latency.p50,
+        "high_ms": latency.high,
+    }
     ways = ("eager", "graph") if session.device == "cuda" else ("eager",)
     for way in ways:
-        taken = timed(session, recipe, (row.batch, row.seq), Variant(format_, how=way))
-        found[f"{way}_ms"] = taken["device_p50_ms"] or taken["p50_ms"]
-    best = min(found[f"{way}_ms"] for way in ways)
+        duration = timed(session, recipe, (row.batch, row.seq), Variant(format_, how=way))
+        results[f"{way}_ms"] = duration["device_p50_ms"] or duration["p50_ms"]
+    best = min(results[f"{way}_ms"] for way in ways)
     if latency.low is not None and latency.high is not None:
         middle = latency.p50 or math.sqrt(latency.low * latency.high)
-        found |= {"measured_over_estimated": best / middle, "held": latency.low <= best <= latency.high}
-    return found | {"reason": latency.reason}
+        results |= {"measured_over_estimated": best / middle, "held": latency.low <= best <= latency.high}
+    return results | {"reason": latency.reason}
 
 
 def _conclude(session: Session, device: DeviceProfile) -> None:
     cases = [session.figures(name) for name in session.cases]
-    found = [row for case in cases if case is not None for row in case["shapes"] if "held" in row]
-    if not found:
+    results = [row for case in cases if case is not None for row in case["shapes"] if "held" in row]
+    if not results:
         return
-    ratios = [row["measured_over_estimated"] for row in found]
+    ratios = [row["measured_over_estimated"] for row in results]
     session.conclude(
         {
             "profile": device.name,
             # The host has no CUDA-enabled ONNX Runtime: estimates are of its graphs, times of the same model in torch.
             "measured_with": "torch, the faster of eager and CUDA graph",
-            "cases": len(found),
-            "held": sum(row["held"] for row in found),
+            "cases": len(results),
+            "held": sum(row["held"] for row in results),
             "median_measured_over_estimated": median(ratios),
             "median_log2": median(abs(math.log2(value)) for value in ratios),
             "worst_log2": max(abs(math.log2(value)) for value in ratios),

@@ -46,9 +46,14 @@ def verified(document: Mapping[str, Any], text: str) -> str:
         block = re.compile(rf"^{indent}{name}:\n(?:{indent}  .*\n)+", re.MULTILINE)
         rounded = float(f"{floor[figure]:.4g}")
         value = f"{rounded / 1e9:.1f}e+9" if rounded > 1e9 else f"{rounded}"
-        said = [f"{indent}{name}:", f"  value: {value}", f"  source: >-\n{indent}    {when}: {how}", "  verified: true"]
-        text, found = block.subn(f"\n{indent}".join(said) + "\n", text)
-        if found != 1:
+        messages = [
+            f"{indent}{name}:",
+            f"  value: {value}",
+            f"  source: >-\n{indent}    {when}: {how}",
+            "  verified: true",
+        ]
+        text, results = block.subn(f"\n{indent}".join(messages) + "\n", text)
+        if results != 1:
             raise InputError(f"the profile has no place for {key}")
     return text
 

@@ -87,15 +87,15 @@ def measure(session: Session) -> None:
         recipe = recipe_for(session, lever.recipe, settings(lever))
 
         def train(recipe: Any = recipe, lever: Lever = lever) -> Figures:
-            asked = {"asked_batch_size": recipe.training.batch_size}
+            base_figures = {"asked_batch_size": recipe.training.batch_size}
             try:
-                with lever.within():  # what is predicted not to fit is tried all the same
+                with lever.within():  # also try what is predicted not to fit
                     steps = 1 if session.tiny else STEPS[lever.recipe][1]
-                    return {**some_steps(session, recipe, "lever", steps, device, refuse=False), **asked}
+                    return {**some_steps(session, recipe, "lever", steps, device, refuse=False), **base_figures}
             except EdgeformerError as error:
                 if "out of memory" not in str(error):
                     raise
-                return {**asked, "does_not_fit": str(error)}
+                return {**base_figures, "does_not_fit": str(error)}
 
         session.case(name, train)
     _compare(session)
@@ -106,16 +106,18 @@ def _compare(session: Session) -> None:
     if base is None or "tokens_per_s" not in base:
         return
     measured = {name: session.figures(name) for name in session.cases}
-    _compare_encoder(session, {name: found for name, found in measured.items() if found is not None})
-    speeds = {name: found["tokens_per_s"] for name, found in measured.items() if found and "tokens_per_s" in found}
+    _compare_encoder(session, {name: results for name, results in measured.items() if results is not None})
+    speeds = {
+        name: results["tokens_per_s"] for name, results in measured.items() if results and "tokens_per_s" in results
+    }
     session.conclude({"speed_over_recipe": {name: speed / base["tokens_per_s"] for name, speed in speeds.items()}})
-    # One that had to be halved does not fit as it was asked for; fp32 and paragraphs are other trainings.
+    # One that had to be halved does not fit as requested; fp32 and paragraphs are other trainings.
     fitting = [name for name in speeds if measured[name]["batch_size"] == measured[name]["asked_batch_size"]]  # type: ignore[index]
     session.conclude({"fastest_that_fits": max(fitting, key=lambda name: speeds[name], default=None)})
 
 
 def _compare_encoder(session: Session, measured: dict[str, Figures]) -> None:
-    speeds = {name: found["samples_per_s"] for name, found in measured.items() if name.startswith("encoder")}
+    speeds = {name: results["samples_per_s"] for name, results in measured.items() if name.startswith("encoder")}
     if "encoder" in speeds:
         ratios = {name: speed / speeds["encoder"] for name, speed in speeds.items()}
         session.conclude({"encoder_speed_over_recipe": ratios})

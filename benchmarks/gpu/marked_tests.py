@@ -35,14 +35,14 @@ def _tested(session: Session, path: Path) -> Figures:
             f"pytest ended with exit code {done.returncode}: {done.stdout[-300:]}{done.stderr[-300:]}"
         )
     tests = {case.attrib["name"]: _outcome(case) for case in xml.parse(report).iter("testcase")}
-    count = {kind: sum(told.startswith(kind) for told in tests.values()) for kind in ("passed", "failed", "skipped")}
+    count = {kind: sum(text.startswith(kind) for text in tests.values()) for kind in ("passed", "failed", "skipped")}
     return {**count, "tests": tests}
 
 
 def _outcome(case: xml.Element) -> str:
     for kind, name in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
-        if (found := case.find(kind)) is not None:
-            return f"{name}: {found.attrib.get('message', '')[:300]}"
+        if (results := case.find(kind)) is not None:
+            return f"{name}: {results.attrib.get('message', '')[:300]}"
     return "passed"
 
 

@@ -69,7 +69,7 @@ def timed(session: Session, recipe: Any, shape: tuple[int, int], variant: Varian
     """Times of a model with random weights at a shape; beside them the floor, where that was measured."""
     import torch
 
-    before = torch.get_float32_matmul_precision()
+    start = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if variant.tf32 else "highest")
     try:
         model = model_of(recipe, session.device)
@@ -78,12 +78,12 @@ def timed(session: Session, recipe: Any, shape: tuple[int, int], variant: Varian
         ids = torch.randint(1, recipe.model.vocab_size, shape, device=session.device)
         call = _call(model, ids, variant)
         operations = _operations(model, ids)
-        found = times(call, session.device, rules_of(session.tiny))
+        figures = times(call, session.device, rules_of(session.tiny))
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(start)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    found |= {"operations": operations, "weight_bytes": weights}
-    return {**found, "floor_ms": _floor_ms(session, variant, operations, weights)}
+    figures |= {"operations": operations, "weight_bytes": weights}
+    return {**figures, "floor_ms": _floor_ms(session, variant, operations, weights)}
 
 
 def _call(model: Any, ids: Any, variant: Variant) -> Callable[[], object]:
@@ -129,7 +129,7 @@ def floor(session: Session) -> Figures:
     import torch
 
     size, bytes_ = (64, 1 << 16) if session.tiny else (8192, 1 << 30)
-    found: Figures = {}
+    figures: Figures = {}
     for name, format_, tf32 in (
         ("fp32", torch.float32, False),
         ("tf32", torch.float32, True),
@@ -137,16 +137,16 @@ def floor(session: Session) -> Figures:
         ("bf16", torch.bfloat16, False),
     ):
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        left, right = (torch.randn(size, size, device=session.device).to(format_) for _ in "ab")
-        found[f"{name}_operations_per_s"] = 2 * size**3 / _seconds(session, lambda: left @ right)  # noqa: B023
+        remaining, right = (torch.randn(size, size, device=session.device).to(format_) for _ in "ab")
+        figures[f"{name}_operations_per_s"] = 2 * size**3 / _seconds(session, lambda: remaining @ right)  # noqa: B023
     torch.set_float32_matmul_precision("highest")
     source = torch.zeros(bytes_, dtype=torch.uint8, device=session.device)
     target = torch.empty_like(source)
     # A copy reads and writes every byte.
-    found["copied_bytes_per_s"] = 2 * bytes_ / _seconds(session, lambda: target.copy_(source))
+    figures["copied_bytes_per_s"] = 2 * bytes_ / _seconds(session, lambda: target.copy_(source))
     empty = torch.zeros(1, device=session.device)
-    found["launch_us"] = 1e6 * _seconds(session, lambda: [empty.add_(1) for _ in range(100)]) / 100
-    return found
+    figures["launch_us"] = 1e6 * _seconds(session, lambda: [empty.add_(1) for _ in range(100)]) / 100
+    return figures
 
 
 def _seconds(session: Session, call: Callable[[], object]) -> float:
@@ -173,9 +173,9 @@ def _saved(session: Session) -> None:
     for name in session.cases:
         place, _, rest = name.partition(", fp32")
         other = session.figures(f"{place}, fp16{rest}")
-        one = session.figures(name)
-        if rest in ("", ", CUDA graph") and name != place and one is not None and other is not None:
-            saved[f"{place}{rest}"] = 1 - other["p50_ms"] / one["p50_ms"]
+        item = session.figures(name)
+        if rest in ("", ", CUDA graph") and name != place and item is not None and other is not None:
+            saved[f"{place}{rest}"] = 1 - other["p50_ms"] / item["p50_ms"]
     session.conclude({"fp16_saves": saved, "claimed": CLAIMED})
 
 

@@ -53,14 +53,14 @@ def full_card(phase: str, device: str) -> Iterator[list[str]]:
                 if phase != OPTIMIZER_STEP:
                     raise torch.OutOfMemoryError("dry run")
                 return original(*arguments, **options)
-            before = torch.cuda.get_per_process_memory_fraction()
+            start = torch.cuda.get_per_process_memory_fraction()
             torch.cuda.empty_cache()
-            held = torch.cuda.memory_reserved() / torch.cuda.get_device_properties().total_memory
-            torch.cuda.set_per_process_memory_fraction(held)
+            reserved = torch.cuda.memory_reserved() / torch.cuda.get_device_properties().total_memory
+            torch.cuda.set_per_process_memory_fraction(reserved)
             try:
                 return original(*arguments, **options)
             finally:
-                torch.cuda.set_per_process_memory_fraction(before)
+                torch.cuda.set_per_process_memory_fraction(start)
         except RuntimeError as error:
             errors.append(f"{type(error).__name__}: {error}"[:300])
             raise
@@ -103,16 +103,16 @@ def _train(session: Session, recipe: Recipe) -> Figures:
 
 def _compare(session: Session, precision: str) -> None:
     """Whether each training went on, with as many rows at a time as it should have, and has the same losses."""
-    whole, again, half = (session.figures(f"{precision}, {name}") for name in ("whole", "whole again", "half"))
-    if whole is None or again is None or half is None:
+    full, full_again, half = (session.figures(f"{precision}, {name}") for name in ("whole", "whole again", "half"))
+    if full is None or full_again is None or half is None:
         return
-    noise = _difference(whole, again)
+    noise = _difference(full, full_again)
     allowed = max(ALLOWED, 2 * noise)
     for phase in PHASES:
         figures = session.figures(f"{precision}, full in {phase}")
         if figures is None:
             continue
-        expected = whole if phase == OPTIMIZER_STEP else half
+        expected = full if phase == OPTIMIZER_STEP else half
         difference = _difference(figures, expected)
         survived = (figures["error"] is None) == (phase == OPTIMIZER_STEP) and difference <= allowed
         survived = survived and figures["batch_size"] == expected["batch_size"]
@@ -122,10 +122,10 @@ def _compare(session: Session, precision: str) -> None:
 
 def _difference(figures: Figures, expected: Figures) -> float:
     """Largest relative difference of a step's loss; infinite where other steps have one."""
-    losses, others = figures["losses"], expected["losses"]
-    if losses.keys() != others.keys() or not losses:
+    losses, expected_losses = figures["losses"], expected["losses"]
+    if losses.keys() != expected_losses.keys() or not losses:
         return float("inf")
-    return max(abs(losses[step] / others[step] - 1) for step in losses)
+    return max(abs(losses[step] / expected_losses[step] - 1) for step in losses)
 
 
 ROW = Row(

@@ -155,17 +155,22 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--python", default="3.12", help="version on the host")
     parser.add_argument("--limit", default=LIMIT, help=f"of all files together (default: {LIMIT})")
     parser.add_argument("--out", type=Path, default=BROUGHT, help="the folder (default: benchmarks/gpu/brought)")
-    asked = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     try:
         size = pack(
-            asked.out, asked.data, asked.model, asked.package or PACKAGES, asked.python, parse_bytes(asked.limit)
+            arguments.out,
+            arguments.data,
+            arguments.model,
+            arguments.package or PACKAGES,
+            arguments.python,
+            parse_bytes(arguments.limit),
         )
     except EdgeformerError as error:
         print(error, file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     if code_version().endswith("-dirty"):
         print("the checkout was changed since its last commit: figures will be of no commit, and never gone on with")
-    print(f"{format_bytes(size)} in {asked.out}; on the host: . benchmarks/gpu/unpack.sh")
+    print(f"{format_bytes(size)} in {arguments.out}; on the host: . benchmarks/gpu/unpack.sh")
 
 
 if __name__ == "__main__":

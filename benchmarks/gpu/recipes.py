@@ -80,7 +80,7 @@ def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny:
     """
     if session.tiny:
         task = load_recipe(name).task
-        local = [one for one in overrides if not one.startswith("data.parts=")]
+        local = [record for record in overrides if not record.startswith("data.parts=")]
         return load_recipe(name, [*_TINY[task], *local, *tiny])
     if session.options.data is None:
         raise InputError("no data here: bring it (benchmarks/gpu/pack.py), or say --data DIR")
@@ -126,10 +126,10 @@ def some_steps(
     on = cap if session.device == "cuda" else None
     options = TrainOptions(session.work, name=name, max_steps=steps, as_device=on, ignore_memory=not (on and refuse))
     run = Run.open(train(recipe, options))
-    found = trained(run)
+    figures = trained(run)
     if session.device == "cuda":
-        found["reserved_peak_bytes"] = int(torch.cuda.max_memory_reserved())
-    return found
+        figures["reserved_peak_bytes"] = int(torch.cuda.max_memory_reserved())
+    return figures
 
 
 def trained(run: Run) -> Figures:
@@ -137,27 +137,27 @@ def trained(run: Run) -> Figures:
     manifest, memory = run.manifest, run.manifest.memory
     lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     # A step that fp16 skipped has neither a loss nor a speed that count.
-    records = [one for one in map(json.loads, lines) if one["kind"] == "step" and not one.get("skipped")]
-    settled = records[1:] or records
-    found: Figures = {"steps": manifest.steps, "batch_size": manifest.batch_size, "precision": manifest.precision}
+    records = [item for item in map(json.loads, lines) if item["kind"] == "step" and not item.get("skipped")]
+    steady = records[1:] or records
+    figures: Figures = {"steps": manifest.steps, "batch_size": manifest.batch_size, "precision": manifest.precision}
     for key in ("tokens_per_s", "samples_per_s"):
-        if all(key in record for record in settled) and settled:
-            found[key] = statistics.median(record[key] for record in settled)
-    found |= {"first_loss": records[0]["loss"], "last_loss": records[-1]["loss"]} if records else {}
+        if all(key in record for record in steady) and steady:
+            figures[key] = statistics.median(record[key] for record in steady)
+    figures |= {"first_loss": records[0]["loss"], "last_loss": records[-1]["loss"]} if records else {}
     if memory is not None:
         predicted, measured = memory.predicted_peak_bytes, memory.measured_peak_bytes
         compared = predicted
         if memory.device == "cuda" and predicted is not None:
             # The measured peak is of allocated tensors: without the allocator's gaps, which the reserve is for.
             compared = predicted - (memory.predicted_reserve_bytes or 0)
-        found |= {
+        figures |= {
             "predicted_peak_bytes": predicted,
             "measured_peak_bytes": measured,
             "budget_bytes": memory.budget_bytes,
         }
-        found |= {"measured_as": memory.measured_as}
-        found["predicted_over_measured"] = compared / measured if compared and measured else None
-    return found
+        figures |= {"measured_as": memory.measured_as}
+        figures["predicted_over_measured"] = compared / measured if compared and measured else None
+    return figures
 
 
 def model_of(recipe: Any, device: str) -> Any:

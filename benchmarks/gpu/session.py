@@ -87,7 +87,7 @@ class Session:
     """One row at work: cases by name, each measured once for a commit.
 
     Args:
-        row: what is asked.
+        row: the question and its cases.
         options: how.
 
     Raises:
@@ -116,8 +116,8 @@ class Session:
     @property
     def cases(self) -> dict[str, Any]:
         """Name → what is known of it."""
-        found: dict[str, Any] = self.document["cases"]
-        return found
+        details: dict[str, Any] = self.document["cases"]
+        return details
 
     @property
     def seconds_left(self) -> float:
@@ -126,8 +126,8 @@ class Session:
 
     def figures(self, name: str) -> Figures | None:
         """Of a case that was measured; None: it was not, or failed."""
-        found: Figures | None = self.cases.get(name, {}).get("figures")
-        return found
+        details: Figures | None = self.cases.get(name, {}).get("figures")
+        return details
 
     def case(self, name: str, measure: Callable[[], Figures]) -> Figures | None:
         """Measure a case that this commit does not know yet, and write it down; what fails is written down as well.
@@ -135,20 +135,20 @@ class Session:
         Returns:
             Its figures; None: it failed, or the time is up.
         """
-        if (known := self.figures(name)) is not None:
-            return known
+        if (existing := self.figures(name)) is not None:
+            return existing
         if self.seconds_left <= 0:
             self._left.append(name)
             return None
         began = time.monotonic()
         try:
-            found: Figures = {"figures": measure()}
+            details: Figures = {"figures": measure()}
         except (KeyboardInterrupt, InterruptedRun):
             self._left.append(name)
             raise
         except Exception as error:  # whatever it is: it is this case's answer, and the others go on
-            found = {"failed": f"{type(error).__name__}: {str(error).strip()[:500]}"}
-        self.cases[name] = {**found, "seconds": round(time.monotonic() - began, 2), "card": self._state()}
+            details = {"failed": f"{type(error).__name__}: {str(error).strip()[:500]}"}
+        self.cases[name] = {**details, "seconds": round(time.monotonic() - began, 2), "card": self._state()}
         write_json(self.path, self.document)
         print(f"{name}: {_brief(self.cases[name])}", flush=True)
         return self.figures(name)
@@ -168,16 +168,16 @@ class Session:
 
     def _state(self) -> Figures | None:
         """Clocks, temperature and what slowed the card down, as they are now; None without NVML."""
-        found = nvidia.state(self.card.uuid) if self.card is not None else None
+        details = nvidia.state(self.card.uuid) if self.card is not None else None
         keys = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_limit_w", "slowed_by")
-        return None if found is None else {key: getattr(found, key) for key in keys}
+        return None if details is None else {key: getattr(details, key) for key in keys}
 
 
 def commit() -> str:
     """The version of the code: of the checkout, else of what was packed with it."""
-    found, packed = code_version(), BROUGHT / "manifest.json"
-    if "+" in found or not packed.is_file():
-        return found
+    details, packed = code_version(), BROUGHT / "manifest.json"
+    if "+" in details or not packed.is_file():
+        return details
     return str(json.loads(packed.read_text(encoding="utf-8"))["commit"])
 
 
@@ -215,20 +215,22 @@ def versions() -> dict[str, str]:
     """Of Python, libraries, CUDA and the driver, as far as they are there."""
     import torch
 
-    found = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver": nvidia.driver_version()}
-    return {**library_versions(), **{name: str(version) for name, version in found.items() if version is not None}}
+    details = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver": nvidia.driver_version()}
+    return {**library_versions(), **{name: str(version) for name, version in details.items() if version is not None}}
 
 
 def _brief(case: dict[str, Any]) -> str:
     if "failed" in case:
         return f"failed: {case['failed']}"
-    shown = [(key, value) for key, value in case["figures"].items() if isinstance(value, (int, float, str))]
-    return ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown[:6])
+    displayed = [(key, value) for key, value in case["figures"].items() if isinstance(value, (int, float, str))]
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in displayed[:6]
+    )
 
 
 @contextmanager
 def limited(minutes: float | None) -> Any:
-    """After so many minutes the block ends as if somebody had asked it to: trainings and studies save their state.
+    """End the block after so many minutes, as a signal would: trainings and studies save their state.
 
     From the main thread only, as signals are; None: no limit.
     """
@@ -239,7 +241,7 @@ def limited(minutes: float | None) -> Any:
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    start = signal.signal(signal.SIGTERM, stop)
     timer = threading.Timer(60 * (minutes or 0), _thread.interrupt_main, (signal.SIGTERM,))
     timer.daemon = True
     if minutes is not None:
@@ -248,7 +250,7 @@ def limited(minutes: float | None) -> Any:
         yield
     finally:
         timer.cancel()
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, start)
 
 
 def perform(row: Row, options: Options) -> int:
@@ -265,17 +267,23 @@ def perform(row: Row, options: Options) -> int:
 
 def parser(description: str) -> argparse.ArgumentParser:
     """The options that rows and the runner share."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--dry-run", action="store_true", help="tiny sizes on any machine: does the script work?")
-    made.add_argument("--out", type=Path, help="folder of results (default: benchmarks/results)")
-    made.add_argument("--work", type=Path, help="folder of runs and bundles (default: artifacts/gpu)")
-    made.add_argument("--data", type=Path, help="public data (default: what was brought, or EDGEFORMER_TEST_DATA)")
-    made.add_argument("--again", action="store_true", help="measure again what this commit has measured")
-    return made
+    command_parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command_parser.add_argument(
+        "--dry-run", action="store_true", help="tiny sizes on any machine: does the script work?"
+    )
+    command_parser.add_argument("--out", type=Path, help="folder of results (default: benchmarks/results)")
+    command_parser.add_argument("--work", type=Path, help="folder of runs and bundles (default: artifacts/gpu)")
+    command_parser.add_argument(
+        "--data", type=Path, help="public data (default: what was brought, or EDGEFORMER_TEST_DATA)"
+    )
+    command_parser.add_argument("--again", action="store_true", help="measure again what this commit has measured")
+    return command_parser
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
-    """As they were given, or where nothing was said. Raises SystemExit: a dry run among the results."""
+    """Return the rows of the command line, or the default. Raises SystemExit: a dry run among the results."""
     dry_run = arguments.dry_run
     work = arguments.work or ROOT / "artifacts" / ("gpu-dry-run" if dry_run else "gpu")
     out = arguments.out or (work / "results" if dry_run else RESULTS)
@@ -290,6 +298,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 def main(row: Row, words: Sequence[str] | None = None) -> int:
     """A row's own command line."""
-    asked = parser(f"{row.number}. {row.question}\n\nA good answer: {row.wanted}.")
-    asked.add_argument("--minutes", type=float, help="stop after so many; the same command goes on")
-    return perform(row, options_of(asked.parse_args(words)))
+    arguments = parser(f"{row.number}. {row.question}\n\nA good answer: {row.wanted}.")
+    arguments.add_argument("--minutes", type=float, help="stop after so many; the same command goes on")
+    return perform(row, options_of(arguments.parse_args(words)))

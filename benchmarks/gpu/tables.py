@@ -23,24 +23,24 @@ def tabulated(session: Session, name: str) -> Figures:
         name: of a study, or a path.
 
     Raises:
-        InterruptedRun: the time is up. What is finished stands in the session's ``partial`` by then.
+        InterruptedRun: the time is up. The session's ``partial`` has what is finished.
     """
     if session.options.data is None and not session.tiny:
         raise InputError("no data here: bring it (benchmarks/gpu/pack.py), or say --data DIR")
     try:
         table = _run(session, name, train=not session.tiny)
     except (KeyboardInterrupt, InterruptedRun):
-        found = _figures(_run(session, name, train=False))
-        session.document.setdefault("partial", {})[name] = found
+        figures = _figures(_run(session, name, train=False))
+        session.document.setdefault("partial", {})[name] = figures
         raise
     finally:
         _keep_runs(session)
-    found = _figures(table)
+    figures = _figures(table)
     session.document.get("partial", {}).pop(name, None)
     reasons = "; ".join(sorted({row.missing for row in table.rows if row.missing is not None}))
-    if found["missing"] == len(table.rows) and not session.tiny:
+    if figures["missing"] == len(table.rows) and not session.tiny:
         raise EdgeformerError(f"every row is missing: {reasons}")
-    return {**found, "reasons": reasons}
+    return {**figures, "reasons": reasons}
 
 
 def _run(session: Session, name: str, *, train: bool) -> StudyTable:
@@ -53,12 +53,12 @@ def _run(session: Session, name: str, *, train: bool) -> StudyTable:
 
 def _figures(table: StudyTable) -> Figures:
     rows = [row.model_dump(mode="json") for row in table.rows]
-    told: dict[str, Any] = {}
+    text: dict[str, Any] = {}
     for row in rows:
         cells = {key: cell for key, cell in row["cells"].items() if cell["mean"] is not None}
-        told[f"{row['label']}, {row['at']}"] = cells
+        text[f"{row['label']}, {row['at']}"] = cells
     return {
-        "rows": told,
+        "rows": text,
         "missing": sum(row["missing"] is not None for row in rows),
         "minutes": table.minutes,
         "table": table.model_dump(mode="json"),

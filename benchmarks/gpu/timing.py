@@ -42,10 +42,16 @@ def times(call: Callable[[], object], device: str, rules: MeasureRules) -> dict[
             torch.cuda.synchronize()
 
     sample = measure(waited, rules)
-    told = summarise(sample.samples_ms, sample.stable, sample.warnings, sample.reason)
+    summary = summarise(sample.samples_ms, sample.stable, sample.warnings, sample.reason)
     alone = on_device_ms(call, min(len(sample.samples_ms), 50)) if device == "cuda" else None
-    found = {"p50_ms": told.p50, "device_p50_ms": alone, "cv": told.cv, "n": told.n, "stable": told.stable}
-    return {**found, "warnings": list(told.warnings)}
+    figures = {
+        "p50_ms": summary.p50,
+        "device_p50_ms": alone,
+        "cv": summary.cv,
+        "n": summary.n,
+        "stable": summary.stable,
+    }
+    return {**figures, "warnings": list(summary.warnings)}
 
 
 def on_device_ms(call: Callable[[], object], calls: int) -> float:
@@ -65,7 +71,7 @@ def on_device_ms(call: Callable[[], object], calls: int) -> float:
     return statistics.median(first.elapsed_time(second) for first, second in pairs)
 
 
-def ratio(values: list[float], others: list[float]) -> dict[str, float]:
+def ratio(values: list[float], rest: list[float]) -> dict[str, float]:
     """Of two lists that were measured in turns: the median ratio, the smallest and the largest."""
-    ratios = [value / other for value, other in zip(values, others, strict=True)]
+    ratios = [value / other for value, other in zip(values, rest, strict=True)]
     return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}

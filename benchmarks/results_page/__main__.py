@@ -25,17 +25,17 @@ TEMPLATE, PAGE = ROOT / "docs" / "results.md.jinja", ROOT / "docs" / "results.md
 def page() -> str:
     """The whole document. Raises jinja2.UndefinedError where the template names a figure that there is not."""
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    known = {
+    existing = {
         "printed": printed,
         "with_command": with_command,
         "picture": picture,
         "measured": measured,
-        "table": {name: made() for name, made in TABLES.items()},
+        "table": {name: built() for name, built in TABLES.items()},
         "studies": studies(),
         "gpu": gpu(),
         "bench": bench(),
     }
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render({**known, **facts()})
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render({**existing, **facts()})
 
 
 if __name__ == "__main__":

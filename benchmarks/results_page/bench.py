@@ -31,52 +31,53 @@ class Machine:
 
     Attributes:
         folder: of its results.
-        told: the session.
+        session: content of session.json.
         found: script → its JSON, of those that the session says were done.
     """
 
     folder: Path
-    told: dict[str, Any]
+    session: dict[str, Any]
     found: dict[str, dict[str, Any]]
 
     @classmethod
     def read(cls, folder: Path) -> Machine:
         """From its folder."""
-        told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
-        done = [name for name, case in told["cases"].items() if case["status"] in ("done", "incomplete")]
+        session = json.loads((folder / SESSION).read_text(encoding="utf-8"))
+        done = [name for name, case in session["cases"].items() if case["status"] in ("done", "incomplete")]
         files = {name: folder / f"{name}.json" for name in _PARTS if name in done}
-        found = {k: json.loads(v.read_text(encoding="utf-8")) for k, v in files.items() if v.is_file()}
-        if "decode" in found:
-            found["decode"] = with_speedups(found["decode"])
-        return cls(folder, told, found)
+        outcome = {k: json.loads(v.read_text(encoding="utf-8")) for k, v in files.items() if v.is_file()}
+        if "decode" in outcome:
+            outcome["decode"] = with_speedups(outcome["decode"])
+        return cls(folder, session, outcome)
 
     @property
     def name(self) -> str:
         """For headings: the processor, and what it multiplies in beside FP32."""
-        kinds = self.told.get("kernels", [])
-        return f"{self.told['host']} ({', '.join(kinds)})" if kinds else str(self.told["host"])
+        kinds = self.session.get("kernels", [])
+        return f"{self.session['host']} ({', '.join(kinds)})" if kinds else str(self.session["host"])
 
     def superseded(self, name: str) -> list[tuple[Change, Affected]]:
         """Return the changes of the code that a script's figures do not have."""
-        day = self.told["cases"][name].get("measured", self.told["measured"])
+        day = self.session["cases"][name].get("measured", self.session["measured"])
         return superseded(f"bench/{self.folder.name}/{name}.json", day)
 
     @property
     def bars(self) -> dict[tuple[str, str], dict[str, Any]]:
         """What is compared, and what was wanted of it → its bar."""
-        found = [
+        outcome = [
             bar | ({"superseded": True} if self.superseded(name) else {})
             for name, script in self.found.items()
             for bar in script.get("bars", [])
         ]
-        return {(bar["what"], f"{bar['sense']} {bar['wanted']:g}"): bar for bar in found}
+        return {(bar["what"], f"{bar['sense']} {bar['wanted']:g}"): bar for bar in outcome}
 
 
 def bars(machines: Sequence[Machine]) -> str:
     """The verdicts of all scripts that have bars, as a table: a column per machine."""
     rows = dict.fromkeys(key for machine in machines for key in machine.bars)
     cells = [
-        [what, wanted, *(_verdict(machine.bars.get((what, wanted))) for machine in machines)] for what, wanted in rows
+        [label, target, *(_verdict(machine.bars.get((label, target))) for machine in machines)]
+        for label, target in rows
     ]
     return markdown(["", "bar", *(machine.name for machine in machines)], cells)
 
@@ -85,41 +86,43 @@ def _verdict(bar: dict[str, Any] | None) -> str:
     """Of one machine, with what it found."""
     if bar is None:
         return "not measured"
-    found = spread(bar, " s" if bar["what"].endswith(", s") else "×") if "median" in bar else "–"
+    outcome = spread(bar, " s" if bar["what"].endswith(", s") else "×") if "median" in bar else "–"
     mark = ", superseded" if bar.get("superseded") else ""
-    return f"{found} {bar['verdict']}{': ' + bar['reason'] if 'reason' in bar else ''}{mark}"
+    return f"{outcome} {bar['verdict']}{': ' + bar['reason'] if 'reason' in bar else ''}{mark}"
 
 
 def section(machine: Machine) -> list[str]:
     """A heading, and a part per script; what did not run, and why."""
-    told = machine.told
-    cases = {name: told["cases"][name] for name in machine.found}
-    days = sorted({case.get("measured", told["measured"])[:10] for case in cases.values()} or {told["measured"][:10]})
+    session = machine.session
+    cases = {name: session["cases"][name] for name in machine.found}
+    days = sorted(
+        {case.get("measured", session["measured"])[:10] for case in cases.values()} or {session["measured"][:10]}
+    )
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
     versions: dict[str, list[str]] = {}
     for name, case in cases.items():
-        versions.setdefault(case.get("code_version", told["code_version"]), []).append(f"`{name}`")
+        versions.setdefault(case.get("code_version", session["code_version"]), []).append(f"`{name}`")
     measured = "; ".join(f"{version} ({', '.join(names)})" for version, names in versions.items())
     parts = [
         f"### {machine.name}",
-        f"{told['threads']} threads, {when}. Ratios are of medians, in turns. By the code of {measured}.",
+        f"{session['threads']} threads, {when}. Ratios are of medians, in turns. By the code of {measured}.",
     ]
-    for name, made in _PARTS.items():
+    for name, built in _PARTS.items():
         if name in machine.found:
-            parts += [made(machine.found[name]), *marks(machine.superseded(name))]
-    skipped = {name: case for name, case in told["cases"].items() if name not in cases}
+            parts += [built(machine.found[name]), *marks(machine.superseded(name))]
+    skipped = {name: case for name, case in session["cases"].items() if name not in cases}
     return [*parts, *(f"`{name}` did not run: {case['reason']}." for name, case in skipped.items())]
 
 
-def _waiting(told: dict[str, Any]) -> str:
+def _waiting(session: dict[str, Any]) -> str:
     rows = [
         [name, f"{row['median']:.2f} ({row['least']:.2f}–{row['most']:.2f})", f"{row['bar']:g}"]
-        for name, row in told["seconds"].items()
+        for name, row in session["seconds"].items()
     ]
     return "What one waits for:\n\n" + markdown(["", "s", "bar"], rows)
 
 
-def _floors(told: dict[str, Any]) -> str:
+def _floors(session: dict[str, Any]) -> str:
     rows = [
         [
             name,
@@ -129,9 +132,9 @@ def _floors(told: dict[str, Any]) -> str:
             f"{best['floors']:.2f}",
             f"{best['bar']:g}" if best["bar"] else "",
         ]
-        for name, shapes in told["bundles"].items()
-        for shape, found in shapes.items()
-        for precision, best in found["best"].items()
+        for name, shapes in session["bundles"].items()
+        for shape, outcome in shapes.items()
+        for precision, best in outcome["best"].items()
     ]
     header = ["bundle", "batch × tokens", "precision", "quickest way", "times its floor", "bar"]
     return "The quickest way in each precision, against what the processor could do at best:\n\n" + markdown(
@@ -140,14 +143,14 @@ def _floors(told: dict[str, Any]) -> str:
 
 
 def _by_shape(words: str) -> Callable[[dict[str, Any]], str]:
-    def made(told: dict[str, Any]) -> str:
-        shapes = told["shapes"]
+    def made(session: dict[str, Any]) -> str:
+        shapes = session["shapes"]
         ways = list(dict.fromkeys(way for rows in shapes.values() for way in rows))
         cells = [
             [way, *(f"{rows[way]['ratio']:.2f}×" if way in rows else "–" for rows in shapes.values())] for way in ways
         ]
-        if counted := told.get("operations"):
-            cells.append(["light, operations of its products", *(f"{counted[one]:.2f}×" for one in shapes)])
+        if counted := session.get("operations"):
+            cells.append(["light, operations of its products", *(f"{counted[item]:.2f}×" for item in shapes)])
         return f"{words}\n\n" + markdown(["", *shapes], cells)
 
     return made
@@ -160,51 +163,51 @@ _DECODE = {
 """Keys of ratios whose name says too little → what the page calls them."""
 
 
-def _decode(told: dict[str, Any]) -> str:
+def _decode(session: dict[str, Any]) -> str:
     rows = []
-    loops = max(int(name.rpartition(" ")[2]) for name in told["ms"] if " steps, exit " in name)
+    loops = max(int(name.rpartition(" ")[2]) for name in session["ms"] if " steps, exit " in name)
     for precision in ("fp32", "int8", "int4", "nbits8"):
-        for name, value in told.get(precision, {}).items():
+        for name, value in session.get(precision, {}).items():
             several = {"": value} if "median" in value else value
             for loop, ratio in several.items():
                 words = _DECODE.get(name, name.replace("_", " ")).format(loop=loop)
-                shown = spread(ratio)
+                displayed = spread(ratio)
                 if name == "all_loops_over_exit":
-                    most = loops / int(loop)
-                    shown = f"{shown}, {100 * ratio['median'] / most:.0f} % of {most:.3g}"
-                rows.append([precision.upper(), words, shown])
-        if reading := told["bandwidth"].get("torch_over_reading_weights", {}).get(precision):
+                    maximum = loops / int(loop)
+                    displayed = f"{displayed}, {100 * ratio['median'] / maximum:.0f} % of {maximum:.3g}"
+                rows.append([precision.upper(), words, displayed])
+        if reading := session["bandwidth"].get("torch_over_reading_weights", {}).get(precision):
             rows.append([precision.upper(), "torch over reading the weights at the memory's rate", spread(reading)])
-    return f"Decoding, {told['recipe']}, context {told['context']}:\n\n" + markdown(["", "ratio", ""], rows)
+    return f"Decoding, {session['recipe']}, context {session['context']}:\n\n" + markdown(["", "ratio", ""], rows)
 
 
-def _trainer(told: dict[str, Any]) -> str:
-    rows = [[way, spread(row), f"{row['bar']:g}×"] for way, row in told["ratios"].items()]
-    words = f"Texts per second against Hugging Face's `Trainer`, in {told['precision']}:"
+def _trainer(session: dict[str, Any]) -> str:
+    rows = [[way, spread(row), f"{row['bar']:g}×"] for way, row in session["ratios"].items()]
+    words = f"Texts per second against Hugging Face's `Trainer`, in {session['precision']}:"
     return f"{words}\n\n" + markdown(["Trainer", "edgeformer", "bar"], rows)
 
 
-def _training_step(told: dict[str, Any]) -> str:
-    share = told["trainer"]["outside_of_computing"]
+def _training_step(session: dict[str, Any]) -> str:
+    share = session["trainer"]["outside_of_computing"]
     return (
-        f"A training step of `{told['recipe']}` takes plain torch {spread(told['plain_over_edgeformer'])} the time; of "
-        f"the trainer's own {100 * share:.1f} % is no computing."
+        f"A training step of `{session['recipe']}` takes plain torch {spread(session['plain_over_edgeformer'])} the "
+        f"time; of the trainer's own {100 * share:.1f} % is no computing."
     )
 
 
-def _predict_start(told: dict[str, Any]) -> str:
-    rows = [[row["command"], f"{row['median_s']:.2f}", f"{row['beyond_import_s']:.2f}"] for row in told["rows"]]
+def _predict_start(session: dict[str, Any]) -> str:
+    rows = [[row["command"], f"{row['median_s']:.2f}", f"{row['beyond_import_s']:.2f}"] for row in session["rows"]]
     return "The first answer:\n\n" + markdown(["", "s", "beyond the import of ONNX Runtime"], rows)
 
 
-def _loops(told: dict[str, Any]) -> str:
+def _loops(session: dict[str, Any]) -> str:
     from benchmarks.loop_int8 import table  # loads torch
 
     title = (
         "`crt_mini` in INT8, activations with a scale per loop or found while running, and in INT4; perplexity of the "
-        f"first {told['tokens']:,} tokens of the validation text:"
+        f"first {session['tokens']:,} tokens of the validation text:"
     )
-    return f"{title}\n\n{table(told)}"
+    return f"{title}\n\n{table(session)}"
 
 
 _PARTS: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -18,17 +18,17 @@ def read_table(path: Path) -> dict[str, Any] | None:
     document = json.loads(path.read_text(encoding="utf-8"))
     if "study" not in document or "columns" not in document:
         return None
-    for key, said in (("overrides", "--set"), ("only", "--only"), ("seeds", "--seeds")):
+    for key, messages in (("overrides", "--set"), ("only", "--only"), ("seeds", "--seeds")):
         if document.get(key):
-            given = " ".join(map(str, document[key]))
+            parameters = " ".join(map(str, document[key]))
             raise InputError(
-                f"{path}: {key}: made with {said} {given}, so it is not the study {document['study']} as it is "
-                "written; only whole tables are committed"
+                f"{path}: {key}: made with {messages} {parameters}, so it is not the study {document['study']} as it "
+                "is written; only whole tables are committed"
             )
     return dict(document)
 
 
 def tables(folder: Path) -> list[dict[str, Any]]:
     """Every table of a folder, by file name. Raises InputError as :func:`read_table` does."""
-    found = [read_table(path) for path in sorted(folder.glob("*.json"))]
-    return [document for document in found if document is not None]
+    results = [read_table(path) for path in sorted(folder.glob("*.json"))]
+    return [document for document in results if document is not None]

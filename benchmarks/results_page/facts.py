@@ -1,4 +1,4 @@
-"""Figures in the sentences of docs/results.md, as they stand there, from the committed JSON."""
+"""Figures in the sentences of docs/results.md, from the committed JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def standard_error(score: dict[str, float]) -> float:
 
 
 def facts() -> dict[str, str]:
-    """Name in the template → what stands in its place."""
+    """Name in the template → its text."""
     return {**classifiers(), **language_models(), **bundles(), **leaving(), **estimates(), **serving()}
 
 
@@ -69,19 +69,19 @@ def estimates() -> dict[str, str]:
     """Of times that were estimated."""
     uncalibrated = result("2026-11-21-estimator")["uncalibrated"]
     record = result("2026-11-23-estimator")
-    found, doubted = record["summary"], record["doubted"]
+    results, unchecked = record["summary"], record["doubted"]
     return {
         "kindless_close": f"{record['without_kind']['within_15_percent']:.0%}",
-        "doubted_cases": f"{doubted['cases']}",
-        "doubted_close": f"{doubted['within_15_percent']:.0%}",
-        "doubted_median": f"{100 * doubted['median_error']:.1f} %",
-        "estimated_cases": f"{found['cases']}",
-        "estimated_close": f"{found['within_15_percent']:.0%}",
-        "estimated_median": f"{100 * found['median_error']:.1f} %",
-        "estimated_worst": f"{found['worst_error']:.0%}",
-        "estimated_held": f"{found['ranges_held']:.1%}",
-        "estimated_widest": f"{found['widest']:.2f}",
-        "estimated_tau": f"{found['tau']:.2f}",
+        "doubted_cases": f"{unchecked['cases']}",
+        "doubted_close": f"{unchecked['within_15_percent']:.0%}",
+        "doubted_median": f"{100 * unchecked['median_error']:.1f} %",
+        "estimated_cases": f"{results['cases']}",
+        "estimated_close": f"{results['within_15_percent']:.0%}",
+        "estimated_median": f"{100 * results['median_error']:.1f} %",
+        "estimated_worst": f"{results['worst_error']:.0%}",
+        "estimated_held": f"{results['ranges_held']:.1%}",
+        "estimated_widest": f"{results['widest']:.2f}",
+        "estimated_tau": f"{results['tau']:.2f}",
         "held": f"{uncalibrated['hold_the_measurement']} of {uncalibrated['cases']}",
         "range_width": f"{uncalibrated['median_width']:.1f}",
     }
@@ -91,13 +91,13 @@ def serving() -> dict[str, str]:
     """Of serve under load. Raises ValueError where an answer was lost or mixed up: that is no result to write down."""
     document = result("2026-11-22-serve-load")
     blocks, overload, stopped = document["blocks"], document["overload"], document["stopped"]
-    mixed_up = [found["mixed_up"] for found in (*blocks, overload, stopped)]
+    mixed_up = [results["mixed_up"] for results in (*blocks, overload, stopped)]
     if any(mixed_up) or stopped["half"] or any(set(block["statuses"]) != {"200"} for block in blocks):
         raise ValueError("serve-load: answers were lost or mixed up")
-    most = max(block["clients"] for block in blocks)
+    maximum = max(block["clients"] for block in blocks)
     return {
-        "most_clients": f"{most}",
-        "served_to_most": f"{sum(block['statuses']['200'] for block in blocks if block['clients'] == most):,}",
+        "most_clients": f"{maximum}",
+        "served_to_most": f"{sum(block['statuses']['200'] for block in blocks if block['clients'] == maximum):,}",
         "refused": f"{overload['statuses']['503']:,}",
         "came_at_once": f"{sum(overload['statuses'].values()):,}",
         "answered_at_stop": f"{stopped['arrived_whole']:,}",

@@ -48,8 +48,8 @@ def _section(row: Row, document: dict[str, Any]) -> str:
         f"{document['commit']}. A good answer: {row.wanted}."
     )
     if not document["complete"]:
-        left = ", ".join(document.get("left", []))
-        parts.append(f"**Not finished**{': ' + escaped(left) if left else ''}.")
+        remaining = ", ".join(document.get("left", []))
+        parts.append(f"**Not finished**{': ' + escaped(remaining) if remaining else ''}.")
     parts.append(table(row.columns, document["cases"]))
     tables = {name: case["figures"] for name, case in document["cases"].items() if "rows" in case.get("figures", {})}
     for name, figures in {**document.get("partial", {}), **tables}.items():
@@ -72,13 +72,13 @@ def table(columns: tuple[Column, ...], cases: dict[str, Any]) -> str:
 
 
 def _cell(column: Column, figures: dict[str, Any]) -> str:
-    found: Any = figures
+    results: Any = figures
     for part in column.key.split("."):
         try:
-            found = found[int(part)] if isinstance(found, list) else found[part]
+            results = results[int(part)] if isinstance(results, list) else results[part]
         except (KeyError, IndexError, TypeError):
             return "–"
-    return "–" if found is None else escaped(column.format.format(found))
+    return "–" if results is None else escaped(column.format.format(results))
 
 
 def _study(figures: dict[str, Any]) -> str:
@@ -100,5 +100,5 @@ def _mean(cell: dict[str, Any] | None) -> str:
 
 def _said(value: Any) -> str:
     if isinstance(value, dict):
-        return "; ".join(f"{escaped(str(key))} {_said(one)}" for key, one in value.items()) or "–"
+        return "; ".join(f"{escaped(str(key))} {_said(item)}" for key, item in value.items()) or "–"
     return f"{value:.3g}" if isinstance(value, float) else escaped(str(value))

@@ -18,7 +18,7 @@ DRAWN = "drawn.json"
 PICTURES = ROOT / "docs" / "pictures"
 
 
-def drawn(folder: Path, shown: Sequence[str], draw: Callable[[Path], list[str]]) -> list[str]:
+def drawn(folder: Path, parts: Sequence[str], draw: Callable[[Path], list[str]]) -> list[str]:
     """Names of the pictures in a folder, after drawing them where they are not those of ``shown``.
 
     Args:
@@ -29,11 +29,11 @@ def drawn(folder: Path, shown: Sequence[str], draw: Callable[[Path], list[str]])
     Raises:
         MissingDependencyError: they must be drawn, and matplotlib is not installed.
     """
-    digest, record = hashlib.sha256("\n".join(shown).encode()).hexdigest(), folder / DRAWN
+    digest, record = hashlib.sha256("\n".join(parts).encode()).hexdigest(), folder / DRAWN
     if record.is_file():
-        known = json.loads(record.read_text(encoding="utf-8"))
-        if known["of"] == digest and all((folder / name).is_file() for name in known["pictures"]):
-            return [*known["pictures"]]
+        picture_record = json.loads(record.read_text(encoding="utf-8"))
+        if picture_record["of"] == digest and all((folder / name).is_file() for name in picture_record["pictures"]):
+            return [*picture_record["pictures"]]
     if not canvas.can_draw():
         raise MissingDependencyError(f"{folder}: {canvas.NO_PICTURE}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,16 +47,16 @@ def picture(name: str, text: str, command: str) -> str:
 
     Args:
         name: of its folder in docs/pictures.
-        text: what stands in its place where it cannot be seen.
+        text: alternative text.
         command: with ``FILE`` where the picture's path is put, and files of benchmarks/results behind it.
     """
     _, script, *arguments = shlex.split(command)
     inputs = [script, *(word for word in arguments if word.startswith("benchmarks/"))]
-    shown = [command, *((ROOT / path).read_text(encoding="utf-8") for path in inputs)]
+    parts = [command, *((ROOT / path).read_text(encoding="utf-8") for path in inputs)]
 
     def draw(folder: Path) -> list[str]:
         printed(command.replace("FILE", shlex.quote(str(folder / f"{name}.png"))))
         return [f"{name}.png"]
 
-    (file,) = drawn(PICTURES / name, shown, draw)
+    (file,) = drawn(PICTURES / name, parts, draw)
     return f"    {command.replace('FILE', f'{name}.png')}\n\n![{text}]({PICTURES.name}/{name}/{file})"

@@ -91,13 +91,13 @@ def origin_of(documents: Sequence[Any], names: Sequence[str] = ()) -> Origin:
 
     Args:
         documents: parsed JSON.
-        names: of their files; a day at the beginning of one stands in where the document has no date.
+        names: of their files; a day at the beginning of one is used if the document has no date.
     """
     dates, versions, machines = list[str](), list[str](), list[str]()
     for number, document in enumerate(documents):
-        found = sorted(value for key, value in _fields(document) if key in _DATES and _is_date(value))
-        named = _DAY.match(Path(names[number]).name) if number < len(names) else None
-        dates += found or ([named.group()] if named else [])
+        results = sorted(value for key, value in _fields(document) if key in _DATES and _is_date(value))
+        day = _DAY.match(Path(names[number]).name) if number < len(names) else None
+        dates += results or ([day.group()] if day else [])
         versions += [value for key, value in _fields(document) if key == "code_version" and isinstance(value, str)]
         machines += [machine for key, value in _fields(document) if (machine := _machine(key, value))]
     # A machine that one place names with its threads needs no second mention without them.
@@ -119,8 +119,8 @@ def _machine(key: str, value: Any) -> str:
     name = value.get("cpu") if isinstance(value, dict) else None
     if name is None:
         return ""
-    count, what = (value.get("threads"), "threads") if value.get("threads") else (value.get("cores"), "cores")
-    return f"{name}, {count} {what.removesuffix('s') if count == 1 else what}" if count else str(name)
+    count, label = (value.get("threads"), "threads") if value.get("threads") else (value.get("cores"), "cores")
+    return f"{name}, {count} {label.removesuffix('s') if count == 1 else label}" if count else str(name)
 
 
 def _fields(place: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -132,7 +132,7 @@ def _fields(place: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
         for key, value in place.items():
             yield key, value
             if key == "host" and isinstance(value, dict):
-                yield from ((inner, own) for inner, own in value.items() if inner in _DATES)
+                yield from ((inner, inner_value) for inner, inner_value in value.items() if inner in _DATES)
                 continue
             if key != "versions":
                 yield from _fields(value, depth + 1)
@@ -211,20 +211,20 @@ def study_origin(results: Path, table: StudyTable) -> str:
     if not runs:
         return "Counted in the files that are named below; their results do not say when and by what code."
     origin = origin_of([*runs, *(times if table.times else ())])
-    named = []
+    day = []
     for change, affected in superseded_study(table.study, table.columns, keys, results):
         columns = ", ".join(measure(name).heading for name in affected.columns)
         update = {"figures": columns, "again": affected.again.replace("NAME", table.study)}
-        named.append((change, affected.model_copy(update=update)))
-    return "\n\n".join([f"Trained and m{str(origin)[1:]}", *marks(named)])
+        day.append((change, affected.model_copy(update=update)))
+    return "\n\n".join([f"Trained and m{str(origin)[1:]}", *marks(day)])
 
 
-def marks(found: Sequence[tuple[Change, Affected]]) -> list[str]:
+def marks(results: Sequence[tuple[Change, Affected]]) -> list[str]:
     """Return a sentence for each change."""
     return [
         f"**Superseded** on {change.date[:10]} by {change.commit} ({change.what}): {affected.figures} here are of "
         f"older code. To measure them again: `{affected.again}`."
-        for change, affected in found
+        for change, affected in results
     ]
 
 

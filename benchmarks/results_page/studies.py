@@ -61,7 +61,7 @@ def _section(document: dict[str, Any], folder: Path, pictures: Path) -> str:
 def other_data(table: StudyTable) -> list[str]:
     """What files of this machine stood in for, where they hold other rows than the hub's data set."""
     notes = dict.fromkeys(note for row in table.data.values() for note in row if STANDS_IN in note)
-    rows = {note: [row for row, own in table.data.items() if note in own] for note in notes}
+    rows = {note: [row for row, row_notes in table.data.items() if note in row_notes] for note in notes}
     same = re.compile(r": the same [\d,]+ rows$")
     return [f"{', '.join(of)}: {note}" for note, of in rows.items() if not same.search(note)]
 
@@ -80,8 +80,8 @@ def _pictures(
     folder: Path, table: StudyTable, specs: Sequence[FigureSpec], curves: dict[str, list[list[dict[str, Any]]]]
 ) -> list[str]:
     """Names of the pictures of a study."""
-    shown = [table.model_dump_json(), *(figure.model_dump_json() for figure in specs)]
+    displayed = [table.model_dump_json(), *(figure.model_dump_json() for figure in specs)]
     if any(figure.kind == "curves" for figure in specs):
-        shown.append(json.dumps(curves))
-    shown += [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (figures, canvas)]
-    return drawn(folder, shown, lambda place: figures.draw_study(place, table, specs, curves))
+        displayed.append(json.dumps(curves))
+    displayed += [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (figures, canvas)]
+    return drawn(folder, displayed, lambda place: figures.draw_study(place, table, specs, curves))

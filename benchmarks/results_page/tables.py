@@ -32,13 +32,13 @@ def printed(command: str) -> str:
     """What ``python benchmarks/SCRIPT …`` prints, run in this process from the repository's root."""
     _, script, *arguments = shlex.split(command)
     paths = [str(ROOT / word) if word.startswith("benchmarks/") else word for word in arguments]
-    before, output = sys.argv, StringIO()
+    start, output = sys.argv, StringIO()
     sys.argv = [script, *paths]
     try:
         with redirect_stdout(output):
             runpy.run_path(str(ROOT / script), run_name="__main__")
     finally:
-        sys.argv = before
+        sys.argv = start
     return output.getvalue().rstrip()
 
 
@@ -60,10 +60,10 @@ def spread(value: dict[str, float], unit: str = "×") -> str:
 
 def decode() -> str:
     """What the cache and the exits buy in torch, beside paper B's figures."""
-    found = result("2026-11-21-decode")
-    rows = [["cached against uncached, all 8 loops", spread(found["uncached_over_cached"]), "–"]]
+    figures = result("2026-11-21-decode")
+    rows = [["cached against uncached, all 8 loops", spread(figures["uncached_over_cached"]), "–"]]
     claimed = {"2": "4.0×", "4": "2.0×", "6": "1.33×"}
-    ratios = found["last_exit_over_exit"]
+    ratios = figures["last_exit_over_exit"]
     rows += [[f"exit {n} against all 8 loops", spread(ratios[n]), claimed[n]] for n in claimed]
     return markdown(["", "measured", "paper B claims"], rows)
 
@@ -88,7 +88,7 @@ def light_sizes() -> str:
         (today["measured"], "**today**, benchmarks/graph_size.py", today["size_bytes"]["onnx-fp32"]),
     ]
     return markdown(
-        ["measured", "where it stands", "bytes"], [[day[:10], at, f"{size:,}"] for day, at, size in sorted(sizes)]
+        ["measured", "where it stands", "bytes"], [[day[:10], place, f"{size:,}"] for day, place, size in sorted(sizes)]
     )
 
 
@@ -101,22 +101,22 @@ def drift() -> str:
     artifacts = result("2026-11-21-bundle-crt-mini")["artifacts"]
     kept = {artifact["id"]: artifact["drift"]["loops"] for artifact in artifacts if artifact["drift"]}
     loops = max(map(len, kept.values()))
-    rows = [[name, *(f"{loop['rms_error']:.1e}" for loop in found)] for name, found in kept.items()]
+    rows = [[name, *(f"{loop['rms_error']:.1e}" for loop in figures)] for name, figures in kept.items()]
     return markdown(["artifact", *(f"loop {number + 1}" for number in range(loops))], rows)
 
 
 def int8() -> str:
     """Methods of making INT8."""
 
-    def cells(name: str, found: dict[str, float]) -> list[str]:
+    def cells(name: str, figures: dict[str, float]) -> list[str]:
         names = {"median": "over_fp32", "low": "low", "high": "high"}
-        times = [{key: found[f"{name} {shape}"] for key, name in names.items()} for shape in ("1x16", "16x64")]
-        counts = [f"{found['bytes']:,}", f"{found['accuracy']:.4f}", f"{found['changed_answers']}"]
+        times = [{key: figures[f"{name} {shape}"] for key, name in names.items()} for shape in ("1x16", "16x64")]
+        counts = [f"{figures['bytes']:,}", f"{figures['accuracy']:.4f}", f"{figures['changed_answers']}"]
         return [name, *counts, *map(spread, times)]
 
     header = ["method", "bytes", "accuracy", "changed answers", "time of FP32, 1×16", "time of FP32, 16×64"]
     return markdown(
-        header, [cells(name, found) for name, found in result("2026-11-21-int8-methods")["methods"].items()]
+        header, [cells(name, figures) for name, figures in result("2026-11-21-int8-methods")["methods"].items()]
     )
 
 
@@ -125,10 +125,10 @@ def guarantee() -> str:
 
     def cells(row: dict[str, Any]) -> list[str]:
         half, source = row["other_half"], row["whole_source"]
-        kept = [f"{found['kept']} of {found['draws']}" for found in (half, source)]
+        kept = [f"{figures['kept']} of {figures['draws']}" for figures in (half, source)]
         loss = f"{100 * half['mean_loss']:+.2f} / {100 * half['largest_loss']:+.2f}"
-        asked = [f"{100 * row['max_drop']:g} points", f"{row['risk']:.0%}", f"{half['promised']}"]
-        return [*asked, *kept, loss, f"{half['mean_loops']:.2f}"]
+        arguments = [f"{100 * row['max_drop']:g} points", f"{row['risk']:.0%}", f"{half['promised']}"]
+        return [*arguments, *kept, loss, f"{half['mean_loops']:.2f}"]
 
     header = ["promised: at most", "risk", "resplits with thresholds", "kept on the other half", "kept on all"]
     rows = map(cells, result("2026-11-22-exit-guarantee")["promises"])
@@ -139,9 +139,9 @@ def gate() -> str:
     """What `gate` said of the same file and of planted slowdowns, and the bars on it."""
     from benchmarks.gate import result as words_of  # loads the measuring
 
-    found = result("2026-11-23-gate")
+    figures = result("2026-11-23-gate")
     cases: dict[str, list[dict[str, Any]]] = {}
-    for run in found["runs"]:
+    for run in figures["runs"]:
         cases.setdefault(run["case"], []).append(run)
 
     def said(runs: list[dict[str, Any]]) -> str:
@@ -154,10 +154,10 @@ def gate() -> str:
     verdicts = {True: "met", False: "not met", None: "not enough runs yet"}
     bars = [
         [bar["bar"], f"{bar['value']:g}" + (f" of {bar['of']}" if bar["of"] is not None else ""), verdicts[bar["met"]]]
-        for bar in found["bars"]
+        for bar in figures["bars"]
     ]
-    told = markdown(["measured against", "runs", "verdict, difference", "median s"], rows)
-    return f"{told}\n\n{markdown(['bar', 'found', 'verdict'], bars)}"
+    text = markdown(["measured against", "runs", "verdict, difference", "median s"], rows)
+    return f"{text}\n\n{markdown(['bar', 'found', 'verdict'], bars)}"
 
 
 def plan() -> str:

@@ -1,4 +1,4 @@
-"""Re-run a table or figure of the papers: train what is missing, score it, and put the published values beside it.
+"""Re-run a table or figure of the papers: train what is missing, score it, and compare it with the published values.
 
     python -m benchmarks.studies table6 --data DIR --dry-run    # what is missing, and how long it takes
     python -m benchmarks.studies table6 --data DIR --jobs 2     # trains it; the same command continues after Ctrl-C
@@ -78,8 +78,8 @@ def _run(arguments: argparse.Namespace, console: Terminal) -> int:
     )  # fmt: skip
     progress = show_progress()
     plan = plan_study(arguments.name, options, progress)
-    left = total_seconds(plan.estimates, options.jobs)
-    if arguments.dry_run or left:
+    remaining = total_seconds(plan.estimates, options.jobs)
+    if arguments.dry_run or remaining:
         columns: Columns[Estimate] = Columns([
             Column("run", lambda estimate: estimate.job.title),
             Column("recipe", lambda estimate: estimate.job.written.name),
@@ -88,7 +88,7 @@ def _run(arguments: argparse.Namespace, console: Terminal) -> int:
             Column("steps", lambda estimate: estimate.steps or None, number=True),
             Column("estimated", lambda estimate: estimate.basis),
         ])  # fmt: skip
-        console.print(columns.terminal(f"{plan.study.name}: about {format_duration(left)}", plan.estimates))
+        console.print(columns.terminal(f"{plan.study.name}: about {format_duration(remaining)}", plan.estimates))
     if arguments.dry_run:
         return 0
     table = run_study(plan, options, progress)

@@ -136,8 +136,8 @@ def _bubbles(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) ->
     if printed:
         axis.plot([], [], "x", color=GREY, label="published")
     if printed or many:
-        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "labelspacing": 0.8}
-        axis.legend(frameon=False, fontsize=8, **(beside if many else {"loc": "lower right"}))
+        legend: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "labelspacing": 0.8}
+        axis.legend(frameon=False, fontsize=8, **(legend if many else {"loc": "lower right"}))
     axis.margins(0.28)
     best = "higher is better" if measure(y).higher_is_better else "lower is better"
     axis.set(xlabel=f"{measure(figure.x).heading} (lower is better)", ylabel=f"{measure(y).heading} ({best})")

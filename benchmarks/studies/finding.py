@@ -28,20 +28,20 @@ class Questions:
     def __init__(self, rows: Sequence[StudyRow]) -> None:
         self._rows = {(row.run, row.at): row for row in rows}
 
-    def of(self, run: str, at: object, figure: str) -> float:
+    def of(self, run: str, place: object, figure: str) -> float:
         """Return the mean over the seeds, or the median over the rounds."""
-        mean = self._cell(run, at, figure).mean
+        mean = self._cell(run, place, figure).mean
         assert mean is not None
         return mean
 
-    def said(self, run: str, at: object, figure: str) -> str:
+    def said(self, run: str, place: object, figure: str) -> str:
         """Return the figure as the table shows it, with its spread."""
-        self._cell(run, at, figure)
-        return cell_text(self._rows[run, str(at)], figure)
+        self._cell(run, place, figure)
+        return cell_text(self._rows[run, str(place)], figure)
 
-    def clear(self, first: str, second: str, at: object, figure: str) -> bool:
+    def clear(self, first: str, second: str, place: object, figure: str) -> bool:
         """Return whether two runs differ beyond what their seeds explain (Welch's t test); False without seeds."""
-        a, b = (self._cell(run, at, figure) for run in (first, second))
+        a, b = (self._cell(run, place, figure) for run in (first, second))
         if a.mean is None or b.mean is None or a.sd is None or b.sd is None:  # one seed, or times in turns
             return False
         if not a.sd and not b.sd:
@@ -50,27 +50,27 @@ class Questions:
 
     def apart(self, run: str, first: object, second: object, figure: str) -> bool:
         """Return whether two rows of a run differ, seed by seed, beyond chance (paired t test)."""
-        a, b = (self._cell(run, at, figure).values for at in (first, second))
+        a, b = (self._cell(run, place, figure).values for place in (first, second))
         if len(a) != len(b) or len(a) < 2 or a == b:
             return False
         return bool(ttest_rel(a, b).pvalue < _ALPHA)
 
-    def chance(self, first: str, second: str, at: object, share: str) -> float:
+    def chance(self, first: str, second: str, place: object, share: str) -> float:
         """Return the standard error of the difference of two shares of a test set's rows, in the share's unit."""
-        pairs = [(self.of(run, at, share), self.of(run, at, "rows")) for run in (first, second)]
+        pairs = [(self.of(run, place, share), self.of(run, place, "rows")) for run in (first, second)]
         return sqrt(sum(mean * (1 - mean) / n for mean, n in pairs))
 
     def ranked(self, *arguments: object) -> list[str]:
         """Return the labels and figures of several runs, best first."""
-        *runs, at, figure = map(str, arguments)
+        *runs, place, figure = map(str, arguments)
         sign = -1 if measure(figure).higher_is_better else 1
-        best = sorted(runs, key=lambda run: sign * self.of(run, at, figure))
-        return [f"{self._rows[run, at].label} ({self.said(run, at, figure)})" for run in best]
+        best = sorted(runs, key=lambda run: sign * self.of(run, place, figure))
+        return [f"{self._rows[run, place].label} ({self.said(run, place, figure)})" for run in best]
 
-    def _cell(self, run: str, at: object, figure: str) -> Cell:
-        row = self._rows.get((run, str(at)))
+    def _cell(self, run: str, place: object, figure: str) -> Cell:
+        row = self._rows.get((run, str(place)))
         if row is None or row.missing or row.cell(figure).mean is None:
-            raise _MissingFigure(f"{run}, {at} has no {measure(figure).heading}")
+            raise _MissingFigure(f"{run}, {place} has no {measure(figure).heading}")
         return row.cell(figure)
 
 

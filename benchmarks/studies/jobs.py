@@ -115,7 +115,7 @@ class DataReader:
 
     @property
     def mapping(self) -> LocalData | None:
-        """Local files by what they stand in for; None: recipes read the hub. Raises RecipeError."""
+        """Local files by what they replace; None: recipes read the hub. Raises RecipeError."""
         return load_local_data() if self.folders else None
 
     def read(self, recipe: Recipe, *, taught_by_row: bool = False) -> Data:
@@ -169,10 +169,10 @@ def jobs_of(study: Study, path: Path, reader: DataReader) -> list[Job]:
         if spec.teacher is not None and seed not in study.runs[spec.teacher].seeds:
             raise RecipeError(f"{path}: runs.{row}: its teacher {spec.teacher} has no seed {seed}; add it to its seeds")
         teacher = make(spec.teacher, seed) if spec.teacher is not None else None
-        beside = path.parent / spec.recipe
+        placement = path.parent / spec.recipe
         changes = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in spec.set.items()]
         try:
-            name = str(beside) if beside.is_file() else spec.recipe
+            name = str(placement) if placement.is_file() else spec.recipe
             written = load_recipe(name, [*changes, f"seed={seed}"])
         except RecipeError as error:
             raise RecipeError(f"{path}: runs.{row}: {error}") from None

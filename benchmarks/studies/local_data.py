@@ -21,7 +21,7 @@ _HUB_KEYS = {"kind", "name", "config", "split", "revision", "text", "text_pair",
 
 
 class LocalSource(Frozen):
-    """Files that stand in for a split of a hub data set.
+    """Files that replace a split of a hub data set.
 
     Attributes:
         files: file sources as in a recipe; ``path`` is relative to the folder of ``--data``.
@@ -38,14 +38,14 @@ class LocalSource(Frozen):
 
 
 class LocalFile(Frozen):
-    """A file or folder that stands in for a tokenizer or a model of the hub."""
+    """A file or folder that replaces a tokenizer or a model of the hub."""
 
     hub: str
     path: str
 
 
 class LocalData(Frozen):
-    """Files below ``--data DIR`` by what they stand in for."""
+    """Files below ``--data DIR`` by what they replace."""
 
     sources: Annotated[tuple[LocalSource, ...], Field(strict=False)] = ()
     tokenizers: Annotated[tuple[LocalFile, ...], Field(strict=False)] = ()
@@ -128,7 +128,7 @@ def _existing(path: str, folders: Sequence[Path], purpose: str) -> Path:
     for folder in folders:
         if (folder / path).exists():
             return (folder / path).resolve()
-    raise DataError(f"--data: no {path}, which stands in for {purpose}, in {' or '.join(map(str, folders))}")
+    raise DataError(f"--data: no {path}, which replaces {purpose}, in {' or '.join(map(str, folders))}")
 
 
 def _stand_in(hub: str, folders: Sequence[Path], files: Sequence[LocalFile]) -> Path | None:

@@ -64,7 +64,7 @@ def study_csv(table: StudyTable) -> str:
 
 
 def study_page(table: StudyTable, figures: Sequence[str]) -> str:
-    """Return README.md of a study's folder; ``figures``: names of the files beside it."""
+    """Return README.md of a study's folder; ``figures``: names of the files in the same folder."""
     legend = [f"- **{markdown(measure(name).heading)}**: {markdown(measure(name).meaning)}" for name in table.columns]
     if any(row.keys for row in table.rows):
         legend.append("- Ours: mean ± standard deviation (n − 1) over the seeds; *times as fast*: median (least–most)")

@@ -32,7 +32,7 @@ MEASURES: dict[str, Measure] = {
     "parameters": Measure("parameters", 0, "parameters, each counted once", False),
     "megabytes": Measure("MB", 2, "bytes of the parameters over 2^20, as the papers count: 4 (FP16 2, INT8 1, INT4 ½)",
                          False),
-    "size_bytes": Measure("bytes", 0, "bytes of the exported file, with its share of weights beside it", False),
+    "size_bytes": Measure("bytes", 0, "bytes of the exported file, with its share of external weights", False),
     "accuracy": Measure("accuracy", 4, "share of right answers", True),
     "f1": Measure("F1", 4, "F1 of the second of two labels; macro-averaged where there are more", True),
     "precision": Measure("precision", 4, "precision, of the same", True),

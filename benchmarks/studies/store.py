@@ -108,7 +108,7 @@ class Results:
         return Match(run, TRAINED)
 
     def data_of(self, job: Job) -> tuple[DataSummary, str] | None:
-        """Return what a recipe's data is, and who counted it; None: nobody did, or results disagree."""
+        """Return what a recipe's data is, and who counted it; None: not counted, or results disagree."""
         if job.data.summary is not None:
             return job.data.summary.model_copy(update={"findings": ()}), "counted here"
         summaries = {}

@@ -49,24 +49,26 @@ def rows_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None)
         if table.rows == "labels" and jobs[0].data is not None:
             lines, origin = {"": _label_lines(jobs[0].data[0].label_rows)}, jobs[0].data[1]
         published = [row for row in table.published if row.run == name]
-        for at in _parts(spec, table, [*lines.values()], published):
-            runs = [match.run for key, match in matches.items() if at in lines[key]]
-            seeds = [parts[at] for parts in lines.values() if at in parts]
+        for place in _parts(spec, table, [*lines.values()], published):
+            runs = [match.run for key, match in matches.items() if place in lines[key]]
+            seeds = [parts[place] for parts in lines.values() if place in parts]
             ratios = []
             for figures, run in zip(seeds, runs, strict=False):  # labels have no runs
-                p50 = latencies.get((run.key, graph_of(run, table, at) or ""), ())
+                p50 = latencies.get((run.key, graph_of(run, table, place) or ""), ())
                 if measured := [ms for ms in p50 if ms is not None]:
                     figures.setdefault("latency_ms", median(measured))
                 ratios += [other / ms for ms, other in zip(p50, against, strict=False) if ms and other]
-            printed = [row for row in published if row.at is None or _at_text(row.at) == at]
+            printed = [row for row in published if row.at is None or _at_text(row.at) == place]
             cells = _cells(seeds, table.columns, {key: value for row in printed for key, value in row.values.items()})
             if "speedup" in table.columns and ratios:  # the spread over rounds, not over seeds
                 spread = {"mean": median(ratios), "low": min(ratios), "high": max(ratios), "n": len(ratios)}
                 cells["speedup"] = cells["speedup"].model_copy(update=spread)
-            missing = _missing(jobs, lines, table, at) if table.rows != "labels" else None if lines else jobs[0].reason
+            missing = (
+                _missing(jobs, lines, table, place) if table.rows != "labels" else None if lines else jobs[0].reason
+            )
             rows.append(
                 StudyRow(
-                    run=name, label=spec.label, at=at, group=spec.group, cells=cells,
+                    run=name, label=spec.label, at=place, group=spec.group, cells=cells,
                     source="; ".join(dict.fromkeys(row.source for row in printed)), origin=origin,
                     keys=tuple(run.key for run in runs), missing=missing,
                     leaks=any(match.run.leaks for match in matches.values()),
@@ -76,12 +78,12 @@ def rows_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None)
     return tuple(rows)
 
 
-def graph_of(run: StudyRun, table: TableSpec, at: str) -> str | None:
+def graph_of(run: StudyRun, table: TableSpec, place: str) -> str | None:
     """Return the id of the graph whose latency a row shows; None: it was not built."""
-    if table.rows == "exits" and at != str(run.loops):
-        graphs = [a for a in run.artifacts if (a.role, a.precision, str(a.exit)) == ("exit", "fp32", at)]
+    if table.rows == "exits" and place != str(run.loops):
+        graphs = [a for a in run.artifacts if (a.role, a.precision, str(a.exit)) == ("exit", "fp32", place)]
     else:
-        precision = at if table.rows == "artifacts" else "fp32"
+        precision = place if table.rows == "artifacts" else "fp32"
         graphs = [a for a in run.artifacts if (a.role, a.precision) == ("full", precision)]
     return graphs[0].id if graphs and graphs[0].status == "built" else None
 
@@ -89,7 +91,7 @@ def graph_of(run: StudyRun, table: TableSpec, at: str) -> str | None:
 def mixed_hosts(runs: Sequence[StudyRun]) -> str:
     """Return why the runs' times per sample cannot be compared; empty: all were taken on one processor."""
     rows = (row for run in runs for row in run.evaluation.rows if row.ms_per_sample is not None)
-    hosts = list(dict.fromkeys(row.host or "one that nobody noted" for row in rows))
+    hosts = list(dict.fromkeys(row.host or "an unrecorded host" for row in rows))
     return f"No time per sample is shown: they were taken on {' and '.join(hosts)}." if len(hosts) > 1 else ""
 
 
@@ -113,12 +115,12 @@ def _lines(run: StudyRun, table: TableSpec, *, per_sample: bool) -> Lines:
         return {name: value for name, value in figures.items() if value is not None}
 
     if table.rows == "tests":
-        whole = {row.split: scores(row) for row in torch_rows if row.exit is None}
+        complete = {row.split: scores(row) for row in torch_rows if row.exit is None}
         for graph in graphs:
             for row in run.evaluation.rows if graph.precision == "fp32" else ():  # the deployed graph's time counts
-                if row.artifact == graph.id and row.split in whole and row.ms_per_sample is not None:
-                    whole[row.split]["ms_per_sample"] = row.ms_per_sample
-        lines = {name: whole[name] for name in sets if name in whole}
+                if row.artifact == graph.id and row.split in complete and row.ms_per_sample is not None:
+                    complete[row.split]["ms_per_sample"] = row.ms_per_sample
+        lines = {name: complete[name] for name in sets if name in complete}
     elif table.rows == "artifacts":
         for graph in graphs:
             size = {"megabytes": _BYTES[graph.precision] * run.parameters / 2**20}
@@ -136,16 +138,16 @@ def _lines(run: StudyRun, table: TableSpec, *, per_sample: bool) -> Lines:
             if early.artifact == TORCH and early.split == split:
                 figures = {name: getattr(early, name) for name in ("loss", "accuracy", "perplexity", "mean_loops")}
                 rule = "" if early.rule == "confidence" else f"{early.rule} "
-                at = "schedule" if early.threshold is None else f"{rule}{early.threshold:g}"
+                place = "schedule" if early.threshold is None else f"{rule}{early.threshold:g}"
                 figures = {name: value for name, value in figures.items() if value is not None}
-                lines[at] = {"rows": early.n, **figures, "loop_ratio": run.loops / early.mean_loops}
+                lines[place] = {"rows": early.n, **figures, "loop_ratio": run.loops / early.mean_loops}
     common = {"parameters": run.parameters, "minutes": run.seconds / 60, "epochs": run.epochs}
     common |= {"best_epoch": run.best_epoch} if run.best_epoch is not None else {}
     common |= {"megabytes": _BYTES["fp32"] * run.parameters / 2**20}
     dropped = set() if per_sample else {"ms_per_sample"}
     return {
-        at: {name: value for name, value in {**common, **figures}.items() if name not in dropped}
-        for at, figures in lines.items()
+        place: {name: value for name, value in {**common, **figures}.items() if name not in dropped}
+        for place, figures in lines.items()
     }
 
 
@@ -159,8 +161,8 @@ def _label_lines(label_rows: Mapping[str, Mapping[str, int]]) -> Lines:
     return lines
 
 
-def _at_text(at: object) -> str:
-    return DASH if at is None else f"{at:g}" if isinstance(at, float) else str(at)
+def _at_text(place: object) -> str:
+    return DASH if place is None else f"{place:g}" if isinstance(place, float) else str(place)
 
 
 def _parts(spec: RunSpec, table: TableSpec, lines: Sequence[Lines], published: Sequence[Published]) -> list[str]:
@@ -169,7 +171,7 @@ def _parts(spec: RunSpec, table: TableSpec, lines: Sequence[Lines], published: S
     if table.rows == "labels" and lines:
         printed = []
     graphs = ["fp32", *spec.export] if table.rows == "artifacts" and (spec.export or spec.exits) else []
-    return list(dict.fromkeys((*(at for parts in lines for at in parts), *graphs, *printed))) or [DASH]
+    return list(dict.fromkeys((*(place for parts in lines for place in parts), *graphs, *printed))) or [DASH]
 
 
 def _cells(
@@ -189,23 +191,23 @@ def _cells(
     return cells
 
 
-def _missing(outcomes: Sequence[Outcome], lines: Mapping[str, Lines], table: TableSpec, at: str) -> str | None:
+def _missing(outcomes: Sequence[Outcome], lines: Mapping[str, Lines], table: TableSpec, place: str) -> str | None:
     """Return why a row has no figures, or lacks those of a seed."""
     for outcome in outcomes:
         lack = ""
         if outcome.match is not None:
             run = outcome.match.run
             graphs = {artifact.exit for artifact in run.artifacts if artifact.role == "exit"}
-            if at not in lines[run.key]:
-                lack = "its results have no line here" if at == DASH else f"its results have no {at}"
-            elif table.rows == "artifacts" and graph_of(run, table, at) and "rows" not in lines[run.key][at]:
-                lack = f"{at} is exported, and not scored"
-            elif table.rows == "exits" and at in map(str, outcome.job.exits - graphs):
-                lack = f"exit {at} is not exported"
+            if place not in lines[run.key]:
+                lack = "its results have no line here" if place == DASH else f"its results have no {place}"
+            elif table.rows == "artifacts" and graph_of(run, table, place) and "rows" not in lines[run.key][place]:
+                lack = f"{place} is exported, and not scored"
+            elif table.rows == "exits" and place in map(str, outcome.job.exits - graphs):
+                lack = f"exit {place} is not exported"
         if outcome.match is None or lack:
             return f"{outcome.job.title}: {'; '.join(part for part in (lack, outcome.reason) if part)}"
     runs = [outcome.match.run for outcome in outcomes if outcome.match is not None and table.rows == "artifacts"]
-    graphs_at = (a for run in runs for a in run.artifacts if (a.role, a.precision) == ("full", at))
+    graphs_at = (a for run in runs for a in run.artifacts if (a.role, a.precision) == ("full", place))
     return next((f"{graph.status}: {graph.reason}" for graph in graphs_at if graph.status != "built"), None)
 
 

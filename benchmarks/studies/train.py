@@ -192,7 +192,7 @@ class Trainer:
                 future = pool.submit(function, job)
                 futures[future] = job
                 self._futures[job.key or ""] = future
-            pending, shown, first_steps = {*futures}, 0, dict[str, int]()
+            pending, displayed, first_steps = {*futures}, 0, dict[str, int]()
             try:
                 while pending and not self._stopping:
                     done, pending = wait(pending, timeout=0.5)
@@ -212,8 +212,8 @@ class Trainer:
                             steps = step - first_steps.setdefault(key, step)
                             share = max(share, min(1.0, steps / max(1, self._estimates[key].steps)))
                         seconds += share * self._seconds(job, title)
-                    self.progress.advance(int(seconds) - shown)
-                    shown = int(seconds)
+                    self.progress.advance(int(seconds) - displayed)
+                    displayed = int(seconds)
             finally:
                 with self._lock:
                     self._stopping = self._stopping or bool(pending)
@@ -266,9 +266,9 @@ class Trainer:
                     raise
             run = collect(job, folder, run, seconds, None)
             self.results.keep(run)
-        if left := [" ".join(step) for step in missing_steps(job, run, folder, self.splits)]:
+        if remaining := [" ".join(step) for step in missing_steps(job, run, folder, self.splits)]:
             log = self.artifacts / "studies" / "logs" / f"{job.key}.log"
-            raise EdgeformerError("; ".join(problems) or f"`edgeformer {left[0]}` had no effect; see {log}")
+            raise EdgeformerError("; ".join(problems) or f"`edgeformer {remaining[0]}` had no effect; see {log}")
 
     def _call(self, job: Job, arguments: Sequence[str]) -> float:
         """Run an edgeformer command and return its seconds. Raises EdgeformerError where it fails."""
