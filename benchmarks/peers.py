@@ -12,7 +12,7 @@ Usage: python -m benchmarks.peers --model DIR --bundle BUNDLE --light BUNDLE [--
 
 --model: MiniLM's folder. --bundle: the same, by ``edgeformer import hf`` and ``export``. --light: the light recurrent
 model. The bars, at every shape: no peer is faster than our quickest way, and the light model takes half of its time at
-most. A way whose library is missing is reported, in the JSON too; without one of the peers its bar is not judged, and the
+most. A way whose library is missing is reported; without one of the peers its target is not judged, and the
 exit code is 3.
 """
 
