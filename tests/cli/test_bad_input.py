@@ -125,10 +125,10 @@ def test_label_that_is_not_in_the_set(folder: Path) -> None:
 def test_vocabulary_that_the_text_cannot_fill(folder: Path) -> None:
     outcome = train(folder, "--set", "model.vocab_size=5000")
     assert outcome.code == 0, outcome.err
-    said = re.search(r"model\.vocab_size is (\d+) instead of 5000, here and in the saved recipe", outcome.err)
-    assert said is not None
+    messages = re.search(r"model\.vocab_size is (\d+) instead of 5000, here and in the saved recipe", outcome.err)
+    assert messages is not None
     (saved,) = folder.glob("artifacts/*/recipe.yaml")
-    assert f"vocab_size: {said[1]}\n" in saved.read_text(encoding="utf-8")
+    assert f"vocab_size: {messages[1]}\n" in saved.read_text(encoding="utf-8")
 
 
 def test_missing_tokenizer(folder: Path) -> None:

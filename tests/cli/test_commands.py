@@ -100,14 +100,14 @@ def test_ctrl_c_exits_with_130_and_resume_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
-    _, told, going_on = error.partition("go on with: edgeformer ")
-    assert told and "Traceback" not in error
+    _, text, going_on = error.partition("go on with: edgeformer ")
+    assert text and "Traceback" not in error
     assert read_run(tmp_path / "artifacts" / "long").status == "interrupted"
-    before = read_run(tmp_path / "artifacts" / "long").steps
-    resumed = edgeformer(*shlex.split(going_on), "--max-steps", str(before + 3), cwd=tmp_path)  # as it was told
+    start = read_run(tmp_path / "artifacts" / "long").steps
+    resumed = edgeformer(*shlex.split(going_on), "--max-steps", str(start + 3), cwd=tmp_path)  # as it was told
     assert resumed.code == 0, resumed.err
-    assert f"resuming after step {before}" in resumed.err
-    assert read_run(tmp_path / "artifacts" / "long").steps == before + 3
+    assert f"resuming after step {start}" in resumed.err
+    assert read_run(tmp_path / "artifacts" / "long").steps == start + 3
 
 
 def test_export_profile_evaluate_predict(workplace: Path) -> None:
@@ -172,6 +172,6 @@ def test_list_and_compare(workplace: Path) -> None:
 
 def test_doctor_tells_the_truth(tmp_path: Path) -> None:
     document = json_of("doctor", cwd=tmp_path)
-    found = {c["name"]: c for c in document["capabilities"]}  # type: ignore[attr-defined]
-    assert any("CPUExecutionProvider" in name and c["status"] == "available" for name, c in found.items())
-    assert all(c["remedy"] or c["detail"] for c in found.values() if c["status"] == "unavailable")
+    results = {c["name"]: c for c in document["capabilities"]}  # type: ignore[attr-defined]
+    assert any("CPUExecutionProvider" in name and c["status"] == "available" for name, c in results.items())
+    assert all(c["remedy"] or c["detail"] for c in results.values() if c["status"] == "unavailable")

@@ -49,11 +49,11 @@ def test_a_command_alone_is_what_it_is_among_all(monkeypatch: pytest.MonkeyPatch
     for name in names:
         alone = select_command([name])
         assert [command.name for command in alone.registered_commands] == [name] and not alone.registered_groups
-        told, wanted = (CliRunner().invoke(one, [name, "--help"]) for one in (alone, app))
-        assert told.exit_code == wanted.exit_code == 0
-        assert told.output == wanted.output and f"{name} [OPTIONS]" in told.output
-    for others in ([], ["--help"], ["--version"], ["import"], ["trian"], ["--verbose", "train"]):
-        assert select_command(others) is app
+        text, target = (CliRunner().invoke(item, [name, "--help"]) for item in (alone, app))
+        assert text.exit_code == target.exit_code == 0
+        assert text.output == target.output and f"{name} [OPTIONS]" in text.output
+    for rest in ([], ["--help"], ["--version"], ["import"], ["trian"], ["--verbose", "train"]):
+        assert select_command(rest) is app
 
 
 def test_help_breaks_paragraphs_at_the_width_of_the_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +80,8 @@ def test_a_command_shows_at_most_15_options_outside_the_advanced_panel() -> None
         alone.registered_commands, alone.registered_groups = [command], []
         (parsed,) = typer.main.get_group(alone).commands.values()
         options = [option for option in parsed.params if option.param_type_name == "option"]
-        shown = [option.name for option in options if getattr(option, "rich_help_panel", None) != "Advanced"]
-        assert len(shown) < 15, f"{command.name}: {shown} and --help"
+        displayed = [option.name for option in options if getattr(option, "rich_help_panel", None) != "Advanced"]
+        assert len(displayed) < 15, f"{command.name}: {displayed} and --help"
 
 
 def test_package_itself_loads_nothing() -> None:

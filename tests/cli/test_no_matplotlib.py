@@ -19,12 +19,12 @@ main()
 
 def test_training_and_exporting(tmp_path: Path) -> None:
     sets = [part for override in TINY for part in ("--set", override)]
-    for arguments, said in (
+    for arguments, messages in (
         (["train", "quickstart", "--name", "run", "--max-steps", "1", *sets], "learning curve"),
         (["export", "run"], "plot  "),
     ):
         command = [sys.executable, "-c", PROGRAM, *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert f"{said} matplotlib is not installed: python -m pip install" in done.stdout
+        assert f"{messages} matplotlib is not installed: python -m pip install" in done.stdout
     assert not (tmp_path / "artifacts" / "run" / "plots").exists()

@@ -36,9 +36,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, Ou
 
 
 def test_init_and_train_tell_everything(trained: tuple[Path, Outcome, Outcome]) -> None:
-    folder, written, told = trained
+    folder, written, text = trained
     for part in TOLD:
-        assert part in written.out and part in told.err + told.out
+        assert part in written.out and part in text.err + text.out
     for part in (
         TEXT,
         LABEL,
@@ -57,12 +57,12 @@ def test_the_run_is_exported_predicts_and_is_scored(trained: tuple[Path, Outcome
     run("export", "--int8", cwd=folder)
     answer = json.loads(run("predict", "the soup was awful", "--json", cwd=folder).out)
     assert "schlecht" in json.dumps(answer)
-    whole = run("evaluate", "--data", "reviews.csv", "--artifact", "onnx-int8", "--json", cwd=folder)
-    assert json.loads(whole.out)["rows"][0]["n"] == 297 and "3 rows without a text: left out" in whole.err
+    complete = run("evaluate", "--data", "reviews.csv", "--artifact", "onnx-int8", "--json", cwd=folder)
+    assert json.loads(complete.out)["rows"][0]["n"] == 297 and "3 rows without a text: left out" in complete.err
     (folder / "other.csv").write_text("was,wie\nlovely film,gut\nawful room,schlecht\n", encoding="utf-8")
-    named = ("evaluate", "--data", "other.csv", "--artifact", "onnx-fp32")
-    assert "--text COLUMN" in run(*named, cwd=folder, code=2).err
-    scored = json.loads(run(*named, "--text", "was", "--label", "wie", "--json", cwd=folder).out)
+    label = ("evaluate", "--data", "other.csv", "--artifact", "onnx-fp32")
+    assert "--text COLUMN" in run(*label, cwd=folder, code=2).err
+    scored = json.loads(run(*label, "--text", "was", "--label", "wie", "--json", cwd=folder).out)
     assert scored["rows"][0]["n"] == 2
     assert "give the file with --data" in run("evaluate", "--text", "was", cwd=folder, code=2).err
 

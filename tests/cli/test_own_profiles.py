@@ -41,8 +41,8 @@ def run(
 
 
 def test_plan(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = run(artifacts, monkeypatch, capsys, "plan", "quickstart", "--device", "mine")
-    assert code == 3 and found["device"] == "mine" and found["budget_bytes"] == 2**20
+    code, results = run(artifacts, monkeypatch, capsys, "plan", "quickstart", "--device", "mine")
+    assert code == 3 and results["device"] == "mine" and results["budget_bytes"] == 2**20
 
 
 def test_shipped_paths_outside_of_the_clone(
@@ -62,26 +62,26 @@ def test_shipped_paths_outside_of_the_clone(
 
 def test_train(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("train", "quickstart", "--as-device", "mine", "--accelerator", "cpu")
-    code, found = run(artifacts, monkeypatch, capsys, *arguments)
-    assert code == 2 and str(found["error"]).startswith("--as-device")
-    assert "no device profile" not in str(found["error"])
+    code, results = run(artifacts, monkeypatch, capsys, *arguments)
+    assert code == 2 and str(results["error"]).startswith("--as-device")
+    assert "no device profile" not in str(results["error"])
 
 
 def test_export(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (artifacts / "old" / "model" / "README.md").unlink()  # as training through Python left it before
-    code, found = run(artifacts, monkeypatch, capsys, "export", "old", "--trt", "--target", "mine")
-    assert code in (0, 3) and "artifacts" in found, found
+    code, results = run(artifacts, monkeypatch, capsys, "export", "old", "--trt", "--target", "mine")
+    assert code in (0, 3) and "artifacts" in results, results
     assert (artifacts / "old" / "bundle" / "README.md").read_text(encoding="utf-8").startswith("---\nlibrary_name")
 
 
 def test_profile(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = run(artifacts, monkeypatch, capsys, "profile", "old", "--device", "mine", "--max-size", "1")
-    assert code == 2 and str(found["error"]).startswith("--max-size"), "the profile is read before the limits are"
+    code, results = run(artifacts, monkeypatch, capsys, "profile", "old", "--device", "mine", "--max-size", "1")
+    assert code == 2 and str(results["error"]).startswith("--max-size"), "the profile is read before the limits are"
 
 
 def test_list(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = run(artifacts, monkeypatch, capsys, "list", "devices")
-    devices = found["devices"]
+    code, results = run(artifacts, monkeypatch, capsys, "list", "devices")
+    devices = results["devices"]
     assert code == 0 and isinstance(devices, list)
     (mine,) = [device for device in devices if device["name"] == "mine"]
     assert mine["device"] == "My own card" and mine["usable_memory_bytes"] == 301 * 2**20

@@ -22,9 +22,9 @@ def test_no_figure_is_cut(width: int) -> None:
     bars._bars.refresh()
     bars.finish()
     assert isinstance(bars._console.file, io.StringIO)
-    shown = bars._console.file.getvalue()
+    displayed = bars._console.file.getvalue()
     for part in ("Epoch 10/10", "32000/67349 samples", "loss 0.6931", "samples/s 1,23", "1.0e-03"):
-        assert part in shown and "…" not in shown
+        assert part in displayed and "…" not in displayed
 
 
 def test_the_time_left_is_that_of_the_whole_work() -> None:
@@ -36,8 +36,8 @@ def test_the_time_left_is_that_of_the_whole_work() -> None:
     bars._bars.refresh()
     bars.finish()
     assert isinstance(bars._console.file, io.StringIO)
-    shown = bars._console.file.getvalue()
-    assert "1 h 00 min left" in shown and "left_s" not in shown
+    displayed = bars._console.file.getvalue()
+    assert "1 h 00 min left" in displayed and "left_s" not in displayed
 
 
 def test_lines_come_though_the_work_does_not_advance(
@@ -47,17 +47,17 @@ def test_lines_come_though_the_work_does_not_advance(
     lines = Lines()
     lines.start("Predicting the peak memory", None)
     deadline = time.monotonic() + 10
-    said = ""
-    while said.count("Predicting the peak memory: ") < 2 and time.monotonic() < deadline:
+    messages = ""
+    while messages.count("Predicting the peak memory: ") < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
-        said += capsys.readouterr().err
-    assert said.count("so far\n") >= 2
+        messages += capsys.readouterr().err
+    assert messages.count("so far\n") >= 2
     lines.start("Epoch 1/2", 10, "samples")
     time.sleep(0.06)
     lines.advance(5, loss=0.5, left_s=7200.0)
     lines.finish()
     time.sleep(0.2)
-    after = capsys.readouterr().err
-    assert "Epoch 1/2: 5/10 samples  loss 0.5  2 h 00 min left\n" in after and "left_s" not in after
+    end = capsys.readouterr().err
+    assert "Epoch 1/2: 5/10 samples  loss 0.5  2 h 00 min left\n" in end and "left_s" not in end
     time.sleep(0.2)
     assert capsys.readouterr().err == ""

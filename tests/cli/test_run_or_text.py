@@ -15,9 +15,9 @@ OLD = Path(__file__).parents[1] / "old_format"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("names")
-    shutil.copytree(OLD / "classifier-v1", made / "artifacts" / "shops-1")
-    return made
+    built = tmp_path_factory.mktemp("names")
+    shutil.copytree(OLD / "classifier-v1", built / "artifacts" / "shops-1")
+    return built
 
 
 def refused(folder: Path, *arguments: str, stdin: str = "") -> str:
@@ -33,9 +33,9 @@ def texts(folder: Path, *arguments: str, stdin: str = "") -> list[str]:
 
 
 def test_a_wrong_name_is_no_text(folder: Path) -> None:
-    said = refused(folder, "predict", "shops-01", "the food was wonderful")
-    assert "no run 'shops-01'; did you mean shops-1?" in said
-    assert "if it is a text: edgeformer predict --run shops-1 shops-01 …" in said
+    messages = refused(folder, "predict", "shops-01", "the food was wonderful")
+    assert "no run 'shops-01'; did you mean shops-1?" in messages
+    assert "if it is a text: edgeformer predict --run shops-1 shops-01 …" in messages
 
 
 def test_nor_where_the_texts_come_on_standard_input(folder: Path) -> None:
@@ -44,8 +44,8 @@ def test_nor_where_the_texts_come_on_standard_input(folder: Path) -> None:
 
 
 def test_generate_has_the_same_rule(folder: Path) -> None:
-    said = refused(folder, "generate", "shops-01", "Once upon a time")
-    assert "edgeformer generate --run shops-1 shops-01 …" in said
+    messages = refused(folder, "generate", "shops-01", "Once upon a time")
+    assert "edgeformer generate --run shops-1 shops-01 …" in messages
 
 
 def test_what_can_only_be_a_text_is_one(folder: Path) -> None:

@@ -21,7 +21,7 @@ _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 def programs(document: Path) -> dict[str, str]:
     """Name → text of every fenced program whose first line is a comment with its name."""
-    return {found["name"]: found["program"] for found in _PROGRAM.finditer(document.read_text(encoding="utf-8"))}
+    return {results["name"]: results["program"] for results in _PROGRAM.finditer(document.read_text(encoding="utf-8"))}
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def _without_comment(line: str) -> str:
 
 def blocks(document: Path) -> list[Block]:
     """Every block of code of a document, in order."""
-    found: list[Block] = []
+    results: list[Block] = []
     lines = [*document.read_text(encoding="utf-8").splitlines(), ""]
     number, previous = 0, ""
     while number < len(lines):
@@ -63,15 +63,15 @@ def blocks(document: Path) -> list[Block]:
             number += 1
             while not _FENCE.match(lines[number]):
                 number += 1
-            found.append(_block(document, start, fence[1], lines[start + 1 : number]))
+            results.append(_block(document, start, fence[1], lines[start + 1 : number]))
         elif lines[number].startswith("    ") and not previous.strip():
             while number < len(lines) and (lines[number].startswith("    ") or not lines[number].strip()):
                 number += 1
-            found.append(_block(document, start, "", lines[start:number]))
+            results.append(_block(document, start, "", lines[start:number]))
             number -= 1
         previous = lines[number]
         number += 1
-    return found
+    return results
 
 
 def _block(document: Path, line: int, language: str, lines: list[str]) -> Block:

@@ -54,9 +54,9 @@ def test_nothing_is_judged_where_others_computed(monkeypatch: pytest.MonkeyPatch
     # Ten seconds in which this process and its children used 12, and all processes 27.
     times = iter([CpuReading(0.0, 100.0, 10.0, 0.0, None), CpuReading(10.0, 127.0, 22.0, 0.0, None)])
     monkeypatch.setattr(judging, "_reading", lambda: next(times))
-    found = Watch().conditions(1)
-    assert (found["foreign_cores"], found["own_cores"]) == (1.5, 1.2)
-    assert found["disturbed"] == "other processes used 1.5 cores while this was measured"
+    results = Watch().conditions(1)
+    assert (results["foreign_cores"], results["own_cores"]) == (1.5, 1.2)
+    assert results["disturbed"] == "other processes used 1.5 cores while this was measured"
 
 
 def test_rounds_end_before_the_time_is_over_and_parts_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +84,8 @@ def test_only_torch_alone_is_pinned() -> None:
 
 def test_a_way_that_ends_says_its_last_words() -> None:
     with ExitStack() as stack:
-        gone = Way("gone", [sys.executable, "-c", "raise SystemExit('no such library')"], {}, stack)
-        assert gone.reason == "it ended: no such library"
+        removed = Way("gone", [sys.executable, "-c", "raise SystemExit('no such library')"], {}, stack)
+        assert removed.reason == "it ended: no such library"
         absent = "from benchmarks.ways import serve; serve('absent', lambda: 1 / 0)"
         assert (
             "division" in Way("absent", [sys.executable, "-c", absent], environment(1, torch_alone=False), stack).reason
@@ -98,9 +98,9 @@ def test_a_way_that_ends_says_its_last_words() -> None:
 
 
 def test_without_a_peer_its_bar_is_not_judged() -> None:
-    found = {"edgeformer:CPUExecutionProvider": [2.0] * 3, "light, edgeformer:openvino-cpu": [1.0] * 3}
-    found |= {"torch:eager": [4.0] * 3}
-    bars = {bar["what"]: bar for bar in peers.bars_of("1x16", found)}
+    results = {"edgeformer:CPUExecutionProvider": [2.0] * 3, "light, edgeformer:openvino-cpu": [1.0] * 3}
+    results |= {"torch:eager": [4.0] * 3}
+    bars = {bar["what"]: bar for bar in peers.bars_of("1x16", results)}
     assert bars["1x16 torch:eager over ours"]["median"] == 2.0
     assert bars["1x16 torch:eager over ours"]["verdict"] == MET
     rival = bars["1x16 optimum-onnxruntime:O2 over ours"]
@@ -116,8 +116,8 @@ def test_a_processor_that_becomes_faster_puts_no_runtime_below_its_floor() -> No
     speeds = iter([{"fp32": 1e9, "bandwidth": 1e12}, {"fp32": 4e9, "bandwidth": 1e12}] * 2)
     machine: Any = SimpleNamespace(rates=lambda: next(speeds))
     session: Any = SimpleNamespace(run=lambda call: time.sleep(0.01))
-    found = rounds_of({"onnx-fp32": session}, {}, Needed(operations=2e7, weight_bytes=0), machine, range(2))
-    for ms, floors in found["onnx-fp32"]:
+    results = rounds_of({"onnx-fp32": session}, {}, Needed(operations=2e7, weight_bytes=0), machine, range(2))
+    for ms, floors in results["onnx-fp32"]:
         assert ms >= 10
         assert floors == pytest.approx(ms / 1000 / (2e7 / 4e9))
 
@@ -150,11 +150,11 @@ def decode_times() -> dict[str, list[float]]:
 def test_exits_are_judged_whole_first_and_then_without_embedding_and_head() -> None:
     """30 of 50 ms at half the loops are 1.67 times as fast, 83 % of two; the loops alone are twice as fast."""
     bars = {bar["what"]: bar for bar in bars_of(decode_times(), (2, 4, 8))}
-    whole = bars["exit 4 over all loops, fp32: share of the loops' ratio"]
+    complete = bars["exit 4 over all loops, fp32: share of the loops' ratio"]
     loops = bars["loops only (embedding and head subtracted), exit 4, fp32: share of the loops' ratio"]
-    assert whole["median"] == pytest.approx(50 / 30 / 2) and whole["verdict"] == NOT_MET
+    assert complete["median"] == pytest.approx(50 / 30 / 2) and complete["verdict"] == NOT_MET
     assert loops["median"] == pytest.approx(1) and loops["verdict"] == MET
-    assert [*bars].index(whole["what"]) < [*bars].index(loops["what"])
+    assert [*bars].index(complete["what"]) < [*bars].index(loops["what"])
     assert bars["torch over the decode graph, int4"]["median"] == pytest.approx(7.5)
     assert bars["prefill over one forward, int8"]["verdict"] == NOT_MET
 
@@ -185,9 +185,9 @@ def test_reading_alone_is_no_slower_than_what_reads() -> None:
     times = {"torch": [100.0, 100.0, 200.0], "fp32 decode graph": [50.0, 20.0, 50.0]}
     times |= {f"{precision} decode graph": [50.0] * 3 for precision in ("int8", "int4", "nbits8")}
     read = {"fp32": 10**9, "int8": 10**8, "int4": 10**8, "nbits8": 10**8}
-    found = rates(times, read, [25e9, 40e9, 10e9])
-    assert found["torch_over_reading_weights"]["fp32"] == pytest.approx({"median": 4.0, "low": 2.5, "high": 5.0})
-    assert found["memory_gb_per_s"] == 25 and found["gb_per_s"]["fp32 decode graph"] == 20
+    results = rates(times, read, [25e9, 40e9, 10e9])
+    assert results["torch_over_reading_weights"]["fp32"] == pytest.approx({"median": 4.0, "low": 2.5, "high": 5.0})
+    assert results["memory_gb_per_s"] == 25 and results["gb_per_s"]["fp32 decode graph"] == 20
 
 
 class Small(torch.nn.Module):
@@ -217,9 +217,9 @@ def test_torch_is_told_nothing_that_costs_bits(monkeypatch: pytest.MonkeyPatch) 
 
     exact = {name: _torch_routes.ROUTES[name] for name in ("highest", "product with a vector")}
     monkeypatch.setattr(_torch_routes, "ROUTES", {**exact, "a fast one": rounded})
-    found = tune(model, 1e-5)
-    assert found["routes"]["a fast one"]["error"] == 1
-    assert found["chosen"] in exact
+    results = tune(model, 1e-5)
+    assert results["routes"]["a fast one"]["error"] == 1
+    assert results["chosen"] in exact
     exact["product with a vector"]([model.attention, model.trm, model.head])
     for row, result in zip(rows, expected, strict=True):
         torch.testing.assert_close(model(row), result, atol=1e-5, rtol=1e-5)

@@ -16,8 +16,8 @@ from tests.docs.document import ROOT
 
 
 def told(folder: Path) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads((folder / "session.json").read_text(encoding="utf-8"))["cases"]
-    return found
+    results: dict[str, dict[str, object]] = json.loads((folder / "session.json").read_text(encoding="utf-8"))["cases"]
+    return results
 
 
 def models(folder: Path, **given: list[str]) -> Models:
@@ -26,9 +26,9 @@ def models(folder: Path, **given: list[str]) -> Models:
 
 def test_what_is_not_at_hand_is_skipped_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "peers,loop_int8", "--out", str(tmp_path)]) == 0
-    found = told(tmp_path)
-    assert found["peers"] == {"status": "skipped", "reason": "needs MiniLM's folder: --model DIR"}
-    assert found["loop_int8"]["status"] == "skipped"
+    results = told(tmp_path)
+    assert results["peers"] == {"status": "skipped", "reason": "needs MiniLM's folder: --model DIR"}
+    assert results["loop_int8"]["status"] == "skipped"
     assert "--model DIR" in capsys.readouterr().out
 
 
@@ -38,16 +38,16 @@ def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
 
 
 def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
-    found = run(Case("floors", (), packages=("no_such_package",)), models(tmp_path), tmp_path)
-    assert found == {"status": "skipped", "reason": "needs no_such_package, which is not installed"}
+    results = run(Case("floors", (), packages=("no_such_package",)), models(tmp_path), tmp_path)
+    assert results == {"status": "skipped", "reason": "needs no_such_package, which is not installed"}
 
 
 def test_a_script_that_fails_says_why_and_leaves_nothing_of_an_earlier_session(tmp_path: Path) -> None:
     (tmp_path / "plan_time.json").write_text("{}", encoding="utf-8")
-    found = run(Case("plan_time", (str(tmp_path / "no-such-run"),)), models(tmp_path), tmp_path)
-    assert found["status"] == "failed"
-    assert found["reason"]
-    assert found["seconds"] > 0
+    results = run(Case("plan_time", (str(tmp_path / "no-such-run"),)), models(tmp_path), tmp_path)
+    assert results["status"] == "failed"
+    assert results["reason"]
+    assert results["seconds"] > 0
     assert not (tmp_path / "plan_time.json").exists()
 
 
@@ -56,8 +56,8 @@ def test_a_script_that_could_not_judge_all_is_incomplete_and_says_why(
 ) -> None:
     script = "import sys; print('1 of 2 bars were not judged: torch is away', file=sys.stderr); sys.exit(3)"
     monkeypatch.setattr("benchmarks.bench.command_of", lambda *given: [sys.executable, "-c", script])
-    found = run(Case("peers", ()), models(tmp_path), tmp_path)
-    assert (found["status"], found["reason"]) == ("incomplete", "1 of 2 bars were not judged: torch is away")
+    results = run(Case("peers", ()), models(tmp_path), tmp_path)
+    assert (results["status"], results["reason"]) == ("incomplete", "1 of 2 bars were not judged: torch is away")
 
 
 def test_unknown_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,8 +69,8 @@ def test_unknown_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_scripts_take_the_options_that_they_are_given(case: Case, tmp_path: Path) -> None:
-    given = {name: [f"/some/{name}"] for name in case.needs}
-    opened = Models({"peers_python": ["python"], **given}, tmp_path, time.monotonic() + 60)
+    parameters = {name: [f"/some/{name}"] for name in case.needs}
+    opened = Models({"peers_python": ["python"], **parameters}, tmp_path, time.monotonic() + 60)
     command = command_of(Case(case.name, case.arguments, case.needs, out=case.out), opened, tmp_path / "out.json")
     source = (ROOT / "benchmarks" / f"{case.name}.py").read_text(encoding="utf-8")
     assert [word for word in command if word.startswith("--") and f'"{word}"' not in source] == []
@@ -94,9 +94,9 @@ def test_models_are_trained_with_the_tokenizer_that_is_named(tmp_path: Path) -> 
 
 def test_seconds_are_no_ratios() -> None:
     times = [judged("--help, s", [0.25], 0.3, at_least=False), judged("torch over ours", [1.25], 1.0, at_least=True)]
-    told = {"host": "A CPU", "measured": "2026-11-24", "cases": {"waiting": {}}}
-    shown = bars([Machine(Path("a-cpu"), told, {"waiting": {"bars": times}})])
-    assert "0.25 s (" in shown and "1.25× (" in shown
+    text = {"host": "A CPU", "measured": "2026-11-24", "cases": {"waiting": {}}}
+    displayed = bars([Machine(Path("a-cpu"), text, {"waiting": {"bars": times}})])
+    assert "0.25 s (" in displayed and "1.25× (" in displayed
 
 
 def test_the_page_shows_what_was_measured_machine_by_machine(tmp_path: Path) -> None:

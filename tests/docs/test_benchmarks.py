@@ -19,12 +19,12 @@ def imported(source: str) -> Iterator[tuple[str, str]]:
     """(module, name) of everything that is imported from the package, wherever in the script; no name: the module."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found = [(alias.name, "") for alias in node.names]
+            results = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found = [(node.module, alias.name) for alias in node.names]
+            results = [(node.module, alias.name) for alias in node.names]
         else:
             continue
-        yield from (pair for pair in found if pair[0].split(".")[0] == "edgeformer")
+        yield from (pair for pair in results if pair[0].split(".")[0] == "edgeformer")
 
 
 def missing(source: str) -> tuple[list[str], list[str]]:
@@ -32,8 +32,8 @@ def missing(source: str) -> tuple[list[str], list[str]]:
     wrong, absent = [], []
     for module, name in imported(source):
         try:
-            found = import_module(module)
-            if name and not hasattr(found, name):
+            results = import_module(module)
+            if name and not hasattr(results, name):
                 import_module(f"{module}.{name}")
         except ModuleNotFoundError as error:
             if str(error.name).split(".")[0] == "edgeformer":

@@ -82,13 +82,13 @@ def test_what_decides_nothing_is_not_there(claims: Claims) -> None:
 
 
 def test_the_arithmetic_of_the_comparison_with_gpt2(claims: Claims) -> None:
-    said = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8").partition("comparison with GPT-2")[2]
+    messages = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8").partition("comparison with GPT-2")[2]
     loop6 = claims.claims["b-table2-loop6"].published["perplexity"]
-    assert isinstance(loop6, float) and f"need {math.log2(loop6):.2f} bits for a token" in said
-    assert "about 1.19 tokens of a word" in said and f"per token, it would be {16.3**1.19:.0f} per word" in said
-    for quoted, own in (("b-table4-gpt2", (37.50, 16.3)), ("b-table4-distilgpt2", (21.1,))):
+    assert isinstance(loop6, float) and f"need {math.log2(loop6):.2f} bits for a token" in messages
+    assert "about 1.19 tokens of a word" in messages and f"per token, it would be {16.3**1.19:.0f} per word" in messages
+    for quoted, subset in (("b-table4-gpt2", (37.50, 16.3)), ("b-table4-distilgpt2", (21.1,))):
         low, high = claims.claims[quoted].published["value"]  # type: ignore[misc]
-        assert f"{low}–{high}" in said and all(not low <= figure <= high for figure in own)
+        assert f"{low}–{high}" in messages and all(not low <= figure <= high for figure in subset)
 
 
 def test_a_contradicting_figure_flips_a_verdict(claims: Claims, tmp_path: Path) -> None:
@@ -99,23 +99,25 @@ def test_a_contradicting_figure_flips_a_verdict(claims: Claims, tmp_path: Path) 
     (results / WORDS).write_text(json.dumps(measured), encoding="utf-8")
     now = judged(CLAIMS, results).claims
     assert [name for name, claim in now.items() if claim != claims.claims[name]] == ["a-sst2-lengths"]
-    before, after = claims.claims["a-sst2-lengths"].result, now["a-sst2-lengths"].result
-    assert before is not None and after is not None
-    assert (before.verdict, after.verdict) == ("reproduced", "not reproduced")
-    assert after.ours == {"value": 0.9} and after.why == "is lower; asked was: at least that"
+    start, end = claims.claims["a-sst2-lengths"].result, now["a-sst2-lengths"].result
+    assert start is not None and end is not None
+    assert (start.verdict, end.verdict) == ("reproduced", "not reproduced")
+    assert end.ours == {"value": 0.9} and end.why == "is lower; asked was: at least that"
 
 
 def test_every_study_can_have_the_rows_that_claims_read(claims: Claims) -> None:
-    asked = [place for claim in claims.claims.values() for place in cells_of(claims, claim.ours, [*claim.published])]
-    assert len({source.study for source, _ in asked}) > 5
-    for source, figure in asked:
+    arguments = [
+        place for claim in claims.claims.values() for place in cells_of(claims, claim.ours, [*claim.published])
+    ]
+    assert len({source.study for source, _ in arguments}) > 5
+    for source, figure in arguments:
         check_reference(source, figure)
 
 
 def cells_of(claims: Claims, source: Any, figures: list[str]) -> list[tuple[Study, str]]:
     """Cells of study tables that a claim's figures come from."""
     if isinstance(source, str):
-        return [place for one in claims.sources[source] for place in cells_of(claims, one, figures)]
+        return [place for item in claims.sources[source] for place in cells_of(claims, item, figures)]
     if isinstance(source, Study):
         return [(source, source.figure.replace("$figure", figure)) for figure in figures]
     if isinstance(source, Each):
@@ -132,8 +134,8 @@ def table(tmp_path: Path, source: dict[str, Any], row: dict[str, Any], **more: A
     """A file with one claim on a committed table of one row."""
     path = small(tmp_path, ours=source)
     cell = {"mean": 0.91, "sd": None, "n": 1, "low": None, "high": None, "published": 0.9}
-    own = {"run": source["run"], "at": source["at"], "cells": {"accuracy": cell}, "keys": ["0a1b"], **row}
-    document = {"study": source["study"], "columns": ["accuracy"], "rows": [own], **more}
+    subset = {"run": source["run"], "at": source["at"], "cells": {"accuracy": cell}, "keys": ["0a1b"], **row}
+    document = {"study": source["study"], "columns": ["accuracy"], "rows": [subset], **more}
     (tmp_path / "results" / "studies" / f"{source['study']}.json").write_text(json.dumps(document), encoding="utf-8")
     return path
 
@@ -233,8 +235,8 @@ def test_a_published_difference_that_is_noise_decides_nothing(
     (tmp_path / "ours.json").write_text(json.dumps({"accuracy": 0.02, "recall": -0.02}), encoding="utf-8")
     read = {"kind": "json", "file": "ours.json", "path": ["$figure"]}
     claim = claim_of({"kind": "direction", "noise": noise}, {"accuracy": 0.01, "recall": 0.01}, read)
-    found = judge(claim, Finder(claims, tmp_path))
-    assert found.verdict == verdict and why in found.why
+    results = judge(claim, Finder(claims, tmp_path))
+    assert results.verdict == verdict and why in results.why
 
 
 @pytest.mark.parametrize(
@@ -328,11 +330,11 @@ def test_fp16_is_judged_only_where_fp16_was_computed(
 
 
 def test_no_committed_claim_on_fp16_is_judged_by_a_cpu(claims: Claims) -> None:
-    here = {
+    local = {
         name for name, claim in claims.claims.items() if claim.result and "FP16 graph was computed" in claim.result.why
     }
     models = ("baseline", "wider", "light")
-    assert here == {
+    assert local == {
         *(f"a-table13-{model}-16" for model in models),
         *(f"a-fp16-keeps-{model}" for model in models),
         "a-v3-918-baseline",

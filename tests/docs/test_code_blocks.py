@@ -67,8 +67,8 @@ def test_every_block_is_run_or_says_why_not(block: Block) -> None:
     elif block in SHELL:
         for command in block.commands():
             program = command.split()[0]
-            known = command in RUN or command in NOT_RUN if program == "edgeformer" else program in NOT_OURS
-            assert known, f"{command!r} is in no list of tests/docs/commands.py"
+            existing = command in RUN or command in NOT_RUN if program == "edgeformer" else program in NOT_OURS
+            assert existing, f"{command!r} is in no list of tests/docs/commands.py"
     else:
         assert block.first_line in (*DATA, *PICTURES), "validate it, or say what it is"
 
@@ -97,8 +97,8 @@ def test_sentences_quote_only_options_that_there_are() -> None:
         name, *rest = span.split()
         options = [word.partition("=")[0] for word in rest if word.startswith("--")]
         if name in commands and options:
-            taken = {option for parameter in commands[name].params for option in parameter.opts}
-            assert set(options) <= taken, span
+            duration = {option for parameter in commands[name].params for option in parameter.opts}
+            assert set(options) <= duration, span
             checked += 1
     assert checked > 5
 
@@ -114,14 +114,14 @@ def test_a_wrong_line_is_noticed(line: str) -> None:
 
 def examples() -> list[str]:
     """The examples in the help of every command."""
-    found: list[str] = []
-    left: list[Any] = [typer.main.get_command(app)]
-    while left:
-        command = left.pop()
-        left += getattr(command, "commands", {}).values()
+    results: list[str] = []
+    remaining: list[Any] = [typer.main.get_command(app)]
+    while remaining:
+        command = remaining.pop()
+        remaining += getattr(command, "commands", {}).values()
         text = f"{command.help or ''}\n{command.epilog or ''}"
-        found += re.findall(r"^ +(edgeformer [^<\n]+)", text.replace("\b", ""), re.MULTILINE)
-    return found
+        results += re.findall(r"^ +(edgeformer [^<\n]+)", text.replace("\b", ""), re.MULTILINE)
+    return results
 
 
 def test_the_command_line_takes_its_own_examples() -> None:
@@ -133,8 +133,8 @@ def test_the_command_line_takes_its_own_examples() -> None:
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith(("make ", "python benchmarks/"))])
 def test_other_documented_programs_exist(command: str) -> None:
-    program, what, *_ = command.split()
+    program, label, *_ = command.split()
     if program == "make":
-        assert re.search(rf"^{what}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert re.search(rf"^{label}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     else:
-        assert (ROOT / what).is_file()
+        assert (ROOT / label).is_file()

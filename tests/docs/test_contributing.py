@@ -25,21 +25,21 @@ def imports_torch(file: Path) -> bool:
 
 
 def test_every_room_is_in_the_table() -> None:
-    named = set(re.findall(r"`(\w+)(?:/|\.py)`", TEXT[: TEXT.index("## Rules")]))
+    label = set(re.findall(r"`(\w+)(?:/|\.py)`", TEXT[: TEXT.index("## Rules")]))
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     files = {path.stem for path in PACKAGE.glob("[a-z]*.py")}
-    assert len(folders) > 8 and folders | files <= named
+    assert len(folders) > 8 and folders | files <= label
 
 
 def test_torch_is_where_it_says_and_nowhere_else() -> None:
     (paragraph,) = (part for part in TEXT.split("\n\n") if part.startswith("torch is imported by"))
     places = [place.rstrip("/") for place in re.findall(r"`([\w/.]+)`", paragraph)]
     assert len(places) >= 5
-    found = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if imports_torch(file)]
-    assert len(found) > 20
-    elsewhere = [name for name in found if not any(name == place or name.startswith(f"{place}/") for place in places)]
+    results = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if imports_torch(file)]
+    assert len(results) > 20
+    elsewhere = [name for name in results if not any(name == place or name.startswith(f"{place}/") for place in places)]
     assert elsewhere == [], "named nowhere in CONTRIBUTING"
-    unused = [place for place in places if not any(name == place or name.startswith(f"{place}/") for name in found)]
+    unused = [place for place in places if not any(name == place or name.startswith(f"{place}/") for name in results)]
     assert unused == [], "CONTRIBUTING names places without torch"
 
 

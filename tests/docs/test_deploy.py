@@ -129,10 +129,10 @@ def same(found: list[dict[str, object]], wanted: list[Answer]) -> None:
 
 
 def same_labels(found: list[dict[str, object]], bundle: Path) -> None:
-    wanted = [answer.as_dict() for answer in expected(bundle, SENTENCES[:4])]
-    assert [row["label"] for row in found] == [answer["label"] for answer in wanted]
-    assert all("food" in str(answer["label"]) for answer in wanted)  # the low threshold is reached, 0.5 may not be
-    assert [row["probability"] for row in found] == pytest.approx([p["probability"] for p in wanted], abs=PROBABILITY)
+    target = [answer.as_dict() for answer in expected(bundle, SENTENCES[:4])]
+    assert [row["label"] for row in found] == [answer["label"] for answer in target]
+    assert all("food" in str(answer["label"]) for answer in target)  # the low threshold is reached, 0.5 may not be
+    assert [row["probability"] for row in found] == pytest.approx([p["probability"] for p in target], abs=PROBABILITY)
 
 
 def test_every_program_of_the_document_is_run_here() -> None:
@@ -220,8 +220,8 @@ def test_javascript_makes_the_same_tokens(bundle: Path, node: Path) -> None:
     )
     files = [bundle / "tokenizer.json", bundle / "tokenizer_config.json", node / "texts.json"]
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
-    wanted = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-    assert run("node", "tokens.mjs", *files, cwd=node) == wanted
+    target = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    assert run("node", "tokens.mjs", *files, cwd=node) == target
 
 
 def test_the_image_is_slim_and_has_no_rights() -> None:

@@ -63,8 +63,8 @@ def follow(document: str, edgeformer: Edgeformer, before: dict[str, Callable[[],
 
 
 def block(document: str, first_line: str) -> Block:
-    (found,) = (block for block in blocks(ROOT / document) if block.first_line == first_line)
-    return found
+    (results,) = (block for block in blocks(ROOT / document) if block.first_line == first_line)
+    return results
 
 
 def write_rows(file: Path, header: tuple[str, str], labels: tuple[str, str], rows: int, delimiter: str) -> None:
@@ -146,21 +146,21 @@ def test_two_tables_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "reviews.csv").write_text("Stars;Comment\n5;fine, really\n", encoding="utf-8")
     (tmp_path / "data" / "checked.csv").write_text("5,warm\n0,dull\n", encoding="utf-8")
-    made: Any = load_recipe(str(tmp_path / "mine.yaml"))
-    parts = load_parts(made.data)
+    built: Any = load_recipe(str(tmp_path / "mine.yaml"))
+    parts = load_parts(built.data)
     assert parts["train"].texts == ["fine, really"] and parts["validation"].texts == ["warm", "dull"]
     assert parts["validation"].labels.tolist() == [1, 0]
 
 
 def test_several_labels_per_text_as_documented(tmp_path: Path) -> None:
     recipe = yaml.safe_load((shipped_folder("recipes") / "quickstart.yaml").read_text(encoding="utf-8"))
-    own = {"training": {"epochs": 1, "batch_size": 8, "optimizer": {"lr": 1e-3}, "schedule": {"kind": "constant"}}}
+    subset = {"training": {"epochs": 1, "batch_size": 8, "optimizer": {"lr": 1e-3}, "schedule": {"kind": "constant"}}}
     stated = yaml.safe_load(block("docs/own_data.md", "# several labels per text").text)
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**recipe, **own, **stated}), encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**recipe, **subset, **stated}), encoding="utf-8")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "reviews.csv").write_text('text,topics\nfine,"food, price"\ndull,\n', encoding="utf-8")
-    made: Any = load_recipe(str(tmp_path / "mine.yaml"))
-    assert label_sets(load_parts(made.data)["train"].labels, 3).tolist() == [[1, 0, 1], [0, 0, 0]]
+    built: Any = load_recipe(str(tmp_path / "mine.yaml"))
+    assert label_sets(load_parts(built.data)["train"].labels, 3).tolist() == [[1, 0, 1], [0, 0, 0]]
 
 
 def test_deploying(edgeformer: Edgeformer) -> None:
@@ -185,8 +185,8 @@ def test_importing(edgeformer: Edgeformer) -> None:
 @pytest.mark.parametrize("first_line", ["name: my-card", "bandwidth_bytes_per_s:"])
 def test_profiles(edgeformer: Edgeformer, first_line: str) -> None:
     text = block("docs/devices.md", first_line).text
-    whole = text if text.startswith("name:") else f"name: my-card\ntitle: My card\nkind: cuda\n{text}"
+    complete = text if text.startswith("name:") else f"name: my-card\ntitle: My card\nkind: cuda\n{text}"
     Path("artifacts/profiles").mkdir(parents=True)
-    Path("artifacts/profiles/my-card.yaml").write_text(whole, encoding="utf-8")
+    Path("artifacts/profiles/my-card.yaml").write_text(complete, encoding="utf-8")
     rows = {row["name"]: row for row in json.loads(edgeformer("list", "devices", "--json"))["devices"]}
     assert "unreadable" not in rows["my-card"]["device"] and rows["my-card"]["bandwidth_bytes_per_s"] in (192e9, 288e9)

@@ -21,12 +21,12 @@ from tests.docs.document import ROOT
 def test_the_floor_reads_the_weights_of_a_loop_once() -> None:
     bundle = Bundle.open(ROOT / "tests" / "old_format" / "classifier-v1" / "bundle")
     graph = onnx.load(str(bundle.folder / str(bundle.artifact("onnx-fp32").file))).graph
-    sizes = {one.name: numpy_helper.to_array(one).nbytes for one in graph.initializer}
+    sizes = {item.name: numpy_helper.to_array(item).nbytes for item in graph.initializer}
     read = [name for node in graph.node if node.op_type in ("MatMul", "Gemm") for name in node.input if name in sizes]
-    once, in_every_loop = sum(sizes[name] for name in {*read}), sum(sizes[name] for name in read)
+    single, in_every_loop = sum(sizes[name] for name in {*read}), sum(sizes[name] for name in read)
     needed = needed_by(bundle, (1, 16))
     # The file's other small arrays are no products', but the manifest does not tell them apart.
-    assert once <= needed.weight_bytes < 0.7 * in_every_loop
+    assert single <= needed.weight_bytes < 0.7 * in_every_loop
     slow_memory = {"fp32": 1e30, "int8": 1e30, "bandwidth": 1e6}
     assert floor_s(needed, slow_memory, "fp32") == pytest.approx(needed.weight_bytes / 1e6)
     assert floor_s(needed, slow_memory, "int8") == pytest.approx(needed.weight_bytes / 4e6)
@@ -43,7 +43,7 @@ def test_peers_in_openvino_compute_in_fp32(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_two_training_steps_of_a_crt_compute_the_same(small_language_recipe: LanguageRecipe) -> None:
-    found = crt_training_step.measure(small_language_recipe, "fp32", rounds=1, steps=1)
-    assert found["relative_difference_of_gradients"] < 1e-4
-    assert all(spread["low"] > 0 for spread in (*found["process_ms"].values(), *found["wall_ms"].values()))
-    assert found["trainer"]["ms_per_step"] > 0 and found["trainer"]["outside_of_computing"] < 1
+    results = crt_training_step.measure(small_language_recipe, "fp32", rounds=1, steps=1)
+    assert results["relative_difference_of_gradients"] < 1e-4
+    assert all(spread["low"] > 0 for spread in (*results["process_ms"].values(), *results["wall_ms"].values()))
+    assert results["trainer"]["ms_per_step"] > 0 and results["trainer"]["outside_of_computing"] < 1

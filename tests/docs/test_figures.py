@@ -59,11 +59,11 @@ def prose() -> str:
 
 def test_no_figure_in_a_sentence_is_typed() -> None:
     text = prose()
-    for known in STATED:
-        assert known in text, f"docs/results.md does not say: {known}"
-        text = text.replace(known, "")
-    left = re.findall(r".{0,40}\d.{0,20}", NAMES.sub("", text))
-    assert left == [], "figures without a JSON"
+    for existing in STATED:
+        assert existing in text, f"docs/results.md does not say: {existing}"
+        text = text.replace(existing, "")
+    remaining = re.findall(r".{0,40}\d.{0,20}", NAMES.sub("", text))
+    assert remaining == [], "figures without a JSON"
 
 
 def test_what_the_template_names_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,11 +95,11 @@ def test_committed_studies_are_shown(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     committed(tmp_path, notes=["drawn by *chance*"])
     (tmp_path / "0a1b.json").write_text(json.dumps({"key": "a run"}), encoding="utf-8")
-    shown = studies(tmp_path, tmp_path / "pictures")
-    assert shown.startswith("### SST-2\n\n`make study NAME=table6`: Table 6. three epochs\n\nCounted in the files ")
-    assert "what code.\n\n|" in shown
-    assert "0.9100" in shown and "0.9061" in shown and "a run" not in shown
-    remarks = shown.rpartition("\n\n")[2].splitlines()
+    displayed = studies(tmp_path, tmp_path / "pictures")
+    assert displayed.startswith("### SST-2\n\n`make study NAME=table6`: Table 6. three epochs\n\nCounted in the files ")
+    assert "what code.\n\n|" in displayed
+    assert "0.9100" in displayed and "0.9061" in displayed and "a run" not in displayed
+    remarks = displayed.rpartition("\n\n")[2].splitlines()
     assert remarks == [
         r"- drawn by \*chance\*",
         "- Baseline, random-split: LEAKS FUTURE TOKENS – scores are void; one seed",
@@ -110,11 +110,11 @@ def test_pictures_are_drawn_again_only_where_they_show_something_else(tmp_path: 
     pytest.importorskip("matplotlib")
     pictures = tmp_path / "pictures"
     path = committed(tmp_path)
-    before = studies(tmp_path, pictures)
+    start = studies(tmp_path, pictures)
     (picture,) = pictures.rglob("*.png")
     assert b"atplotlib" not in picture.read_bytes()
     picture.write_bytes(b"by another version of matplotlib")
-    assert studies(tmp_path, pictures) == before and picture.read_bytes() == b"by another version of matplotlib"
+    assert studies(tmp_path, pictures) == start and picture.read_bytes() == b"by another version of matplotlib"
     path.write_text(path.read_text(encoding="utf-8").replace("0.91,", "0.92,"), encoding="utf-8")
     studies(tmp_path, pictures)
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -146,6 +146,6 @@ def test_the_figures_of_paper_b_are_shown() -> None:
 def test_an_exit_is_shown_over_all_loops_before_the_loops_alone() -> None:
     page = results_page.PAGE.read_text(encoding="utf-8")
     table = page.partition("\nDecoding, crt_deep_rtx4050")[2]
-    whole = re.search(r"all loops over exit 2 +\| [\d.]+×.*, \d+ % of 4 ", table)
+    complete = re.search(r"all loops over exit 2 +\| [\d.]+×.*, \d+ % of 4 ", table)
     alone = table.index("loops only (embedding and head subtracted), exit 2")
-    assert whole is not None and whole.start() < alone
+    assert complete is not None and complete.start() < alone

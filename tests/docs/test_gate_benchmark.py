@@ -18,8 +18,8 @@ SAME, LARGE, SMALL = (case.name for case in CASES)
 
 def run_of(case: str, status: str = "pass", found: str = "no different", **more: Any) -> dict[str, Any]:
     """A run as the script writes it."""
-    known = {"artifact": "a", "rounds": 8}
-    latency = GateCheck.model_validate({"name": "latency", "status": status, "found": found, **known})
+    existing = {"artifact": "a", "rounds": 8}
+    latency = GateCheck.model_validate({"name": "latency", "status": status, "found": found, **existing})
     memory = GateCheck.model_validate({"name": "memory", "artifact": "a", "status": more.pop("memory", "pass")})
     checks = [check.model_dump(mode="json") for check in (latency, memory)]
     return {"case": case, "seconds": 20.0, "checks": checks, **more}
@@ -70,7 +70,7 @@ def test_whatever_is_said_of_the_same_file_against_itself_is_an_alarm(bad: dict[
 def test_every_bar_can_be_missed(runs: list[dict[str, Any]], bars: list[str]) -> None:
     kept = good()
     for run in runs:
-        kept.remove(next(one for one in kept if one["case"] == run["case"] and one not in runs))
+        kept.remove(next(item for item in kept if item["case"] == run["case"] and item not in runs))
     assert missed([*kept, *runs]) == bars
 
 
@@ -91,9 +91,9 @@ def test_the_cases_take_turns_and_their_own_runs_say_how_long_the_others_take() 
 
 def test_a_run_is_kept_at_once_and_never_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle, runs = write_bundle(tmp_path / "bundle", {"model": classifier_graph()}), tmp_path / "made" / "runs.jsonl"
-    asked = [str(bundle), "--runs", str(runs), "--artifact", "model", "--seq", "8", "--threads", "1"]
-    asked += ["--longest", "0.001", "--planted", "0"]
-    assert main([*asked, "--same", "1", "--json", str(tmp_path / "gate.json")]) == 0
+    arguments = [str(bundle), "--runs", str(runs), "--artifact", "model", "--seq", "8", "--threads", "1"]
+    arguments += ["--longest", "0.001", "--planted", "0"]
+    assert main([*arguments, "--same", "1", "--json", str(tmp_path / "gate.json")]) == 0
     settings, only = map(json.loads, runs.read_text(encoding="utf-8").splitlines())
     assert settings["artifact"] == "model" and only["case"] == SAME
     assert {check["name"] for check in only["checks"]} == {"latency", "memory"}
@@ -101,11 +101,11 @@ def test_a_run_is_kept_at_once_and_never_measured_again(tmp_path: Path, capsys: 
     assert "0 runs are there; about " in capsys.readouterr().out
     with runs.open("a", encoding="utf-8") as file:
         file.write('{"case": "cut o')
-    main([*asked, "--same", "1"])
+    main([*arguments, "--same", "1"])
     assert "1 runs are there; about 0 minutes are left" in capsys.readouterr().out
-    main([*asked, "--same", "2", "--minutes", "0"])
+    main([*arguments, "--same", "2", "--minutes", "0"])
     assert "the minutes are used up" in capsys.readouterr().out
     assert len(runs.read_text(encoding="utf-8").splitlines()) == 2, "the line that was cut off is gone"
     with pytest.raises(SystemExit, match="2"):
-        main([*asked, "--same", "2", "--seq", "16"])
+        main([*arguments, "--same", "2", "--seq", "16"])
     assert "of another seq" in capsys.readouterr().err

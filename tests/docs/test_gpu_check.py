@@ -51,13 +51,13 @@ def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.Capt
     cases = document["cases"]
     assert isinstance(cases, dict) and cases and document["complete"] is True
     assert document["dry_run"] is True and document["commit"] == "0.1.0+0123456789" and document["versions"]["torch"]  # type: ignore[index]
-    shown = table(row.columns, cases)
+    displayed = table(row.columns, cases)
     assert [name for name, case in cases.items() if "figures" not in case] == []
     if row.topic == "out-of-memory":
         summary = document["summary"]
         assert isinstance(summary, dict) and len(summary) == 2 * len(out_of_memory.PHASES)
         assert all(case["survived"] and case["noise"] == 0.0 for case in summary.values())
-    assert shown.count("\n") == len(cases) + 1 and len(shown.splitlines()[0].split("|")) == len(row.columns) + 3
+    assert displayed.count("\n") == len(cases) + 1 and len(displayed.splitlines()[0].split("|")) == len(row.columns) + 3
 
 
 def test_a_peak_of_tensors_is_compared_with_a_prediction_of_tensors(
@@ -104,12 +104,12 @@ def made(measure: object, number: int = 1) -> Row:
 
 
 def test_what_is_known_is_not_measured_again_and_what_failed_is(options: Options) -> None:
-    asked: list[str] = []
+    arguments: list[str] = []
 
     def measure(session: Session) -> None:
         def case(name: str) -> dict[str, object]:
-            asked.append(name)
-            if asked == ["good", "bad"]:
+            arguments.append(name)
+            if arguments == ["good", "bad"]:
                 raise InputError("no such thing")
             return {"value": 1.0}
 
@@ -120,8 +120,8 @@ def test_what_is_known_is_not_measured_again_and_what_failed_is(options: Options
     assert perform(row, options) == FAILED
     assert written(options, row)["cases"]["bad"]["failed"] == "InputError: no such thing"  # type: ignore[index]
     assert perform(row, options) == DONE
-    assert asked == ["good", "bad", "bad"]
-    assert perform(row, replace(options, again=True)) == DONE and asked[3:] == ["good", "bad"]
+    assert arguments == ["good", "bad", "bad"]
+    assert perform(row, replace(options, again=True)) == DONE and arguments[3:] == ["good", "bad"]
 
 
 def test_a_row_that_is_stopped_keeps_its_cases_and_goes_on(options: Options) -> None:
@@ -159,12 +159,12 @@ def test_time_that_is_up_ends_a_case(options: Options) -> None:
 
 
 def test_a_changed_checkout_is_measured_from_the_start(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    row = made(lambda session: session.case("one", lambda: asked.append(1) or {"value": 1}))
+    arguments: list[int] = []
+    row = made(lambda session: session.case("one", lambda: arguments.append(1) or {"value": 1}))
     monkeypatch.setattr(sessions, "code_version", lambda: "0.1.0+0123456789-dirty")
     perform(row, options)
     perform(row, options)
-    assert len(asked) == 2
+    assert len(arguments) == 2
 
 
 def test_the_runner_goes_on_after_a_failure_and_passes_over_what_is_known(options: Options) -> None:
@@ -176,8 +176,13 @@ def test_the_runner_goes_on_after_a_failure_and_passes_over_what_is_known(option
         begun.append(row.number)
         return FAILED if row.number == 1 else UNFINISHED
 
-    said = runner.check(rows, replace(options, minutes=9.0), start)
-    assert begun == [1, 3] and said[1] == "failed" and said[2].startswith("known of this commit") and "time" in said[3]
+    messages = runner.check(rows, replace(options, minutes=9.0), start)
+    assert (
+        begun == [1, 3]
+        and messages[1] == "failed"
+        and messages[2].startswith("known of this commit")
+        and "time" in messages[3]
+    )
     assert runner.check(rows[:1], replace(options, minutes=0.1), start) == {1: "out of time: not begun"}
 
 
@@ -200,25 +205,30 @@ def test_a_committed_file_becomes_a_section(tmp_path: Path) -> None:
     folder.mkdir()
     text = json.dumps({**document, "cases": cases, "summary": {"prediction_off": 0.0512, "within": True}})
     (folder / f"2027-01-02-{row.topic}.json").write_text(text, encoding="utf-8")
-    shown = gpu(tmp_path)
-    assert "NVIDIA Card" in shown and "5,000,000,000" in shown and "1,234" in shown and "Not finished" in shown
-    assert r"no \| memory" in shown and "- prediction off: 0.0512" in shown
+    displayed = gpu(tmp_path)
+    assert (
+        "NVIDIA Card" in displayed
+        and "5,000,000,000" in displayed
+        and "1,234" in displayed
+        and "Not finished" in displayed
+    )
+    assert r"no \| memory" in displayed and "- prediction off: 0.0512" in displayed
 
 
 def test_what_a_card_was_measured_to_do_becomes_verified_facts_of_its_profile(tmp_path: Path) -> None:
     path, profile = tmp_path / "figures.json", tmp_path / "h100.yaml"
     shutil.copyfile(ROOT / "profiles" / "h100.yaml", profile)
-    before = load_profile(str(profile))
+    start = load_profile(str(profile))
     floor = {"copied_bytes_per_s": 2.987654e12, "fp32_operations_per_s": 5.1e13, "fp16_operations_per_s": 7.1239e14}
     document = {"gpu": "NVIDIA H100 80GB HBM3", "dry_run": False, "began": "2027-01-02T03:04:05Z", "commit": "abc"}
     document |= {"versions": {"torch": "2.11.0"}, "cases": {"floor": {"figures": {**floor, "launch_us": 2.25}}}}
     path.write_text(json.dumps(document), encoding="utf-8")
     assert facts.main([str(path), str(profile)]) == 0
-    after = load_profile(str(profile))
-    found = (after.bandwidth_bytes_per_s, after.peaks.fp32, after.peaks.fp16_fp32_accumulate, after.launch_overhead_us)
-    assert [fact.value for fact in found if fact is not None] == [2.988e12, 5.1e13, 7.124e14, 2.25]
-    assert all(fact is not None and fact.verified and "2027-01-02 on NVIDIA H100" in fact.source for fact in found)
-    assert after.peaks.int8 == before.peaks.int8 and after.budgets == before.budgets and after.power == before.power
+    end = load_profile(str(profile))
+    results = (end.bandwidth_bytes_per_s, end.peaks.fp32, end.peaks.fp16_fp32_accumulate, end.launch_overhead_us)
+    assert [fact.value for fact in results if fact is not None] == [2.988e12, 5.1e13, 7.124e14, 2.25]
+    assert all(fact is not None and fact.verified and "2027-01-02 on NVIDIA H100" in fact.source for fact in results)
+    assert end.peaks.int8 == start.peaks.int8 and end.budgets == start.budgets and end.power == start.power
     assert "# As the driver reports it" in profile.read_text(encoding="utf-8")
     text = profile.read_text(encoding="utf-8")
     assert facts.main([str(path), str(profile)]) == 0 and profile.read_text(encoding="utf-8") == text
@@ -271,7 +281,7 @@ def test_a_packed_model_keeps_the_rows_that_its_texts_use(data: Path, tmp_path: 
     table = torch.full((len(words), 4), 0.5)
     save_file({"embeddings.word_embeddings.weight": table, "other": torch.ones(3)}, source / packing.WEIGHTS)
     packing.copy_model(source, target, [data / "sst2" / "dev.tsv"])
-    found = load(lzma.decompress((target / "model.safetensors.xz").read_bytes()))
-    kept = found["embeddings.word_embeddings.weight"]
+    results = load(lzma.decompress((target / "model.safetensors.xz").read_bytes()))
+    kept = results["embeddings.word_embeddings.weight"]
     assert kept.dtype == torch.float16 and kept[:-1].eq(0.5).all() and kept[-1].eq(0).all()
-    assert found["other"].eq(1).all() and (target / "tokenizer.json").is_file()
+    assert results["other"].eq(1).all() and (target / "tokenizer.json").is_file()

@@ -99,9 +99,9 @@ def test_the_readme_assigns_each_card_the_tensorrt_of_its_profile() -> None:
     rtx, other = re.findall(r"for (RTX 20, .*?) cards\).*?the extra `trt`: (.*?) \(`tensorrt:`", text)[0]
 
     def series(profile: DeviceProfile) -> str:
-        found = re.search(r"RTX \d0|GTX \d\d|\b[ATHL]\d+", profile.title)
-        assert found is not None, profile.title
-        return found[0].removeprefix("RTX ")
+        results = re.search(r"RTX \d0|GTX \d\d|\b[ATHL]\d+", profile.title)
+        assert results is not None, profile.title
+        return results[0].removeprefix("RTX ")
 
     for profile in profiles:
         if profile.tensorrt == "none" or "Jetson" in profile.title or profile.name == "h200":

@@ -32,9 +32,9 @@ def test_doctor_says_on_a_jetson_what_the_documents_say(row: list[str], tmp_path
         number, _, revision = release.partition(".")
         text = RELEASE.format(number, revision or "4")
         (tmp_path / "etc" / "nv_tegra_release").write_text(text, encoding="utf-8")
-        (found,) = jetson_capability(tmp_path)
-        assert found.detail.startswith("JetPack ") and row[0].split(", ")[0] in found.detail
-        assert (found.status == "unavailable") == row[5].startswith("no"), (row, found)
+        (results,) = jetson_capability(tmp_path)
+        assert results.detail.startswith("JetPack ") and row[0].split(", ")[0] in results.detail
+        assert (results.status == "unavailable") == row[5].startswith("no"), (row, results)
 
 
 def test_what_powershell_cannot_do_is_said_where_it_stands() -> None:

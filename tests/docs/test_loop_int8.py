@@ -25,16 +25,16 @@ def test_loops_of_one_weight_get_one_scale(tmp_path: Path) -> None:
         helper.make_node("DequantizeLinear", [name, "weight_scale", "weight_zero"], [f"{name}_wide"])
         for name in ("shared", "other")
     ]
-    before = "x"
+    start = "x"
     for name, bounds in ranges.items():
         pair = [f"{name}_scale", f"{name}_zero"]
         stored |= dict(zip(pair, quantised(name, *bounds), strict=True))
         nodes += [
-            helper.make_node("QuantizeLinear", [before, *pair], [f"{name}_codes"]),
+            helper.make_node("QuantizeLinear", [start, *pair], [f"{name}_codes"]),
             helper.make_node("DequantizeLinear", [f"{name}_codes", *pair], [f"{name}_in"]),
             helper.make_node("MatMul", [f"{name}_in", f"{weights[name]}_wide"], [name]),
         ]
-        before = name
+        start = name
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "alone"))
     tensors = [numpy_helper.from_array(array, name) for name, array in stored.items()]
     model = helper.make_model(helper.make_graph(nodes, "loops", [x], [y], tensors))
@@ -42,12 +42,12 @@ def test_loops_of_one_weight_get_one_scale(tmp_path: Path) -> None:
     merged_over_loops(tmp_path / "own.onnx", tmp_path / "merged.onnx")
     merged = onnx.load(str(tmp_path / "merged.onnx"))
     onnx.checker.check_model(merged)
-    found = {tensor.name: float(numpy_helper.to_array(tensor).max()) for tensor in merged.graph.initializer}
-    assert (found["first_scale"], found["first_zero"]) == (found["second_scale"], found["second_zero"])
-    low = -found["first_zero"] * found["first_scale"]
-    high = (255 - found["first_zero"]) * found["first_scale"]
-    assert low <= -4 + found["first_scale"] and high >= 2 - found["first_scale"]
-    assert np.isclose(found["alone_scale"], 1 / 255)
+    results = {tensor.name: float(numpy_helper.to_array(tensor).max()) for tensor in merged.graph.initializer}
+    assert (results["first_scale"], results["first_zero"]) == (results["second_scale"], results["second_zero"])
+    low = -results["first_zero"] * results["first_scale"]
+    high = (255 - results["first_zero"]) * results["first_scale"]
+    assert low <= -4 + results["first_scale"] and high >= 2 - results["first_scale"]
+    assert np.isclose(results["alone_scale"], 1 / 255)
 
 
 def test_the_table_has_means_and_ranges_of_the_seeds() -> None:
@@ -55,6 +55,6 @@ def test_the_table_has_means_and_ranges_of_the_seeds() -> None:
         row = {"bytes": 3.5e6, "perplexity": {"2": 1.0, "8": perplexity}, "drift": {"1": 0.01}, "over_fp32": 0.5}
         return {"ways": {"fp32": row}}
 
-    found = table({"runs": [run(20.0), run(22.0), run(24.0)]})
-    assert "22.00 (20.00–24.00)" in found
-    assert "0.0100 (0.0100–0.0100)" in found
+    results = table({"runs": [run(20.0), run(22.0), run(24.0)]})
+    assert "22.00 (20.00–24.00)" in results
+    assert "0.0100 (0.0100–0.0100)" in results

@@ -20,30 +20,30 @@ SENTENCE = re.compile(
 
 def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
     text = " ".join((ROOT / "docs" / "language-models.md").read_text(encoding="utf-8").split())
-    said = SENTENCE.search(text)
-    assert said is not None
+    messages = SENTENCE.search(text)
+    assert messages is not None
     outcome = edgeformer("plan", "crt_deep_rtx4050", "--device", "rtx4050", "--json", cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     plan = json.loads(outcome.out)
-    assert (plan["status"], plan["fits"], plan["precision"]) == ("pass", True, said["precision"])
-    assert plan["peak_bytes"] / GIB == pytest.approx(float(said["peak"]), abs=0.005)
-    assert plan["budget_bytes"] / GIB == pytest.approx(float(said["budget"]), abs=0.005)
+    assert (plan["status"], plan["fits"], plan["precision"]) == ("pass", True, messages["precision"])
+    assert plan["peak_bytes"] / GIB == pytest.approx(float(messages["peak"]), abs=0.005)
+    assert plan["budget_bytes"] / GIB == pytest.approx(float(messages["budget"]), abs=0.005)
     devices = json.loads(edgeformer("list", "devices", "--json", cwd=tmp_path).out)["devices"]
     (usable,) = (row["usable_memory_bytes"] for row in devices if row["name"] == "rtx4050")
-    assert usable / GIB == pytest.approx(float(said["usable"]), abs=0.005)
-    assert usable - plan["budget_bytes"] == int(said["mib"]) * MIB
-    assert int(said["mib"]) * MIB / GIB == pytest.approx(float(said["context"]), abs=0.005)
+    assert usable / GIB == pytest.approx(float(messages["usable"]), abs=0.005)
+    assert usable - plan["budget_bytes"] == int(messages["mib"]) * MIB
+    assert int(messages["mib"]) * MIB / GIB == pytest.approx(float(messages["context"]), abs=0.005)
 
 
 def test_the_documented_time_is_the_plans(tmp_path: Path) -> None:
     text = " ".join((ROOT / "docs" / "language-models.md").read_text(encoding="utf-8").split())
-    said = re.search(
+    messages = re.search(
         r"(\d+) to (\d+) hours for ten epochs, (\d+) to (\d+) minutes each.*then reaches (0\.\d+) to (0\.\d+) of", text
     )
-    assert said is not None
+    assert messages is not None
     time = json.loads(edgeformer("plan", "crt_deep_rtx4050", "--device", "rtx4050", "--json", cwd=tmp_path).out)["time"]
     assert time["rows"] == 10 * 7059 and time["rows_from"] == "recipe"
     hours = [round(time[key] / 3600) for key in ("low_s", "high_s")]
     minutes = [round(time[key] / 600) for key in ("low_s", "high_s")]
     shares = [f"{share:.2f}" for share in time["share_of_peak"]]
-    assert [*map(str, (*hours, *minutes)), *shares] == list(said.groups())
+    assert [*map(str, (*hours, *minutes)), *shares] == list(messages.groups())

@@ -23,9 +23,9 @@ def without(shown: Any, whole: Any, path: str = "") -> list[str]:
 
 @pytest.mark.parametrize("name", ["minilm_sst2", "minilm_folded_sst2"])
 def test_lines_of_a_recipe_are_those_of_the_file(name: str, tmp_path: Any) -> None:
-    shown = [block for block in blocks(DOCUMENT) if block.first_line == f"# in recipes/{name}.yaml"]
-    assert len(shown) == 1
-    (tmp_path / "shown.yaml").write_text(shown[0].text, encoding="utf-8")
+    displayed = [block for block in blocks(DOCUMENT) if block.first_line == f"# in recipes/{name}.yaml"]
+    assert len(displayed) == 1
+    (tmp_path / "shown.yaml").write_text(displayed[0].text, encoding="utf-8")
     content = read_yaml(tmp_path / "shown.yaml").content
     assert content["model"]["kind"] == "pretrained" and "training" in content
     assert without(content, read_yaml(find("recipes", name)).content) == []

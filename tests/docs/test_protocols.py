@@ -18,9 +18,9 @@ TEXT = " ".join((ROOT / "docs" / "protocols.md").read_text(encoding="utf-8").spl
 
 
 def figures(pattern: str) -> list[float]:
-    found = re.search(pattern, TEXT)
-    assert found is not None, pattern
-    return [float(figure.replace(",", "")) for figure in found.groups()]
+    results = re.search(pattern, TEXT)
+    assert results is not None, pattern
+    return [float(figure.replace(",", "")) for figure in results.groups()]
 
 
 def test_published_steps() -> None:
@@ -51,5 +51,5 @@ def test_texts_that_leak() -> None:
     results = ROOT / "benchmarks" / "results" / "cpu-2core" / "2026-11-21-sst2.json"
     counted = json.loads(results.read_text(encoding="utf-8"))[0]["overlap"]
     (overlap,) = (row for row in counted if row["test_set"] == "random-split")
-    found = figures(r"(\d+) of the ([\d,]+) test texts are also training texts, and ([\d,]+) more contain")
-    assert found == [overlap["duplicates"], overlap["test_rows"], overlap["contained"]]
+    matches = figures(r"(\d+) of the ([\d,]+) test texts are also training texts, and ([\d,]+) more contain")
+    assert matches == [overlap["duplicates"], overlap["test_rows"], overlap["contained"]]

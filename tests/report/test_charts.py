@@ -29,8 +29,8 @@ def test_bubbles_of_many_candidates_are_numbered_as_in_the_table() -> None:
     assert [(row.number, row.candidate.artifact) for row in ranked][:2] == [(1, "a5"), (2, "a4")]
     assert ranked[-1].candidate.artifact == "a6"
     assert bubble_legend(made_report(search=search)) == ["1  a5 ≈ ← pick"]
-    few = search.model_copy(update={"candidates": candidates[:2], "pick": None})
-    assert bubble_legend(made_report(search=few)) == [], "the names are beside the bubbles"
+    minimum = search.model_copy(update={"candidates": candidates[:2], "pick": None})
+    assert bubble_legend(made_report(search=minimum)) == [], "the names are beside the bubbles"
 
 
 def roofline(report: Report) -> Any:

@@ -179,8 +179,8 @@ class TestTerminal:
         (noise,) = [line for line in terminal_of(crowded_report(), 80).splitlines() if "rows are noisy" in line]
         assert noise.startswith("note 11 of 11 rows are noisy, 11 not stable: ")
         assert "the calls vary (11 rows)" in noise and "drifted (11 rows)" in noise
-        few = made_report(made_row(measured(warnings=("the calls vary by 9.0%",))))
-        assert "note onnx-fp32 1 × 128: the calls vary by 9.0%" in terminal_of(few, 80)
+        minimum = made_report(made_row(measured(warnings=("the calls vary by 9.0%",))))
+        assert "note onnx-fp32 1 × 128: the calls vary by 9.0%" in terminal_of(minimum, 80)
 
     def test_warnings_of_measurements_and_estimates_are_separate(self) -> None:
         warned = measured(stable=False, warnings=("the calls vary by 9.0%", "drifted: 1 to 2 ms"))
@@ -192,8 +192,8 @@ class TestTerminal:
             "3 of 4 rows are noisy, 3 not stable: the calls vary (3 rows); drifted (3 rows); row by row in the report",
             "4 of 4 estimated rows are less certain: the range is wider (4 rows); row by row in the report",
         ]
-        few = list(warning_lines(made_report(*rows[:2], rows[5]), written=True))
-        assert len(few) == 3 and few[2].startswith("estimate of onnx-fp32 1 × 128: the range is wider")
+        minimum = list(warning_lines(made_report(*rows[:2], rows[5]), written=True))
+        assert len(minimum) == 3 and minimum[2].startswith("estimate of onnx-fp32 1 × 128: the range is wider")
 
     def test_every_runtime_has_its_own_first_call(self) -> None:
         providers = ("CPUExecutionProvider", "openvino-cpu")

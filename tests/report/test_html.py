@@ -134,13 +134,13 @@ def test_an_estimate_never_looks_like_a_measurement(page: Page) -> None:
     assert "never checked on a GPU" in text and "does not apply: it is of a CPU" in text
     estimates = [cells for kind, cells in page.rows if "estimated" in kind.split()]
     assert estimates and all(any("≈" in cell for cell in cells) for cells in estimates)
-    others = [cells for kind, cells in page.rows if "estimated" not in kind.split()]
-    assert not any("≈" in cell for cells in others for cell in cells)
+    rest = [cells for kind, cells in page.rows if "estimated" not in kind.split()]
+    assert not any("≈" in cell for cells in rest for cell in cells)
 
 
 def test_applicable_error_record_is_stated_without_caveat() -> None:
-    own = CHECKED_ON_CPU.model_copy(update={"applies": True, "why_not": None})
-    text = html_of(made_report(estimate_evidence=(own,), estimated_for="cpu"))
+    subset = CHECKED_ON_CPU.model_copy(update={"applies": True, "why_not": None})
+    text = html_of(made_report(estimate_evidence=(subset,), estimated_for="cpu"))
     assert "12 cases on Some CPU, 2026-11-21: median error of a time 15.0%, worst 41.0%" in text
     assert "never checked" not in text
     words = estimate_note(made_report(estimate_evidence=(), estimated_for="cpu", device_title="A board"))

@@ -26,13 +26,13 @@ def row(name: str, loss: float | None, sd: float | None, n: int = 3) -> StudyRow
 
 
 def test_a_finding_says_what_the_rows_say() -> None:
-    found, small = study_with(TEXT), row("small", 2.0, 0.1)
-    assert finding_of(found, [row("wide", 1.0, 0.1), small]) == "Wide wins, 1.0000 ± 0.1000: 2.0 times."
-    assert finding_of(found, [row("wide", 1.0, 1.9), small]) == "No difference: 2.0 times."
-    assert finding_of(found, [row("wide", 1.0, None, 1), small]).startswith("No difference")
-    assert finding_of(found, [row("wide", None, None, 0), small]) == "Nothing is said yet: wide, test has no loss."
+    results, small = study_with(TEXT), row("small", 2.0, 0.1)
+    assert finding_of(results, [row("wide", 1.0, 0.1), small]) == "Wide wins, 1.0000 ± 0.1000: 2.0 times."
+    assert finding_of(results, [row("wide", 1.0, 1.9), small]) == "No difference: 2.0 times."
+    assert finding_of(results, [row("wide", 1.0, None, 1), small]).startswith("No difference")
+    assert finding_of(results, [row("wide", None, None, 0), small]) == "Nothing is said yet: wide, test has no loss."
     # 2.5 standard errors, and only four degrees of freedom: chance gives that once in 15 times.
-    assert finding_of(found, [row("wide", 1.8, 0.1), row("small", 2.0, 0.1)]).startswith("No difference")
+    assert finding_of(results, [row("wide", 1.8, 0.1), row("small", 2.0, 0.1)]).startswith("No difference")
     assert finding_of(study_with(""), []) == ""
     ranked = study_with("{{ ranked('wide', 'small', 'test', 'loss') | join(', ') }}")
     assert finding_of(ranked, [row("wide", 3.0, None), small]) == "small (2.0000 ± 0.1000), wide (3.0000)"
@@ -52,11 +52,11 @@ def test_two_lines_of_a_run_are_compared_seed_by_seed() -> None:
             update={"at": at, "cells": {"loss": Cell(mean=1.0, n=len(values), values=values)}}
         )
 
-    asked = study_with("{{ apart('wide', '2', '4', 'loss') }}")
-    assert finding_of(asked, [line("2", 1.0, 2.0, 3.0), line("4", 0.9, 1.91, 2.89)]) == "True"
-    assert finding_of(asked, [line("2", 1.0, 2.0, 3.0), line("4", 1.1, 1.9, 2.9)]) == "False"
-    assert finding_of(asked, [line("2", 1.0), line("4", 0.9)]) == "False"
-    assert finding_of(asked, [line("2", 1.0, 2.0), line("4", 1.0, 2.0)]) == "False"
+    arguments = study_with("{{ apart('wide', '2', '4', 'loss') }}")
+    assert finding_of(arguments, [line("2", 1.0, 2.0, 3.0), line("4", 0.9, 1.91, 2.89)]) == "True"
+    assert finding_of(arguments, [line("2", 1.0, 2.0, 3.0), line("4", 1.1, 1.9, 2.9)]) == "False"
+    assert finding_of(arguments, [line("2", 1.0), line("4", 0.9)]) == "False"
+    assert finding_of(arguments, [line("2", 1.0, 2.0), line("4", 1.0, 2.0)]) == "False"
 
 
 def test_chance_is_the_error_of_a_difference_of_two_shares() -> None:

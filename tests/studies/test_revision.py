@@ -29,13 +29,13 @@ def losses(recipe: Recipe, artifacts: Path) -> list[float]:
 
 
 def test_an_encoder_is_trained_as_before(small_recipe: ClassificationRecipe, tmp_path: Path) -> None:
-    found = losses(small_recipe, tmp_path)
-    assert found == pytest.approx(ENCODER, abs=1e-3), f"{BUMP}: {found}"
+    results = losses(small_recipe, tmp_path)
+    assert results == pytest.approx(ENCODER, abs=1e-3), f"{BUMP}: {results}"
 
 
 def test_a_language_model_is_trained_as_before(small_language_recipe: LanguageRecipe, tmp_path: Path) -> None:
-    found = losses(small_language_recipe, tmp_path)
-    assert found == pytest.approx(CRT, abs=1e-3), f"{BUMP}: {found}"
+    results = losses(small_language_recipe, tmp_path)
+    assert results == pytest.approx(CRT, abs=1e-3), f"{BUMP}: {results}"
 
 
 def test_the_losses_are_those_of_this_revision() -> None:

@@ -48,7 +48,7 @@ def drawn(
 def whiskers(axis: Any) -> list[Any]:
     from matplotlib.collections import LineCollection
 
-    return [found for found in axis.collections if isinstance(found, LineCollection)]
+    return [results for results in axis.collections if isinstance(results, LineCollection)]
 
 
 def test_a_picture_says_how_many_seeds_and_what_its_whiskers_are() -> None:
@@ -68,7 +68,7 @@ def test_points_carry_their_seeds_spread_and_cut_axes_say_so(monkeypatch: pytest
         {"loss": Cell(mean=5.3 + 0.02 * number, sd=0.04, n=3), "latency_ms": Cell(mean=1.0 + 40 * number, n=3)}
         for number in range(2)
     ]
-    rows = [row("causal", at=str(2 + 2 * number), **own) for number, own in enumerate(cells)]
+    rows = [row("causal", at=str(2 + 2 * number), **subset) for number, subset in enumerate(cells)]
     figure = FigureSpec(kind=kind, title="Loss", x="latency_ms", y=("loss",))
     title, (axis,) = drawn(monkeypatch, table_of(*rows), figure)
     assert title == "Loss (3 seeds, whiskers: ± standard deviation)"

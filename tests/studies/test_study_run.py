@@ -52,15 +52,15 @@ def test_the_folder_has_table_page_and_figures(place: Path) -> None:
 def test_only_a_missing_run_is_trained(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place, tmp_path, dirs_exist_ok=True)
     path, options = str(tmp_path / "tiny.yaml"), StudyOptions(tmp_path / "artifacts")
-    before = started(options.artifacts)
+    start = started(options.artifacts)
     job = plan_study(path, options).jobs[2]
     shutil.rmtree(options.artifacts / job.folder_name)
     (options.artifacts / "studies" / "runs" / f"{job.key}.json").unlink()
     plan, table = make(path, options)
     assert [estimate.state for estimate in plan.estimates] == ["done", "done", "missing"]
     assert plan.estimates[2].steps == 10
-    after = started(options.artifacts)
-    assert {name for name in after if after[name] != before[name]} == {job.folder_name}
+    end = started(options.artifacts)
+    assert {name for name in end if end[name] != start[name]} == {job.folder_name}
     assert all(row.missing is None for row in table.rows)
     other = write(tmp_path, study("other", {"mine": run("Mine", (1, 2)), "again": run("Again", (1, 2))}))
     plan, table = make(other, options)

@@ -53,11 +53,13 @@ def table_of(
 ) -> tuple[Study, tuple[StudyRow, ...]]:
     """The study, and the lines of its table, of given results."""
     written = study("made", {name: run(name.title()) for name in results}, table=table)
-    found = Study.model_validate(written, strict=False)
+    figures = Study.model_validate(written, strict=False)
     outcomes = [
-        Outcome(job_of(found, name), Match(one, "results in hand")) for name, runs in results.items() for one in runs
+        Outcome(job_of(figures, name), Match(item, "results in hand"))
+        for name, runs in results.items()
+        for item in runs
     ]
-    return found, rows_of(found, outcomes, times)
+    return figures, rows_of(figures, outcomes, times)
 
 
 def job_of(found: Study, name: str) -> Job:
@@ -71,7 +73,7 @@ def test_exits_are_measured_against_the_whole_model() -> None:
         *(row("torch", "validation", loss=2.0 + 1 / e, exit=e) for e in (2, 4)),
     ]
     exits = [graph("fp32"), graph("fp32", id="onnx-fp32-exit2", role="exit", exit=2), graph("fp16")]
-    one = made("k", evaluation=Evaluation(rows=tuple(rows)), artifacts=tuple(exits))
+    item = made("k", evaluation=Evaluation(rows=tuple(rows)), artifacts=tuple(exits))
     entries = [("onnx-fp32", (8.0, 9.0, 10.0)), ("onnx-fp32-exit2", (4.0, 3.0, 2.5))]
     times = StudyTimes(
         key="t", batch=1, seq=8, threads=1, host=HOST, versions={}, code_version="0", started="now", seconds=1.0,
@@ -81,7 +83,7 @@ def test_exits_are_measured_against_the_whole_model() -> None:
     )  # fmt: skip
     timing = {"batch": 1, "seq": 8, "rounds": 3, "against": "model/8"}
     columns = ["loss", "loop_ratio", "latency_ms", "speedup"]
-    _, lines = table_of({"rows": "exits", "columns": columns, "timing": timing}, {"model": [one]}, times)
+    _, lines = table_of({"rows": "exits", "columns": columns, "timing": timing}, {"model": [item]}, times)
     assert [line.at for line in lines] == ["2", "4", "8"]
     early, middle, last = (line.cells for line in lines)
     assert (early["loop_ratio"].mean, last["loop_ratio"].mean, early["loss"].mean) == (4.0, 1.0, 2.5)
@@ -106,7 +108,7 @@ def test_precisions_and_the_pick_across_runs(tmp_path: Path) -> None:
         "choices": choices,
         "published": printed,
     }
-    found, lines = table_of(
+    results, lines = table_of(
         spec, {"wide": [exported("w", 0.9, 4000), exported("x", 0.92, 4000)], "thin": [exported("t", 0.7, 100)]}
     )
     assert [(line.run, line.at) for line in lines][:3] == [("wide", "fp32"), ("wide", "fp16"), ("wide", "int8")]
@@ -114,10 +116,10 @@ def test_precisions_and_the_pick_across_runs(tmp_path: Path) -> None:
     assert half["accuracy"].mean == pytest.approx(0.909) and half["accuracy"].sd == pytest.approx(0.02 / 2**0.5)
     assert half["megabytes"].mean == 2.0 and half["accuracy"].difference == pytest.approx(0.109)
     assert lines[2].missing == "rejected: it loses too much"
-    picked = pick(found.table.choices[0], lines)
+    picked = pick(results.table.choices[0], lines)
     assert picked.row == 1 and "Wide, fp16: bytes 2,000, of 2 whose accuracy is within 0.01" in picked.reason
     table = StudyTable(
-        study="made", title="T|itle", element="Table 0", protocol="-", columns=found.table.columns, rows=lines,
+        study="made", title="T|itle", element="Table 0", protocol="-", columns=results.table.columns, rows=lines,
         picks=(picked,), minutes=3.0,
     )  # fmt: skip
     page = study_page(table, [])
@@ -137,9 +139,9 @@ def test_thresholds_and_the_schedule() -> None:
             perplexity=4.5, share={}, rule=rule,
         )  # fmt: skip
 
-    found = (early(None, 3.2), early(0.85, 4.0), early(0.85, 1.6, "cosine"))
-    one = made("k", evaluation=Evaluation(early_exit=found))
-    _, lines = table_of({"rows": "thresholds", "columns": ["mean_loops", "loop_ratio"]}, {"model": [one]})
+    results = (early(None, 3.2), early(0.85, 4.0), early(0.85, 1.6, "cosine"))
+    item = made("k", evaluation=Evaluation(early_exit=results))
+    _, lines = table_of({"rows": "thresholds", "columns": ["mean_loops", "loop_ratio"]}, {"model": [item]})
     ratios = [("schedule", 2.5), ("0.85", 2.0), ("cosine 0.85", 5.0)]
     assert [(line.at, line.cells["loop_ratio"].mean) for line in lines] == ratios
 
@@ -155,8 +157,8 @@ def test_the_time_of_another_shape_is_nobodys() -> None:
         )  # fmt: skip
 
     rows = [timed(1, 64, 0.5), timed(1, 128, 1.0), timed(8, 128, 7.0), timed(2, 128, None)]
-    found = row_of(rows, (8, 128))
-    assert found is not None and found.latency_ms.p50 == 7.0
+    results = row_of(rows, (8, 128))
+    assert results is not None and results.latency_ms.p50 == 7.0
     assert row_of(rows, (2, 128)) is None and row_of(rows, (8, 64)) is None
 
 
@@ -177,59 +179,61 @@ def test_times_of_two_processors_are_not_put_side_by_side() -> None:
 
 def test_what_leaks_is_said_and_never_picked() -> None:
     void, honest = made("v", leaks=True), made("h")
-    scored = {key: one.model_copy(update={"evaluation": Evaluation(rows=(row("torch", "test", loss=loss),))})
-              for key, one, loss in (("void", void, 0.1), ("honest", honest, 3.0))}  # fmt: skip
+    scored = {key: item.model_copy(update={"evaluation": Evaluation(rows=(row("torch", "test", loss=loss),))})
+              for key, item, loss in (("void", void, 0.1), ("honest", honest, 3.0))}  # fmt: skip
     choices = [{"title": "Best", "smallest": "loss"}]
-    found, lines = table_of(
+    results, lines = table_of(
         {"rows": "tests", "columns": ["loss"], "choices": choices}, {k: [v] for k, v in scored.items()}
     )
     assert "LEAKS FUTURE TOKENS" in lines[0].remark
-    assert pick(found.table.choices[0], lines).row == 1
+    assert pick(results.table.choices[0], lines).row == 1
 
 
 def test_what_a_finished_run_still_lacks(tmp_path: Path) -> None:
-    found, _ = table_of({}, {"model": [made("k")]})
-    spec = found.runs["model"].model_copy(update={"export": ("int8",)})
-    job = job_of(found, "model")
+    results, _ = table_of({}, {"model": [made("k")]})
+    spec = results.runs["model"].model_copy(update={"export": ("int8",)})
+    job = job_of(results, "model")
     job = Job(job.row, 1, spec, job.written, job.recipe, "r", job.data, ())
     scores = Evaluation(rows=(row("torch", "random-split"), row("onnx-fp32", "random-split")))
-    one = made("k", evaluation=scores)
-    (step,) = missing_steps(job, one, tmp_path, ("test",))
+    item = made("k", evaluation=scores)
+    (step,) = missing_steps(job, item, tmp_path, ("test",))
     assert step[:4] == ("export", str(tmp_path), "--int8", "--keep-going")
-    one = one.model_copy(update={"artifacts": (graph("fp32"), graph("int8"))})
-    (step,) = missing_steps(job, one, tmp_path, ("test",))
+    item = item.model_copy(update={"artifacts": (graph("fp32"), graph("int8"))})
+    (step,) = missing_steps(job, item, tmp_path, ("test",))
     assert step[:4] == ("evaluate", str(tmp_path), "--artifact", "onnx-int8")
     scored = Evaluation(rows=(*scores.rows, row("onnx-int8", "random-split")))
-    assert not [*missing_steps(job, one.model_copy(update={"evaluation": scored}), tmp_path, ("test",))]
+    assert not [*missing_steps(job, item.model_copy(update={"evaluation": scored}), tmp_path, ("test",))]
 
 
 def test_what_was_asked_for_has_its_line_with_a_reason() -> None:
     """Results of a run that another study, which asked for less, left behind."""
     scores = Evaluation(rows=(row("torch", "test", accuracy=0.9), row("onnx-fp32", "test", accuracy=0.9)))
-    one = made("k", evaluation=scores, artifacts=(graph("fp32"), graph("fp16")))
-    printed = [{"run": "model", "at": at, "source": "Table 0", "values": {"accuracy": 0.8}} for at in ("fp32", "int8")]
+    item = made("k", evaluation=scores, artifacts=(graph("fp32"), graph("fp16")))
+    printed = [
+        {"run": "model", "at": place, "source": "Table 0", "values": {"accuracy": 0.8}} for place in ("fp32", "int8")
+    ]
     spec = {"rows": "artifacts", "columns": ["size_bytes", "accuracy"], "published": printed}
     written = study("made", {"model": {**run("Model"), "export": ["fp16", "int8"]}}, table=spec)
-    found = Study.model_validate(written, strict=False)
-    outcome = Outcome(job_of(found, "model"), Match(one, "results in hand"))
-    whole, half, whole_numbers = rows_of(found, [outcome], None)
-    assert whole.missing is None and whole.cells["accuracy"].mean == 0.9
+    results = Study.model_validate(written, strict=False)
+    outcome = Outcome(job_of(results, "model"), Match(item, "results in hand"))
+    complete, half, whole_numbers = rows_of(results, [outcome], None)
+    assert complete.missing is None and complete.cells["accuracy"].mean == 0.9
     assert (half.at, half.missing) == ("fp16", "model, seed 1: fp16 is exported, and not scored")
     assert (whole_numbers.at, whole_numbers.missing) == ("int8", "model, seed 1: its results have no int8")
     assert whole_numbers.cells["accuracy"].published == 0.8 and whole_numbers.cells["accuracy"].mean is None
     alone = Outcome(outcome.job, None, "has no results")
-    assert [line.at for line in rows_of(found, [alone], None)] == ["fp32", "fp16", "int8"]
+    assert [line.at for line in rows_of(results, [alone], None)] == ["fp32", "fp16", "int8"]
 
 
 def test_one_run_is_one_seed_however_often_it_is_named() -> None:
-    one = made("k", evaluation=Evaluation(rows=(row("torch", "test", accuracy=0.9),)))
-    _, (line,) = table_of({"columns": ["accuracy"]}, {"model": [one, one, one]})
+    item = made("k", evaluation=Evaluation(rows=(row("torch", "test", accuracy=0.9),)))
+    _, (line,) = table_of({"columns": ["accuracy"]}, {"model": [item, item, item]})
     assert (line.keys, line.cells["accuracy"].n, line.cells["accuracy"].sd) == (("k",), 1, None)
 
 
 def test_a_part_of_a_study_is_marked() -> None:
-    whole = StudyTable(study="s", title="T", element="E", protocol="-", columns=("loss",), rows=(), minutes=0.0)
-    part = whole.model_copy(update={"only": ("wide",)})
+    complete = StudyTable(study="s", title="T", element="E", protocol="-", columns=("loss",), rows=(), minutes=0.0)
+    part = complete.model_copy(update={"only": ("wide",)})
     for render in (study_markdown, lambda table: study_page(table, [])):
         assert "Not the study as it is written: there are only the rows wide" in render(part)
-        assert "Not the study" not in render(whole)
+        assert "Not the study" not in render(complete)

@@ -23,8 +23,8 @@ TINY = {
 
 def run(label: str, seeds: tuple[int, ...] = (1,), **changes: Any) -> dict[str, Any]:
     """A row of the study. ``changes``: ``model__iterations=3`` is the recipe's model.iterations."""
-    own = {key.replace("__", "."): value for key, value in changes.items()}
-    return {"label": label, "recipe": "quickstart", "set": {**TINY, **own}, "seeds": [*seeds]}
+    subset = {key.replace("__", "."): value for key, value in changes.items()}
+    return {"label": label, "recipe": "quickstart", "set": {**TINY, **subset}, "seeds": [*seeds]}
 
 
 def study(name: str, runs: dict[str, dict[str, Any]], **more: Any) -> dict[str, Any]:

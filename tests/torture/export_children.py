@@ -73,11 +73,11 @@ def _export(
                 return change(*arguments, **named)
             number = next(numbers)
             os.write(out, f"# {number} {name} {arguments[0]}\n".encode())
-            here = (number, f"{name} {os.path.relpath(arguments[0], run)}")
-            if kill is not None and kill[0] in here and kill[1] == "before":
+            local = (number, f"{name} {os.path.relpath(arguments[0], run)}")
+            if kill is not None and kill[0] in local and kill[1] == "before":
                 os.kill(os.getpid(), signalled)
             outcome = change(*arguments, **named)
-            if kill is not None and kill[0] in here and kill[1] == "after":
+            if kill is not None and kill[0] in local and kill[1] == "after":
                 os.kill(os.getpid(), signalled)
             return outcome
 
@@ -99,8 +99,8 @@ def changes(log: Path) -> list[str]:
 def assert_whole(run: Path) -> set[str]:
     """The bundle opens, every file of it is intact and every artifact answers. Ids of those that were built."""
     bundle = Bundle.open(run / BUNDLE_FOLDER)
-    found = verify(bundle)
-    assert {check.status for check in found.files} == {"intact"}
-    answers = {check.artifact: check.status for check in found.artifacts if check.status != "unavailable"}
+    results = verify(bundle)
+    assert {check.status for check in results.files} == {"intact"}
+    answers = {check.artifact: check.status for check in results.artifacts if check.status != "unavailable"}
     assert set(answers.values()) == {"verified"}, answers
     return set(answers)

@@ -33,13 +33,13 @@ def classifier(folder: Path) -> Path:
     (bundle / "engines").mkdir()
     shutil.copy(bundle / "onnx" / "model.onnx", bundle / ENGINE)
     opened = Bundle.open(bundle)
-    told = {
+    text = {
         "id": "onnx-reference-fp32",
         "format": "onnx-reference",
         "file": ENGINE,
         "sha256": sha256_of(bundle / ENGINE),
     }
-    engine = opened.artifact("onnx-fp32").model_copy(update=told)
+    engine = opened.artifact("onnx-fp32").model_copy(update=text)
     manifest = opened.manifest.model_copy(update={"artifacts": (*opened.artifacts, engine)})
     seal(bundle, manifest)
     return bundle
@@ -64,11 +64,11 @@ def flipped(path: Path, place: int, bit: int = 0) -> Iterator[None]:
 
 
 def _verify(bundle: Path, artifact: str) -> None:
-    found = verify(Bundle.open(bundle), artifact)
-    bad = [file.file for file in found.files if file.status != "intact"]
+    results = verify(Bundle.open(bundle), artifact)
+    bad = [file.file for file in results.files if file.status != "intact"]
     if bad:
         error = EdgeformerError(", ".join(bad))
-        error.exit_code = found.exit_code
+        error.exit_code = results.exit_code
         raise error
 
 

@@ -83,13 +83,13 @@ def outside(folder: Path) -> tuple[str, ...]:
     """A bundle whose graph reads its weights from a file of the machine; its checksum in the manifest is right."""
     bundle = Path(shutil.copytree(BUNDLE, folder / "bundle"))
     path = bundle / "onnx" / "model.onnx"
-    model, before = onnx.load(path), sha256_of(path)
+    model, start = onnx.load(path), sha256_of(path)
     table = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     (folder / "secret.bin").write_bytes(table.raw_data)
     external_data_helper.set_external_data(table, "../../secret.bin", offset=0, length=len(table.raw_data))
     table.ClearField("raw_data")
     path.write_bytes(model.SerializeToString())
-    text = (bundle / "bundle.json").read_text(encoding="utf-8").replace(before, sha256_of(path))
+    text = (bundle / "bundle.json").read_text(encoding="utf-8").replace(start, sha256_of(path))
     (bundle / "bundle.json").write_text(text, encoding="utf-8")
     return ("predict", "bundle", "a text", "--artifact", "onnx-fp32")
 
@@ -156,14 +156,16 @@ class Refusal:
     @property
     def holds(self) -> bool:
         """Refused with a message, in bounded time and memory, and nothing of it was run."""
-        said = self.cost.err.startswith("error: ") and "Traceback" not in self.message and "defect" not in self.message
+        messages = (
+            self.cost.err.startswith("error: ") and "Traceback" not in self.message and "defect" not in self.message
+        )
         bounded = self.beyond_s < MOST_SECONDS and self.cost.bytes < MOST_BYTES
-        return self.cost.code == 2 and said and bounded and not self.ran
+        return self.cost.code == 2 and messages and bounded and not self.ran
 
 
 def refusals(cases: Sequence[str] = tuple(CASES)) -> list[Refusal]:
     """Try them, each in a folder of its own."""
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as empty:
         starts = {name: measured(*case(Path(empty)), cwd=Path(empty)).seconds for name, case in STARTS.items()}
     for name in cases:
@@ -172,8 +174,8 @@ def refusals(cases: Sequence[str] = tuple(CASES)) -> list[Refusal]:
             command = CASES[name](folder)
             cost = measured(*command, cwd=folder, stop_after_s=300)
             beyond_s = cost.seconds - starts["recipe" if name.startswith("YAML") else command[0]]
-            found.append(Refusal(name, cost, beyond_s, ran=bool(list(folder.rglob("proof")))))
-    return found
+            results.append(Refusal(name, cost, beyond_s, ran=bool(list(folder.rglob("proof")))))
+    return results
 
 
 def table(found: Sequence[Refusal]) -> str:
@@ -191,9 +193,9 @@ def main() -> int:
     """Try all, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
-    found = refusals()
-    print(table(found))
-    return int(not all(row.holds for row in found))
+    results = refusals()
+    print(table(results))
+    return int(not all(row.holds for row in results))
 
 
 if __name__ == "__main__":

@@ -16,21 +16,21 @@ OPTIONS = ("--int8",)
 
 def test_killed_before_every_change(tmp_path: Path) -> None:
     _CONTEXT.set_forkserver_preload(["tests.torture.traced_graphs"])
-    whole = copied_run(tmp_path / "whole")
+    complete = copied_run(tmp_path / "whole")
     log = tmp_path / "whole.log"
-    assert export_in_child(whole, *OPTIONS, log=log) == 0, log.read_text(encoding="utf-8")
-    count, ids = len(changes(log)), assert_whole(whole)
-    before = after = 0
+    assert export_in_child(complete, *OPTIONS, log=log) == 0, log.read_text(encoding="utf-8")
+    count, ids = len(changes(log)), assert_whole(complete)
+    start = end = 0
     for number in range(1, count + 1):
         folder = tmp_path / f"killed-{number}"
         run = copied_run(folder)
         assert export_in_child(run, *OPTIONS, kill=(number, "before"), log=log) == -signal.SIGKILL
         assert assert_whole(run) == ids, number
-        made = "made_from" in (run / "bundle" / "bundle.json").read_text(encoding="utf-8")
-        before, after = before + (not made), after + made
+        built = "made_from" in (run / "bundle" / "bundle.json").read_text(encoding="utf-8")
+        start, end = start + (not built), end + built
         assert export_in_child(run, *OPTIONS, log=log) == 0, log.read_text(encoding="utf-8")
         assert assert_whole(run) == ids, number
         assert not list(run.glob(".bundle*")), number
         shutil.rmtree(folder)
-    assert before and after
-    print(f"{count} kills: {before} left the old bundle, {after} the new one; all whole, all exported again")
+    assert start and end
+    print(f"{count} kills: {start} left the old bundle, {end} the new one; all whole, all exported again")

@@ -9,7 +9,7 @@ from tests.torture.refusals import refusals, table
 
 @pytest.mark.torture
 def test_hostile_files_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    found = refusals()
+    results = refusals()
     with capsys.disabled():
-        print(f"\n{table(found)}")
-    assert [row for row in found if not row.holds] == []
+        print(f"\n{table(results)}")
+    assert [row for row in results if not row.holds] == []

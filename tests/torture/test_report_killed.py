@@ -64,22 +64,22 @@ def test_killed_before_every_change(tmp_path: Path) -> None:
     new = contents(tmp_path / "run")
     count = int((tmp_path / "run" / "changes.txt").read_text(encoding="utf-8"))
     assert old.keys() == new.keys() and {Path(name).suffix for name in new} >= {".json", ".md", ".csv", ".html", ".svg"}
-    left = mixed = 0
+    remaining = mixed = 0
     for number in range(1, count + 1):
         run = tmp_path / f"killed-{number}"
         (run / REPORTS_FOLDER).mkdir(parents=True)
         for name, content in old.items():
             (run / REPORTS_FOLDER / name).write_bytes(content)
         assert written(run, 30.0, kill_at=number) == -signal.SIGKILL
-        found = contents(run)
-        rest = {name for name in found if name not in new}
+        results = contents(run)
+        rest = {name for name in results if name not in new}
         assert all(name.startswith(".") for name in rest), number
-        assert all(found[name] in (old[name], new[name]) for name in new), number
+        assert all(results[name] in (old[name], new[name]) for name in new), number
         assert read_manifest(Report, run / REPORTS_FOLDER / "rtx4050.json").rows[0].latency_ms.p50 in (20.0, 30.0)
-        left, mixed = left + bool(rest), mixed + (len({found[name] == new[name] for name in new}) == 2)
+        remaining, mixed = remaining + bool(rest), mixed + (len({results[name] == new[name] for name in new}) == 2)
         for name in rest:  # as the next one finds them hours later
             aged = time.time() - AGED_S
             os.utime(run / REPORTS_FOLDER / name, (aged, aged))
         assert written(run, 30.0) == 0 and contents(run) == new, number
-    assert left and mixed
-    print(f"{count} kills: every file the old or the new one; {left} left a temporary file, which the next one removed")
+    assert remaining and mixed
+    print(f"{count} kills: every file the old or the new one; {remaining} temporary files, which the next one removed")

@@ -46,11 +46,11 @@ def problems(artifacts: Path, expected: dict[str, torch.Tensor]) -> list[str]:
     if not finished and (code := begin(artifacts)()) != 0:
         error = artifacts / "error.txt"
         return [f"not resumed: exit {code}: {error.read_text(encoding='utf-8') if error.exists() else ''}"]
-    found = load_file(run / "model" / "model.safetensors")
-    wrong = [f"{name} differs" for name, tensor in expected.items() if not torch.equal(tensor, found[name])]
-    left = [*run.rglob(".*"), *(path for path in artifacts.glob(".*") if path.name != ".cache")]
+    results = load_file(run / "model" / "model.safetensors")
+    wrong = [f"{name} differs" for name, tensor in expected.items() if not torch.equal(tensor, results[name])]
+    remaining = [*run.rglob(".*"), *(path for path in artifacts.glob(".*") if path.name != ".cache")]
     # Killed when all was written: nobody will hold a finished run's lock again, and nobody asks for it.
-    return wrong + [f"{path} was left" for path in left if path != run / LOCK_FILE]
+    return wrong + [f"{path} was left" for path in remaining if path != run / LOCK_FILE]
 
 
 def at_change(number: int, expected: dict[str, torch.Tensor]) -> tuple[str, int, list[str]]:
@@ -105,7 +105,7 @@ def main() -> int:
         for done, task in enumerate(as_completed(tasks), start=1):
             results.append(task.result())
             print(f"{done} of {len(tasks)}: {results[-1]}", file=sys.stderr, flush=True)
-    wrong = {name: found for name, _, found in results if found}
+    wrong = {name: figures for name, _, figures in results if figures}
     kills = [sum(count for name, count, _ in results if name.startswith(kind)) for kind in ("change", "random")]
     summary = {
         "changes_on_disk": changes,
