@@ -1,18 +1,16 @@
-"""How far are estimated times from measured ones, for models that the estimator has never seen?
+"""How far are estimated times from measured ones, for models that the estimator was not fitted on?
 
 Makes models of several families with random weights, and times each in FP32 and INT8, at several shapes and numbers of
-threads, beside a reference probe (the machine's speed at that moment): in sweeps over everything, each time by a fresh
-process, in two passes with a pause between them, so that the same case comes again half an hour later. Then each model
-is left out once, and estimated by what the others taught. Nothing else may use the processor meanwhile.
+threads, in sweeps over everything, each time by a fresh process. Then each model is left out once and estimated by a
+fit to the others. Nothing else may use the processor meanwhile.
 
 Usage: python -m benchmarks.estimator --json benchmarks/results/MACHINE/DATE-estimator.json
-           [--work artifacts/estimator] [--threads 1,2] [--foreign DIR] [--only NAME,…] [--pause 5] [--dry-run]
-           [--one-pass]
+           [--work artifacts/estimator] [--threads 1,2] [--foreign DIR] [--only NAME,…] [--dry-run]
 
-What is measured is kept in --work; the same command goes on where it stopped. --foreign: a folder in which the wheels
-of magika and rapidocr-onnxruntime were unpacked, whose ONNX files are then cases, too. --dry-run: only says what would
-be measured, and how long it will take. `python -m benchmarks.estimates` makes docs/estimator.md of the newest record.
-Exit code 1 when the record misses what is wanted.
+Measurements are kept in --work; the same command continues where it stopped. --foreign: a folder with the unpacked
+wheels of magika and rapidocr-onnxruntime, whose ONNX files are then cases, too. --dry-run: only prints what would be
+measured, and how long it takes. `python -m benchmarks.estimates` makes docs/estimator.md of the newest record. Exit
+code 1 when the record misses a target.
 """
 
 from __future__ import annotations
@@ -23,45 +21,44 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.estimates.measuring import PASSES, Plan
+from benchmarks.estimates.measuring import Plan
 from benchmarks.estimates.models import foreign_models, own_models
-from benchmarks.estimates.record import Row, enough, rows_of, speeds, summary, without_kind
+from benchmarks.estimates.record import Row, enough, rows_of, summary, without_kind
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.files import write_json
+from edgeformer.estimate.calibrate import SWEEPS
 from edgeformer.runtimes import library_versions
 from edgeformer.system.host import code_version, describe_host, now
 
 
-def told(text: str) -> None:
-    """Progress, beside the result."""
+def say(text: str) -> None:
+    """Print progress beside the result."""
     print(text, file=sys.stderr, flush=True)
 
 
 def measure(plan: Plan) -> None:
-    """Everything that is not there yet."""
+    """Measure what is missing."""
     for threads in plan.threads:
-        plan.probed(threads)
-    for sweep, one in plan.measure():
-        refused = f", {len(one.refused)} refused" if one.refused else ""
-        what = f"{one.model} {one.artifact.id}, {one.threads} threads: {len(one.items)} cases{refused}"
-        told(f"sweep {sweep + 1} of {len(plan.sweeps)}: {what}; about {plan.minutes():.0f} minutes left")
+        plan.rates(threads)
+    for sweep, stored in plan.measure():
+        refused = f", {len(stored.timing.refused)} refused" if stored.timing.refused else ""
+        disturbed = f", disturbed: {stored.timing.disturbed}" if stored.timing.disturbed else ""
+        cases = f"{stored.model} {stored.artifact.id}, {stored.threads} threads: {len(stored.timing.items)} cases"
+        say(f"sweep {sweep + 1} of {SWEEPS}: {cases}{refused}{disturbed}; about {plan.minutes():.0f} minutes left")
 
 
 def record(plan: Plan) -> Row:
-    """What docs/estimator.md is made of."""
+    """Return the content of the record."""
     models, rows = {model.name: model for model in plan.models}, list[Row]()
-    seen: Row = {}
     for threads in plan.threads:
-        timed = plan.timed(threads)
-        rows += rows_of(load_profile("host"), threads, plan.probed(threads), timed, models, told)
-        seen[str(threads)] = speeds(timed)
+        rows += rows_of(load_profile("host"), threads, plan.rates(threads), plan.timed(threads), models, say)
     checked, doubted = ([row for row in rows if bool(row["doubts"]) is doubts] for doubts in (False, True))
     whole, disturbed = summary(checked), plan.disturbed()
-    whole["enough"] = enough(checked, plan.passes, disturbed)
+    whole["enough"] = enough(checked, disturbed)
     whole["wanted"]["enough"] = all(whole["enough"].values())
     return {
         "format": "left-out-models", "measured": now(), "code_version": code_version(), "host": describe_host(),
-        "versions": library_versions(), "speeds": seen, "disturbed": disturbed, "summary": whole,
+        "versions": library_versions(), "disturbed": disturbed, "summary": whole,
         "doubted": summary(doubted) if doubted else None, "missing": plan.missing(),
         "without_kind": summary(without_kind(checked)) if without_kind(checked) else None,
         "families": _groups(checked, "family"), "precisions": _groups(checked, "precision"), "cases": rows,
@@ -73,11 +70,6 @@ def _groups(rows: Sequence[Row], key: str) -> Row:
     return {name: summary([row for row in rows if row[key] == name]) for name in names}
 
 
-def met(found: Row) -> bool:
-    """Whether everything that is wanted is met, also by cases with operators that were never checked before."""
-    return all(all(part["wanted"].values()) for part in (found["summary"], found["doubted"]) if part is not None)
-
-
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -85,26 +77,24 @@ def main() -> int:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--foreign", type=Path)
     parser.add_argument("--only", help="names of models, with commas between them")
-    parser.add_argument("--pause", type=float, default=5.0, help="minutes between the two passes")
-    parser.add_argument("--one-pass", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    models = [*own_models(), *(foreign_models(asked.foreign) if asked.foreign else [])]
-    chosen = [model for model in models if asked.only is None or model.name in asked.only.split(",")]
-    threads = tuple(map(int, asked.threads.split(",")))
-    plan = Plan(asked.work.resolve(), chosen, threads, 1 if asked.one_pass else PASSES, 60 * asked.pause)
-    told(f"about {plan.minutes():.0f} minutes")
-    if asked.dry_run:
-        print("\n".join(plan.listed()))
+    arguments = parser.parse_args()
+    models = [*own_models(), *(foreign_models(arguments.foreign) if arguments.foreign else [])]
+    selected = [model for model in models if arguments.only is None or model.name in arguments.only.split(",")]
+    plan = Plan(arguments.work.resolve(), selected, tuple(map(int, arguments.threads.split(","))))
+    say(f"about {plan.minutes():.0f} minutes")
+    if arguments.dry_run:
+        print("\n".join(plan.describe()))
         return 0
     measure(plan)
-    found = record(plan)
-    print(json.dumps(found["summary"], indent=2))
-    if asked.json is not None:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        write_json(asked.json, found)
-    return 0 if met(found) else 1
+    result = record(plan)
+    print(json.dumps(result["summary"], indent=2))
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        write_json(arguments.json, result)
+    parts = [part for part in (result["summary"], result["doubted"]) if part is not None]
+    return 0 if all(all(part["wanted"].values()) for part in parts) else 1
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from benchmarks.ways import Way, environment
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.benchmark.measurement import CheckedArtifact, Item
 from edgeformer.bundle import Bundle
-from edgeformer.estimate.listing import ListSpec, run_listing
+from edgeformer.estimate.listing import ListJob, run_listing
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
 from edgeformer.runtimes import default_provider, library_versions
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -148,7 +148,7 @@ def needed_by(bundle: Bundle, shape: tuple[int, int]) -> Needed:
     """What one call of the FP32 graph needs. Raises EdgeformerError where it does not run."""
     checked = CheckedArtifact.of(bundle, bundle.artifact("onnx-fp32"))
     item: Item = ("steady", *shape)
-    listing = run_listing(ListSpec(checked=checked, items=(item,), threads=1))
+    listing = run_listing(ListJob(checked=checked, items=(item,), threads=1))
     if item not in listing.items:
         raise EdgeformerError(f"{bundle.name} at {shape}: {listing.refused[item]}")
     nodes = listing.items[item].nodes

@@ -113,7 +113,7 @@ class Bundle(bundles.Bundle):
         """
         from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
         from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
-        from edgeformer.estimate.rates import known_error
+        from edgeformer.estimate.roofline import known_error
 
         limits: dict[str, tuple[str, Callable[[str], float]]] = {
             "max_latency": ("max_latency_ms", parse_milliseconds),

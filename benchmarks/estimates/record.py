@@ -1,4 +1,4 @@
-"""The record: every case estimated by what the other models taught, beside two measurements. Pure functions."""
+"""The record: every case estimated by a fit to the other models, beside the measurement. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,210 +6,161 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+
+from benchmarks.estimates.measuring import TimedArtifact
 from benchmarks.estimates.models import Model
-from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.device import Calibration, DeviceProfile
 from edgeformer.artifacts.report import Latency
-from edgeformer.estimate.calibrate import as_taught, fit, left_out, with_left_out
-from edgeformer.estimate.estimate import Case, estimate_listed
-from edgeformer.estimate.host_facts import host_facts
-from edgeformer.estimate.listing import SWEEPS
-from edgeformer.estimate.probe import HostRates
-from edgeformer.estimate.profiled import Timed, TimedCall, by_process, counted, speeds_of
-from edgeformer.estimate.speed_probe import two_speeds, typical
+from edgeformer.estimate.estimate import Case, estimate_row
+from edgeformer.estimate.fit import TimedCall, cross_validate, fit, with_cross_validation
+from edgeformer.estimate.probe import HostRates, host_facts
+from edgeformer.system.host import cpu_name, now
 
 Row = dict[str, Any]
 WITHIN, MEDIAN, HELD, WIDEST, TAU = 0.80, 0.07, 0.95, 2.0, 0.9
-"""What is wanted: a share within ±15 %, the median error, how often ranges hold, how wide they are, the order."""
-CASES, MODELS, THEIRS, SHAPES, DISTURBED = 60, 5, 3, 4, 0.1
-"""How much must have been looked at, and how quiet the machine must have been."""
+"""Targets: the share within ±15 %, the median error, how often ranges hold, how wide they are, the order."""
+CASES, MODELS, FOREIGN, SHAPES, DISTURBED = 60, 5, 3, 4, 0.1
+"""How many cases the record needs, and how quiet the machine must have been."""
 _CLOSE = math.log2(1.15)
+_QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 def rows_of(
     base: DeviceProfile,
     threads: int,
-    probed: HostRates,
-    timed: Sequence[Timed],
+    rates: HostRates,
+    timed: Sequence[TimedArtifact],
     models: Mapping[str, Model],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> list[Row]:
-    """Every case of one number of threads, estimated without its model, and without all models of its kind.
+    """Return every case of one number of threads, estimated without its model, and without all models of its kind.
 
     Args:
         base: the shipped profile of a host.
         threads: of one operator.
-        probed: with as many threads.
-        timed: in all sweeps of both passes: what is estimated, and taught by the others.
+        rates: measured with as many threads.
+        timed: all sweeps.
         models: by name.
-        tell: what is going on.
+        report: receives progress messages.
     """
-    device = host_facts(base, threads, probed, timed)
-    calls = counted(timed)
-    held = typical(speeds_of(calls))
+    calls = [call for entry in timed for call in entry.calls]
+    works = [(w, us) for call in calls for w, us in zip(call.works, call.durations_us, strict=True)]
+    device = host_facts(base, threads, rates, works, None)
+    bare = Calibration(
+        created=now(), processor=cpu_name(), threads=threads, provider="CPUExecutionProvider", efficiencies={}
+    )
 
-    def taught_by(runs: Collection[str]) -> DeviceProfile:
-        others = [call for call in calls if call.run in runs]
-        taught, inner = fit(device, probed, others, speed=held), left_out(device, probed, others, held)
-        return with_left_out(taught, inner) if inner else taught
+    def fitted_on(runs: Collection[str]) -> DeviceProfile:
+        selected = [call for call in calls if call.run in runs]
+        fitted, cases = (function(device, selected, rates.call_us, bare) for function in (fit, cross_validate))
+        return with_cross_validation(fitted, cases) if cases else fitted
 
     runs = list(dict.fromkeys(call.run for call in calls))
-    kinds = {name: frozenset(run for run in runs if models[run].kind != models[name].kind) for name in runs}
-    by_kind = {others: taught_by(others) for others in dict.fromkeys(kinds.values()) if others}
+    other_kinds = {name: frozenset(run for run in runs if models[run].kind != models[name].kind) for name in runs}
+    by_kind = {others: fitted_on(others) for others in dict.fromkeys(other_kinds.values()) if others}
     rows: list[Row] = []
     for name in runs:
-        tell(f"{threads} threads: {name} by the other models")
-        own = [one for one in timed if one.run == name]
-        found = _rows(models[name], threads, taught_by([run for run in runs if run != name]), own)
-        if kinds[name]:
-            others = _rows(models[name], threads, by_kind[kinds[name]], own)
-            for row, other in zip(found, others, strict=True):
+        report(f"{threads} threads: {name} by the other models")
+        artifacts = [entry for entry in timed if entry.model == name]
+        own_rows = _rows(models[name], threads, fitted_on([run for run in runs if run != name]), artifacts)
+        if other_kinds[name]:
+            for row, other in zip(
+                own_rows, _rows(models[name], threads, by_kind[other_kinds[name]], artifacts), strict=True
+            ):
                 row["without_kind"] = other
-        rows += found
+        rows += own_rows
     return rows
 
 
-def _rows(model: Model, threads: int, taught: DeviceProfile, own: Sequence[Timed]) -> list[Row]:
-    """A model's cases by what others taught."""
-    truth, *passes = (_times(taught, part) for part in (counted(own), _part(own, 0), _part(own, 1)))
+def _rows(model: Model, threads: int, device: DeviceProfile, artifacts: Sequence[TimedArtifact]) -> list[Row]:
     rows = []
-    for one in own:
-        case = Case(one.artifact, one.artifact, taught)
-        for item in one.listing.items:
-            key = (one.artifact.id, item)
-            latency = estimate_listed(case, one.listing, item).latency_ms
-            rows.append(_row(model, truth[key], threads, latency, [times.get(key) for times in passes]))
+    for entry in artifacts:
+        case = Case(entry.artifact, entry.artifact, device)
+        for call in entry.calls:
+            rows.append(_row(model, call, threads, estimate_row(case, entry.listing, call.item).latency_ms))
     return rows
 
 
-def _part(timed: Sequence[Timed], number: int) -> list[TimedCall]:
-    """Calls as one pass alone saw them."""
-    processes = range(number * SWEEPS, (number + 1) * SWEEPS)
-    found = []
-    for call in counted(timed):
-        rounds = tuple(seen for seen in call.rounds if seen.process in processes)
-        if rounds:
-            found.append(replace(call, rounds=rounds))
-    return found
-
-
-def _times(taught: DeviceProfile, calls: Sequence[TimedCall]) -> dict[tuple[Any, ...], TimedCall]:
-    """(artifact, item) → the call at the speed that the estimates hold for."""
-    return {(call.artifact.id, call.item): call for call in as_taught(taught, calls)}
-
-
-def _row(model: Model, call: TimedCall, threads: int, latency: Latency, passes: Sequence[TimedCall | None]) -> Row:
+def _row(model: Model, call: TimedCall, threads: int, latency: Latency) -> Row:
     phase, batch, seq = call.item
-    off = math.log2(latency.p50 * 1000 / call.call_us) if latency.p50 is not None else None
-    row: Row = {
+    return {
         "model": model.name, "family": model.family, "theirs": model.theirs, "artifact": call.artifact.id,
         "precision": call.artifact.precision, "threads": threads, "phase": phase, "batch": batch, "seq": seq,
-        "measured_ms": call.call_us / 1000, "raw_ms": _raw_ms(call), "estimated_ms": latency.p50,
-        "low_ms": latency.low, "high_ms": latency.high, "log2": off, "doubts": list(latency.warnings),
-        "reason": latency.reason,
+        "measured_ms": call.call_us / 1000, "process_ms": [us / 1000 for us in call.process_us],
+        "estimated_ms": latency.p50, "low_ms": latency.low, "high_ms": latency.high,
+        "log2": math.log2(latency.p50 * 1000 / call.call_us) if latency.p50 is not None else None,
+        "doubts": list(latency.warnings), "reason": latency.reason,
     }  # fmt: skip
-    for name, one in zip(("first", "again"), passes, strict=True):
-        if one is not None:
-            row |= {f"{name}_ms": one.call_us / 1000, f"raw_{name}_ms": _raw_ms(one)}
-    return row
-
-
-def _raw_ms(call: TimedCall) -> float:
-    """As it was taken, whatever the machine's speed was."""
-    return statistics.median(by_process(call).values()) / 1000
 
 
 def summary(rows: Sequence[Row]) -> Row:
-    """Errors, ranges, order and repeatability of some cases; and which of what is wanted they meet.
+    """Return errors, ranges, order and repeatability of some cases, and which targets they meet.
 
-    A case without an estimate is a case: it is not within 15 %, and no range holds it.
+    A case without an estimate counts: it is not within 15 %, and no range holds it.
     """
-    known = [row for row in rows if row["log2"] is not None]
-    off = sorted(abs(row["log2"]) for row in known) + [math.inf] * (len(rows) - len(known))
-    widths = sorted(row["high_ms"] / row["low_ms"] for row in known)
-    order, close = order_of(known), order_of(known, within=2.0)
-    found: Row = {
-        "cases": len(rows), "unavailable": len(rows) - len(known), "models": len({row["model"] for row in rows}),
+    estimated = [row for row in rows if row["log2"] is not None]
+    off = sorted(abs(row["log2"]) for row in estimated) + [math.inf] * (len(rows) - len(estimated))
+    widths = sorted(row["high_ms"] / row["low_ms"] for row in estimated)
+    order, close = order_of(estimated), order_of(estimated, within=2.0)
+    figures: Row = {
+        "cases": len(rows), "unavailable": len(rows) - len(estimated), "models": len({row["model"] for row in rows}),
         "median_error": _factor(statistics.median(off)), "worst_error": _factor(off[-1]),
         "within_15_percent": sum(value <= _CLOSE for value in off) / len(off), "ranges_held": _held(rows),
-        "held_by_model": {name: _held(own) for name, own in _by_model(rows).items()},
+        "held_by_model": {
+            name: _held([row for row in rows if row["model"] == name])
+            for name in dict.fromkeys(row["model"] for row in rows)
+        },
         "median_width": statistics.median(widths) if widths else None, "widest": widths[-1] if widths else None,
-        "quantiles_log2": [round(value, 4) for value in _quantiles(sorted(row["log2"] for row in known))],
-        "tau": order, "tau_within_twice": close, "repeatability": _repeat(rows, "first_ms", "again_ms"),
-        "repeatability_raw": _repeat(rows, "raw_first_ms", "raw_again_ms"),
+        "quantiles_log2": np.quantile([row["log2"] for row in estimated], _QUANTILES).round(4).tolist() if estimated else [],
+        "tau": order, "tau_within_twice": close,
+        "repeatability": statistics.median(max(row["process_ms"]) / min(row["process_ms"]) - 1 for row in rows),
     }  # fmt: skip
-    worst_median = max(MEDIAN, 1.5 * (found["repeatability"] or 0.0))
-    found["wanted"] = {
-        "within_15_percent": found["within_15_percent"] >= WITHIN,
-        "median_error": found["median_error"] is not None and found["median_error"] <= worst_median,
-        "ranges_held": found["ranges_held"] >= HELD,
-        "widest": found["widest"] is not None and found["widest"] <= WIDEST,
-        "tau": found["tau"] is not None and found["tau"] >= TAU,
+    figures["wanted"] = {
+        "within_15_percent": figures["within_15_percent"] >= WITHIN,
+        "median_error": figures["median_error"] is not None and figures["median_error"] <= MEDIAN,
+        "ranges_held": figures["ranges_held"] >= HELD,
+        "widest": figures["widest"] is not None and figures["widest"] <= WIDEST,
+        "tau": figures["tau"] is not None and figures["tau"] >= TAU,
     }
-    return found
+    return figures
 
 
-def enough(rows: Sequence[Row], passes: int, disturbed: float) -> dict[str, bool]:
-    """Whether so many different cases were looked at that the figures mean something.
-
-    Args:
-        rows: all cases.
-        passes: that were made.
-        disturbed: share of the measuring processes beside which something else used the machine.
-    """
+def enough(rows: Sequence[Row], disturbed: float) -> dict[str, bool]:
+    """Return which conditions hold under which the figures mean something; ``disturbed``: share of the processes."""
     return {
         f"{CASES} cases": len(rows) >= CASES,
         f"{MODELS} models": len({row["model"] for row in rows}) >= MODELS,
-        f"{THEIRS} of them not ours": len({row["model"] for row in rows if row["theirs"]}) >= THEIRS,
+        f"{FOREIGN} of them not ours": len({row["model"] for row in rows if row["theirs"]}) >= FOREIGN,
         f"{SHAPES} shapes": len({(row["batch"], row["seq"]) for row in rows if row["phase"] == "steady"}) >= SHAPES,
         "1 and 2 threads": {row["threads"] for row in rows} >= {1, 2},
         "FP32 and INT8": {row["precision"] for row in rows} >= {"fp32", "int8"},
-        "two passes": passes == 2 and all("again_ms" in row for row in rows),
         f"at most {DISTURBED:.0%} of the processes disturbed": disturbed <= DISTURBED,
     }
 
 
 def without_kind(rows: Sequence[Row]) -> list[Row]:
-    """The same cases by models of other kinds alone; those of which there is no other kind are left out."""
+    """Return the same cases estimated by models of other kinds only."""
     return [row["without_kind"] for row in rows if "without_kind" in row]
 
 
 def _held(rows: Sequence[Row]) -> float:
-    """The share of cases whose range holds the measurement."""
-    known = [row for row in rows if row["low_ms"] is not None]
-    return sum(row["low_ms"] <= row["measured_ms"] <= row["high_ms"] for row in known) / len(rows)
-
-
-def _by_model(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        found[row["model"]].append(row)
-    return found
+    """Return the share of cases whose range holds the measurement."""
+    estimated = [row for row in rows if row["low_ms"] is not None]
+    return sum(row["low_ms"] <= row["measured_ms"] <= row["high_ms"] for row in estimated) / len(rows)
 
 
 def _factor(log2: float) -> float | None:
-    """0.07 for 7 % too much; None where an estimate is absent."""
+    """Return 0.07 for 7 % too much; None where an estimate is absent."""
     return 2**log2 - 1 if math.isfinite(log2) else None
 
 
-def _quantiles(ordered: Sequence[float]) -> list[float]:
-    if not ordered:
-        return []
-    return [ordered[round(share * (len(ordered) - 1))] for share in (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)]
-
-
-def _repeat(rows: Sequence[Row], one: str, other: str) -> float | None:
-    """The median by which the same case differs between the two passes; None: there was one."""
-    both = [abs(math.log2(row[other] / row[one])) for row in rows if other in row]
-    return 2 ** statistics.median(both) - 1 if both else None
-
-
 def order_of(rows: Sequence[Row], within: float = math.inf) -> float | None:
-    """Kendall's τ over all pairs of artifacts at one shape, phase and number of threads: is the estimated order the
-    measured one? Concordant less discordant pairs over all pairs; a tie is neither. None: there is no pair.
+    """Return Kendall's τ of estimated and measured times over all pairs of artifacts at one shape, phase and number of
+    threads: concordant minus discordant pairs over all pairs. None: there is no pair.
 
     Args:
         rows: with estimates.
@@ -219,24 +170,9 @@ def order_of(rows: Sequence[Row], within: float = math.inf) -> float | None:
     for row in rows:
         groups[row["threads"], row["phase"], row["batch"], row["seq"]].append(row)
     signs = [
-        _sign(one["measured_ms"] - two["measured_ms"]) * _sign(one["estimated_ms"] - two["estimated_ms"])
+        np.sign(first["measured_ms"] - second["measured_ms"]) * np.sign(first["estimated_ms"] - second["estimated_ms"])
         for group in groups.values()
-        for one, two in combinations(group, 2)
-        if max(one["measured_ms"], two["measured_ms"]) <= within * min(one["measured_ms"], two["measured_ms"])
+        for first, second in combinations(group, 2)
+        if max(first["measured_ms"], second["measured_ms"]) <= within * min(first["measured_ms"], second["measured_ms"])
     ]
-    return sum(signs) / len(signs) if signs else None
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
-
-
-def speeds(timed: Sequence[Timed]) -> Row:
-    """The machine's speed over all measurements, and whether it has two."""
-    seen = speeds_of(counted(timed))
-    both, usual = two_speeds(seen), typical(seen)
-    logs = sorted(speed.product_us for speed in seen)
-    return {
-        "probes": len(seen), "product_us": usual.product_us, "copy_us": usual.copy_us,
-        "product_us_from_to": [logs[0], logs[-1]], "two_speeds_us": [one.product_us for one in both] if both else None,
-    }  # fmt: skip
+    return float(sum(signs) / len(signs)) if signs else None

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import Name
@@ -97,9 +97,6 @@ class Efficiency(Frozen):
     of_bandwidth: Positive | None = Field(
         None, description="share of the bandwidth for what a cache can hold; above 1 where it serves it faster"
     )
-    of_weights: Positive | None = Field(
-        None, description="share of the bandwidth for weights that a cache holds; None: as `of_bandwidth`"
-    )
     of_memory: Positive | None = Field(
         None, description="share of the bandwidth for what no cache can hold; None: as `of_bandwidth`"
     )
@@ -113,19 +110,8 @@ class Speed(Frozen):
     copy_us: Positive
 
 
-class Response(Frozen):
-    """How a call's time follows the machine's speed: what the reference takes now over what it took, to these powers.
-
-    Fitted to calls that several processes timed; 0: not at all, as far as those tell.
-    """
-
-    of_product: NotNegative = 0.0
-    of_copy: NotNegative = 0.0
-
-
 class FittedCase(Frozen):
-    """A shape of an artifact that was measured to fit or to validate; times are as they would be at the calibration's
-    speed."""
+    """A shape of an artifact that was measured to fit or to validate."""
 
     run: str
     artifact: str
@@ -179,20 +165,7 @@ class Calibration(Frozen):
         None, strict=False, description="by which runtimes choose their kernels; None: not known"
     )
     stated_cache_bytes: Bytes | None = Field(None, description="the last-level cache, as the system states it")
-    cache_ramp: tuple[Positive, Positive] | None = Field(
-        None,
-        strict=False,
-        description="shares of the cache from which on it keeps less than all, and nothing; None: usual",
-    )
-    overlap: float = Field(
-        1.0,
-        ge=1,
-        description="x of (computing^x + reading^x)^(1/x), a product's time with weights of the cache; 1: the sum",
-    )
     threads: int
-    speed: Speed | None = Field(None, description="of the machine, that all times hold for; None: not measured")
-    response: Response | None = Field(None, description="how times were brought to `speed`; None: not fitted")
-    other_speed: Speed | None = Field(None, description="the machine has two speeds: the other, slower one")
     disturbed: str | None = Field(None, description="what else used the machine while times were taken")
     provider: str
     versions: dict[str, str] = Field({}, description="library → version")
@@ -215,19 +188,6 @@ class Calibration(Frozen):
     error: EstimateError | None = Field(
         None, description="on `left_out`, else on `validated_on`; None: nothing was held against a measurement"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_earlier_versions_wrote(cls, value: Any) -> Any:
-        """Without ``one_thread``, a second fit beside this one: no estimate was ever made of it. Cases of models that
-        were left out were stored as validated ones."""
-        if not isinstance(value, dict):
-            return value
-        fields = {key: value[key] for key in value if key != "one_thread"}
-        error = fields.get("error")
-        if isinstance(error, dict) and error.get("models") and "left_out" not in fields:
-            fields |= {"left_out": fields.get("validated_on", ()), "validated_on": ()}
-        return fields
 
 
 def names_rtx(name: str) -> bool:

@@ -29,7 +29,7 @@ from edgeformer.benchmark.memory import (
     resident_bytes,
 )
 from edgeformer.benchmark.process import Send
-from edgeformer.estimate.speed_probe import Reference, typical
+from edgeformer.benchmark.speed_probe import SpeedProbe, typical
 from edgeformer.runtimes import OpenOptions, on_gpu, opener_of, provider_facts
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import usable_cores
@@ -147,7 +147,7 @@ class _Measurement:
         self.provider = runtime.provider(artifact, spec.provider)
         # The imported runtime and the speed probe are part of the memory baseline.
         runtime.load(artifact)
-        self.speed_probe = None if on_gpu(self.provider) else Reference()
+        self.speed_probe = None if on_gpu(self.provider) else SpeedProbe()
         unpin()
         self.buffers = {shape: input_buffers(spec, shape) for shape in spec.shapes}
         self.other_threads = conditions.other_threads()

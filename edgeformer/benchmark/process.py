@@ -34,6 +34,7 @@ _WORK_MODULES = {
     "list": "edgeformer.estimate.listing",
     "pair": "edgeformer.benchmark.paired_run",
     "probe": "edgeformer.estimate.probe",
+    "time": "edgeformer.estimate.calibrate",
 }
 _SIGKILL = -9
 _EXIT_S = 10.0

@@ -82,7 +82,7 @@ def command(
     from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.benchmark.measure import MeasureRules
     from edgeformer.cli.progress import show_progress
-    from edgeformer.estimate.validate import CalibrationOptions, improve
+    from edgeformer.estimate.calibrate import CalibrationOptions, improve
     from edgeformer.report.tables import print_calibration
     from edgeformer.run import locate
 

@@ -178,7 +178,7 @@ def command(
     from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.benchmark.profile import ProfileOptions
     from edgeformer.cli.progress import show_progress
-    from edgeformer.estimate.rates import known_error
+    from edgeformer.estimate.roofline import known_error
 
     limits = _limits(max_latency, max_vram, max_size, max_energy)
     bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}

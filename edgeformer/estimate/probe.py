@@ -1,10 +1,11 @@
-"""What this host can do: rates of matrix products, memory and operators, with graphs of its own."""
+"""Rates of this host: matrix products, memory and operators, measured with graphs of our own in a worker process."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -14,14 +15,15 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 
 from edgeformer.artifacts.base import Frozen
-from edgeformer.artifacts.device import Speed
+from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.benchmark.conditions import read_cpu
+from edgeformer.benchmark.conditions import CpuReading, read_cpu, used_between
 from edgeformer.benchmark.process import End, Job, Send, run_job
-from edgeformer.estimate.speed_probe import Reference, add_chain, between, matmul_chain
-from edgeformer.estimate.timing import beside, time_calls
+from edgeformer.benchmark.speed_probe import add_chain, matmul_chain
+from edgeformer.estimate.operators import NodeWork
 from edgeformer.runtimes import default_provider
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
+from edgeformer.system.host import cpu_name, now, stated_cache_bytes, usable_cores
 from edgeformer.system.memory import host_free_bytes
 
 # (width, different weights): 1 MiB to 192 MiB of weights, from what every cache holds to what few do, and closest where
@@ -32,21 +34,24 @@ _CHAINS = (
 )  # fmt: skip
 # Of a chain's weights in memory, while it is built, read and packed: 4.1 at the peak of the longest one.
 _COPIES = 5
-_ROWS = (1, 4, 16, 64, 256)
-_PEAK_ROWS = 512
+_ROWS, _PEAK_ROWS = (1, 4, 16, 64, 256), 512
 _CALLS = 12
 # 3 × 64 MiB are read and written: more than the last-level cache of any device that profiles know.
 _LARGE = 1 << 24
 # The difference of two chains is operators alone, without what a call costs, and without the profiler.
 _SHORT_CHAIN, _LONG_CHAIN, _CHAIN_CALLS = 32, 288, 200
 _LEAST_OPERATOR_US = 0.05
-# Beyond this the child hangs.
+# Beyond this the worker hangs.
 _LONGEST_S = 600.0
 _TRIES = 2
+# A product this small says more about overhead than about a rate.
+_LEAST_OPERATIONS = 1e7
+# Weights that are read at more than this share of the usual rate come from the cache.
+_CACHED_SHARE = 0.8
 
 
-class ProbeSpec(Job):
-    """Measure what this host can do."""
+class ProbeJob(Job):
+    """Measure the rates of this host."""
 
     name, answers = "probing", "rates"
     kind: Literal["probe"] = "probe"
@@ -59,92 +64,153 @@ class ProductTime(Frozen):
     width: int
     weights: int
     duration_us: float
-    speed: Speed | None = Field(None, description="of the machine around it; None: not measured")
 
 
 class HostRates(Frozen):
-    """What the host can do."""
+    """Rates of a host."""
 
     kind: Literal["rates"] = "rates"
     products: tuple[ProductTime, ...] = Field(strict=False)
     bandwidth: float = Field(description="bytes per second, summing tensors that no cache holds")
     operator_us: float = Field(description="from one operator to the next, doing next to nothing")
     call_us: float = Field(0.0, description="of a call, beside its operators")
-    disturbed: str | None = Field(None, description="what else used the machine meanwhile, where that was too much")
+    disturbed: str | None = Field(None, description="other work on the machine, where that was too much")
 
 
 _MESSAGES: TypeAdapter[HostRates | End] = TypeAdapter(Annotated[HostRates | End, Field(discriminator="kind")])
 
 
 def run_probe(threads: int) -> HostRates:
-    """What this host can do, measured by a process of its own; by a second one where something else used the machine
-    during the first. Raises EdgeformerError when that does not say."""
+    """Measure this host in a worker; in a second one if other work disturbed the first. Raises EdgeformerError."""
     results: list[HostRates] = []
-    while not results or (results[-1].disturbed is not None and len(results) < _TRIES):
-        count = len(results)
-        ending = run_job(ProbeSpec(threads=threads), _MESSAGES, _LONGEST_S, results.append)
-        if len(results) == count:
-            raise EdgeformerError(f"this host's rates could not be measured: {ending.reason or 'no answer'}")
+    for _ in range(_TRIES):
+        end = run_job(ProbeJob(threads=threads), _MESSAGES, _LONGEST_S, results.append)
+        if not results:
+            raise EdgeformerError(f"this host's rates could not be measured: {end.reason or 'no answer'}")
+        if results[-1].disturbed is None:
+            break
     return results[-1]
 
 
 def work(message: bytes, send: Send) -> None:
     """Time chains of products, and sums of large tensors and of single numbers, in a worker; takes 15 s.
 
-    A chain that does not fit into memory is left out. See :mod:`edgeformer.benchmark.process`.
+    A chain that does not fit into memory is left out.
     """
-    threads, start = ProbeSpec.model_validate_json(message).threads, read_cpu()
-    with (
-        contextlib.closing(Reference()) as reference,
-        tempfile.TemporaryDirectory(prefix="edgeformer-probe-") as folder,
-    ):
+    threads, start = ProbeJob.model_validate_json(message).threads, read_cpu()
+    generator, (free_bytes, _) = np.random.default_rng(0), host_free_bytes()
+    with tempfile.TemporaryDirectory(prefix="edgeformer-probe-") as folder:
         file = Path(folder) / "probe.onnx"
         products: list[ProductTime] = []
-        for width, weights in _that_fit(_CHAINS):
-            earlier = reference.speed()
-            timed = _products(file, width, weights, threads)
-            speed = between(earlier, reference.speed())
-            products += [product.model_copy(update={"speed": speed}) for product in timed]
+        for width, weights in _CHAINS:
+            if _COPIES * 4 * width**2 * weights >= free_bytes:
+                continue
+            file.write_bytes(matmul_chain(width, weights))
+            rows = (*_ROWS, _PEAK_ROWS) if weights == 1 else _ROWS
+            feeds = [{"x": generator.normal(size=(count, width)).astype(np.float32)} for count in rows]
+            listed = ProfiledGraph(file, threads, prepacked=True).list_nodes(*feeds, calls=_CALLS)
+            for count, nodes in zip(rows, listed, strict=True):
+                duration_us = median(node.duration_us for node in nodes)
+                products.append(ProductTime(rows=count, width=width, weights=weights, duration_us=duration_us))
         file.write_bytes(add_chain(_LARGE, 2))
         inputs = {"x": np.ones(_LARGE, np.float32)}
         (large,) = ProfiledGraph(file, threads, prepacked=True).list_nodes(inputs, calls=6)
         short_us, long_us = (_chain_us(file, nodes, threads) for nodes in (_SHORT_CHAIN, _LONG_CHAIN))
     operator_us = max(_LEAST_OPERATOR_US, (long_us - short_us) / (_LONG_CHAIN - _SHORT_CHAIN))
-    disturbance = beside(start)
     send(
         HostRates(
             products=tuple(products),
             bandwidth=3 * 4 * _LARGE / (min(node.duration_us for node in large) * 1e-6),
             operator_us=operator_us,
             call_us=max(0.0, short_us - _SHORT_CHAIN * operator_us),
-            disturbed=disturbance.doubts if disturbance.disturbed else None,
+            disturbed=disturbance(start),
         )
     )
 
 
-def _that_fit(chains: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those that fit into the memory that is free now."""
-    free, _ = host_free_bytes()
-    return [(width, weights) for width, weights in chains if _COPIES * 4 * width**2 * weights < free]
-
-
-def _products(file: Path, width: int, weights: int, threads: int) -> list[ProductTime]:
-    file.write_bytes(matmul_chain(width, weights))
-    draw = np.random.default_rng(0)
-    rows = (*_ROWS, _PEAK_ROWS) if weights == 1 else _ROWS
-    feeds = [{"x": draw.normal(size=(count, width)).astype(np.float32)} for count in rows]
-    listed = ProfiledGraph(file, threads, prepacked=True).list_nodes(*feeds, calls=_CALLS)
-    return [
-        ProductTime(rows=count, width=width, weights=weights, duration_us=median(node.duration_us for node in nodes))
-        for count, nodes in zip(rows, listed, strict=True)
-    ]
-
-
 def _chain_us(file: Path, nodes: int, threads: int) -> float:
-    """Microseconds of a call of a chain of ``nodes`` sums of two numbers: the fastest tenth of some calls."""
+    """Return the microseconds of a call of a chain of ``nodes`` sums of two numbers: the fastest tenth."""
     from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
     file.write_bytes(add_chain(1, nodes))
     with contextlib.closing(OnnxSession(file, default_provider("cpu"), threads)) as session:
         times_us = time_calls(partial(session.run, {"x": np.ones(1, np.float32)}), 0.0, _CHAIN_CALLS)
     return float(np.quantile(times_us, 0.1))
+
+
+def time_calls(call: Callable[[], object], seconds: float, minimum: int) -> list[float]:
+    """Return the microseconds of single calls: as many as ``seconds`` allow, and at least ``minimum``."""
+    times_us: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times_us) < minimum:
+        start = time.perf_counter_ns()
+        call()
+        times_us.append((time.perf_counter_ns() - start) / 1000)
+    return times_us
+
+
+def disturbance(start: CpuReading) -> str | None:
+    """Return what else used the machine since a reading, if that was too much to reproduce the times; else None."""
+    used = used_between(start, read_cpu())
+    return "; ".join(used.warnings()) if used.disturbed(usable_cores(), None) else None
+
+
+def host_facts(
+    base: DeviceProfile, threads: int, rates: HostRates, works: Sequence[tuple[NodeWork, float]], disturbed: str | None
+) -> DeviceProfile:
+    """Return ``base`` with the measured facts of this host; it keeps its name, title and budgets.
+
+    Args:
+        base: profile of a host.
+        threads: that were used.
+        rates: measured with as many threads.
+        works: nodes of calibrated graphs and their microseconds, of which the fastest INT8 product is the INT8 peak.
+        disturbed: other work on the machine meanwhile; then no fact counts as verified.
+    """
+    when = f"measured by edgeformer calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
+    when += f"; {disturbed}" if disturbed else ""
+    quiet = disturbed is None
+
+    def measured(value: float, description: str) -> Fact[float]:
+        return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {description}", verified=quiet)
+
+    best = max(2.0 * time.rows * time.width**2 / (time.duration_us * 1e-6) for time in rates.products)
+    int8 = [
+        work.operations / (duration_us * 1e-6)
+        for work, duration_us in works
+        if work.quantized and work.operations > _LEAST_OPERATIONS and duration_us > 0
+    ]
+    cache, source = cache_bytes(rates.products, stated_cache_bytes())
+    return base.model_copy(
+        update={
+            "peaks": Peaks(
+                fp32=measured(best, "the fastest of ONNX Runtime's products of float32 matrices"),
+                int8=measured(max(int8), "the fastest product of the bundle's INT8 graph") if int8 else None,
+            ),
+            "bandwidth_bytes_per_s": measured(rates.bandwidth, "ONNX Runtime adding two tensors of 64 MiB"),
+            "launch_overhead_us": measured(rates.operator_us, "an operator on one number, in chains of 32 and of 288"),
+            "cache_bytes": Fact[int](value=cache, source=f"{source} ({cpu_name()})", verified=quiet),
+            "cores": Fact[int](value=threads, source=f"{when}: threads that were used", verified=True),
+        }
+    )
+
+
+def cache_bytes(products: Sequence[ProductTime], stated: int | None) -> tuple[int, str]:
+    """Return the last-level cache in bytes and the source: the system, or the products where they show less.
+
+    A virtual machine states the whole processor's cache, of which its neighbours use most.
+
+    Args:
+        products: single rows times different amounts of weights show from which amount on these come from memory.
+        stated: bytes that the system states; None: it does not.
+    """
+    single_rows = [time for time in products if time.rows == 1]
+    rates = {4 * time.width**2 * time.weights: 4 * time.width**2 / time.duration_us for time in single_rows}
+    cached, slowest = median(rates.values()), rates[max(rates)]
+    if slowest > _CACHED_SHARE * cached:  # all of them fit
+        return stated or 2 * max(rates), "as Linux says" if stated else "the products of single rows all fit"
+    # At half of its size a cache delivers about the geometric mean of its own and the memory's rate.
+    shown = 2 * max(size for size, rate in rates.items() if rate >= (cached * slowest) ** 0.5)
+    if stated is not None and stated <= shown:
+        return stated, "as Linux says"
+    return shown, "from the time of products of single rows"

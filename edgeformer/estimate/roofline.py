@@ -1,86 +1,219 @@
-"""Memory of a call on a device that is not here, as a range. Pure functions."""
+"""Roofline: time and memory of a call from the work of its nodes and the rates of a device."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency
+from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.report import Memory
+from edgeformer.artifacts.units import format_bytes
 from edgeformer.estimate.operators import DOUBTS, NodeWork, fuse
-from edgeformer.estimate.rates import RAMP, Rates
+from edgeformer.runtimes import library_versions
+from edgeformer.system.capability import kernel_flags
+from edgeformer.system.host import cpu_name, stated_cache_bytes
 
-# What lives beside one node's inputs and outputs: residual streams, masks, the tensors of parallel branches.
-_ALIVE_HIGH = 4.0
-# Arenas grow to the next power of two.
-_ARENA_HIGH = 2.0
-# cuBLAS takes 4 MiB, and 32 MiB on Hopper; TensorRT's tactics may take more, which its activation bytes then contain.
-_GPU_WORKSPACE_HIGH = 32 * 2**20
-# CUDA contexts differ by driver and by how many kernels are loaded.
-_CONTEXT_LOW, _CONTEXT_HIGH = 0.7, 1.5
-# ONNX Runtime on CPUs keeps weights as they are, and once more packed for its products; while it opens a file, the
-# parsed graph is a third copy.
-_CPU_COPIES_LOW, _CPU_COPIES_HIGH = 1.0, 3.2
-# Sessions, thread pools, code pages of the kernels that run first.
-_CPU_FIXED_HIGH = 48 * 2**20
+# Processors without instructions for INT8 products: no faster than FP32 at worst; at best a register holds four times
+# as many numbers, of which widening to 16 and 32 bits costs half.
+_INT8_WITHOUT_INSTRUCTIONS = 2.0
+# Shares of the cache at which weights that are read in turn begin to come from memory, and at which all of them do. In
+# chains of 4 to 96 MiB of weights on a CPU with 32 MiB, the time per byte rises from 8 to 40 MiB.
+_RAMP_BEGIN, _RAMP_END = 0.25, 1.25
 
 
-def estimate_memory(
-    artifact: ArtifactManifest, device: DeviceProfile, weights: float, step_bytes: float, feed_bytes: float
-) -> Memory:
-    """Weights, activations, workspace and, on GPUs, the CUDA context; `unavailable` where that is not known.
+@dataclass(frozen=True)
+class Rates:
+    """Rates of a device at one precision.
 
-    Args:
-        artifact: an engine says more of itself.
-        device: that is estimated for.
-        weights: bytes as stored.
-        step_bytes: the largest node's inputs and outputs together.
-        feed_bytes: inputs of a call; caches of earlier tokens are read and written.
+    Attributes:
+        peak: operations per second of matrix products; ``sure_peak`` is the least that the peak may be (GeForce cards
+            halve it where FP16 products are summed in FP32).
+        vector_peak: operations per second of everything else.
+        bandwidth: bytes per second of the memory.
+        cache_bytes: last-level cache; 0: not known.
+        overhead_us: from one kernel or operator to the next.
+        cores: streaming multiprocessors of a GPU; None: not known, or a CPU.
     """
-    gpu, fed_bytes = device.kind == "cuda", 2 * feed_bytes
-    if gpu and device.context_bytes is None:
-        reason = f"device profile {device.name!r} does not say context_bytes"
-        return Memory(status="unavailable", reason=reason)
-    alive_low, alive_high = step_bytes + fed_bytes, _ALIVE_HIGH * step_bytes + fed_bytes
-    if device.context_bytes is None or not gpu:
-        low = _CPU_COPIES_LOW * weights + alive_low
-        high = _CPU_COPIES_HIGH * weights + _ARENA_HIGH * alive_high + _CPU_FIXED_HIGH
-    else:
-        engine_bytes, engine = _ARENA_HIGH * (weights + alive_high), artifact.engine
-        if engine is not None and engine.activation_bytes is not None:
-            # The builder says it, for the largest shape that the engine takes.
-            alive_high = engine.activation_bytes + fed_bytes
-            alive_low, weights = min(alive_low, alive_high), engine.weight_bytes or weights
-            engine_bytes = (artifact.size_bytes or weights) + alive_high
-        low = device.context_bytes.value * _CONTEXT_LOW + weights + alive_low
-        high = max(low, device.context_bytes.value * _CONTEXT_HIGH + engine_bytes + _GPU_WORKSPACE_HIGH)
-    parts = "weights, activations, workspace and CUDA context" if gpu else "weights and activations"
-    return Memory(
-        status="estimated",
-        peak=round((low * high) ** 0.5),
-        low=round(low),
-        high=round(high),
-        method=f"sum of {parts}",
-        reason=f"sum of {parts}; the range covers what allocators keep and how many copies of the weights there are",
+
+    peak: float
+    sure_peak: float
+    vector_peak: float
+    bandwidth: float
+    cache_bytes: float
+    overhead_us: float
+    cores: int | None = None
+    gpu: bool = False
+
+
+def rates_of(device: DeviceProfile, precision: str) -> Rates:
+    """Return the device's rates for an artifact. Raises EdgeformerError if the profile lacks a needed fact."""
+
+    def required(name: str, fact: Fact[float] | None) -> float:
+        if fact is None:
+            remedy = "; run edgeformer calibrate" if device.kind == "cpu" and device.match is None else ""
+            raise EdgeformerError(f"device profile {device.name!r} does not say {name}{remedy}")
+        return fact.value
+
+    fp32 = required("peaks.fp32", device.peaks.fp32)
+    peak, sure_peak = fp32, fp32  # ONNX Runtime's CPU provider computes FP16 graphs in FP32
+    if device.kind == "cuda":
+        peaks = [fact.value for fact in device.peaks.of(precision)]
+        if not peaks:
+            raise EdgeformerError(f"device profile {device.name!r} does not say peaks.{precision}")
+        # ONNX's dynamic INT8 runs as INT8 only where the runtime has kernels for it; else it is widened first.
+        peak, sure_peak = max(peaks), fp32 if precision == "int8" else min(peaks)
+    elif precision in ("int8", "int4"):  # weights of 4 bits meet activations in INT8
+        peak = device.peaks.int8.value if device.peaks.int8 is not None else fp32 * _INT8_WITHOUT_INSTRUCTIONS
+    return Rates(
+        peak=peak,
+        sure_peak=sure_peak,
+        vector_peak=fp32,
+        bandwidth=required("bandwidth_bytes_per_s", device.bandwidth_bytes_per_s),
+        cache_bytes=device.cache_bytes.value if device.cache_bytes is not None else 0,
+        overhead_us=required("launch_overhead_us", device.launch_overhead_us),
+        cores=device.cores.value if device.cores is not None else None,
+        gpu=device.kind == "cuda",
     )
 
 
-# Time of a call from its work, every node at the device's rates. Pure functions.
-#
-# Two models share the same counts. Where the device was calibrated, a node costs its operator's overhead plus what it
-# takes at each fitted rate; a product reads weights of the cache partly while it computes. Elsewhere it is unknown
-# how close to its peaks the device gets, so there is a range: the low end overlaps arithmetic with memory, fuses what
-# can be fused and reaches nearly the peaks; the high end does neither.
+def refused_calibration(device: DeviceProfile) -> str | None:
+    """Return why the profile's calibration does not hold for its device; None if it does, or if there is none.
+
+    A profile without ``match`` stands for this host. Copied from another machine it would be wrong, also where that
+    has a processor of the same name: virtual machines call very different processors alike.
+    """
+    calibration, expected = device.calibration, cpu_name() if device.match is None else device.match
+    if calibration is None:
+        return None
+    if expected.lower() not in calibration.processor.lower():
+        return (
+            f"device profile {device.name!r} was calibrated for another processor ({calibration.processor}, not "
+            f"{expected}); run edgeformer calibrate there"
+        )
+    if device.match is not None:
+        return None
+    differences = []
+    runtimes = (calibration.versions.get("onnxruntime"), library_versions().get("onnxruntime"))
+    # 1.23 of 1.23.2: patch releases compute alike.
+    calibrated, installed = (".".join(version.split(".")[:2]) if version else None for version in runtimes)
+    if calibrated is not None and calibrated != installed:
+        differences.append(f"with ONNX Runtime {calibrated}, and {installed or 'none'} is installed here")
+    flags, present = calibration.instructions, kernel_flags()
+    if flags is not None and present is not None and set(flags) != set(present):
+        calibrated_flags, present_flags = (", ".join(names) or "none" for names in (flags, present))
+        differences.append(f"for the instructions {calibrated_flags}, and here are {present_flags}")
+    cache, stated = calibration.stated_cache_bytes, stated_cache_bytes()
+    if cache is not None and stated is not None and cache != stated:
+        differences.append(f"beside a cache of {format_bytes(cache)}, and here are {format_bytes(stated)}")
+    if not differences:
+        return None
+    return f"device profile {device.name!r} was calibrated {'; '.join(differences)}; run edgeformer calibrate"
 
 
-T = TypeVar("T", float, npt.NDArray[np.float64])
+def known_error(device: DeviceProfile, host: DeviceProfile | None = None) -> EstimateError | None:
+    """Return the estimator's error where it was validated: on the device itself, else on this host's processor.
+
+    Args:
+        device: profile whose rows are estimated.
+        host: this host's calibrated profile, if there is one; another machine's is left out.
+    """
+    for profile in (device, host):
+        if profile is not None and profile.calibration is not None and refused_calibration(profile) is None:
+            return profile.calibration.error
+    return None
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Operations of a node, bytes that the cache holds, and bytes that come from memory."""
+
+    operations: float
+    near_bytes: float
+    far_bytes: float
+
+
+def beyond_cache(total_bytes: float, cache_bytes: float) -> float:
+    """Return the share of ``total_bytes``, read in turn over and over, that comes from memory.
+
+    0 up to a quarter of the cache, 1 from 1.25 times the cache on, and between them linear in the logarithm.
+    """
+    if cache_bytes <= 0:
+        return 1.0
+    filled = total_bytes / cache_bytes / _RAMP_BEGIN
+    return min(1.0, math.log(filled) / math.log(_RAMP_END / _RAMP_BEGIN)) if filled > 1 else 0.0
+
+
+def amounts(work: NodeWork, weights_beyond: float, cache_bytes: float) -> Amounts:
+    """Return operations and bytes of a node.
+
+    Args:
+        work: the node's.
+        weights_beyond: share of all weights that no cache keeps from one call to the next (:func:`beyond_cache`).
+        cache_bytes: a node whose activations are larger reads and writes memory.
+    """
+    far = work.weight_bytes * weights_beyond + work.moved_bytes * beyond_cache(work.moved_bytes, cache_bytes)
+    return Amounts(work.operations, work.bytes - far, far)
+
+
+# A calibrated device: each node costs its class's overhead and what it takes at each fitted rate.
+
+
+def calibrated_nodes_us(
+    works: Sequence[NodeWork], rates: Rates, calibration: Calibration, precision: str, weight_bytes: float
+) -> list[float]:
+    """Return the microseconds of every node of a call on a calibrated device.
+
+    Args:
+        works: of all nodes.
+        rates: the device's.
+        calibration: the device's.
+        precision: of the artifact.
+        weight_bytes: of the whole graph's products, each shared weight once.
+
+    Raises:
+        EdgeformerError: the calibrated graphs had no operator of a class that this graph has.
+    """
+    beyond = beyond_cache(weight_bytes, rates.cache_bytes)
+    return [
+        node_us(amounts(work, beyond, rates.cache_bytes), efficiency_of(work, calibration, precision), rates)
+        for work in works
+    ]
+
+
+def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> Efficiency:
+    """Return the operator's efficiency, else its class's, else its class's in FP32.
+
+    Raises:
+        EdgeformerError: the calibrated graphs had no operator of this class.
+    """
+    if (own := calibration.operators.get(precision, {}).get(work.operator)) is not None:
+        return own
+    for fitted_precision in (precision, "fp32"):
+        if (efficiency := calibration.efficiencies.get(fitted_precision, {}).get(work.cls)) is not None:
+            return efficiency
+    raise EdgeformerError(
+        f"the calibration has no {work.cls} operators, which this graph has; calibrate with a bundle that has them"
+    )
+
+
+def node_us(amount: Amounts, efficiency: Efficiency, rates: Rates) -> float:
+    """Return the microseconds of one node: its overhead and the times of arithmetic, cache and memory, in sequence."""
+    near, far = efficiency.of_bandwidth, efficiency.of_memory or efficiency.of_bandwidth
+    duration_us = efficiency.overhead_us
+    if efficiency.of_peak is not None:
+        duration_us += 1e6 * amount.operations / (rates.peak * efficiency.of_peak)
+    if near is not None:
+        duration_us += 1e6 * amount.near_bytes / (rates.bandwidth * near)
+    if far is not None:
+        duration_us += 1e6 * amount.far_bytes / (rates.bandwidth * far)
+    return duration_us
+
+
+# A device that was never calibrated: it is unknown how close to its peaks it gets, so there is a range. The low end
+# overlaps arithmetic with memory, fuses what can be fused and reaches nearly the peaks; the high end does neither.
 
 
 @dataclass(frozen=True)
@@ -109,154 +242,8 @@ _TILE = 64
 _LEAST_OCCUPANCY = 0.10
 
 
-@dataclass(frozen=True)
-class Amounts:
-    """Of one node: operations, bytes that a cache may hold, bytes that none holds; ``kept_bytes``: what of the near
-    ones are weights, which stay from call to call."""
-
-    operations: float
-    near_bytes: float
-    far_bytes: float
-    kept_bytes: float = 0.0
-
-
-def beyond_cache(total_bytes: float, cache_bytes: float, ramp: tuple[float, float] = RAMP) -> float:
-    """Share of ``total_bytes``, used over and over, that comes from memory: 0 up to where a ramp begins, 1 from its end
-    on, and between them with the logarithm.
-
-    Args:
-        total_bytes: of everything that is read in turn.
-        cache_bytes: of the cache; 0: none is known.
-        ramp: its begin and end, as shares of the cache.
-    """
-    if cache_bytes <= 0:
-        return 1.0
-    begin, end = ramp
-    filled = total_bytes / cache_bytes / begin
-    if filled <= 1:
-        return 0.0
-    return min(1.0, math.log(filled) / math.log(end / begin))
-
-
-def amounts(work: NodeWork, weights_beyond: float, cache_bytes: float, ramp: tuple[float, float] = RAMP) -> Amounts:
-    """Operations and bytes of a node, the bytes by their origin.
-
-    Args:
-        work: of the node.
-        weights_beyond: share of all weights that no cache keeps from one call to the next (:func:`beyond_cache`).
-        cache_bytes: a node whose activations are larger reads and writes memory.
-        ramp: from where on it does.
-    """
-    moved_far = work.moved_bytes * beyond_cache(work.moved_bytes, cache_bytes, ramp)
-    far = work.weight_bytes * weights_beyond + moved_far
-    return Amounts(work.operations, work.bytes - far, far, work.weight_bytes * (1 - weights_beyond))
-
-
-def fitted_us(
-    works: Sequence[NodeWork],
-    rates: Rates,
-    calibration: Calibration,
-    precision: str,
-    weight_bytes: float,
-    runs: int = 1,
-) -> float:
-    """Microseconds of a call on a calibrated device.
-
-    Args:
-        works: of all nodes.
-        rates: what the shares are of.
-        calibration: the device's.
-        precision: of the artifact.
-        weight_bytes: of the whole graph's products, each shared weight once.
-        runs: graphs that are run in one call, each with the cost of a call: step bundles run several.
-    """
-    called = runs * calibration.call_overhead_us.get(precision, 0.0)
-    return called + sum(fitted_nodes_us(works, rates, calibration, precision, weight_bytes))
-
-
-def widened_us(
-    works: Sequence[NodeWork], took_us: Sequence[float], fitted_keys: Collection[str]
-) -> tuple[float, float]:
-    """Lowest and highest plausible microseconds of nodes whose operators were never checked, the others as they are.
-
-    Args:
-        works: of all nodes.
-        took_us: of each, by the efficiency of its operator or of its class.
-        fitted_keys: keys of operators with their own fit.
-    """
-    doubts = [DOUBTS["checked" if work.key in fitted_keys else work.trust] for work in works]
-    low = sum(took / doubt.faster for took, doubt in zip(took_us, doubts, strict=True))
-    return low, sum(took * doubt.slower for took, doubt in zip(took_us, doubts, strict=True))
-
-
-def fitted_nodes_us(
-    works: Sequence[NodeWork], rates: Rates, calibration: Calibration, precision: str, weight_bytes: float
-) -> list[float]:
-    """Microseconds of every node of a call; the arguments are those of :func:`fitted_us`."""
-    beyond = beyond_cache(weight_bytes, rates.cache_bytes, rates.ramp)
-    return [
-        node_us(
-            amounts(work, beyond, rates.cache_bytes, rates.ramp), efficiency_of(work, calibration, precision), rates
-        )
-        for work in works
-    ]
-
-
-def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> Efficiency:
-    """The operator's own efficiency where it was fitted, else its class's, else that class's in FP32.
-
-    Args:
-        work: of one node.
-        calibration: the device's.
-        precision: of the artifact.
-
-    Raises:
-        EdgeformerError: the calibrated graphs had no operator of this class.
-    """
-    fitted = calibration.operators.get(precision, {}).get(work.key)
-    if fitted is not None:
-        return fitted
-    for fallback_precision in (precision, "fp32"):
-        efficiency = calibration.efficiencies.get(fallback_precision, {}).get(work.cls)
-        if efficiency is not None:
-            return efficiency
-    raise EdgeformerError(
-        f"the calibration has no {work.cls} operators, which this graph has; calibrate with a bundle that has them"
-    )
-
-
-def node_us(amount: Amounts, efficiency: Efficiency, rates: Rates) -> float:
-    """Microseconds of one node: the overhead and what each rate takes, one after the other; but a product reads weights
-    of the cache partly while it computes (:attr:`Rates.overlap`). From memory they come too slowly for that.
-
-    Args:
-        amount: what it computes and moves.
-        efficiency: its operator's.
-        rates: what the shares are of.
-    """
-    of_memory = efficiency.of_memory or efficiency.of_bandwidth
-    took_us, computing_us, reading_us = efficiency.overhead_us, 0.0, 0.0
-    if efficiency.of_peak is not None:
-        computing_us = 1e6 * amount.operations / (rates.peak * efficiency.of_peak)
-    of_weights = efficiency.of_weights or efficiency.of_bandwidth
-    if of_weights is not None:
-        reading_us = 1e6 * amount.kept_bytes / (rates.bandwidth * of_weights)
-    if efficiency.of_bandwidth is not None:
-        moved_bytes = amount.near_bytes - amount.kept_bytes
-        took_us += 1e6 * moved_bytes / (rates.bandwidth * efficiency.of_bandwidth)
-    if of_memory is not None:
-        took_us += 1e6 * amount.far_bytes / (rates.bandwidth * of_memory)
-    return took_us + together(computing_us, reading_us, rates.overlap)
-
-
-def together(computing: T, reading: T, overlap: float) -> T:
-    """(computing^x + reading^x)^(1/x) of two times, or arrays of them: 1 is their sum, ∞ would be the longer one."""
-    both: T = (computing**overlap + reading**overlap) ** (1 / overlap)
-    return both
-
-
 def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused: bool) -> tuple[float, float]:
-    """Lowest and highest plausible microseconds of a call on a device that was never calibrated.
+    """Return the lowest and highest plausible microseconds of a call on a device that was never calibrated.
 
     Args:
         works: of all nodes.
@@ -264,57 +251,102 @@ def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused
         weight_bytes: of the whole graph's products, each shared weight once.
         fused: the runtime is known to fuse kernels (an engine); else the high end launches one per operator.
     """
-    beyond = beyond_cache(weight_bytes, rates.cache_bytes, rates.ramp)
-    low = _low_us(fuse(works) if rates.gpu else [[work] for work in works], rates, beyond)
-    parts = fuse(works) if rates.gpu and fused else [[work] for work in works if not (rates.gpu and work.host_only)]
-    high = _high_us(parts, rates, weight_bytes, fits=beyond == 0)
-    return low, max(high, low)
+    beyond = beyond_cache(weight_bytes, rates.cache_bytes)
+    each = [[work] for work in works]
+    low = _low_us(fuse(works) if rates.gpu else each, rates, beyond)
+    kernels = fuse(works) if rates.gpu and fused else [[work] for work in works if not (rates.gpu and work.host_only)]
+    return low, max(low, _high_us(kernels, rates, weight_bytes, fits=beyond == 0))
 
 
 def _low_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, beyond: float) -> float:
     """Arithmetic overlaps memory, chains are read and written once, weights that fit stay from one call to the next."""
     share = OPTIMISTIC
     near, memory = rates.bandwidth * share.of_cache, rates.bandwidth * share.of_bandwidth
-    took = 0.0
+    total_us = 0.0
     for kernel in kernels:
         compute_s = sum(_compute_s(work, rates.peak, rates, share) for work in kernel)
         # What lies inside a fused chain stays in registers: its largest member's bytes are read and written.
         moved_s = max(work.moved_bytes for work in kernel) / near
         weights_s = sum(work.weight_bytes for work in kernel) * (beyond / memory + (1 - beyond) / near)
         speedup = max(DOUBTS[work.trust].faster for work in kernel)
-        took += max(compute_s, moved_s + weights_s) / speedup * 1e6 + rates.overhead_us * share.overhead
-    return took
+        total_us += max(compute_s, moved_s + weights_s) / speedup * 1e6 + rates.overhead_us * share.overhead
+    return total_us
 
 
 def _high_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, weight_bytes: float, fits: bool) -> float:
     """Nothing overlaps; weights that fit are read from memory once per call, the repeats come from the cache."""
     share = PESSIMISTIC
-    slow, near = rates.bandwidth * share.of_bandwidth, rates.bandwidth * share.of_cache
+    memory, near = rates.bandwidth * share.of_bandwidth, rates.bandwidth * share.of_cache
     read = sum(work.weight_bytes for kernel in kernels for work in kernel)
     first_read = min(read, weight_bytes)
-    weights_s = first_read / slow + (read - first_read) / near if fits else read / slow
-    took = weights_s * 1e6
+    total_us = 1e6 * (first_read / memory + (read - first_read) / near if fits else read / memory)
     for kernel in kernels:
-        compute_s = sum(
-            DOUBTS[work.trust].slower
-            * _compute_s(work, rates.sure_peak, rates, share)
-            / (_occupancy(work, rates.cores) if rates.gpu else 1.0)
-            for work in kernel
-        )
-        moved_s = sum(DOUBTS[work.trust].slower * work.moved_bytes for work in kernel) / slow
-        overhead_us = rates.overhead_us * (share.overhead if rates.gpu else _CPU_OVERHEAD_HIGH)
-        took += (compute_s + moved_s) * 1e6 + overhead_us
-    return took
+        for work in kernel:
+            slower, busy = DOUBTS[work.trust].slower, 1.0
+            if rates.gpu and rates.cores is not None and work.is_product:
+                tiles = -(-work.rows // _TILE) * max(1, -(-work.columns // _TILE))
+                waves = -(-tiles // rates.cores)
+                busy = max(_LEAST_OCCUPANCY, tiles / (waves * rates.cores))
+            total_us += 1e6 * slower * _compute_s(work, rates.sure_peak, rates, share) / busy
+            total_us += 1e6 * slower * work.moved_bytes / memory
+        total_us += rates.overhead_us * (share.overhead if rates.gpu else _CPU_OVERHEAD_HIGH)
+    return total_us
 
 
 def _compute_s(work: NodeWork, peak: float, rates: Rates, share: Share) -> float:
     return work.operations / ((peak if work.is_product else rates.vector_peak) * share.of_peak)
 
 
-def _occupancy(work: NodeWork, cores: int | None) -> float:
-    """Share of a GPU's multiprocessors that a product's tiles keep busy, over all waves."""
-    if cores is None or not work.is_product:
-        return 1.0
-    tiles = -(-work.rows // _TILE) * max(1, -(-work.columns // _TILE))
-    waves = -(-tiles // cores)
-    return max(_LEAST_OCCUPANCY, tiles / (waves * cores))
+# What lives beside one node's inputs and outputs: residual streams, masks, the tensors of parallel branches.
+_ALIVE_HIGH = 4.0
+# Arenas grow to the next power of two.
+_ARENA_HIGH = 2.0
+# cuBLAS takes 4 MiB, and 32 MiB on Hopper; TensorRT's tactics may take more, which its activation bytes then contain.
+_GPU_WORKSPACE_HIGH = 32 * 2**20
+# CUDA contexts differ by driver and by how many kernels are loaded.
+_CONTEXT_LOW, _CONTEXT_HIGH = 0.7, 1.5
+# ONNX Runtime on CPUs keeps weights as they are, and once more packed for its products; while it opens a file, the
+# parsed graph is a third copy.
+_CPU_COPIES_LOW, _CPU_COPIES_HIGH = 1.0, 3.2
+# Sessions, thread pools, code pages of the kernels that run first.
+_CPU_FIXED_HIGH = 48 * 2**20
+
+
+def estimate_memory(
+    artifact: ArtifactManifest, device: DeviceProfile, weights: float, step_bytes: float, feed_bytes: float
+) -> Memory:
+    """Return weights, activations, workspace and, on GPUs, the CUDA context; `unavailable` where that is not known.
+
+    Args:
+        artifact: an engine states more about itself.
+        device: the target.
+        weights: bytes as stored.
+        step_bytes: the largest node's inputs and outputs together.
+        feed_bytes: inputs of a call; caches of earlier tokens are read and written.
+    """
+    gpu, fed_bytes = device.kind == "cuda", 2 * feed_bytes
+    alive_low, alive_high = step_bytes + fed_bytes, _ALIVE_HIGH * step_bytes + fed_bytes
+    if not gpu:
+        low = _CPU_COPIES_LOW * weights + alive_low
+        high = _CPU_COPIES_HIGH * weights + _ARENA_HIGH * alive_high + _CPU_FIXED_HIGH
+    elif device.context_bytes is None:
+        reason = f"device profile {device.name!r} does not say context_bytes"
+        return Memory(status="unavailable", reason=reason)
+    else:
+        engine_bytes, engine = _ARENA_HIGH * (weights + alive_high), artifact.engine
+        if engine is not None and engine.activation_bytes is not None:
+            # The builder says it, for the largest shape that the engine takes.
+            alive_high = engine.activation_bytes + fed_bytes
+            alive_low, weights = min(alive_low, alive_high), engine.weight_bytes or weights
+            engine_bytes = (artifact.size_bytes or weights) + alive_high
+        low = device.context_bytes.value * _CONTEXT_LOW + weights + alive_low
+        high = max(low, device.context_bytes.value * _CONTEXT_HIGH + engine_bytes + _GPU_WORKSPACE_HIGH)
+    parts = "weights, activations, workspace and CUDA context" if gpu else "weights and activations"
+    return Memory(
+        status="estimated",
+        peak=round((low * high) ** 0.5),
+        low=round(low),
+        high=round(high),
+        method=f"sum of {parts}",
+        reason=f"sum of {parts}; the range covers what allocators keep and how many copies of the weights there are",
+    )

@@ -4,25 +4,50 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
-from edgeformer.artifacts.device import DeviceProfile, FittedCase
+from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, FittedCase
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.errors import InputError, RecipeError
+from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.report import Energy, Latency, Memory, Row
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.bundle import Bundle
-from edgeformer.estimate import calibrate as stage
-from edgeformer.estimate.calibrate import FIT_SHAPES, calibrate, write_profile
+from edgeformer.benchmark.measurement import CheckedArtifact, Item, MeasureSpec
+from edgeformer.benchmark.request import Target
+from edgeformer.bundle import Bundle, seal
+from edgeformer.estimate import calibrate as calibrate_module
+from edgeformer.estimate.calibrate import (
+    CHECK_SHAPES,
+    FIT_SHAPES,
+    CalibrationOptions,
+    TimedItem,
+    TimeJob,
+    Timing,
+    calibrate,
+    check_estimates,
+    combine_sweeps,
+    full_graphs,
+    improve,
+    run_timing,
+    with_validation,
+)
 from edgeformer.estimate.estimate import estimate
+from edgeformer.estimate.listing import ItemNodes
 from edgeformer.estimate.probe import HostRates, ProductTime
-from edgeformer.estimate.validate import CHECK_SHAPES, check_estimates, with_error
-from edgeformer.system.host import cpu_name
-from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
+from edgeformer.estimate.roofline import known_error
+from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
+from edgeformer.system.capability import kernel_flags
+from edgeformer.system.host import cpu_name, stated_cache_bytes
+from edgeformer.system.nvidia import Gpu
+from tests.runtimes.tiny_bundle import POSITIONS, artifact_of, classifier_graph, write_bundle, write_manifest
 
 RULES = MeasureRules(warmup_min_s=0.05, warmup_max_s=0.5, min_s=0.1, max_s=1.0, idle_s=0.01, energy_s=0.01)
-PROBED = HostRates(
+CALL_US = 7.0
+RATES = HostRates(
     products=tuple(
         ProductTime(rows=rows, width=256, weights=weights, duration_us=5 + rows * 2.0 + weights)
         for rows in (1, 16, 256)
@@ -30,108 +55,443 @@ PROBED = HostRates(
     ),
     bandwidth=2e10,
     operator_us=2.0,
+    call_us=CALL_US,
 )
+PRECISIONS = ("fp16", "int8", "fp32")  # not the order that they are timed in
+NODE_US = {"fp32": 10.0, "int8": 5.0, "fp16": 20.0}
+"""Microseconds of a product per row of 512."""
+SHAPES = [(2, 8), (1, 24), (4, 3), (1, 8), (1, 25)]  # the model takes 24 tokens
+SORTED = [(1, 8), (4, 3), (2, 8), (1, 24)]
+
+
+class Messages(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bundle(tmp_path_factory.mktemp("calibrate") / "bundle", {"model": classifier_graph(50, 64)})
 
 
 @pytest.fixture(scope="module")
-def calibrated(bundle: Path) -> DeviceProfile:
+def calibrated(tiny: Path) -> DeviceProfile:
     """A real calibration, but for the probe, which takes ten seconds and a hundred megabytes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "run_probe", lambda threads: PROBED)
-        return calibrate(bundle, load_profile("host"), threads=1)
+        patch.setattr(calibrate_module, "run_probe", lambda threads: RATES)
+        return calibrate(tiny, load_profile("host"), threads=1)
 
 
 def test_no_shape_is_both_fitted_and_validated() -> None:
     assert not set(FIT_SHAPES) & set(CHECK_SHAPES)
-    assert set(CHECK_SHAPES) == {(b, s) for b in (1, 8) for s in (16, 64, 128)}
 
 
-def test_a_calibrated_profile_holds_measured_facts_and_what_was_fitted(calibrated: DeviceProfile) -> None:
+def test_a_calibrated_profile_has_measured_facts_and_fitted_rates(calibrated: DeviceProfile) -> None:
     base = load_profile("host")
     assert (calibrated.name, calibrated.title, calibrated.budgets) == (base.name, base.title, base.budgets)
+    calibration = calibrated.calibration
+    assert calibration is not None and (calibration.processor, calibration.threads) == (cpu_name(), 1)
     for fact in (calibrated.peaks.fp32, calibrated.bandwidth_bytes_per_s, calibrated.launch_overhead_us):
         assert fact is not None and cpu_name() in fact.source
-        assert calibrated.calibration is not None and fact.verified == (calibrated.calibration.disturbed is None)
-    found = calibrated.calibration
-    assert found is not None and found.processor == cpu_name() and found.threads == 1
-    assert "onnxruntime" in found.versions and found.error is None
-    assert {(case.batch, case.seq) for case in found.fitted_on} == {(1, 8), (2, 24), (4, 8), (16, 8)}
-    assert {"gemm", "lookup", "elementwise", "layout"} <= set(found.efficiencies["fp32"])
-    for case in found.fitted_on:
-        # a handful of nodes that take microseconds each: the order of magnitude is what can be asked for
+        assert fact.verified == (calibration.disturbed is None)
+    assert "onnxruntime" in calibration.versions and calibration.error is None
+    assert (calibration.instructions, calibration.stated_cache_bytes) == (kernel_flags(), stated_cache_bytes())
+    assert {(case.batch, case.seq) for case in calibration.fitted_on} == {(1, 8), (2, 24), (4, 8), (16, 8)}
+    assert {"gemm", "lookup", "elementwise", "layout"} <= set(calibration.efficiencies["fp32"])
+    for case in calibration.fitted_on:
+        # a handful of nodes that take microseconds each: only the order of magnitude is stable
         assert case.estimated_ms is not None and abs(math.log2(case.estimated_ms / case.measured_ms)) < 1.5
 
 
-def test_the_written_profile_is_found_before_the_shipped_one(calibrated: DeviceProfile, tmp_path: Path) -> None:
-    path = write_profile(calibrated, tmp_path / "profiles")
-    assert path.name == "host.yaml"
-    assert path.read_text(encoding="utf-8").startswith("# Written by `edgeformer calibrate`")
-    assert load_profile("host", tmp_path / "profiles") == calibrated
-    assert load_profile(str(path)) == calibrated
-    assert load_profile("host").calibration is None
-    assert load_profile("rtx4050", tmp_path / "profiles").name == "rtx4050"
-    with pytest.raises(RecipeError, match="the shipped ones are"):
-        load_profile("nonesuch", tmp_path / "profiles")
-
-
-def test_measured_beside_estimated(bundle: Path, calibrated: DeviceProfile) -> None:
-    cases = check_estimates([bundle], calibrated, [(1, 16), (8, 16)], rules=RULES)
+def test_estimates_are_compared_with_measurements(tiny: Path, calibrated: DeviceProfile) -> None:
+    cases = check_estimates([tiny], calibrated, [(1, 16), (8, 16)], rules=RULES)
     assert [(case.batch, case.seq, case.artifact) for case in cases] == [(1, 16, "model"), (8, 16, "model")]
-    checked = with_error(calibrated, cases).calibration
-    assert checked is not None and checked.validated_on == cases
-    stable = sum(case.stable for case in cases)  # where something else runs beside this test, none may be
-    assert (checked.error.cases if checked.error is not None else 0) == stable
-    assert checked.error is None or (checked.error.kind, checked.error.device) == ("cpu", cpu_name())
-    device = calibrated.model_copy(update={"calibration": checked})
-    opened = Bundle.open(bundle)
-    (row,) = estimate(opened, opened.artifacts[0], device, [("steady", 1, 16)])
+    device = with_validation(calibrated, cases)
+    assert device.calibration is not None and device.calibration.validated_on == cases
+    bundle = Bundle.open(tiny)
+    (row,) = estimate(bundle, bundle.artifacts[0], device, [("steady", 1, 16)])
     assert row.latency_ms.p50 == pytest.approx(cases[0].estimated_ms)
-
-
-def test_cases_that_were_fitted_do_not_count(bundle: Path, calibrated: DeviceProfile) -> None:
     with pytest.raises(InputError, match="were fitted"):
-        check_estimates([bundle], calibrated, [(1, 8), (2, 24)], rules=RULES)
+        check_estimates([tiny], calibrated, [(1, 8), (2, 24)], rules=RULES)
 
 
-def test_a_profile_without_a_calibration_or_with_anothers_is_refused(bundle: Path, calibrated: DeviceProfile) -> None:
-    with pytest.raises(InputError, match="run edgeformer calibrate"):
-        check_estimates([bundle], load_profile("host"), [(1, 16)])
-    assert calibrated.calibration is not None
-    moved = calibrated.model_copy(
-        update={"calibration": calibrated.calibration.model_copy(update={"processor": "Another 9000"})}
-    )
-    with pytest.raises(InputError, match="calibrated for another processor"):
-        check_estimates([bundle], moved, [(1, 16)])
+def test_a_timing_worker_leaves_out_what_is_beyond_its_budget(tiny: Path) -> None:
+    checked = CheckedArtifact.of(Bundle.open(tiny), artifact_of(tiny, "onnx/model.onnx"))
+    items: tuple[Item, ...] = (("steady", 1, 8), ("steady", 2, 8))
+    timing = run_timing(TimeJob(checked=checked, items=items, threads=1, nodes=False, budget_s=-1.0))
+    assert timing.items == () and set(timing.refused) == {"1×8", "2×8"}
+    assert "beyond the -1 s for this artifact" in timing.refused["1×8"]
 
 
-def case(measured: float, estimated: float) -> FittedCase:
-    return FittedCase(run="r", artifact="a", batch=1, seq=1, measured_ms=measured, estimated_ms=estimated)
+# A host whose processes answer at once with chosen times.
 
 
-def test_an_error_is_the_same_up_and_down(calibrated: DeviceProfile) -> None:
-    checked = with_error(calibrated, [case(1.0, 2.0), case(4.0, 1.0), case(3.0, 3.0)]).calibration
-    assert checked is not None and (error := checked.error) is not None
-    assert (error.median_log2, error.worst_log2, error.cases) == (1.0, 2.0, 3)
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Full graphs in three precisions, and artifacts that must not be timed."""
+    others: dict[str, dict[str, Any]] = {
+        "exit1": {"role": "exit", "exit": 1},
+        "trimmed": {"trimmed": True},
+        "engine": {"format": "tensorrt"},
+        "rejected": {"status": "rejected"},
+    }
+    names = [*others, *PRECISIONS]
+    folder = write_bundle(tmp_path_factory.mktemp("calibrating") / "bundle", dict.fromkeys(names, classifier_graph()))
+    entries = [artifact_of(folder, f"onnx/{name}.onnx", **changes) for name, changes in others.items()]
+    entries += [artifact_of(folder, f"onnx/{name}.onnx", precision=name) for name in PRECISIONS]
+    write_manifest(folder, entries)
+    return folder
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [({"precision": "int8"}, "needs the full FP32 ONNX graph"), ({"role": "exit", "exit": 1}, "needs the full FP32")],
-)
-def test_calibrating_needs_the_fp32_graph(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
-    folder = write_bundle(tmp_path / "bundle")
-    write_manifest(folder, [artifact_of(folder, "onnx/model.onnx", **changes)])
-    with pytest.raises(InputError, match=says):
-        calibrate(folder, load_profile("host"))
+def linear(duration_us: float, rows: int) -> ExecutedNode:
+    weight, inputs, outputs = Tensor("float", (512, 512)), Tensor("float", (rows, 512)), Tensor("float", (rows, 512))
+    return ExecutedNode("MatMul", "n", (inputs, weight), (outputs,), weight.bytes, duration_us)
 
 
-def test_only_processors_are_calibrated_and_only_with_enough_shapes(bundle: Path) -> None:
+def times(job: TimeJob, refused: tuple[tuple[int, int], ...] = (), slower: float = 1.0) -> Timing:
+    items = []
+    for item in job.items:
+        rows = item[1] * item[2]
+        nodes = tuple(linear((NODE_US[job.checked.artifact.precision] * rows + extra), rows) for extra in (1.0, 3.0))
+        call_us = slower * (sum(node.duration_us for node in nodes) + CALL_US)
+        if item[1:] not in refused:
+            listed = ItemNodes(item=item, nodes=nodes, runs=1, feed_bytes=8 * rows) if job.nodes else None
+            items.append(TimedItem(item=item, call_us=call_us, nodes=listed))
+    return Timing(items=tuple(items), refused={f"{batch}×{seq}": "out of memory" for batch, seq in refused})
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The measuring processes; what they were given, and what they shall answer."""
+    state = SimpleNamespace(jobs=[], threads=[], refused={}, disturbed={})
+
+    def run_probe(threads: int) -> HostRates:
+        state.threads.append(threads)
+        return RATES.model_copy(update={"disturbed": state.disturbed.get("probe")})
+
+    def run_timing(job: TimeJob, advance: Any) -> Timing:
+        state.jobs.append(job)
+        precision = job.checked.artifact.precision
+        timing = times(job, state.refused.get(precision, ()))
+        return timing.model_copy(update={"disturbed": state.disturbed.get(precision)})
+
+    monkeypatch.setattr(calibrate_module, "run_probe", run_probe)
+    monkeypatch.setattr(calibrate_module, "run_timing", run_timing)
+    monkeypatch.setattr(calibrate_module, "default_threads", lambda: 3)
+    return state
+
+
+def test_full_graphs_come_in_the_requested_order(bundle: Path) -> None:
+    opened = Bundle.open(bundle)
+    for precisions in (("fp32", "int8", "fp16"), ("int8",)):
+        graphs = full_graphs(opened, precisions)
+        assert [graph.file for graph in graphs] == [bundle / "onnx" / f"{name}.onnx" for name in precisions]
+
+
+def test_every_precision_is_timed_at_the_shapes_that_the_model_takes(bundle: Path, host: SimpleNamespace) -> None:
+    device = calibrate(bundle, load_profile("host"), shapes=SHAPES)
+    forward, backward = ("fp32", "int8", "fp16"), ("fp16", "int8", "fp32")
+    assert [job.checked.artifact.id for job in host.jobs] == [*forward, *backward, *forward]
+    assert [job.nodes for job in host.jobs] == [True] * 3 + [False] * 6, "nodes are listed once"
+    for job in host.jobs:
+        assert job.items == tuple(("steady", batch, seq) for batch, seq in SORTED), "from small to large"
+        assert (job.threads, job.budget_s) == (3, pytest.approx(200 / 9))
+    calibration = device.calibration
+    assert calibration is not None and host.threads == [3] and calibration.threads == 3
+    assert set(calibration.efficiencies) == set(calibration.call_overhead_us) == {"fp32", "int8", "fp16"}
+    assert [(case.precision, case.batch, case.seq) for case in calibration.fitted_on] == [
+        (precision, batch, seq) for precision in forward for batch, seq in SORTED
+    ]
+    for case in calibration.fitted_on:
+        assert case.measured_ms == pytest.approx((2 * NODE_US[case.precision] * case.batch * case.seq + 11) / 1000)
+        assert case.estimated_ms == pytest.approx(case.measured_ms, rel=0.05)
+    two = calibrate(bundle, load_profile("host"), shapes=SHAPES, threads=2)
+    assert two.cores is not None and (host.threads[-1], two.cores.value) == (2, 2)
+
+
+def test_an_artifact_takes_the_median_of_its_processes_and_nodes_are_as_fast(bundle: Path) -> None:
+    (checked,) = full_graphs(Bundle.open(bundle), ("fp32",))
+    job = TimeJob(checked=checked, items=(("steady", 1, 8),), threads=1, nodes=True, budget_s=1.0)
+    artifact = checked.artifact
+    (call,) = combine_sweeps("r", artifact, [times(job, slower=slower) for slower in (1.5, 1.0, 1.2)])
+    (plain,) = combine_sweeps("r", artifact, [times(job, slower=1.2)])
+    assert call.call_us == pytest.approx(plain.call_us) and len(call.process_us) == 3
+    assert call.durations_us == pytest.approx([us * 1.2 / 1.5 for us in plain.durations_us])
+
+
+@pytest.mark.parametrize("process", ["int8", "probe"])
+def test_disturbed_times_are_no_verified_facts(bundle: Path, host: SimpleNamespace, process: str) -> None:
+    messages = Messages()
+    host.disturbed = {process: "other processes used 1.4 cores"}
+    device = calibrate(bundle, load_profile("host"), shapes=SHAPES, progress=messages)
+    count = {"int8": 3, "probe": 1}[process]
+    text = f"{count} of 10 measuring processes were disturbed: other processes used 1.4 cores"
+    assert device.calibration is not None and device.calibration.disturbed == text
+    facts = (device.peaks.fp32, device.bandwidth_bytes_per_s, device.launch_overhead_us, device.cache_bytes)
+    assert [fact.verified for fact in facts if fact is not None] == [False] * 4
+    assert messages.lines == [f"these times are no facts: {text}; calibrate again when nothing else runs"]
+
+
+def test_shapes_that_could_not_be_timed_are_named_and_four_must_remain(bundle: Path, host: SimpleNamespace) -> None:
+    messages = Messages()
+    host.refused = {"int8": ((4, 3), (1, 24))}
+    device = calibrate(bundle, load_profile("host"), shapes=SHAPES, progress=messages)
+    assert messages.lines == ["int8 at 4×3: not timed: out of memory", "int8 at 1×24: not timed: out of memory"]
+    assert device.calibration is not None and len(device.calibration.fitted_on) == 10
+    host.refused = {"fp32": ((4, 3),)}
+    with pytest.raises(EdgeformerError, match="fewer than 4 shapes of the FP32 graph"):
+        calibrate(bundle, load_profile("host"), shapes=SHAPES)
+
+
+def test_nothing_is_measured_that_could_not_be_fitted(bundle: Path, host: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"at least 4 shapes that the model takes \(up to 24 tokens\), not 3"):
+        calibrate(bundle, load_profile("host"), shapes=[(2, 8), (1, 24), (1, 8), (1, 25), (9, 26)])
     with pytest.raises(InputError, match="only processors"):
-        calibrate(bundle, load_profile("rtx4050"))
-    with pytest.raises(InputError, match="at least 4 shapes"):
-        calibrate(bundle, load_profile("host"), shapes=[(1, 8), (1, 200), (1, 300), (1, 400)])
+        calibrate(bundle, load_profile("rtx4050"), shapes=SHAPES)
+    absent = load_profile("host").model_copy(update={"name": "theirs", "match": "Another 9000"})
+    with pytest.raises(InputError, match=r"--device theirs: this host's processor is .*; calibrate on the device"):
+        calibrate(bundle, absent, shapes=SHAPES)
+    folder = write_bundle(tmp_path / "bundle")
+    for changes in ({"precision": "int8"}, {"trimmed": True}, {"role": "exit", "exit": 1}):
+        write_manifest(folder, [artifact_of(folder, "onnx/model.onnx", **changes)])
+        with pytest.raises(InputError, match="needs the full FP32 ONNX graph"):
+            calibrate(folder, load_profile("host"), shapes=SHAPES)
+    assert host.threads == host.jobs == []
+
+
+def other_model(folder: Path, name: str) -> Path:
+    """A bundle of another run with an FP32 graph."""
+    other = write_bundle(folder / name / "bundle", {"model": classifier_graph()})
+    seal(other, Bundle.open(other).manifest.model_copy(update={"run": name}))
+    return other
+
+
+def test_each_of_three_models_is_left_out_once(bundle: Path, host: SimpleNamespace, tmp_path: Path) -> None:
+    others = [other_model(tmp_path, name) for name in ("second", "third")]
+    two = calibrate(bundle, load_profile("host"), shapes=SHAPES, further=others[:1]).calibration
+    assert two is not None and two.error is None, "two models say nothing of a third"
+    three = calibrate(bundle, load_profile("host"), shapes=SHAPES, further=others).calibration
+    assert three is not None and three.error is not None and three.error.models == 3
+    # only one model has INT8 and FP16 graphs
+    assert [(case.run, case.precision) for case in three.left_out] == [
+        (name, "fp32") for name in ("tiny", "second", "third") for _ in SORTED
+    ]
+    with pytest.raises(InputError, match="--also: tiny is named twice"):
+        calibrate(bundle, load_profile("host"), shapes=SHAPES, further=[bundle])
+
+
+def test_too_many_models_are_refused_before_measuring(bundle: Path, host: SimpleNamespace, tmp_path: Path) -> None:
+    many = [other_model(tmp_path, f"m{number}") for number in range(28)]
+    with pytest.raises(InputError, match=r"--also: 31 graphs take about 1\d minutes, .* at most 10; name fewer runs"):
+        calibrate(bundle, load_profile("host"), shapes=SHAPES, further=many)
+    assert host.jobs == []
+
+
+def test_several_models_have_fewer_shapes_and_decoders_are_timed(host: SimpleNamespace, tmp_path: Path) -> None:
+    shapes = [(1, seq) for seq in range(8, 18)]
+    graphs = {"model": classifier_graph(50, 128), "decode": classifier_graph(50, 128)}
+    folder = write_bundle(tmp_path / "long" / "bundle", graphs)
+    entries = [artifact_of(folder, "onnx/model.onnx"), artifact_of(folder, "onnx/decode.onnx", role="decode")]
+    write_manifest(folder, entries)
+    calibrate(folder, load_profile("host"), shapes=shapes, further=[other_model(tmp_path, "second")])
+    items = {(job.checked.file.parts[-4], job.checked.artifact.role): job.items for job in host.jobs}
+    assert items["long", "full"] == items["second", "full"] == tuple(("steady", 1, seq) for seq in range(8, 18, 2))
+    assert items["long", "decode"] == (("decode", 1, 24),), "as far as the model's texts go"
+
+
+# Validation: measuring and estimating are made up.
+
+
+def device_of(*fitted: tuple[str, str, int, int], **changes: Any) -> DeviceProfile:
+    cases = tuple(FittedCase(run=run, artifact=id_, batch=b, seq=s, measured_ms=1.0) for run, id_, b, s in fitted)
+    calibration = Calibration(
+        created="now", processor=cpu_name(), threads=3, provider="CPUExecutionProvider", efficiencies={},
+        fitted_on=cases,
+    )  # fmt: skip
+    return DeviceProfile(name="host", title="Host", kind="cpu", calibration=calibration).model_copy(update=changes)
+
+
+class Machine:
+    """A call takes its rows times its tokens in milliseconds; estimates are twice that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.specs: list[MeasureSpec] = []
+        self.measured: dict[tuple[int, int], Latency | None] = {}
+        self.estimated: dict[tuple[int, int], Latency] = {}
+        monkeypatch.setattr(calibrate_module, "measure_artifact", self.measure)
+        monkeypatch.setattr(calibrate_module, "estimate", self.estimate)
+
+    def row(self, item: Item, latency: Latency) -> Row:
+        phase, batch, seq = item
+        return Row(
+            artifact="model", precision="fp32", provider="p", where="host", phase=phase, batch=batch, seq=seq,
+            latency_ms=latency, memory_bytes=Memory(status="unavailable"), size_bytes=1,
+            energy_mj=Energy(status="unavailable"),
+        )  # fmt: skip
+
+    def measure(self, spec: MeasureSpec, progress: Any) -> list[Row]:
+        self.specs.append(spec)
+        rows = [self.row(("cold", *shape), Latency(status="measured", p50=999.0)) for shape in spec.shapes]  # type: ignore[arg-type]
+        for shape in spec.shapes:
+            usual = Latency(status="measured", p50=float(shape[0] * shape[1]), stable=True)
+            if (latency := self.measured.get(shape, usual)) is not None:
+                rows.append(self.row(("steady", *shape), latency))
+        return rows
+
+    def estimate(self, bundle: Bundle, artifact: Any, device: DeviceProfile, items: Any) -> list[Row]:
+        usual = [Latency(status="estimated", p50=2.0 * batch * seq) for _, batch, seq in items]
+        return [
+            self.row(item, self.estimated.get(item[1:], latency)) for item, latency in zip(items, usual, strict=True)
+        ]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a full graph in FP32 and in FP16."""
+    folder = write_bundle(tmp_path_factory.mktemp("check") / "bundle", {"model": classifier_graph(50, 64)})
+    full = artifact_of(folder, "onnx/model.onnx")
+    write_manifest(folder, [full, full.model_copy(update={"id": "half", "precision": "fp16"})])
+    return folder
+
+
+def test_unfitted_shapes_of_the_fp32_graph_are_measured_from_the_smallest_on(halves: Path, machine: Machine) -> None:
+    shapes = [(4, 8), (2, 8), (8, 2), (1, 8), (1, POSITIONS), (1, POSITIONS + 1)]
+    name = Bundle.open(halves).name
+    device = device_of((name, "model", 2, 8), (name, "half", 1, 8), ("other", "model", 1, 8))
+    cases = check_estimates([halves], device, shapes, rules=RULES)
+    (spec,) = machine.specs
+    unseen = sorted([(1, 8), (8, 2), (4, 8), (1, POSITIONS)], key=lambda shape: (shape[0] * shape[1], shape))
+    assert list(spec.shapes) == unseen and spec.phases == ("steady",)
+    assert (spec.provider, spec.threads, spec.rules) == ("CPUExecutionProvider", 3, RULES)
+    assert [(case.run, case.artifact, case.batch, case.seq) for case in cases] == [
+        (name, "model", *shape) for shape in unseen
+    ]
+    assert all(case.estimated_ms == 2 * case.measured_ms for case in cases)
+
+
+def test_bad_input_is_told_from_a_failed_measurement(halves: Path, machine: Machine) -> None:
+    fitted = device_of((Bundle.open(halves).name, "model", 1, 8))
+    for shapes in ([(1, 8)], [(1, POSITIONS + 1)]):
+        with pytest.raises(InputError, match="were fitted or are too long for the model"):
+            check_estimates([halves], fitted, shapes)
+    with pytest.raises(InputError, match="run edgeformer calibrate"):
+        check_estimates([halves], load_profile("host"), [(1, 16)])
+    calibration = fitted.calibration
+    assert calibration is not None
+    moved = fitted.model_copy(update={"calibration": calibration.model_copy(update={"processor": "Another 9000"})})
+    with pytest.raises(InputError, match="calibrated for another processor"):
+        check_estimates([halves], moved, [(1, 16)])
+    assert machine.specs == []
+    machine.measured[1, 4] = None
+    with pytest.raises(EdgeformerError, match="no case could be both measured and estimated") as raised:
+        check_estimates([halves], fitted, [(1, 4)])
+    assert not isinstance(raised.value, InputError)
+
+
+def test_cases_that_are_not_compared_are_named_with_the_reason(halves: Path, machine: Machine) -> None:
+    machine.measured = {
+        (1, 1): None,
+        (1, 2): Latency(status="unavailable", reason="it crashed"),
+        (1, 4): Latency(status="measured", p50=4.0, stable=False, warnings=("drifted", "noisy")),
+    }
+    machine.estimated = {(1, 3): Latency(status="unavailable", reason="no such operator")}
+    messages = Messages()
+    cases = check_estimates([halves], device_of(), [(1, seq) for seq in range(1, 6)], progress=messages)
+    assert [(case.seq, case.stable) for case in cases] == [(4, False), (5, True)]
+    assert messages.lines == [
+        "model at 1×1: not compared: no row",
+        "model at 1×2: not compared: it crashed",
+        "model at 1×3: not compared: no such operator",
+        "model at 1×4: the measurement is not stable, and counts for no error: drifted; noisy",
+    ]
+
+
+def cases_of(*times: tuple[float, float | None, bool]) -> list[FittedCase]:
+    return [
+        FittedCase(run="r", artifact="a", batch=1, seq=1, measured_ms=measured, estimated_ms=estimated, stable=stable)
+        for measured, estimated, stable in times
+    ]
+
+
+def test_an_error_counts_stable_cases_with_an_estimate_equally_up_and_down() -> None:
+    cases = cases_of((1.0, 4.0, True), (8.0, 4.0, True), (2.0, 2.0, True), (1.0, None, True), (1.0, 64.0, False))
+    calibration = with_validation(device_of(), cases).calibration
+    assert calibration is not None and (error := calibration.error) is not None
+    assert (error.kind, error.device, error.cases) == ("cpu", cpu_name(), 3)
+    assert (error.median_log2, error.worst_log2) == (1.0, 2.0) and calibration.validated_on == tuple(cases)
+    unstable = with_validation(device_of(), cases[-1:]).calibration
+    assert unstable is not None and unstable.error is None
+    with pytest.raises(InputError, match="'host' has no calibration; run edgeformer calibrate"):
+        with_validation(device_of(calibration=None), cases)
+
+
+def test_the_error_of_a_cross_validation_stays() -> None:
+    """The same model at other shapes is estimated well, which says nothing of another model."""
+    error = EstimateError(
+        kind="cpu", device="x", cases=40, models=5, median_log2=0.2, worst_log2=0.6, spread_log2=0.5, created="then"
+    )
+    calibration = device_of().calibration
+    assert calibration is not None
+    left_out = tuple(cases_of((1.0, 1.3, True)))
+    device = device_of(calibration=calibration.model_copy(update={"error": error, "left_out": left_out}))
+    checked = with_validation(device, cases_of((1.0, 1.01, True))).calibration
+    assert checked is not None and (checked.error, checked.left_out) == (error, left_out)
+    assert [case.estimated_ms for case in checked.validated_on] == [1.01]
+
+
+def test_a_calibration_is_kept_where_checking_fails(
+    halves: Path, host: SimpleNamespace, machine: Machine, tmp_path: Path
+) -> None:
+    options = CalibrationOptions(True, True, ((1, 4),), None, RULES)
+    with pytest.raises(EdgeformerError):
+        machine.measured[1, 4] = None
+        improve(halves, load_profile("host"), options, tmp_path)
+    path = tmp_path / "host.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# Written by `edgeformer calibrate`") and "null" not in text
+    document = yaml.safe_load(text)
+    assert list(document)[:3] == ["name", "title", "kind"], "in the order of the shipped profiles"
+    assert "validated_on" not in document["calibration"] and "match" not in document
+    calibrated = load_profile("host", tmp_path)
+    assert calibrated.calibration is not None and load_profile("host").calibration is None
+    del machine.measured[1, 4]
+    device, again = improve(halves, calibrated, CalibrationOptions(False, True, ((1, 4),), None, RULES), tmp_path)
+    assert again == path and load_profile("host", tmp_path) == device
+    assert device.calibration is not None and len(device.calibration.validated_on) == 1
+
+
+CARD = "NVIDIA H100 80GB HBM3"
+
+
+def test_a_card_is_checked_in_both_precisions_where_it_is(
+    halves: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    card, options = load_profile("h100"), CalibrationOptions(False, True, ((1, 4), (2, 8)), None, RULES)
+    target = Target(True, f"present: {CARD}", Gpu(0, CARD, "GPU-0", None, "9.0"))
+    monkeypatch.setattr(calibrate_module, "find_target", lambda device: target)
+    with pytest.raises(InputError, match=f"CPUExecutionProvider here, not on {CARD}"):
+        improve(halves, card, options, tmp_path)
+    monkeypatch.setattr(calibrate_module, "default_provider", lambda: "CUDAExecutionProvider")
+    _, path = improve(halves, card, options, tmp_path)
+    assert [(spec.checked.artifact.id, spec.provider) for spec in machine.specs] == [
+        ("model", "CUDAExecutionProvider"), ("half", "CUDAExecutionProvider"),
+    ]  # fmt: skip
+    kept = load_profile("h100", tmp_path)
+    assert kept.calibration is not None and len(kept.calibration.validated_on) == 4
+    assert kept.calibration.efficiencies == {}, "estimates stay those of the facts"
+    assert kept.model_copy(update={"calibration": None}) == card, "nothing else of the profile changes"
+    error = known_error(kept)
+    assert error is not None and (error.kind, error.device, error.cases, error.median_log2) == ("cuda", CARD, 4, 1.0)
+    assert "calibrate --validate" in path.read_text(encoding="utf-8").splitlines()[0]
+    assert known_error(kept.model_copy(update={"match": "NVIDIA H200"})) is None
+    monkeypatch.setattr(calibrate_module, "find_target", lambda device: Target(False, "no such card"))
+    with pytest.raises(InputError, match="--validate: no such card; estimates for a card are checked on that card"):
+        improve(halves, card, options, tmp_path)

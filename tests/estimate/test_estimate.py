@@ -18,8 +18,8 @@ from edgeformer.benchmark import process
 from edgeformer.benchmark.measurement import CheckedArtifact, Item
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import listing, probe
-from edgeformer.estimate.estimate import Case, estimate, estimate_listed, onnx_origin
-from edgeformer.estimate.listing import ListSpec, feed_for, run_listing
+from edgeformer.estimate.estimate import Case, estimate, estimate_row, onnx_origin
+from edgeformer.estimate.listing import ListJob, feed_for, run_listing
 from edgeformer.estimate.probe import run_probe
 from edgeformer.system.host import cpu_name
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
@@ -36,7 +36,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def listed(bundle: Path) -> listing.Listing:
     checked = CheckedArtifact.of(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"))
-    return run_listing(ListSpec(checked=checked, items=ITEMS, threads=1))
+    return run_listing(ListJob(checked=checked, items=ITEMS, threads=1))
 
 
 def fact(value: Any) -> Any:
@@ -44,7 +44,7 @@ def fact(value: Any) -> Any:
 
 
 def device(kind: str = "cpu", **changes: Any) -> DeviceProfile:
-    known = DeviceProfile(
+    base = DeviceProfile(
         name="made-up",
         title="Made up",
         kind="cuda" if kind == "cuda" else "cpu",
@@ -56,17 +56,17 @@ def device(kind: str = "cpu", **changes: Any) -> DeviceProfile:
         launch_overhead_us=fact(5.0),
         cores=fact(4),
     )
-    return known.model_copy(update=changes)
+    return base.model_copy(update=changes)
 
 
 def calibration(**changes: Any) -> Calibration:
     classes = ("gemm", "attention", "elementwise", "lookup", "layout")
     efficiency = Efficiency(overhead_us=10.0, of_peak=0.5, of_bandwidth=1.0, of_memory=0.5)
-    known = Calibration(
+    base = Calibration(
         created="now", processor=cpu_name(), threads=2, provider="CPUExecutionProvider",
         efficiencies={"fp32": dict.fromkeys(classes, efficiency)}, call_overhead_us={"fp32": 50.0},
     )  # fmt: skip
-    return known.model_copy(update=changes)
+    return base.model_copy(update=changes)
 
 
 def shown(spread: float) -> Calibration:
@@ -79,14 +79,14 @@ def shown(spread: float) -> Calibration:
 
 def rows_for(bundle: Path, listed: listing.Listing, target: DeviceProfile, **changes: Any) -> list[Row]:
     artifact = artifact_of(bundle, "onnx/model.onnx", **changes)
-    return [estimate_listed(Case(artifact, artifact, target), listed, item) for item in ITEMS]
+    return [estimate_row(Case(artifact, artifact, target), listed, item) for item in ITEMS]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_a_row_is_an_estimate_with_a_range_and_nothing_else(bundle: Path, kind: str) -> None:
-    found = estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(kind), ITEMS)
-    assert [(row.phase, row.batch, row.seq) for row in found] == list(ITEMS)
-    for row in found:
+    result = estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(kind), ITEMS)
+    assert [(row.phase, row.batch, row.seq) for row in result] == list(ITEMS)
+    for row in result:
         assert row.where == "device" and row.provider.startswith("CPU" if kind == "cpu" else "CUDA")
         latency, memory = row.latency_ms, row.memory_bytes
         assert (latency.status, memory.status, row.energy_mj.status) == ("estimated", "estimated", "unavailable")
@@ -96,8 +96,8 @@ def test_a_row_is_an_estimate_with_a_range_and_nothing_else(bundle: Path, kind: 
         assert (latency.p90, latency.cv, latency.stable, latency.n) == (None, None, None, 0)
         assert memory.low and memory.peak and memory.high and memory.low < memory.peak < memory.high
         assert row.work is not None and row.work.operations > 0 and row.work.kernels <= row.work.operators
-    assert (found[0].latency_ms.p50 or 0) < (found[1].latency_ms.p50 or 0)
-    assert found[0].threads == (4 if kind == "cpu" else None)
+    assert (result[0].latency_ms.p50 or 0) < (result[1].latency_ms.p50 or 0)
+    assert result[0].threads == (4 if kind == "cpu" else None)
 
 
 def test_a_calibrated_estimate_is_the_sum_of_its_nodes(bundle: Path, listed: listing.Listing) -> None:
@@ -136,10 +136,10 @@ def test_a_precision_that_was_not_calibrated_has_the_wide_range(bundle: Path, li
 
 
 def reason(bundle: Path, target: DeviceProfile, artifact: ArtifactManifest | None = None) -> str:
-    found = estimate(Bundle.open(bundle), artifact or artifact_of(bundle, "onnx/model.onnx"), target, ITEMS)
-    assert {row.latency_ms.status for row in found} == {row.memory_bytes.status for row in found} == {"unavailable"}
-    assert [(row.phase, row.batch, row.seq) for row in found] == list(ITEMS)
-    return str(found[0].latency_ms.reason)
+    result = estimate(Bundle.open(bundle), artifact or artifact_of(bundle, "onnx/model.onnx"), target, ITEMS)
+    assert {row.latency_ms.status for row in result} == {row.memory_bytes.status for row in result} == {"unavailable"}
+    assert [(row.phase, row.batch, row.seq) for row in result] == list(ITEMS)
+    return str(result[0].latency_ms.reason)
 
 
 @pytest.mark.parametrize(

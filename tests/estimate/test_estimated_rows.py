@@ -15,11 +15,10 @@ from edgeformer.artifacts.report import Row
 from edgeformer.benchmark.measurement import Item
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import estimate as stage
-from edgeformer.estimate.estimate import Case, estimate, estimate_listed, onnx_origin
+from edgeformer.estimate.estimate import Case, estimate, estimate_row, onnx_origin
 from edgeformer.estimate.listing import ItemNodes, Listing
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
-from edgeformer.estimate.rates import rates_of
-from edgeformer.estimate.roofline import estimate_memory, fitted_us, range_us
+from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, range_us, rates_of
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 from edgeformer.system.host import cpu_name
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle
@@ -40,20 +39,20 @@ def fact(value: Any) -> Any:
 
 
 def device(kind: str = "cpu", **changes: Any) -> DeviceProfile:
-    known = DeviceProfile(
+    base = DeviceProfile(
         name="made-up", title="Made up", kind="cuda" if kind == "cuda" else "cpu",
         peaks=Peaks(fp32=fact(1e11), fp16=fact(4e11), int8=fact(8e11)), bandwidth_bytes_per_s=fact(2e10),
         cache_bytes=fact(2**18), context_bytes=fact(100 * 2**20), launch_overhead_us=fact(5.0), cores=fact(4),
     )  # fmt: skip
-    return known.model_copy(update=changes)
+    return base.model_copy(update=changes)
 
 
 def artifact(precision: Any = "fp32", **changes: Any) -> ArtifactManifest:
-    known = ArtifactManifest(
+    base = ArtifactManifest(
         id="a", file="a", format="onnx", precision=precision, status="built", size_bytes=WEIGHT + 9,
         sharing=Sharing(unique_parameters=1, stored_parameters=1, weight_bytes=WEIGHT),
     )  # fmt: skip
-    return known.model_copy(update=changes)
+    return base.model_copy(update=changes)
 
 
 ENGINE = Engine(builder="b", seconds=1, checked_by="size", activation_bytes=2**22, graph_bytes=1, shapes={})
@@ -72,7 +71,7 @@ def row_for(
     item: Item = ITEM,
     runs: int = 1,
 ) -> Row:
-    return estimate_listed(Case(of, origin or of, target), listed(item, runs), item)
+    return estimate_row(Case(of, origin or of, target), listed(item, runs), item)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_an_engine_is_fused_and_its_weights_are_its_own_precisions(of: str, weig
     assert (row.latency_ms.low, row.latency_ms.high) == (low / 1000, high / 1000)
     step = max(work.moved_bytes for work in works)
     assert row.memory_bytes == estimate_memory(engine, target, weights, step, 640)
-    # nobody audited either: the file's size is what is known
+    # nobody audited either: the file's size is what is base
     plain = row_for(target, engine.model_copy(update={"engine": None}), origin.model_copy(update={"sharing": None}))
     assert plain.memory_bytes == estimate_memory(artifact("fp16"), target, WEIGHT + 9, step, 640)
 
@@ -133,18 +132,18 @@ def checked(precision: str, log2: float, run: str = "mine", **changes: Any) -> F
 
 def calibrated(*validated: FittedCase, spread: float | None = None, left_out: str = "fp32") -> DeviceProfile:
     """``validated``: at other shapes of models that were fitted; ``spread``: of four models that were left out."""
-    found = EstimateError(
+    result = EstimateError(
         kind="cpu", device="x", cases=6, median_log2=0.1, worst_log2=0.9, created="now", models=4, spread_log2=spread
     )  # fmt: skip
     classes = dict.fromkeys(("gemm", "elementwise"), Efficiency(overhead_us=10.0, of_peak=0.5, of_bandwidth=1.0))
-    known = Calibration(
+    base = Calibration(
         created="now", processor=cpu_name(), threads=2, provider="CPUExecutionProvider",
         efficiencies=dict.fromkeys(("fp32", "int8"), classes), call_overhead_us={"fp32": 50.0},
-        error=found if spread is not None else None, validated_on=validated,
+        error=result if spread is not None else None, validated_on=validated,
         left_out=(checked(left_out, 0.1, "other"),) if spread is not None else (),
         fitted_on=(checked("fp32", 0.0),) * 5,
     )  # fmt: skip
-    return device(calibration=known)
+    return device(calibration=base)
 
 
 @pytest.mark.parametrize("runs", [1, 3])
@@ -152,15 +151,15 @@ def test_a_calibrated_row_has_the_fitted_time_in_its_middle(runs: int) -> None:
     target = calibrated(spread=0.5)
     works = count_nodes(NODES)
     assert target.calibration is not None
-    middle = fitted_us(
-        works, rates_of(target, "fp32"), target.calibration, "fp32", stored_weight_bytes(NODES, works, artifact()), runs
-    ) / 1000  # fmt: skip
+    weights = stored_weight_bytes(NODES, works, artifact())
+    nodes_us = calibrated_nodes_us(works, rates_of(target, "fp32"), target.calibration, "fp32", weights)
+    middle = (runs * 50.0 + sum(nodes_us)) / 1000
     row = row_for(target, artifact(), runs=runs)
     assert row.latency_ms.p50 == pytest.approx(middle)
     assert row.latency_ms.low == pytest.approx(middle / 2**0.5) and row.latency_ms.high == pytest.approx(
         middle * 2**0.5
     )
-    says = "the range is the largest of the 95 % quantiles of the errors on 6 cases of 4 models, each left out once"
+    says = "the range is the largest error on 6 cases of 4 models, each left out once"
     assert f"calibrated on {cpu_name()} with 5 shapes; {says}" in str(row.latency_ms.reason)
     assert row.threads == 2
 
@@ -172,7 +171,7 @@ def test_a_doubt_widens_the_range_and_leaves_the_fitted_time_where_it_is() -> No
     plain = ItemNodes(item=ITEM, nodes=(LINEAR, ADD), runs=1, feed_bytes=640)
     case = Case(artifact(), artifact(), calibrated(spread=0.5))
     doubted, sure = (
-        estimate_listed(case, Listing(items={ITEM: one}), ITEM).latency_ms for one in (items, plain)
+        estimate_row(case, Listing(items={ITEM: one}), ITEM).latency_ms for one in (items, plain)
     )  # fmt: skip
     assert doubted.p50 == pytest.approx(sure.p50) and doubted.warnings and not sure.warnings
     assert doubted.low is not None and sure.low is not None and doubted.low < sure.low
@@ -207,7 +206,7 @@ GUESS = "so the range is a guess"
 def test_a_range_is_as_narrow_as_what_is_known_of_this_model_or_of_others(
     target: DeviceProfile, of: ArtifactManifest, item: Item, log2: float, says: str
 ) -> None:
-    latency = estimate_listed(Case(of, of, target, "mine"), listed(item), item).latency_ms
+    latency = estimate_row(Case(of, of, target, "mine"), listed(item), item).latency_ms
     assert latency.p50 is not None and latency.high is not None
     assert latency.high / latency.p50 == pytest.approx(2**log2)
     assert says in str(latency.reason)
@@ -232,12 +231,12 @@ def test_threads_are_those_of_the_calibration_or_the_cores(target: DeviceProfile
 
 def test_an_item_that_was_not_listed_says_why() -> None:
     case = Case(artifact(size_bytes=None), artifact(), device())
-    row = estimate_listed(case, Listing(), ITEM)
+    row = estimate_row(case, Listing(), ITEM)
     assert row.latency_ms.reason == row.memory_bytes.reason == "the graph's nodes were not listed"
     assert (row.latency_ms.status, row.size_bytes, row.where) == ("unavailable", 0, "device")
-    refused = estimate_listed(case, Listing(refused={ITEM: "too long"}), ITEM)
+    refused = estimate_row(case, Listing(refused={ITEM: "too long"}), ITEM)
     assert refused.latency_ms.reason == "too long"
-    lacking = estimate_listed(Case(artifact(), artifact(), device(launch_overhead_us=None)), listed(), ITEM)
+    lacking = estimate_row(Case(artifact(), artifact(), device(launch_overhead_us=None)), listed(), ITEM)
     assert lacking.latency_ms.status == "unavailable" and "launch_overhead_us" in str(lacking.latency_ms.reason)
     assert lacking.size_bytes == WEIGHT + 9
 
@@ -251,9 +250,9 @@ def test_the_graph_of_an_engine_is_that_of_its_exit_in_its_precision_or_the_next
     manifest = Bundle.open(bundle).manifest
     engine = artifact("fp16", id="engine", role="exit", exit=2, **COMPILED)
 
-    def origin(*known: ArtifactManifest, of: ArtifactManifest = engine) -> str | None:
-        found = onnx_origin(manifest.model_copy(update={"artifacts": known}), of)
-        return None if found is None else found.id
+    def origin(*base: ArtifactManifest, of: ArtifactManifest = engine) -> str | None:
+        result = onnx_origin(manifest.model_copy(update={"artifacts": base}), of)
+        return None if result is None else result.id
 
     def exit_(precision: str, **changes: Any) -> ArtifactManifest:
         return artifact(precision, id=precision, role="exit", exit=2, **changes)
@@ -304,9 +303,9 @@ def test_what_cannot_be_estimated_is_not_even_listed(
 ) -> None:
     monkeypatch.setattr(stage, "run_listing", lambda spec: pytest.fail("nothing is listed"))
     of = artifact_of(bundle, "onnx/model.onnx", **changes)
-    found = estimate(Bundle.open(bundle), of, target, [ITEM, TOKEN])
-    assert [row.latency_ms.status for row in found] == ["unavailable"] * 2
-    assert all(says in str(row.latency_ms.reason) for row in found)
+    result = estimate(Bundle.open(bundle), of, target, [ITEM, TOKEN])
+    assert [row.latency_ms.status for row in result] == ["unavailable"] * 2
+    assert all(says in str(row.latency_ms.reason) for row in result)
 
 
 def test_a_listing_that_fails_is_every_rows_reason(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,12 +313,12 @@ def test_a_listing_that_fails_is_every_rows_reason(bundle: Path, monkeypatch: py
         raise EdgeformerError("out of luck")
 
     monkeypatch.setattr(stage, "run_listing", fails)
-    found = estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(), [ITEM, TOKEN])
-    assert [row.latency_ms.reason for row in found] == ["out of luck"] * 2
+    result = estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(), [ITEM, TOKEN])
+    assert [row.latency_ms.reason for row in result] == ["out of luck"] * 2
 
 
 def test_a_graph_of_no_nodes_and_no_known_size_takes_no_memory_of_its_own() -> None:
     nothing, of = ItemNodes(item=ITEM, nodes=(), runs=1, feed_bytes=640), artifact(size_bytes=None, sharing=None)
-    row = estimate_listed(Case(of, of, device()), Listing(items={ITEM: nothing}), ITEM)
+    row = estimate_row(Case(of, of, device()), Listing(items={ITEM: nothing}), ITEM)
     assert row.memory_bytes == estimate_memory(of, device(), 0, 0.0, 640)
     assert row.size_bytes == 0

@@ -17,8 +17,8 @@ PI, CARD, HOST = (load_profile(name) for name in ("raspberry-pi-5", "rtx4050", "
 
 
 def calibrated(processor: str, error: EstimateError | None = None, threads: int = RECORD.cores or 1) -> DeviceProfile:
-    known = Calibration(created="now", processor=processor, threads=threads, provider="p", efficiencies={}, error=error)
-    return HOST.model_copy(update={"calibration": known})
+    base = Calibration(created="now", processor=processor, threads=threads, provider="p", efficiencies={}, error=error)
+    return HOST.model_copy(update={"calibration": base})
 
 
 def words(device: DeviceProfile, error: EstimateError | None = None, precisions: tuple[str, ...] = ("fp32",)) -> str:
@@ -84,9 +84,9 @@ def test_the_record_applies_to_as_many_cores_and_its_precisions_only() -> None:
 
 def test_a_card_that_was_checked_has_its_own_record() -> None:
     on_card = OWN.model_copy(update={"kind": "cuda", "device": "RTX 4050"})
-    known = calibrated("RTX 4050", on_card).calibration
-    found = estimate_evidence(CARD.model_copy(update={"calibration": known}), on_card, {"fp32"})
-    assert [(type(one), one.kind, one.applies) for one in found] == [
+    base = calibrated("RTX 4050", on_card).calibration
+    result = estimate_evidence(CARD.model_copy(update={"calibration": base}), on_card, {"fp32"})
+    assert [(type(one), one.kind, one.applies) for one in result] == [
         (EstimateEvidence, "cuda", True),
         (EstimateEvidence, "cpu", False),
     ]

@@ -10,14 +10,17 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from edgeformer.artifacts.device import Speed
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.benchmark.conditions import CpuReading
 from edgeformer.benchmark.process import End
+from edgeformer.benchmark.speed_probe import SpeedProbe, add_chain, matmul_chain, typical
 from edgeformer.estimate import probe
-from edgeformer.estimate.host_facts import cache_bytes
-from edgeformer.estimate.probe import HostRates, ProductTime
-from edgeformer.estimate.speed_probe import add_chain, matmul_chain
+from edgeformer.estimate.operators import NodeWork
+from edgeformer.estimate.probe import HostRates, ProductTime, cache_bytes, disturbance, host_facts
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.system.host import stated_cache_bytes
+from edgeformer.system.host import cpu_name, stated_cache_bytes
 
 
 def test_onnx_accepts_them() -> None:
@@ -46,38 +49,90 @@ def test_a_chain_of_sums_runs_every_one_of_them(tmp_path: Path) -> None:
     session.close()
 
 
-def test_chains_for_which_there_is_no_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = {1 << 30: (1024, 48), 500 << 20: (1024, 24)}
-    for size, largest in free.items():
-        monkeypatch.setattr(probe, "host_free_bytes", lambda size=size: (size, "free here"))
-        kept = probe._that_fit(probe._CHAINS)
-        assert kept[-1] == largest and kept == list(probe._CHAINS[: len(kept)])
-
-
-def times(*per_weight_us: float) -> list[ProductTime]:
-    counts = (1, 4, 8, 24)
+def products_at(*rates: float) -> list[ProductTime]:
+    """Single rows times 4, 16, 32, 96 and 192 MiB of weights, at so many bytes per microsecond."""
     return [
-        ProductTime(rows=1, width=1024, weights=count, duration_us=us)
-        for count, us in zip(counts, per_weight_us, strict=True)
+        ProductTime(rows=1, width=1024, weights=count, duration_us=4 * 1024**2 / rate)
+        for count, rate in zip((1, 4, 8, 24, 48), rates, strict=True)
     ]
 
 
-def test_the_cache_is_what_the_system_says_or_where_products_get_slow(tmp_path: Path) -> None:
-    for number, size in enumerate(("32K", "512K", "16384K")):
-        (tmp_path / f"index{number}").mkdir()
-        (tmp_path / f"index{number}" / "size").write_text(size + "\n", encoding="ascii")
-    assert cache_bytes(times(100, 170, 225, 255), stated_cache_bytes(tmp_path)) == (16 * 2**20, "as Linux says")
-    size, how = cache_bytes(times(100, 150, 225, 255), stated_cache_bytes(tmp_path / "elsewhere"))
-    assert size == 2 * 16 * 2**20 and "products" in how
+@pytest.mark.parametrize(
+    ("rates", "stated_mib", "mib"),
+    [
+        ((9, 9, 9, 9, 8), 480, 480),  # all of them fit: the system is believed
+        ((9, 9, 9, 9, 8), None, 384),
+        ((9, 9, 9, 7, 4), 480, 192),  # a virtual machine's neighbours use the cache
+        ((9, 9, 9, 7, 4), 64, 64),  # never more than the system states
+        ((9, 9, 8, 3, 3), None, 64),
+    ],
+)
+def test_the_cache_is_what_the_system_states_or_less_where_products_get_slow(
+    rates: tuple[float, ...], stated_mib: int | None, mib: int
+) -> None:
+    size, source = cache_bytes(products_at(*rates), stated_mib and stated_mib << 20)
+    assert size == mib << 20
+    assert source == ("as Linux says" if mib == stated_mib else source) and source
+
+
+def test_the_stated_cache_is_the_largest_that_linux_lists(tmp_path: Path) -> None:
+    assert stated_cache_bytes(tmp_path) is None
+    for index, size in enumerate(("32K", "16384K", "512K", "none")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(size + "\n", encoding="ascii")
+    assert stated_cache_bytes(tmp_path) == 16 * 2**20
+
+
+def test_host_facts_are_the_fastest_products_with_their_source() -> None:
+    rates = HostRates(products=tuple(products_at(9, 9, 9, 9, 9)), bandwidth=2.34567e10, operator_us=2.0)
+    base = load_profile("host")
+    int8 = NodeWork("gemm", "MatMulInteger", 2e7, 1.0, 1.0, quantized=True)
+    small = NodeWork("gemm", "MatMulInteger", 1e6, 1.0, 1.0, quantized=True)
+    works = [(int8, 8.0), (int8, 4.0), (int8, 0.0), (small, 0.001)]
+    device = host_facts(base, 3, rates, works, None)
+    facts = (device.peaks.fp32, device.peaks.int8, device.bandwidth_bytes_per_s, device.launch_overhead_us)
+    assert [fact.value for fact in facts if fact is not None] == [4.5e6 * 1.0, 5e12, 2.346e10, 2.0]
+    assert device.cores is not None and device.cores.value == 3
+    for fact in facts:
+        assert fact is not None and fact.verified and f"with 3 threads ({cpu_name()})" in fact.source
+    assert (device.name, device.title, device.budgets) == (base.name, base.title, base.budgets)
+    disturbed = host_facts(base, 3, rates, [], "others computed")
+    assert disturbed.peaks.int8 is None and disturbed.peaks.fp32 is not None
+    assert not disturbed.peaks.fp32.verified and "others computed" in disturbed.peaks.fp32.source
+
+
+@pytest.mark.parametrize(("busy_s", "text"), [(1.0, None), (1.15, None), (1.9, "other processes used 0.9 cores")])
+def test_other_work_beside_a_measurement_is_seen(
+    monkeypatch: pytest.MonkeyPatch, busy_s: float, text: str | None
+) -> None:
+    """One second, in which this process used one core."""
+    start, end = (
+        CpuReading(at_s=second, busy_s=second * busy_s, own_s=second, stolen_s=0.0, throttled=None)
+        for second in (0.0, 1.0)
+    )
+    monkeypatch.setattr(probe, "read_cpu", lambda: end)
+    result = disturbance(start)
+    assert result is None if text is None else result is not None and text in result
+
+
+def test_the_speed_probe_measures_a_product_and_a_copy() -> None:
+    speed_probe = SpeedProbe()
+    speeds = [speed_probe.speed() for _ in range(3)]
+    speed_probe.close()
+    assert all(speed.product_us > 10 and speed.copy_us > 10 for speed in speeds)
+    slow, fast = Speed(product_us=600.0, copy_us=400.0), Speed(product_us=450.0, copy_us=300.0)
+    assert typical([fast, slow, fast]) == fast
+    with pytest.raises(ValueError, match="no speed"):
+        typical([])
 
 
 def test_a_probe_that_was_disturbed_is_repeated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [HostRates(products=(), bandwidth=1.0, operator_us=1.0, disturbed=doubts) for doubts in ("x", "y", None)]
+    answers = [HostRates(products=(), bandwidth=1.0, operator_us=1.0, disturbed=text) for text in ("x", "y", None)]
 
     def run_job(job: object, messages: object, silence_s: float, take: Callable[[HostRates], None]) -> End:
-        take(said.pop(0))
+        take(answers.pop(0))
         return End()
 
     monkeypatch.setattr(probe, "run_job", run_job)
-    assert probe.run_probe(1).disturbed == "y" and len(said) == 1
-    assert probe.run_probe(1).disturbed is None and not said
+    assert probe.run_probe(1).disturbed == "y" and len(answers) == 1
+    assert probe.run_probe(1).disturbed is None and not answers

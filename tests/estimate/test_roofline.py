@@ -7,12 +7,25 @@ from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, Fact
+from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine
+from edgeformer.estimate import roofline
 from edgeformer.estimate.operators import NodeWork
-from edgeformer.estimate.rates import Rates
-from edgeformer.estimate.roofline import Amounts, amounts, efficiency_of, estimate_memory, fitted_us, node_us, range_us
+from edgeformer.estimate.roofline import (
+    Amounts,
+    Rates,
+    amounts,
+    beyond_cache,
+    calibrated_nodes_us,
+    efficiency_of,
+    estimate_memory,
+    known_error,
+    node_us,
+    range_us,
+    rates_of,
+    refused_calibration,
+)
 
 MIB = 2**20
 CPU = Rates(peak=100e9, sure_peak=50e9, vector_peak=10e9, bandwidth=20e9, cache_bytes=MIB, overhead_us=3.0)
@@ -26,11 +39,20 @@ MOVED = NodeWork("elementwise", "Add", 9e4, 0.0, 7.2e6)
 SHAPES = NodeWork("layout", "Shape", 0.0, 0.0, 64.0, host_only=True)
 
 
+def test_the_share_beyond_the_cache_grows_with_the_weights() -> None:
+    sizes = [1, 8, 12, 16, 32, 40, 100]
+    shares = [beyond_cache(size * MIB, 32 * MIB) for size in sizes]
+    assert shares == sorted(shares)
+    assert shares[:2] == [0.0, 0.0] and shares[-2:] == [1.0, 1.0]
+    assert 0.3 < shares[3] < 0.6
+    assert beyond_cache(1, 0) == 1.0
+
+
 def test_what_no_cache_holds_comes_from_memory() -> None:
     work = NodeWork("gemm", "MatMul", 5.0, 1000.0, 400.0)
-    assert amounts(work, 0.5, MIB) == Amounts(5.0, 900.0, 500.0, 500.0)
-    assert amounts(work, 0.5, 0.0) == Amounts(5.0, 500.0, 900.0, 500.0)
-    assert amounts(work, 0.0, MIB) == Amounts(5.0, 1400.0, 0.0, 1000.0)
+    assert amounts(work, 0.5, MIB) == Amounts(5.0, 900.0, 500.0)
+    assert amounts(work, 0.5, 0.0) == Amounts(5.0, 500.0, 900.0)
+    assert amounts(work, 0.0, MIB) == Amounts(5.0, 1400.0, 0.0)
 
 
 def test_a_calibrated_node_takes_its_overhead_and_what_each_rate_takes() -> None:
@@ -44,43 +66,36 @@ def test_a_calibrated_node_takes_its_overhead_and_what_each_rate_takes() -> None
     assert node_us(amount, Efficiency(overhead_us=4.0), CPU) == 4.0
 
 
-def test_a_product_reads_weights_of_the_cache_while_it_computes_but_not_those_of_memory() -> None:
-    amount = Amounts(operations=3e6, near_bytes=8e4, far_bytes=1e4, kept_bytes=8e4)
-    full = Efficiency(of_peak=1.0, of_weights=1.0, of_bandwidth=1.0, of_memory=0.5)  # 30, 4 and 1 µs
-    assert node_us(amount, full, CPU) == pytest.approx(30.0 + 4.0 + 1.0)
-    assert node_us(amount, full, replace(CPU, overlap=2.0)) == pytest.approx((30.0**2 + 4.0**2) ** 0.5 + 1.0)
-    assert 30.0 + 1.0 < node_us(amount, full, replace(CPU, overlap=8.0)) < 30.001 + 1.0
-
-
 def calibration(**changes: Any) -> Calibration:
-    known = Calibration(
+    base = Calibration(
         created="now", processor="x", threads=1, provider="p",
         efficiencies={"fp32": {"gemm": Efficiency(overhead_us=10.0), "layout": Efficiency(overhead_us=1.0)}},
         operators={"fp32": {"MatMul": Efficiency(overhead_us=20.0)}}, call_overhead_us={"fp32": 50.0},
     )  # fmt: skip
-    return known.model_copy(update=changes)
+    return base.model_copy(update=changes)
 
 
 def test_an_operators_own_efficiency_goes_before_its_classs_and_that_before_fp32s() -> None:
     gemm = NodeWork("gemm", "Gemm", 1.0, 1.0, 1.0)
     half = calibration(efficiencies={**calibration().efficiencies, "fp16": {"layout": Efficiency(overhead_us=2.0)}})
-    for work, precision, found, expected in (
+    for work, precision, result, expected in (
         (PRODUCT, "fp32", half, 20.0),
         (gemm, "fp32", half, 10.0),
         (PRODUCT, "fp16", half, 10.0),  # FP32's operators are not FP16's
         (SHAPES, "fp16", half, 2.0),
         (SHAPES, "int8", half, 1.0),
     ):
-        assert efficiency_of(work, found, precision).overhead_us == expected
+        assert efficiency_of(work, result, precision).overhead_us == expected
     with pytest.raises(EdgeformerError, match="no elementwise operators"):
         efficiency_of(MOVED, half, "fp32")
 
 
-def test_a_calibrated_call_is_its_nodes_and_the_cost_of_each_graph_that_is_run() -> None:
+def test_a_calibrated_call_is_its_nodes() -> None:
     works = [PRODUCT, SHAPES]
-    assert fitted_us(works, CPU, calibration(), "fp32", HELD) == 50.0 + 20.0 + 1.0
-    assert fitted_us(works, CPU, calibration(), "fp32", HELD, runs=3) == 3 * 50.0 + 21.0
-    assert fitted_us(works, CPU, calibration(), "fp16", HELD) == 10.0 + 1.0, "nobody fitted a call of FP16"
+    assert calibrated_nodes_us(works, CPU, calibration(), "fp32", HELD) == [20.0, 1.0]
+    assert calibrated_nodes_us(works, CPU, calibration(), "fp16", HELD) == [10.0, 1.0], (
+        "FP32's operators are not FP16's"
+    )
 
 
 @pytest.mark.parametrize(("beyond", "us"), [(HELD, 2.5), (HALF_HELD, 6.25), (TOO_LARGE, 10.0)])
@@ -89,7 +104,9 @@ def test_a_calibrated_call_reads_from_memory_what_the_cache_does_not_hold(beyond
     fitted = calibration(
         operators={}, efficiencies={"fp32": {"gemm": Efficiency(of_bandwidth=2.0, of_memory=0.5)}}, call_overhead_us={}
     )
-    assert fitted_us([NodeWork("gemm", "MatMul", 0.0, 1e5, 0.0)], CPU, fitted, "fp32", beyond) == pytest.approx(us)
+    assert calibrated_nodes_us(
+        [NodeWork("gemm", "MatMul", 0.0, 1e5, 0.0)], CPU, fitted, "fp32", beyond
+    ) == pytest.approx([us])
 
 
 @pytest.mark.parametrize(
@@ -184,8 +201,8 @@ def fact(value: Any) -> Any:
 
 
 def graph(**changes: Any) -> ArtifactManifest:
-    known = ArtifactManifest(id="a", file="a", format="onnx", precision="fp32", status="built", size_bytes=3 * MIB)
-    return known.model_copy(update=changes)
+    base = ArtifactManifest(id="a", file="a", format="onnx", precision="fp32", status="built", size_bytes=3 * MIB)
+    return base.model_copy(update=changes)
 
 
 def engine(**changes: Any) -> ArtifactManifest:
@@ -196,32 +213,32 @@ def engine(**changes: Any) -> ArtifactManifest:
 
 
 def profile(kind: str, context: int | None) -> DeviceProfile:
-    known = DeviceProfile(name="made-up", title="Made up", kind="cuda" if kind == "cuda" else "cpu")
-    return known.model_copy(update={"context_bytes": None if context is None else fact(context)})
+    base = DeviceProfile(name="made-up", title="Made up", kind="cuda" if kind == "cuda" else "cpu")
+    return base.model_copy(update={"context_bytes": None if context is None else fact(context)})
 
 
 @pytest.mark.parametrize("context", [None, 500 * MIB])
 def test_memory_on_a_cpu_is_copies_of_the_weights_and_what_is_alive(context: int | None) -> None:
-    found = estimate_memory(graph(), profile("cpu", context), weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
-    assert found.status == "estimated"
-    assert found.low == (10 + 3 + 2) * MIB
-    assert found.high == pytest.approx((3.2 * 10 + 2 * (4 * 3 + 2) + 48) * MIB, abs=1)
-    assert found.peak == pytest.approx((found.low * found.high) ** 0.5, abs=1)
-    assert "CUDA context" not in str(found.method)
+    result = estimate_memory(graph(), profile("cpu", context), weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
+    assert result.status == "estimated"
+    assert result.low == (10 + 3 + 2) * MIB
+    assert result.high == pytest.approx((3.2 * 10 + 2 * (4 * 3 + 2) + 48) * MIB, abs=1)
+    assert result.peak == pytest.approx((result.low * result.high) ** 0.5, abs=1)
+    assert "CUDA context" not in str(result.method)
 
 
 def test_memory_on_a_gpu_is_the_context_too() -> None:
-    found = estimate_memory(graph(), profile("cuda", 100 * MIB), weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
-    assert found.low == pytest.approx((70 + 10 + 3 + 2) * MIB, abs=1)
-    assert found.high == pytest.approx((150 + 2 * (10 + 4 * 3 + 2) + 32) * MIB, abs=1)
-    assert "CUDA context" in str(found.method)
+    result = estimate_memory(graph(), profile("cuda", 100 * MIB), weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
+    assert result.low == pytest.approx((70 + 10 + 3 + 2) * MIB, abs=1)
+    assert result.high == pytest.approx((150 + 2 * (10 + 4 * 3 + 2) + 32) * MIB, abs=1)
+    assert "CUDA context" in str(result.method)
 
 
 def test_memory_of_an_engine_is_what_its_builder_said() -> None:
     card = profile("cuda", 100 * MIB)
-    found = estimate_memory(engine(), card, weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
-    assert found.low == pytest.approx((70 + 2 + 3 + 2) * MIB, abs=1)
-    assert found.high == pytest.approx((150 + 3 + 4 + 2 + 32) * MIB, abs=1)
+    result = estimate_memory(engine(), card, weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
+    assert result.low == pytest.approx((70 + 2 + 3 + 2) * MIB, abs=1)
+    assert result.high == pytest.approx((150 + 3 + 4 + 2 + 32) * MIB, abs=1)
     small = estimate_memory(engine(activation_bytes=MIB), card, 10 * MIB, 3 * MIB, MIB)
     assert small.low == pytest.approx((70 + 2 + 1 + 2) * MIB, abs=1), "no more alive than it ever needs"
     unsaid = estimate_memory(
@@ -234,6 +251,126 @@ def test_memory_of_an_engine_is_what_its_builder_said() -> None:
 
 
 def test_memory_on_a_gpu_of_unknown_context_is_not_estimated() -> None:
-    found = estimate_memory(graph(), profile("cuda", None), 1.0, 1.0, 1.0)
-    assert (found.status, found.peak) == ("unavailable", None)
-    assert found.reason == "device profile 'made-up' does not say context_bytes"
+    result = estimate_memory(graph(), profile("cuda", None), 1.0, 1.0, 1.0)
+    assert (result.status, result.peak) == ("unavailable", None)
+    assert result.reason == "device profile 'made-up' does not say context_bytes"
+
+
+PEAKS = Peaks(fp32=fact(1e11), fp16=fact(4e11), fp16_fp32_accumulate=fact(2e11), int8=fact(8e11))
+
+
+def device(kind: str, **changes: Any) -> DeviceProfile:
+    base = DeviceProfile(
+        name="made-up", title="Made up", kind="cuda" if kind == "cuda" else "cpu", peaks=PEAKS,
+        bandwidth_bytes_per_s=fact(2e10), cache_bytes=fact(2**20), launch_overhead_us=fact(5.0), cores=fact(4),
+    )  # fmt: skip
+    return base.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "peak", "sure"),
+    [
+        ("cpu", "fp32", 1e11, 1e11),
+        ("cpu", "fp16", 1e11, 1e11),  # computed in FP32
+        ("cpu", "int8", 8e11, 1e11),
+        ("cuda", "fp32", 1e11, 1e11),
+        ("cuda", "fp16", 4e11, 2e11),  # GeForce cards halve it where products are summed in FP32
+        ("cuda", "int8", 8e11, 1e11),  # or widened
+    ],
+)
+def test_rates_of_a_precision(kind: str, precision: str, peak: float, sure: float) -> None:
+    assert rates_of(device(kind), precision) == Rates(
+        peak=peak, sure_peak=sure, vector_peak=1e11, bandwidth=2e10, cache_bytes=2**20, overhead_us=5.0, cores=4,
+        gpu=kind == "cuda",
+    )  # fmt: skip
+
+
+def test_a_processor_without_int8_instructions_is_at_best_twice_as_fast_with_it() -> None:
+    result = rates_of(device("cpu", peaks=PEAKS.model_copy(update={"int8": None})), "int8")
+    assert (result.peak, result.sure_peak) == (2e11, 1e11)
+
+
+def test_what_may_be_unknown() -> None:
+    result = rates_of(device("cpu", cache_bytes=None, cores=None), "fp32")
+    assert (result.cache_bytes, result.cores) == (0, None)
+
+
+@pytest.mark.parametrize("missing", ["bandwidth_bytes_per_s", "launch_overhead_us"])
+def test_a_fact_that_is_needed_is_named_with_the_way_to_it(missing: str) -> None:
+    with pytest.raises(EdgeformerError) as host_error:
+        rates_of(device("cpu", **{missing: None}), "fp32")
+    assert str(host_error.value) == f"device profile 'made-up' does not say {missing}; run edgeformer calibrate"
+    for elsewhere in (device("cpu", match="Other", **{missing: None}), device("cuda", **{missing: None})):
+        with pytest.raises(EdgeformerError) as absent:
+            rates_of(elsewhere, "fp32")
+        assert str(absent.value) == f"device profile 'made-up' does not say {missing}"
+
+
+def test_a_peak_that_is_needed_is_named() -> None:
+    with pytest.raises(EdgeformerError, match=r"'made-up' does not say peaks\.fp32"):
+        rates_of(device("cpu", peaks=Peaks()), "fp32")
+    with pytest.raises(EdgeformerError, match=r"does not say peaks\.int8$"):
+        rates_of(device("cuda", peaks=PEAKS.model_copy(update={"int8": None})), "int8")
+
+
+ERROR = EstimateError(kind="cpu", device="x", cases=1, median_log2=0.1, worst_log2=0.2, created="now")
+
+
+def calibrated(processor: str, error: EstimateError | None = ERROR, **changes: Any) -> DeviceProfile:
+    base = Calibration(created="now", processor=processor, threads=1, provider="p", efficiencies={}, error=error)
+    return device("cpu", calibration=base, **changes)
+
+
+def test_a_calibration_is_of_the_processor_that_the_profile_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "cpu_name", lambda: "Fast 9000")
+    assert refused_calibration(device("cpu")) is None
+    assert refused_calibration(calibrated("The FAST 9000 with graphics")) is None
+    assert refused_calibration(calibrated("Slow 100", match="slow")) is None
+    refused = refused_calibration(calibrated("Slow 100"))
+    assert refused is not None and "(Slow 100, not Fast 9000)" in refused
+    assert "not Other" in str(refused_calibration(calibrated("Fast 9000", match="Other")))
+
+
+@pytest.mark.parametrize(
+    ("noted", "says"),
+    [
+        ({}, None),
+        (
+            {"instructions": ("avx2", "avx512f"), "stated_cache_bytes": 2**25, "versions": {"onnxruntime": "1.23.2"}},
+            None,
+        ),
+        ({"instructions": ("avx2",)}, "for the instructions avx2, and here are avx512f, avx2"),
+        ({"stated_cache_bytes": 2**30}, "beside a cache of 1.00 GiB, and here are 32.0 MiB"),
+        ({"versions": {"onnxruntime": "1.22.1"}}, "with ONNX Runtime 1.22, and 1.23 is installed here"),
+    ],
+)
+def test_a_processor_of_the_same_name_may_be_another_one(
+    noted: dict[str, Any], says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roofline, "cpu_name", lambda: "Xeon Processor")
+    monkeypatch.setattr(roofline, "kernel_flags", lambda: ("avx512f", "avx2"))
+    monkeypatch.setattr(roofline, "stated_cache_bytes", lambda: 2**25)
+    monkeypatch.setattr(roofline, "library_versions", lambda: {"onnxruntime": "1.23.0"})
+
+    def refused(**changes: Any) -> str | None:
+        target = calibrated("Xeon Processor", **changes)
+        assert target.calibration is not None
+        base = target.calibration.model_copy(update=noted)
+        return refused_calibration(target.model_copy(update={"calibration": base}))
+
+    if says is None:
+        assert refused() is None
+    else:
+        assert refused() == f"device profile 'made-up' was calibrated {says}; run edgeformer calibrate"
+    assert refused(match="Xeon") is None, "of another machine, which is as it was"
+
+
+def test_a_known_error_is_the_devices_own_or_this_hosts_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "cpu_name", lambda: "Fast 9000")
+    own, host = calibrated("Slow 100", match="Slow"), calibrated("Fast 9000", ERROR.model_copy(update={"cases": 2}))
+    elsewhere = calibrated("Third")
+    assert known_error(own, host) == ERROR
+    assert known_error(device("cuda"), host) == ERROR.model_copy(update={"cases": 2})
+    assert known_error(elsewhere, host) == ERROR.model_copy(update={"cases": 2})
+    assert known_error(device("cuda"), elsewhere) is None
+    assert known_error(device("cuda")) is None

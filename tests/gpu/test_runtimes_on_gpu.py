@@ -17,7 +17,7 @@ from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.benchmark.request import find_target
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle, seal
-from edgeformer.estimate.validate import CalibrationOptions, improve
+from edgeformer.estimate.calibrate import CalibrationOptions, improve
 from edgeformer.inference.verify import record, verify
 from edgeformer.run import Location
 from edgeformer.runtimes import default_provider, on_gpu
