@@ -105,6 +105,7 @@ def summary(rows: Sequence[Row]) -> Row:
     estimated = [row for row in rows if row["log2"] is not None]
     off = sorted(abs(row["log2"]) for row in estimated) + [math.inf] * (len(rows) - len(estimated))
     widths = sorted(row["high_ms"] / row["low_ms"] for row in estimated)
+    errors = [row["log2"] for row in estimated]
     order, close = order_of(estimated), order_of(estimated, within=2.0)
     figures: Row = {
         "cases": len(rows), "unavailable": len(rows) - len(estimated), "models": len({row["model"] for row in rows}),
@@ -115,7 +116,7 @@ def summary(rows: Sequence[Row]) -> Row:
             for name in dict.fromkeys(row["model"] for row in rows)
         },
         "median_width": statistics.median(widths) if widths else None, "widest": widths[-1] if widths else None,
-        "quantiles_log2": np.quantile([row["log2"] for row in estimated], _QUANTILES).round(4).tolist() if estimated else [],
+        "quantiles_log2": np.quantile(errors, _QUANTILES).round(4).tolist() if errors else [],
         "tau": order, "tau_within_twice": close,
         "repeatability": statistics.median(max(row["process_ms"]) / min(row["process_ms"]) - 1 for row in rows),
     }  # fmt: skip
