@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import util
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,17 +31,17 @@ _MARK = "edgeformer-probe:"
 CUDA_13_DRIVER = 580
 """First release of the NVIDIA driver that runs programs built for CUDA 13 (NVIDIA, CUDA 13.0 release notes)."""
 
-_PRELUDE = """
-import json, sys, traceback
-result = {}
+_PROGRAM = f"""
+import json, sys
+result = dict()
 def say(**facts): result.update(facts)
 try:
     exec(compile(sys.argv[1], "<probe>", "exec"))
 except BaseException as error:
-    text = (str(error).strip().splitlines() or [""])[0]
-    result["error"] = f"{type(error).__name__}: {text}"[:300]
+    lines = str(error).strip().splitlines() or [""]
+    result["error"] = (type(error).__name__ + ": " + lines[0])[:300]
+print("\\n{_MARK}" + json.dumps(result), flush=True)
 """
-_PROGRAM = f"{_PRELUDE}\nprint(); print({_MARK!r} + json.dumps(result), flush=True)\n"
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,6 @@ class Capability:
 
 def installed_version(*distributions: str) -> str | None:
     """Return the version of the first installed distribution; None if none is installed."""
-    from importlib import metadata
-
     for distribution in distributions:
         try:
             return metadata.version(distribution)
@@ -88,11 +86,29 @@ def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Ans
     """
     from concurrent.futures import ThreadPoolExecutor
 
+    def run(script: str) -> Answer:
+        try:
+            process = subprocess.run(
+                [sys.executable, "-c", _PROGRAM, script],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                encoding="utf-8",
+                errors="replace",
+                env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"},
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired:
+            return Answer(error=f"the import did not finish within {timeout_s:.0f} s")
+        lines = [line for line in process.stdout.splitlines() if line.startswith(_MARK)]
+        if not lines:
+            return Answer(error=f"the import ended the process ({exit_text(process.returncode)})")
+        facts: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
+        return Answer(facts, facts.pop("error", None))
+
     installed = {module: script for module, script in scripts.items() if util.find_spec(module) is not None}
     with ThreadPoolExecutor(max(1, len(installed))) as pool:
-        answers = dict(
-            zip(installed, pool.map(lambda script: _run_probe(script, timeout_s), installed.values()), strict=True)
-        )
+        answers = dict(zip(installed, pool.map(run, installed.values()), strict=True))
     return {module: answers.get(module) for module in scripts}
 
 
@@ -116,8 +132,6 @@ def describe_package(name: str, answer: Answer | None, remedy: str) -> Capabilit
 
 def describe_extra(extra: str) -> Capability:
     """Return whether all packages of an extra of edgeformer are installed, and how to install them."""
-    from importlib import metadata
-
     try:
         requirements = metadata.requires("edgeformer") or []
     except metadata.PackageNotFoundError:
@@ -146,45 +160,8 @@ def driver_too_old(cuda: str | None, driver: str | None) -> str | None:
 
 def _cuda_13_packages() -> list[str]:
     """Return the installed distributions whose name says that they were built for CUDA 13."""
-    from importlib import metadata
-
     names = {str(package.metadata["Name"]).replace("_", "-") for package in metadata.distributions()}
     return sorted(name for name in names if name.endswith("-cu13"))
-
-
-def _driver() -> Capability:
-    problem = cuda_driver.problem()
-    if problem is not None:
-        remedy = "install the NVIDIA driver if this machine has an NVIDIA card"
-        return Capability("cuda driver", "unavailable", None, problem, remedy)
-    version = nvidia.driver_version()
-    detail, remedy_13 = f"runs CUDA up to {cuda_driver.version() or 'unknown'}", None
-    if (too_old := driver_too_old("13", version)) is not None:
-        packages = _cuda_13_packages()
-        detail = f"{detail}; {too_old}" + (f" (installed for it: {', '.join(packages)})" if packages else "")
-        remedy_13 = f"update the driver to R{CUDA_13_DRIVER} or newer, or install packages that were built for CUDA 12"
-    return Capability("cuda driver", "available", version, detail, remedy_13)
-
-
-def _run_probe(script: str, timeout_s: float) -> Answer:
-    try:
-        process = subprocess.run(
-            [sys.executable, "-c", _PROGRAM, script],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            encoding="utf-8",
-            errors="replace",
-            env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"},
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
-        return Answer(error=f"the import did not finish within {timeout_s:.0f} s")
-    lines = [line for line in process.stdout.splitlines() if line.startswith(_MARK)]
-    if not lines:
-        return Answer(error=f"the import ended the process ({exit_text(process.returncode)})")
-    facts: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
-    return Answer(facts, facts.pop("error", None))
 
 
 def exit_text(code: int) -> str:
@@ -193,20 +170,6 @@ def exit_text(code: int) -> str:
         return f"exit code {code}"
     names = [f" ({number.name})" for number in signal.Signals if number == -code]
     return f"killed by signal {-code}{''.join(names[:1])}"
-
-
-def machine_capabilities() -> list[Capability]:
-    """Return the capabilities of the machine: Python, processor, driver, cards, energy counters, power."""
-    domains, reason = host.rapl_domains()
-    names = ", ".join(domain.name for domain in domains)
-    return [
-        Capability("python", "available", platform.python_version(), platform.python_implementation()),
-        *_processor(),
-        _driver(),
-        *_cards(),
-        Capability("cpu energy (RAPL)", "available" if domains else "unavailable", None, reason or names),
-        Capability("power", "available", None, host.power_source()),
-    ]
 
 
 def cpu_flags() -> frozenset[str] | None:
@@ -223,29 +186,50 @@ def kernel_flags() -> tuple[str, ...] | None:
     return None if flags is None else tuple(flag for flag in _CPU_FLAGS if flag in flags)
 
 
-def _processor() -> list[Capability]:
+def machine_capabilities() -> list[Capability]:
+    """Return the capabilities of the machine: Python, processor, driver, cards, energy counters, power."""
     quota = host.container_quota()
     limit = f", container quota {quota:g}" if quota is not None else ""
     threads = f"{host.default_threads()} threads by default ({host.usable_cores()} cores usable{limit})"
+    capabilities = [
+        Capability("python", "available", platform.python_version(), platform.python_implementation()),
+        Capability("cpu", "available", None, f"{host.cpu_name()}; {threads}"),
+    ]
     present = kernel_flags()
     if present is None:
-        features = Capability("cpu features", "unavailable", detail="read from /proc/cpuinfo, which only Linux has")
+        detail = "read from /proc/cpuinfo, which only Linux has"
+        capabilities.append(Capability("cpu features", "unavailable", detail=detail))
     else:
-        fast = [flag for flag in present if flag not in ("avx2", "asimd", "avx512f")]
-        note = "" if fast else "; none of the bf16 or int8 extensions: int8 gains little speed here"
-        features = Capability("cpu features", "available", detail=(", ".join(present) or "none known") + note)
-    return [Capability("cpu", "available", None, f"{host.cpu_name()}; {threads}"), features]
+        is_fast = not {"avx2", "asimd", "avx512f"}.issuperset(present)
+        note = "" if is_fast else "; none of the bf16 or int8 extensions: int8 gains little speed here"
+        capabilities.append(Capability("cpu features", "available", detail=(", ".join(present) or "none known") + note))
 
-
-def _cards() -> list[Capability]:
+    problem = cuda_driver.problem()
+    if problem is not None:
+        remedy = "install the NVIDIA driver if this machine has an NVIDIA card"
+        capabilities.append(Capability("cuda driver", "unavailable", None, problem, remedy))
+    else:
+        version, remedy_13 = nvidia.driver_version(), None
+        detail = f"runs CUDA up to {cuda_driver.version() or 'unknown'}"
+        if (too_old := driver_too_old("13", version)) is not None:
+            packages = _cuda_13_packages()
+            detail += f"; {too_old}" + (f" (installed for it: {', '.join(packages)})" if packages else "")
+            remedy_13 = f"update the driver to R{CUDA_13_DRIVER} or newer, or install packages built for CUDA 12"
+        capabilities.append(Capability("cuda driver", "available", version, detail, remedy_13))
     cards = nvidia.gpus()
-    if not cards:
-        return [Capability("nvidia gpu", "unavailable", None, nvidia.nvml_problem() or "no NVIDIA card is present")]
-    capabilities: list[Capability] = []
     for card in cards:
         memory = format_bytes(card.memory_bytes) if card.memory_bytes else "shares the system memory"
-        capability = f", compute capability {card.compute_capability}" if card.compute_capability else ""
-        capabilities.append(
-            Capability(f"nvidia gpu {card.index}", "available", None, f"{card.name}, {memory}{capability}")
-        )
+        detail = f"{card.name}, {memory}"
+        detail += f", compute capability {card.compute_capability}" if card.compute_capability else ""
+        capabilities.append(Capability(f"nvidia gpu {card.index}", "available", None, detail))
+    if not cards:
+        detail = nvidia.nvml_problem() or "no NVIDIA card is present"
+        capabilities.append(Capability("nvidia gpu", "unavailable", None, detail))
+
+    domains, reason = host.rapl_domains()
+    names = ", ".join(domain.name for domain in domains)
+    capabilities.append(
+        Capability("cpu energy (RAPL)", "available" if domains else "unavailable", None, reason or names)
+    )
+    capabilities.append(Capability("power", "available", None, host.power_source()))
     return capabilities

@@ -1,8 +1,8 @@
-"""The few calls of CUDA's driver that an engine needs: which devices there are, memory on them, copies, a stream.
+"""CUDA's driver through ctypes: devices, their memory, copies, a stream.
 
-Through ctypes: wherever an engine can run the driver's library is there, also on a Jetson and on Windows, and these
-functions have had the same signatures since CUDA 11. TensorRT's packages bring no Python binding of CUDA, and NVIDIA's
-own (cuda-bindings, 30 MB) follows the CUDA version, which an edge device should not have to match.
+Wherever an engine can run, the driver's library is installed, also on a Jetson and on Windows, and these functions have
+had the same signatures since CUDA 11. TensorRT's packages bring no Python binding of CUDA, and NVIDIA's own
+(cuda-bindings, 30 MB) follows the CUDA version, which an edge device should not have to match.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Device:
 
 
 def problem() -> str | None:
-    """Why CUDA's driver library cannot be used here; None when it can."""
+    """Return why CUDA's driver library cannot be used; None if it can."""
     if sys.platform == "darwin":
         return "macOS has no CUDA driver"
     try:
@@ -72,7 +72,7 @@ def problem() -> str | None:
 
 
 def version() -> str | None:
-    """The newest CUDA version that the driver can run ("12.8"), None without a driver."""
+    """Return the newest CUDA version that the driver can run ("12.8"); None without a driver."""
     number = c_int(0)
     if problem() is not None or _library().cuDriverGetVersion(byref(number)) != 0:
         return None
@@ -80,7 +80,7 @@ def version() -> str | None:
 
 
 def devices() -> list[Device]:
-    """The GPUs in the order in which CUDA numbers them; empty without driver or GPU."""
+    """Return the GPUs in the order in which CUDA numbers them; empty without driver or GPU."""
     count = c_int(0)
     if problem() is not None or _library().cuDeviceGetCount(byref(count)) != 0:
         return []
@@ -105,7 +105,7 @@ class DeviceMemory:
         self.address = pointer.value
 
     def free(self) -> None:
-        """Give the bytes back; a second call does nothing."""
+        """Free the bytes; a second call has no effect."""
         if self.address:
             self._cuda.call("cuMemFree_v2", self.address)
             self.address = 0
@@ -131,14 +131,10 @@ class Cuda:
         self.make_current()
         self.call("cuStreamCreate", byref(stream), 0)
         self._stream = stream
-
-    @property
-    def stream(self) -> int:
-        """The stream's handle as a number, as TensorRT takes it."""
-        return self._stream.value or 0
+        self.stream: int = stream.value or 0  # as TensorRT takes it
 
     def make_current(self) -> None:
-        """Make this context the calling thread's; every thread that computes needs that."""
+        """Make this context the calling thread's: required in every thread that computes."""
         self.call("cuCtxSetCurrent", self._context)
 
     def upload(self, array: Array, memory: DeviceMemory) -> None:
@@ -146,18 +142,18 @@ class Cuda:
         self.call("cuMemcpyHtoDAsync_v2", memory.address, array.ctypes.data, array.nbytes, self._stream)
 
     def download(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """A new array that is filled in the stream: its content is there after :meth:`synchronise`."""
+        """Return a new array, which is filled in the stream until :meth:`synchronise`."""
         array = np.empty(shape, dtype)
         if array.nbytes:
             self.call("cuMemcpyDtoHAsync_v2", array.ctypes.data, memory.address, array.nbytes, self._stream)
         return array
 
     def synchronise(self) -> None:
-        """Wait until everything in the stream is done. Errors of kernels surface here."""
+        """Wait for the end of the stream's work. Errors of kernels are raised here."""
         self.call("cuStreamSynchronize", self._stream)
 
     def timed_ms(self, work: Callable[[], object]) -> float:
-        """Milliseconds that the stream takes for what ``work`` puts into it, between two events; waits for the end."""
+        """Return the milliseconds that the stream takes for what ``work`` enqueues; waits for the end."""
         events = [c_void_p(), c_void_p()]
         elapsed = c_float(0)
         for event in events:
@@ -174,7 +170,7 @@ class Cuda:
         return float(elapsed.value)
 
     def close(self) -> None:
-        """Destroy the stream and let go of the context; a second call does nothing."""
+        """Destroy the stream and release the context; a second call has no effect."""
         if self._context is None:
             return
         self.make_current()
@@ -183,7 +179,7 @@ class Cuda:
         self._context = None
 
     def call(self, function: str, *arguments: Any) -> None:
-        """One call of the driver. Raises EdgeformerError with the driver's own explanation."""
+        """Call a function of the driver. Raises EdgeformerError with the driver's own explanation."""
         status = int(getattr(self._driver, function)(*arguments))
         if status == 0:
             return
@@ -195,7 +191,7 @@ class Cuda:
 
 
 def _library() -> Any:
-    """The driver with its signatures declared: ctypes would cut a pointer to 32 bits without them."""
+    """Load the driver and declare its signatures, without which ctypes would cut a pointer to 32 bits."""
     library = ctypes.CDLL(LIBRARY)
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)

@@ -44,12 +44,29 @@ def cpu_name(root: Path = Path("/"), system: str = sys.platform) -> str:
         root: root folder of the system's files.
         system: ``sys.platform`` of that system.
     """
-    if system == "win32":
-        name = _windows_cpu()
-    elif system == "darwin":
+    name = ""
+    if system == "darwin":
         name = _run_program(str(root / "usr/sbin/sysctl"), "-n", "machdep.cpu.brand_string")
+    elif system == "win32":
+        # From the registry: platform.processor() gives only family and model numbers.
+        with contextlib.suppress(OSError, ImportError):
+            import winreg
+
+            registry: Any = winreg
+            place = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+            with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, place) as key:
+                name = str(registry.QueryValueEx(key, "ProcessorNameString")[0]).strip()
     else:
-        name = _linux_cpu(root)
+        fields: dict[str, str] = {}
+        for line in _read_text(root / "proc/cpuinfo").splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+        name = fields.get("model name", "")
+        if not name or name.startswith("ARMv"):  # ARM kernels give no useful name
+            board = next(iter(board_names(root)), fields.get("Model"))  # the latter on a Raspberry Pi, in containers
+            part = f"{platform.machine()} (implementer {fields.get('CPU implementer', '?')}, part {{}})"
+            # Servers without a device tree: the part number still distinguishes processors.
+            name = board or (part.format(fields["CPU part"]) if "CPU part" in fields else name)
     return name or platform.processor() or platform.machine()
 
 
@@ -59,44 +76,13 @@ def board_names(root: Path = Path("/")) -> tuple[str, ...]:
     Empty on computers without a device tree, and in containers that hide it.
     """
     tree = root / "proc/device-tree"
-    return tuple(name for file in ("model", "compatible") for name in _texts(tree / file).split("\0") if name)
+    return tuple(name for file in ("model", "compatible") for name in _read_text(tree / file).split("\0") if name)
 
 
-def _texts(file: Path) -> str:
+def _read_text(file: Path) -> str:
     """Return the content of a system file; empty if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _linux_cpu(root: Path) -> str:
-    """Return the name in /proc/cpuinfo (x86), or the board or part number (ARM kernels give no useful name)."""
-    fields: dict[str, str] = {}
-    for line in _texts(root / "proc/cpuinfo").splitlines():
-        key, _, value = line.partition(":")
-        fields.setdefault(key.strip(), value.strip())
-    name = fields.get("model name", "")
-    if name and not name.startswith("ARMv"):
-        return name
-    board = board_names(root)[:1] or (fields.get("Model"),)  # the latter on a Raspberry Pi, also in containers
-    if board[0]:
-        return board[0]
-    # Servers without a device tree: the part number still distinguishes processors.
-    if "CPU part" in fields:
-        return f"{platform.machine()} (implementer {fields.get('CPU implementer', '?')}, part {fields['CPU part']})"
-    return name
-
-
-def _windows_cpu() -> str:
-    """Return the product name from the registry; ``platform.processor()`` gives only family and model numbers."""
-    if sys.platform != "win32":
-        return ""
-    import winreg
-
-    try:
-        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
-            return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
     except OSError:
         return ""
 
@@ -123,9 +109,7 @@ def describe_host() -> dict[str, Any]:
 
 
 def stated_cache_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
-    """Return the first core's largest cache in bytes as Linux reports it (virtual machines: the whole processor's), or
-    None.
-    """
+    """Return the first core's largest cache in bytes, as Linux reports it (virtual machines: the whole processor's)."""
     sizes: list[int] = []
     for file in root.glob("index*/size"):
         with contextlib.suppress(OSError, ValueError):
@@ -186,7 +170,7 @@ def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
     The zone ``psys`` of client processors (the whole platform) is excluded.
     """
     zones = sorted(folder for folder in root.glob("intel-rapl:*") if folder.name.count(":") == 1)
-    packages = {folder: name for folder in zones if (name := _texts(folder / "name").strip()).startswith("package")}
+    packages = {folder: name for folder in zones if (name := _read_text(folder / "name").strip()).startswith("package")}
     if not packages:
         return [], "this system has no RAPL energy counters (Linux on Intel or AMD, not in most virtual machines)"
     domains: list[RaplDomain] = []
@@ -205,11 +189,9 @@ def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
 
 def power_source() -> str:
     """Return ``battery 83 %``, ``mains``, or ``mains (no battery reported)``."""
-    sensor = getattr(psutil, "sensors_battery", None)  # not on every platform
-    try:
-        battery = sensor() if sensor is not None else None
-    except (OSError, RuntimeError):
-        battery = None
+    battery = None
+    with contextlib.suppress(AttributeError, OSError, RuntimeError):  # AttributeError: not on every platform
+        battery = psutil.sensors_battery()
     if battery is None:
         return "mains (no battery reported)"
     if battery.power_plugged is None:

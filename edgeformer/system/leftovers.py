@@ -53,7 +53,7 @@ def restore_folder(path: Path) -> None:
         OSError: it cannot be restored for another reason.
     """
     path, deadline = whole(path), time.monotonic() + _SWAP_S
-    while not path.exists() and any(_set_aside(path)):
+    while not path.exists() and _folders_aside(path):
         try:
             with lock_path(path):
                 _put_back(path)
@@ -149,13 +149,14 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
             shutil.rmtree(parent / name, ignore_errors=True)
 
 
-def _set_aside(path: Path) -> Iterator[Path]:
+def _folders_aside(path: Path) -> list[Path]:
+    """Return what killed processes moved aside from ``path``."""
     name = glob.escape(path.name)
-    return path.parent.glob(f".{name}.*{ASIDE}/{name}")
+    return list(path.parent.glob(f".{name}.*{ASIDE}/{name}"))
 
 
 def _put_back(path: Path) -> None:
-    newest = max(_set_aside(path), key=lambda aside: aside.parent.stat().st_mtime, default=None)
+    newest = max(_folders_aside(path), key=lambda aside: aside.parent.stat().st_mtime, default=None)
     if newest is not None and not path.exists():
         newest.replace(path)
         newest.parent.rmdir()

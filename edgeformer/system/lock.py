@@ -42,6 +42,14 @@ class LockedError(ArtifactError):
         self.held = held
 
 
+def lock_path(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Lock a path that this process creates or replaces; the path need not exist, its lock file is a sibling.
+
+    Raises as :func:`lock_folder` does.
+    """
+    return _lock(whole(path).with_name(f".{whole(path).name}{LOCK_FILE}"), path, "is being replaced")
+
+
 def lock_folder(folder: Path, work: str) -> contextlib.AbstractContextManager[None]:
     """Lock a folder for ``work``; a lock whose owner is dead is taken over.
 
@@ -49,17 +57,7 @@ def lock_folder(folder: Path, work: str) -> contextlib.AbstractContextManager[No
         LockedError: another process holds the lock; the message names it.
         ArtifactError: the folder cannot be written.
     """
-    return _hold(folder / LOCK_FILE, folder, work)
-
-
-def lock_path(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock a path that this process creates or replaces; the path need not exist, its lock file is a sibling.
-
-    Raises:
-        LockedError: another process holds the lock; the message names it.
-        ArtifactError: the parent folder cannot be written.
-    """
-    return _hold(whole(path).with_name(f".{whole(path).name}{LOCK_FILE}"), path, "is being replaced")
+    return _lock(folder / LOCK_FILE, folder, work)
 
 
 @contextlib.contextmanager
@@ -88,10 +86,10 @@ def has_live_owner(folder: Path) -> bool:
 
     For display only. A process on another host counts as alive while a file in the folder is younger than a day.
     """
-    owner = _read_owner_file(folder)
+    owner = _read_owner(folder / LOCK_FILE)
     if not _is_alive(owner):
         return False
-    if _is_local(owner):
+    if owner.get("host") == platform.node():
         return True
     times = [0.0]
     for file in folder.iterdir():
@@ -102,46 +100,27 @@ def has_live_owner(folder: Path) -> bool:
 
 def remote_owner(folder: Path) -> str | None:
     """Return "HOST, since TIME" for an owner on another host; None without an owner or for one on this host."""
-    owner = _read_owner_file(folder)
-    return None if not owner or _is_local(owner) else f"{owner.get('host')}, since {owner.get('since')}"
+    owner = _read_owner(folder / LOCK_FILE)
+    is_remote = bool(owner) and owner.get("host") != platform.node()
+    return f"{owner.get('host')}, since {owner.get('since')}" if is_remote else None
 
 
-def _read_owner_file(folder: Path) -> dict[str, Any]:
+def _read_owner(file: Path) -> dict[str, Any]:
+    """Return the owner record; empty without a file, or if the owner was killed before it wrote its record."""
     try:
-        handle = os.open(folder / LOCK_FILE, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    except OSError:
-        return {}
-    try:
-        return _read_owner(handle)
-    finally:
-        os.close(handle)
-
-
-def _read_owner(handle: int) -> dict[str, Any]:
-    os.lseek(handle, _OWNER_AT, os.SEEK_SET)
-    try:
-        owner = json.loads(os.read(handle, 4096))
-    except ValueError:  # empty: the owner was killed before it wrote its record
+        with file.open("rb") as opened:
+            opened.seek(_OWNER_AT)
+            owner = json.loads(opened.read(4096))
+    except (OSError, ValueError):
         return {}
     return owner if isinstance(owner, dict) else {}
 
 
 @contextlib.contextmanager
-def _hold(file: Path, subject: Path, work: str) -> Iterator[None]:
-    handle = _acquire(file, subject, work)
-    try:
-        yield
-    finally:
-        # Remove the file before the lock is released, or another process could take it in between. Windows cannot
-        # remove an open file.
-        with contextlib.suppress(OSError):
-            os.ftruncate(handle, 0)
-            file.unlink()
-        os.close(handle)
+def _lock(file: Path, subject: Path, work: str) -> Iterator[None]:
+    """Take the lock and write the owner record. ``subject`` and ``work`` are for messages."""
+    from filelock import lock_descriptor  # import takes 10 ms
 
-
-def _acquire(file: Path, subject: Path, work: str) -> int:
-    """Take the lock and write the owner record; returns the open file. ``subject`` and ``work`` are for messages."""
     from edgeformer.system.host import now  # imports psutil (20 ms), which readers of a bundle do not need
 
     while True:
@@ -152,54 +131,47 @@ def _acquire(file: Path, subject: Path, work: str) -> int:
                 raise
             problem = f"cannot be written, because {file.parent} cannot ({error.strerror})"
             raise ArtifactError(f"{subject}: {problem}; allow it, or work on a copy elsewhere") from None
-        try:
-            held = _is_held(handle)
-            owner = _read_owner(handle)
-            is_self = _is_local(owner) and owner.get("pid") == os.getpid()
-            if held or (not is_self and _is_alive(owner)):
-                name = "another process"
-                if owner:
-                    name = f"process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}"
-                remedy = "stop it first" if held else f"stop it first; if it is gone, remove {file}"
-                raise LockedError(f"{subject}: {work} by {name}; wait for it, or {remedy}", held=held)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, handle)
+            try:
+                # filelock.FileLock leaves the file behind and cannot name an owner on file systems without locks.
+                is_locked = not lock_descriptor(handle, blocking=False)
+            except OSError as error:  # on a file system without locks the owner record decides
+                is_locked = error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
             try:
                 is_current = os.path.samestat(os.fstat(handle), file.stat())
             except FileNotFoundError:
                 is_current = False
             if not is_current:  # the previous owner removed the file after this process opened it
-                os.close(handle)
                 continue
+            owner = _read_owner(file)
+            is_self = (owner.get("host"), owner.get("pid")) == (platform.node(), os.getpid())
+            if is_locked or (not is_self and _is_alive(owner)):
+                name = "another process"
+                if owner:
+                    name = f"process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}"
+                remedy = "stop it first" if is_locked else f"stop it first; if it is gone, remove {file}"
+                raise LockedError(f"{subject}: {work} by {name}; wait for it, or {remedy}", held=is_locked)
             record = {"pid": os.getpid(), "host": platform.node(), "process_started": _start_time(os.getpid())}
             os.ftruncate(handle, 0)
             os.lseek(handle, _OWNER_AT, os.SEEK_SET)
             os.write(handle, json.dumps({**record, "since": now()}).encode())
-        except BaseException:
-            os.close(handle)
-            raise
-        return handle
-
-
-def _is_held(handle: int) -> bool:
-    """Take the operating system's lock; return True if another process holds it."""
-    from filelock import lock_descriptor  # import takes 10 ms
-
-    # filelock.FileLock leaves the file behind and cannot name an owner on file systems without locks.
-    try:
-        return not lock_descriptor(handle, blocking=False)
-    except OSError as error:
-        # On a file system without locks the owner record decides.
-        return error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-
-
-def _is_local(owner: dict[str, Any]) -> bool:
-    return bool(owner.get("host") == platform.node())
+            try:
+                yield
+            finally:
+                # Remove the file before the lock is released, or another process could take it in between. Windows
+                # cannot remove an open file.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(handle, 0)
+                    file.unlink()
+            return
 
 
 def _is_alive(owner: dict[str, Any]) -> bool:
     """Return whether the process of an owner record runs; one on another host counts as running."""
     if not owner:
         return False
-    if not _is_local(owner):  # includes other containers, where many processes have PID 1
+    if owner.get("host") != platform.node():  # includes other containers, where many processes have PID 1
         return True
     import psutil
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -88,7 +87,8 @@ def keep_heap(tokens: int) -> Iterator[None]:
     Args:
         tokens: number of tokens of the longest batch.
     """
-    changed = _set_thresholds(OWN_PAGES, _NEVER)
+    # 1 if glibc accepts the size of blocks with their own pages, and the size of free memory that is trimmed.
+    changed = _call_glibc("mallopt", _MMAP_THRESHOLD, OWN_PAGES) and _call_glibc("mallopt", _TRIM_THRESHOLD, _NEVER)
     limits: dict[str, str] = {}
     if tokens > _SMALL_BATCH_TOKENS:
         limits = {name: size for name, size in _PRIMITIVES.items() if name not in os.environ}
@@ -99,30 +99,20 @@ def keep_heap(tokens: int) -> Iterator[None]:
         for name in limits:
             del os.environ[name]
         if changed:
-            _set_thresholds(OWN_PAGES, 2 * OWN_PAGES)
+            _call_glibc("mallopt", _TRIM_THRESHOLD, 2 * OWN_PAGES)
             release_heap()
 
 
 def release_heap() -> None:
     """Return freed heap memory to the system (glibc only)."""
-    trim = _glibc("malloc_trim")
-    if trim is not None:
-        trim(0)
+    _call_glibc("malloc_trim", 0)
 
 
-def _set_thresholds(mmap_threshold: int, trim_threshold: int) -> bool:
-    """Set glibc's sizes for blocks with their own pages and for trimming; return whether both were accepted."""
-    mallopt = _glibc("mallopt")
-    return mallopt is not None and bool(
-        mallopt(_MMAP_THRESHOLD, mmap_threshold) and mallopt(_TRIM_THRESHOLD, trim_threshold)
-    )
-
-
-def _glibc(name: str) -> Any:
-    """Return a function of glibc; None with another C library."""
+def _call_glibc(name: str, *arguments: int) -> int:
+    """Call a function of glibc; 0 with another C library."""
     if sys.platform != "linux":
-        return None
+        return 0
     try:
-        return getattr(ctypes.CDLL(None), name)
+        return int(getattr(ctypes.CDLL(None), name)(*arguments))
     except (OSError, AttributeError):
-        return None
+        return 0

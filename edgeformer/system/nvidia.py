@@ -101,7 +101,7 @@ def process_memory_bytes(pid: int) -> int | None:
 
 def card_used_bytes(uuid: str) -> int | None:
     """Return the memory in use on one card by all processes; None without NVML or with shared system memory."""
-    with _card(uuid) as ask:
+    with _nvml(uuid) as ask:
         memory = ask("nvmlDeviceGetMemoryInfo")
         return int(memory.used) if memory is not None else None
 
@@ -111,7 +111,7 @@ def uses_wddm(uuid: str) -> bool:
 
     WDDM hides the memory of processes, and moves what does not fit to system memory.
     """
-    with _card(uuid) as ask:
+    with _nvml(uuid) as ask:
         model = ask("nvmlDeviceGetCurrentDriverModel")
         if model is None:  # a driver without the function's version 2
             model, _ = ask("nvmlDeviceGetDriverModel_v1") or (None, None)
@@ -128,7 +128,7 @@ def shares_system_memory(root: Path = _DEVICE_TREE) -> bool:
 
 def state(uuid: str) -> GpuState | None:
     """Return clocks, temperature, limits, energy counter and processes of one card; None without NVML."""
-    with _card(uuid) as ask:
+    with _nvml(uuid) as ask:
         if ask is _silence:
             return None
         limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit")
@@ -147,8 +147,8 @@ def state(uuid: str) -> GpuState | None:
 
 
 @contextmanager
-def _nvml() -> Iterator[Ask]:
-    """NVML, initialised; silence where the driver's library is absent."""
+def _nvml(uuid: str | None = None) -> Iterator[Ask]:
+    """Initialise NVML; with ``uuid`` for the functions of one card. Yields ``_silence`` without NVML or that card."""
     import pynvml
 
     def ask(function: str, *arguments: Any) -> Any:
@@ -163,17 +163,14 @@ def _nvml() -> Iterator[Ask]:
         yield _silence
         return
     try:
-        yield ask
+        if uuid is None:
+            yield ask
+        elif (handle := ask("nvmlDeviceGetHandleByUUID", uuid)) is None:
+            yield _silence
+        else:
+            yield lambda function, *arguments: ask(function, handle, *arguments)
     finally:
         pynvml.nvmlShutdown()
-
-
-@contextmanager
-def _card(uuid: str) -> Iterator[Ask]:
-    """The same for the functions of one card."""
-    with _nvml() as ask:
-        handle = ask("nvmlDeviceGetHandleByUUID", uuid)
-        yield _silence if handle is None else lambda function, *arguments: ask(function, handle, *arguments)
 
 
 def _silence(*_: Any) -> None:
