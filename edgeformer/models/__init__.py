@@ -38,6 +38,7 @@ class ModelSpec(ABC):
         model_type, architecture: names in config.json.
         adapter_module: module that defines ``ADAPTER``, a ModelAdapter. It is imported on first use.
         completed: required keys that a recipe may omit because :meth:`complete` fills them in.
+        tags: for model hubs.
     """
 
     kind: ClassVar[str]
@@ -47,6 +48,7 @@ class ModelSpec(ABC):
     architecture: ClassVar[str]
     adapter_module: ClassVar[str]
     completed: ClassVar[tuple[str, ...]] = ()
+    tags: ClassVar[tuple[str, ...]] = ("weight-sharing", "recurrent-depth", "edge", "onnx")
 
     @property
     def adapter(self) -> ModelAdapter:
@@ -91,10 +93,6 @@ class ModelSpec(ABC):
     def card_line(self, config: Any) -> str:
         """Describe layers, loops and widths in one line of the model card."""
 
-    def tags(self) -> tuple[str, ...]:
-        """Return the tags for model hubs."""
-        return ("weight-sharing", "recurrent-depth", "edge", "onnx")
-
 
 REGISTRY: Registry[ModelSpec] = Registry(__name__, "MODEL", ModelSpec, lambda model_spec: (model_spec.kind,))
 """All model kinds: built-in ones first, then entry points of other packages."""
@@ -129,22 +127,19 @@ def text_client_config(config: Mapping[str, Any], precision: Precision, **sizes:
 
 def model_spec_of(recipe: Recipe) -> ModelSpec:
     """Return the model kind of a recipe. Raises RecipeError for an unknown one."""
-    return _find_spec(recipe.model.kind)
-
-
-def _find_spec(kind: str) -> ModelSpec:
-    model_spec = REGISTRY.find(kind)
+    model_spec = REGISTRY.find(recipe.model.kind)
     if model_spec is None:
         available = ", ".join(model_spec.kind for model_spec in REGISTRY.all())
-        raise RecipeError(f"model.kind {kind!r} is unknown; available models: {available}")
+        raise RecipeError(f"model.kind {recipe.model.kind!r} is unknown; available models: {available}")
     return model_spec
 
 
 @cache
 def recipe_type(task: str, kind: str) -> Any:
     """Return the recipe class of a task with the ``model`` section of a model kind."""
-    base = get_task(task).recipe_type
-    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, model=(_find_spec(kind).config_type, ...))
+    base, model_spec = get_task(task).recipe_type, REGISTRY.find(kind)
+    assert model_spec is not None
+    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, model=(model_spec.config_type, ...))
 
 
 def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[str], None] | None = None) -> Recipe:
@@ -172,12 +167,13 @@ def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[s
     if changes_data and "data.expected_rows" not in keys and isinstance(content.get("data"), dict):
         content["data"].pop("expected_rows", None)
 
+    # What is missing is reported by the validation below.
     tasks = {task.name: task for task in all_tasks() if task.trained}
     task_name, model = content.get("task"), content.get("model")
     if task_name is not None and task_name not in [*tasks]:
         allowed = ", ".join(map(repr, tasks))
         raise RecipeError(f"{document.where(('task',))}: task must be one of {allowed}, not {task_name!r}")
-    task = tasks[task_name or next(iter(tasks))]  # if it is missing, validation reports that below
+    task = tasks[task_name or next(iter(tasks))]
     model_specs = {model_spec.kind: model_spec for model_spec in REGISTRY.all() if task.name in model_spec.tasks}
     kind = model.get("kind") if isinstance(model, dict) else None
     if kind is not None and kind not in [*model_specs]:

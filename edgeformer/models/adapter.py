@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import AttentionUse, Causality
 from edgeformer.artifacts.recipe import TrainingConfig
-from edgeformer.models.tracing import Graphs
+from edgeformer.models.tracing import Exits, Graphs
 from edgeformer.tasks import Prepared
 
 M = TypeVar("M", bound=nn.Module)
@@ -109,16 +109,12 @@ class ModelAdapter(ABC):
         return model
 
     @abstractmethod
-    def exits(self, model: Any) -> nn.Module:
-        """Return a module on the same weights: graph inputs → logits of every exit, then the state after every loop.
+    def exits(self, model: Any) -> Exits:
+        """Return a module on the same weights: graph inputs → logits of every exit, then the state after every loop."""
 
-        Its ``exits`` are the loops after which it answers, in rising order, the last one being the full model; its
-        ``outputs`` are the names of its results.
-        """
-
-    @abstractmethod
     def needed(self, model: Any) -> dict[int, int]:
-        """Return exit → number of parameters in its graph, each counted once."""
+        """Return exit → number of parameters in its graph, each counted once; by default every exit uses all."""
+        return dict.fromkeys(self.exits(model).exits, count_parameters(model))
 
     @abstractmethod
     def trace(self, model: Any, inputs: Sequence[str], *, steps: bool) -> Graphs:

@@ -22,7 +22,7 @@ _MAX_LABEL_COLUMNS = 6
 def model_card(manifest: RunManifest, recipe: Recipe) -> str:
     """Write the card of a run as Markdown with the front matter that model hubs read."""
     model_spec, task, data = model_spec_of(recipe), get_task(recipe.task), manifest.data
-    front = {"library_name": "edgeformer", "pipeline_tag": task.pipeline_tag, "tags": list(model_spec.tags())}
+    front = {"library_name": "edgeformer", "pipeline_tag": task.pipeline_tag, "tags": list(model_spec.tags)}
     warnings = ""
     if manifest.leaks:
         warnings += (

@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+MASKED = -1e4
+"""Added to the attention score of a hidden token: zero after softmax, and representable in every float type."""
+
 
 class RMSNorm(nn.Module):
     """y = x / sqrt(mean(x²) + ε) · γ over the last dimension (paper A, "RMS Normalization").
@@ -57,11 +60,9 @@ def to_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def build_norm(kind: str, size: int, eps: float) -> nn.Module:
-    """Build the norm ``layer | rms | batch | none`` (paper B, normalisation ablation)."""
-    kinds: dict[str, Callable[..., nn.Module]]
-    kinds = {"layer": LayerNorm, "rms": RMSNorm, "batch": TokenBatchNorm, "none": nn.Identity}
-    return kinds[kind](size, eps=eps)
+NORMS: dict[str, Callable[..., nn.Module]]
+NORMS = {"layer": LayerNorm, "rms": RMSNorm, "batch": TokenBatchNorm, "none": nn.Identity}
+"""Constructors by name, of (size, eps=…) (paper B, normalisation ablation)."""
 
 
 def convert_weights_to_fp16(model: nn.Module) -> nn.Module:
@@ -74,6 +75,11 @@ def convert_weights_to_fp16(model: nn.Module) -> nn.Module:
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.half()
     return model
+
+
+def padding_mask(h: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    """Return what is added to attention scores, 0 or MASKED, in h's type: attention_mask [B, S] → [B, 1, 1, S]."""
+    return None if attention_mask is None else (1 - attention_mask.to(h.dtype))[:, None, None, :] * MASKED
 
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:

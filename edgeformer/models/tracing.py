@@ -19,19 +19,12 @@ import numpy as np
 import onnx_ir
 import torch
 from numpy.typing import NDArray
-from onnx_ir.passes import PassManager
-from onnx_ir.passes.common import (
-    ClearMetadataAndDocStringPass,
-    CommonSubexpressionEliminationPass,
-    DeduplicateHashedInitializersPass,
-    InlinePass,
-    RemoveUnusedNodesPass,
-    RemoveUnusedOpsetsPass,
-)
+from onnx_ir.passes import common as passes
 from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.tasks.early_exit import exit_logits
 
 OPSET = 20
 FLOAT32 = "float32"
@@ -39,7 +32,6 @@ FLOAT32 = "float32"
 BATCH, TOKENS = 2, 3
 """Sizes of example inputs: with 0 or 1 torch would make them constants of the graph."""
 _DOMAIN, _IR_VERSION = "edgeformer", 10
-_NO_LIMIT = 2**40
 _FOLDED = {"Transpose", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Split"}
 """Operators that are applied to stored weights before export, where their input is a weight."""
 _FLOAT, _HALF = onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16
@@ -72,8 +64,7 @@ class Graphs:
     """All graphs of one model in one precision.
 
     Attributes:
-        exits: one graph with the logits of every exit (:func:`~edgeformer.tasks.early_exit.exit_logits`) and the state
-            after every loop (:func:`state_name`) as outputs.
+        exits: one graph with the outputs of :class:`Exits`.
         steps: part → graph (embed, loop, readout…); empty if not requested.
         decode: graph with caches, of a model that generates text.
         shared_weights: the graphs keep their weights in one common file, instead of one file each.
@@ -96,6 +87,20 @@ class Piece(nn.Module):
         super().__init__()
         self.model = model
         self.forward = forward
+
+
+class Exits(Piece):
+    """A model as a module from graph inputs to the logits of every exit, then the state after every loop.
+
+    Attributes:
+        exits: the loops after which it answers, in rising order, the last one being the full model.
+        outputs: names of its results.
+    """
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], exits: Sequence[int], loops: int) -> None:
+        super().__init__(model, forward)
+        self.exits = tuple(exits)
+        self.outputs = (*map(exit_logits, self.exits), *map(state_name, range(1, loops + 1)))
 
 
 def state_name(loop: int) -> str:
@@ -186,25 +191,17 @@ def deduplicate_weights(model: onnx_ir.Model) -> None:
     A layer that is used twice reads its weight through one transposition per use. Runtimes would fold each into a copy
     when they load the file, and quantizers skip products whose weight is not a stored tensor.
     """
-    fold_constants(
-        model,
-        input_size_limit=_NO_LIMIT,
-        output_size_limit=_NO_LIMIT,
-        should_fold=lambda node: node.op_type in _FOLDED or None,
-    )
+    limits = {"input_size_limit": 2**40, "output_size_limit": 2**40}  # none
+    fold_constants(model, **limits, should_fold=lambda node: node.op_type in _FOLDED or None)
     for value in model.graph.initializers.values():
         assert value.const_value is not None
         # A folded transposition is a strided view, which cannot be hashed.
         value.const_value = onnx_ir.tensor(np.asarray(value.const_value.numpy(), order="C"), name=value.name)
-    PassManager(
-        [
-            RemoveUnusedNodesPass(),
-            DeduplicateHashedInitializersPass(),
-            CommonSubexpressionEliminationPass(),
-            RemoveUnusedNodesPass(),
-            ClearMetadataAndDocStringPass(),  # torch's stack traces: hundreds of kilobytes, with local paths
-        ]
-    )(model)
+    passes.RemoveUnusedNodesPass()(model)
+    passes.DeduplicateHashedInitializersPass()(model)
+    passes.CommonSubexpressionEliminationPass()(model)
+    passes.RemoveUnusedNodesPass()(model)
+    passes.ClearMetadataAndDocStringPass()(model)  # torch's stack traces: hundreds of kilobytes, with local paths
 
 
 def extract_outputs(model: onnx_ir.Model, outputs: Mapping[str, str]) -> onnx_ir.Model:
@@ -218,38 +215,38 @@ def extract_outputs(model: onnx_ir.Model, outputs: Mapping[str, str]) -> onnx_ir
     selected = [value for value in graph.outputs if value.name in outputs]
     assert len(selected) == len(outputs), f"{sorted(outputs)} are not all outputs"
     graph.outputs[:] = selected
-    RemoveUnusedNodesPass()(copy)
+    passes.RemoveUnusedNodesPass()(copy)
     for value in selected:
         assert value.name is not None
         value.name = outputs[value.name]
-    for name in [value.name for value in graph.inputs if not value.uses()]:
-        del graph.inputs[[value.name for value in graph.inputs].index(name)]
+    graph.inputs[:] = [value for value in graph.inputs if value.uses()]
     return copy
 
 
 class Composer:
-    """Builds a graph of calls of traced pieces; :meth:`finish` inlines them."""
+    """Builds a graph of calls of traced pieces; :meth:`finish` inlines them.
 
-    def __init__(self) -> None:
+    Args:
+        pieces: traced graphs by name. They are not changed; their weights are shared, not copied.
+    """
+
+    def __init__(self, pieces: Mapping[str, onnx_ir.Model]) -> None:
         self._functions: dict[str, onnx_ir.Function] = {}
         self._weights: dict[str, list[onnx_ir.Value]] = {}
-        self._outputs: dict[str, list[onnx_ir.Value]] = {}
+        self._outputs = {name: list(piece.graph.outputs) for name, piece in pieces.items()}
         self._constants: list[onnx_ir.Value] = []
         self._nodes: list[onnx_ir.Node] = []
-
-    def add(self, name: str, piece: onnx_ir.Model) -> None:
-        """Make a traced graph callable as ``name``. The graph is not changed; its weights are shared, not copied."""
-        body = piece.clone().graph
-        stored, self._weights[name] = list(body.initializers.values()), []
-        body.initializers.clear()
-        for value in stored:  # an ONNX function has no weights: they become arguments
-            assert value.const_value is not None
-            weight = onnx_ir.tensor(np.asarray(value.const_value.numpy()), name=f"{name}.{value.name}")
-            self._weights[name].append(onnx_ir.val(weight.name, const_value=weight))
-            value.const_value = None
-            body.inputs.append(value)
-        self._outputs[name] = list(piece.graph.outputs)
-        self._functions[name] = onnx_ir.Function(_DOMAIN, name, graph=body, attributes=[])
+        for name, piece in pieces.items():
+            body = piece.clone().graph
+            stored, self._weights[name] = list(body.initializers.values()), []
+            body.initializers.clear()
+            for value in stored:  # an ONNX function has no weights: they become arguments
+                assert value.const_value is not None
+                weight = onnx_ir.tensor(np.asarray(value.const_value.numpy()), name=f"{name}.{value.name}")
+                self._weights[name].append(onnx_ir.val(weight.name, const_value=weight))
+                value.const_value = None
+                body.inputs.append(value)
+            self._functions[name] = onnx_ir.Function(_DOMAIN, name, graph=body, attributes=[])
 
     def call(self, name: str, inputs: Mapping[str, onnx_ir.Value]) -> dict[str, onnx_ir.Value]:
         """Call a piece: its inputs by name → its outputs by name."""
@@ -302,8 +299,8 @@ class Composer:
         )
         model = onnx_ir.Model(graph, ir_version=_IR_VERSION, functions=list(self._functions.values()))
         shared = {str(value.name) for value in (*inputs, *(value for node in self._nodes for value in node.outputs))}
-        InlinePass()(model)
-        RemoveUnusedOpsetsPass()(model)
+        passes.InlinePass()(model)
+        passes.RemoveUnusedOpsetsPass()(model)
         read_sizes_from_inputs(model, shared)
         deduplicate_weights(model)
         return model
@@ -325,26 +322,22 @@ def read_sizes_from_inputs(model: onnx_ir.Model, shared: Collection[str]) -> Non
         shared: names of inputs and of the pieces' results. Only there do equal names of dynamic sizes mean equal
             sizes; values inside a piece may have been traced with other sizes than it is called with.
     """
-
-    def dynamic_size(value: onnx_ir.Value, axis: int) -> str | None:
-        size = value.shape[axis] if value.shape is not None else None
-        return size.value if isinstance(size, onnx_ir.SymbolicDim) else None
-
-    sources: dict[str, tuple[onnx_ir.Value, int]] = {}
+    sources: dict[str | None, tuple[onnx_ir.Value, int]] = {}
     for value in model.graph.inputs:
-        for axis in range(len(value.shape or ())):
-            if (name := dynamic_size(value, axis)) is not None:
-                sources.setdefault(name, (value, axis))
+        for axis, size in enumerate(value.shape or ()):
+            if isinstance(size, onnx_ir.SymbolicDim) and size.value is not None:
+                sources.setdefault(size.value, (value, axis))
     for node in model.graph:
-        if node.op_type != "Shape" or not node.inputs or node.inputs[0] is None or node.inputs[0].name not in shared:
-            continue
+        operand = node.inputs[0] if node.op_type == "Shape" and node.inputs else None
         axis = node.attributes.get_int("start", 0)
-        reads_one_axis = node.attributes.get_int("end", -1) == axis + 1
-        source = sources.get(dynamic_size(node.inputs[0], axis) or "") if reads_one_axis else None
-        if source is not None:
-            node.replace_input_with(0, source[0])
-            node.attributes["start"] = onnx_ir.AttrInt64("start", source[1])
-            node.attributes["end"] = onnx_ir.AttrInt64("end", source[1] + 1)
+        if operand is None or operand.name not in shared or node.attributes.get_int("end", -1) != axis + 1:
+            continue
+        size = operand.shape[axis] if operand.shape is not None else None
+        if isinstance(size, onnx_ir.SymbolicDim) and size.value in sources:
+            value, axis = sources[size.value]
+            node.replace_input_with(0, value)
+            node.attributes["start"] = onnx_ir.AttrInt64("start", axis)
+            node.attributes["end"] = onnx_ir.AttrInt64("end", axis + 1)
 
 
 def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Model:
@@ -363,60 +356,54 @@ def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Mode
         EdgeformerError: the FP16 type of a node is undefined.
     """
     model = piece.clone()
-    _Fp16Conversion(model.graph).run(spec)
-    _compute_softmax_in_float32(model)
-    deduplicate_weights(model)
-    return model
+    graph = model.graph
+    narrowed: set[onnx_ir.Value] = set()  # results of keeps_float32 modules, which nodes behind the module read in FP16
+    constants: set[onnx_ir.Value] = set()  # FP32 numbers from the code, which are no tensors of the model
+    casts: dict[tuple[onnx_ir.Value, onnx_ir.DataType], onnx_ir.Value] = {}
 
+    def set_type(value: onnx_ir.Value, dtype: onnx_ir.DataType) -> None:
+        value.type = onnx_ir.TensorType(dtype)  # setting value.dtype would change the type object that clones share
 
-@dataclass
-class _Fp16Conversion:
-    """State of one conversion.
+    def as_type(value: onnx_ir.Value, dtype: onnx_ir.DataType, user: onnx_ir.Node | None) -> onnx_ir.Value:
+        """Return the value in a type, from a cast before its first user; None: at the graph's end."""
+        if value.dtype == dtype or (value, dtype) in casts:
+            return casts.get((value, dtype), value)
+        name = f"{value.name}_{'wide' if dtype == _FLOAT else 'half'}"
+        if value in constants:
+            assert value.const_value is not None
+            with np.errstate(over="ignore"):  # becomes infinity, as in torch; the parity check reports the effect
+                array = value.const_value.numpy().astype(np.float16)
+            converted = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
+            graph.register_initializer(converted)
+        else:
+            cast = onnx_ir.node("Cast", [value], {"to": int(dtype)}, name=name)
+            converted = cast.outputs[0]
+            converted.name, converted.type, converted.shape = name, onnx_ir.TensorType(dtype), value.shape
+            if user is None:
+                graph.append(cast)
+            else:
+                graph.insert_before(user, cast)
+        casts[value, dtype] = converted
+        return converted
 
-    Attributes:
-        narrowed: float32 results of ``keeps_float32`` modules, which nodes behind the module read in FP16.
-        casts: (value, type) → the value in that type.
-        constants: FP32 numbers from the code, which are no tensors of the model.
-    """
-
-    graph: onnx_ir.Graph
-    narrowed: set[onnx_ir.Value] = field(default_factory=set)
-    casts: dict[tuple[onnx_ir.Value, onnx_ir.DataType], onnx_ir.Value] = field(default_factory=dict)
-    constants: set[onnx_ir.Value] = field(default_factory=set)
-
-    def run(self, spec: GraphSpec) -> None:
-        """Convert inputs, stored tensors, nodes in execution order, and outputs."""
-        for value in self.graph.inputs:
-            if value.dtype == _FLOAT:
-                _set_type(value, _ONNX_TYPES[spec.inputs[str(value.name)].dtype])
-        tensors: dict[str, Tensor] = {**spec.module.state_dict(keep_vars=True), **dict(spec.module.named_buffers())}
-        for name, value in self.graph.initializers.items():
-            if value.dtype == _FLOAT and name in tensors:
-                value.const_value = onnx_ir.tensor(tensors[name].detach().numpy(), name=name)
-                _set_type(value, value.const_value.dtype)
-            elif value.dtype == _FLOAT:
-                self.constants.add(value)
-        for node in list(self.graph):
-            self._convert_node(node)
-        with torch.inference_mode():
-            results = spec.module(*spec.inputs.values())
-        for index, result in enumerate(results if isinstance(results, tuple) else (results,)):
-            value = self.graph.outputs[index]
-            converted = self._as_type(value, _ONNX_TYPES[result.dtype], None)
-            if converted is not value:  # the graph's output keeps its name
-                name = str(value.name)
-                value.name, converted.name = f"{name}_before", name
-                self.graph.outputs[index] = converted
-
-    def _convert_node(self, node: onnx_ir.Node) -> None:
-        """Give all float operands one type, which the float results get, too."""
+    for value in graph.inputs:
+        if value.dtype == _FLOAT:
+            set_type(value, _ONNX_TYPES[spec.inputs[str(value.name)].dtype])
+    stored: dict[str, Tensor] = {**spec.module.state_dict(keep_vars=True), **dict(spec.module.named_buffers())}
+    for name, value in graph.initializers.items():
+        if value.dtype == _FLOAT and name in stored:
+            value.const_value = onnx_ir.tensor(stored[name].detach().numpy(), name=name)
+            set_type(value, value.const_value.dtype)
+        elif value.dtype == _FLOAT:
+            constants.add(value)
+    for node in list(graph):  # in execution order: all float operands get one type, which the float results get, too
         results = [value for value in node.outputs if value.dtype == _FLOAT]
         operands = [value for value in node.inputs if value is not None and value.dtype in (_FLOAT, _HALF)]
-        in_float32 = bool(node.meta.get(FLOAT32))
-        tensors = [value for value in operands if value not in self.constants]
-        types = {_HALF if not in_float32 and value in self.narrowed else value.dtype for value in tensors}
         if not operands and not results:
-            return
+            continue
+        in_float32 = bool(node.meta.get(FLOAT32))
+        tensors = [value for value in operands if value not in constants]
+        types = {_HALF if not in_float32 and value in narrowed else value.dtype for value in tensors}
         if node.op_type == "Cast" and not operands:
             dtype = _FLOAT if in_float32 else _HALF
             node.attributes["to"] = onnx_ir.AttrInt64("to", int(dtype))
@@ -425,36 +412,22 @@ class _Fp16Conversion:
         else:
             only_moves_half = node.op_type in _MOVES and types == {_HALF}
             dtype = _FLOAT if _FLOAT in types or (in_float32 and not only_moves_half and results) else _HALF
-        for index, value in enumerate(node.inputs):
-            if value is not None and value in operands:
-                node.replace_input_with(index, self._as_type(value, dtype, node))
+        for index, operand in enumerate(node.inputs):
+            if operand is not None and operand in operands:
+                node.replace_input_with(index, as_type(operand, dtype, node))
         for value in results:
-            _set_type(value, dtype)
+            set_type(value, dtype)
             if in_float32 and dtype == _FLOAT:
-                self.narrowed.add(value)
-
-    def _as_type(self, value: onnx_ir.Value, dtype: onnx_ir.DataType, user: onnx_ir.Node | None) -> onnx_ir.Value:
-        """Return the value in a type, from a cast before its first user; None: at the graph's end."""
-        if value.dtype == dtype or (value, dtype) in self.casts:
-            return self.casts.get((value, dtype), value)
-        if value in self.constants:
-            assert value.const_value is not None
-            with np.errstate(over="ignore"):  # becomes infinity, as in torch; the parity check reports the effect
-                array = value.const_value.numpy().astype(np.float16)
-            converted = onnx_ir.val(f"{value.name}_half", const_value=onnx_ir.tensor(array, name=f"{value.name}_half"))
-            self.graph.register_initializer(converted)
-        else:
-            name = f"{value.name}_{'wide' if dtype == _FLOAT else 'half'}"
-            cast = onnx_ir.node("Cast", [value], {"to": int(dtype)}, name=name)
-            converted = cast.outputs[0]
-            converted.name, converted.type, converted.shape = name, onnx_ir.TensorType(dtype), value.shape
-            if user is None:
-                self.graph.append(cast)
-            else:
-                self.graph.insert_before(user, cast)
-        self.casts[value, dtype] = converted
-        return converted
-
-
-def _set_type(value: onnx_ir.Value, dtype: onnx_ir.DataType) -> None:
-    value.type = onnx_ir.TensorType(dtype)  # setting value.dtype would change the type object that clones share
+                narrowed.add(value)
+    with torch.inference_mode():
+        outputs = spec.module(*spec.inputs.values())
+    for index, output in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):
+        value = graph.outputs[index]
+        converted = as_type(value, _ONNX_TYPES[output.dtype], None)
+        if converted is not value:  # the graph's output keeps its name
+            name = str(value.name)
+            value.name, converted.name = f"{name}_before", name
+            graph.outputs[index] = converted
+    _compute_softmax_in_float32(model)
+    deduplicate_weights(model)
+    return model

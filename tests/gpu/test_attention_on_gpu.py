@@ -11,7 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edgeformer.models.crt.model import CausalAttention, attention, document_mask
 from edgeformer.models.encoder.adapter import flash
-from edgeformer.models.encoder.model import MASKED, sdpa
+from edgeformer.models.encoder.model import sdpa
+from edgeformer.models.layers import MASKED
 
 pytestmark = pytest.mark.gpu
 

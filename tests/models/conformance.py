@@ -146,7 +146,7 @@ def check_identity(case: Case) -> None:
     assert model_spec.tasks and all(get_task(name).name == name for name in model_spec.tasks)
     assert case.recipe.task in model_spec.tasks and isinstance(case.recipe.model, model_spec.config_type)
     assert card_line.strip() == card_line and card_line and "\n" not in card_line
-    assert model_spec.tags() and all(tag == tag.lower().strip() for tag in model_spec.tags())
+    assert model_spec.tags and all(tag == tag.lower().strip() for tag in model_spec.tags)
     assert model_spec.model_type and model_spec.architecture
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config, public_shapes
+from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config, public_layout
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 
 SMALL = small_config(heads="separate", causal=False)
@@ -45,7 +45,7 @@ def test_layout_of_the_released_size() -> None:
         vocab_size=50_257, hidden_size=512, embedding_size=256, ffn_size=2048, loops=8, cycles=8, exits=(2, 4, 6),
         max_positions=1024, heads="separate", causal=False,
     )  # fmt: skip
-    shapes = public_shapes(config)
+    shapes = {name: shape for name, (_, shape) in public_layout(config).items()}
     assert sum(torch.Size(shape).numel() for shape in shapes.values()) == 143_516_928
     assert shapes["trm.convs.7.depthwise.weight"] == (512, 1, 3)
     assert shapes["embed.refine.convs.2.pointwise.weight"] == (512, 512, 1)

@@ -22,19 +22,17 @@ from edgeformer.export.graphs import write_graph
 from edgeformer.models import CLIENT_TYPE, load_recipe, model_spec_of
 from edgeformer.models.adapter import BuildTarget, count_parameters
 from edgeformer.models.encoder import MODEL, EncoderConfig
-from edgeformer.models.encoder.adapter import ADAPTER, EncoderExits, choose_attention, encoder_graphs
+from edgeformer.models.encoder.adapter import ADAPTER, choose_attention, encoder_graphs
 from edgeformer.models.encoder.model import (
-    MASKED,
     EncoderClassifier,
-    RMSNorm,
+    Rotation,
     SelfAttention,
     SwiGLU,
     exported_form,
     rotary_angles,
-    rotate,
     sdpa,
 )
-from edgeformer.models.layers import convert_weights_to_fp16
+from edgeformer.models.layers import MASKED, RMSNorm, convert_weights_to_fp16
 from edgeformer.models.tracing import GraphSpec, export_graph
 from edgeformer.models.weights import load_weights
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -51,6 +49,8 @@ RUN_CONFIG = {
     "label2id": {"bad": 0, "good": 1}, "max_length": 16, "pad_token_id": 7,
 }  # fmt: skip
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0, 0]])
+
+ROTATE = Rotation(has_neighbours=True)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def test_rotary_angles_follow_the_formula() -> None:
 def test_rotation_turns_interleaved_pairs() -> None:
     x = torch.randn(1, 5, 2, 8, dtype=torch.float64)
     cos, sin = angles(5, 8)
-    rotated = rotate(x, cos, sin)
+    rotated = ROTATE(x, cos, sin)
     for i in range(4):
         pair = torch.stack((x[..., 2 * i], x[..., 2 * i + 1]), -1)
         for m in range(5):
@@ -132,8 +132,8 @@ def test_rotated_scores_depend_on_distance() -> None:
     cos, sin = angles(40, 8)
 
     def score(m: int, n: int) -> float:
-        left = rotate(q[None, None], cos[m : m + 1], sin[m : m + 1])
-        right = rotate(k[None, None], cos[n : n + 1], sin[n : n + 1])
+        left = ROTATE(q[None, None], cos[m : m + 1], sin[m : m + 1])
+        right = ROTATE(k[None, None], cos[n : n + 1], sin[n : n + 1])
         return float((left * right).sum())
 
     # The angles are float32, which limits the agreement.
@@ -173,7 +173,7 @@ def test_attention_follows_the_formula() -> None:
     heads = []
     for head in range(2):
         part = slice(4 * head, 4 * head + 4)
-        head_q, head_k = (rotate(x[..., part].unsqueeze(2), cos, sin).squeeze(2) for x in (q, k))
+        head_q, head_k = (ROTATE(x[..., part].unsqueeze(2), cos, sin).squeeze(2) for x in (q, k))
         scores = (head_q @ head_k.transpose(1, 2) / 2.0).masked_fill(real[:, None] == 0, -torch.inf)
         heads.append(scores.softmax(-1) @ v[..., part])
     assert torch.allclose(result, attention.out(torch.cat(heads, -1)), atol=1e-12)
@@ -236,7 +236,7 @@ def test_exported_form_computes_the_same() -> None:
 def test_graphs_compute_the_encoder(scale: float, tmp_path: Path) -> None:
     model, ids = make_encoder(residual_scale=scale), torch.randint(0, 40, (2, 9))
     graphs = encoder_graphs(model, steps=True)
-    exits = EncoderExits(model)
+    exits = ADAPTER.exits(model)
     with torch.inference_mode():
         logits, outputs = model(ids, MASK).numpy(), exits(ids, MASK)
 

@@ -92,6 +92,7 @@ class CRTDeep(ModelSpec):
     model_type: ClassVar[str] = "edgeformer-crt"
     architecture: ClassVar[str] = "CRT"
     adapter_module: ClassVar[str] = "edgeformer.models.crt.adapter"
+    tags: ClassVar[tuple[str, ...]] = ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx")
 
     def loops(self, config: CRTConfig) -> int:
         return config.loops
@@ -110,9 +111,5 @@ class CRTDeep(ModelSpec):
             f"{exits}; width {config.hidden_size}, {config.attention_heads} heads, "
             f"FFN {config.ffn_size}, {config.norm} norm; {config.vocab_size:,} tokens"
         )
-
-    def tags(self) -> tuple[str, ...]:
-        return ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx")
-
 
 MODEL = CRTDeep()

@@ -13,10 +13,10 @@ from torch import nn
 from edgeformer.artifacts.manifest import AttentionUse, Causality
 from edgeformer.models.adapter import Batch, BuildTarget, Loss, Losses, ModelAdapter, count_parameters
 from edgeformer.models.crt import CRTConfig
-from edgeformer.models.crt.graphs import CRTExits, compose_decode, compose_exits, trace_pieces
+from edgeformer.models.crt.graphs import compose_decode, compose_exits, trace_pieces
 from edgeformer.models.crt.loss import TokenLosses, chunked_loss, full_loss
 from edgeformer.models.crt.model import CRT, CachedLoops, attention
-from edgeformer.models.tracing import Graphs, Piece
+from edgeformer.models.tracing import Exits, Graphs, Piece
 from edgeformer.tasks import Prepared
 
 _LENGTHS, _TRIALS = (2, 17, 64, 128), 4
@@ -59,8 +59,8 @@ class CRTAdapter(ModelAdapter):
         """Losses and confidence of every exit."""
         return TokenLosses(model)
 
-    def exits(self, model: CRT) -> CRTExits:
-        return CRTExits(model)
+    def exits(self, model: CRT) -> Exits:
+        return Exits(model, model.every_exit, model.exits, model.loops)
 
     def needed(self, model: CRT) -> dict[int, int]:
         """Exclude the heads of other exits and the encodings of later loops."""

@@ -11,23 +11,24 @@ from torch import Tensor
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.models.crt import CRTConfig
+from edgeformer.models.crt.model import CRT
 
 WRAPPERS = ("model_state_dict", "model", "state_dict")
 """Keys under which training checkpoints store the weights."""
 _PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")
 """Name prefixes of DistributedDataParallel and torch.compile."""
 _RENAMED = (
-    (r"^embed\.base_embedding\.", "tokens."),
-    (r"^embed\.(projection|refine)\.", r"\1."),
-    (r"^pos_embed\.", "positions."),
-    (r"^lm_head\.", "head."),
-    (r"^out_proj\.", "attention.out."),
-    (r"^intermediate_heads\.loop_", "exit_heads."),
-    (r"\.convs\.(\d+)\.", r".cycles.\1."),
-    (r"\.norms\.(\d+)\.", r".cycles.\1.norm."),
-    (r"\.(lin[12])\.(\d+)\.", r".cycles.\2.\1."),
+    (r"^tokens\.", "embed.base_embedding."),
+    (r"^(projection|refine)\.", r"embed.\1."),
+    (r"^positions\.", "pos_embed."),
+    (r"^head\.", "lm_head."),
+    (r"^attention\.out\.", "out_proj."),
+    (r"^exit_heads\.", "intermediate_heads.loop_"),
+    (r"\.cycles\.(\d+)\.norm\.", r".norms.\1."),
+    (r"\.cycles\.(\d+)\.(lin[12])\.", r".\2.\1."),
+    (r"\.cycles\.", ".convs."),
 )
-"""Regular expression in the public layout → replacement in ours."""
+"""Regular expression in our layout → replacement in the public one."""
 ATTENTION_HEADS = 8
 """Number of heads in the public code; no tensor's shape shows it."""
 
@@ -87,57 +88,42 @@ def infer_config(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
         raise ArtifactError(f"{where}: the sizes of its tensors describe no CRT: {reason}") from None
 
 
-def public_shapes(config: CRTConfig) -> dict[str, tuple[int, ...]]:
-    """Return name → shape of every tensor in the public layout."""
-    d, inner, words = config.hidden_size, config.ffn_size, config.vocab_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed.base_embedding.weight": (words, config.embedding_size),
-        "embed.projection.weight": (d, config.embedding_size),
-        "embed.projection.bias": (d,),
-        "pos_embed.weight": (config.max_positions, d),
-        "loop_encodings": (config.loops, 1, 1, d),
-        "lm_head.weight": (words, d),
-        **{f"{name}_proj.weight": (d, d) for name in "qkv"},
-        "out_proj.weight": (d, d),
-        **{f"norm{n}.{part}": (d,) for n in (1, 2) for part in ("weight", "bias")},
-        **{f"intermediate_heads.loop_{loop}.weight": (words, d) for loop in config.exits},
-    }
-    for trm, cycles in (("embed.refine", config.embedding_cycles), ("trm", config.cycles)):
-        for i in range(cycles):
-            shapes |= {
-                f"{trm}.convs.{i}.depthwise.weight": (d, 1, 3),
-                f"{trm}.convs.{i}.pointwise.weight": (d, d, 1),
-                f"{trm}.convs.{i}.pointwise.bias": (d,),
-                f"{trm}.norms.{i}.weight": (d,),
-                f"{trm}.norms.{i}.bias": (d,),
-                f"{trm}.lin1.{i}.weight": (inner, d),
-                f"{trm}.lin1.{i}.bias": (inner,),
-                f"{trm}.lin2.{i}.weight": (d, inner),
-                f"{trm}.lin2.{i}.bias": (d,),
-            }
-    return shapes
+def public_layout(config: CRTConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return name in the public layout → our name, and shape in the public layout."""
+    layout: dict[str, tuple[str, tuple[int, ...]]] = {}
+    with torch.device("meta"):
+        ours = CRT(config).state_dict()
+    for name, tensor in ours.items():
+        public, shape = name, tuple(tensor.shape)
+        for pattern, replacement in _RENAMED:
+            public = re.sub(pattern, replacement, public)
+        if name == "attention.qkv.weight":
+            layout |= {f"{part}_proj.weight": (name, (shape[0] // 3, shape[1])) for part in "qkv"}
+        elif name == "loop_encodings":
+            layout[public] = name, (shape[0], 1, 1, shape[1])
+        else:
+            layout[public] = name, ((*shape, 1) if name.endswith("pointwise.weight") else shape)
+    return layout
 
 
 def convert_weights(weights: Mapping[str, Tensor], config: CRTConfig, where: str) -> dict[str, Tensor]:
     """Convert the public layout to our names and shapes, in float32. Raises ArtifactError that lists every mismatch."""
-    expected = public_shapes(config)
-    problems = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in weights]
-    problems += [f"unexpected {name} {list(weights[name].shape)}" for name in weights if name not in expected]
+    layout = public_layout(config)
+    problems = [f"missing {name} {list(shape)}" for name, (_, shape) in layout.items() if name not in weights]
+    problems += [f"unexpected {name} {list(weights[name].shape)}" for name in weights if name not in layout]
     problems += [
         f"{name} is {list(weights[name].shape)}, not {list(shape)}"
-        for name, shape in expected.items()
+        for name, (_, shape) in layout.items()
         if name in weights and tuple(weights[name].shape) != shape
     ]
     if problems:
         raise ArtifactError(f"{where}: does not fit the public CRT layout:\n  " + "\n  ".join(sorted(problems)))
     converted: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        for pattern, replacement in _RENAMED:
-            name = re.sub(pattern, replacement, name)
-        converted[name] = tensor.detach().to(torch.float32)
-    converted["loop_encodings"] = converted["loop_encodings"].reshape(config.loops, config.hidden_size)
-    converted["attention.qkv.weight"] = torch.cat([converted.pop(f"{name}_proj.weight") for name in "qkv"])
-    return {
-        name: (tensor.squeeze(-1) if name.endswith("pointwise.weight") else tensor).contiguous()
-        for name, tensor in converted.items()
-    }
+    for public, (name, _) in layout.items():
+        tensor = weights[public].detach().to(torch.float32)
+        if name == "loop_encodings":
+            tensor = tensor[:, 0, 0]
+        elif name.endswith("pointwise.weight"):
+            tensor = tensor[..., 0]
+        converted[name] = torch.cat((converted[name], tensor)) if name in converted else tensor.contiguous()
+    return converted

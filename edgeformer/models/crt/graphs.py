@@ -32,27 +32,6 @@ _AXES = {
 }
 
 
-class CRTExits(nn.Module):
-    """CRT-Deep with all exits, each through its own head."""
-
-    def __init__(self, model: CRT) -> None:
-        super().__init__()
-        self.model = model
-        self.exits = model.exits
-        self.outputs = (*map(exit_logits, self.exits), *map(state_name, range(1, model.loops + 1)))
-
-    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
-        """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every loop; float32."""
-        x = self.model.embed(input_ids)
-        logits, states = [], []
-        for loop in range(1, self.model.loops + 1):
-            x = self.model.block(x, self.model.loop_encodings[loop - 1])
-            states.append(x.float())
-            if loop in self.exits:
-                logits.append(self.model.head_of(loop)(x).float())
-        return (*logits, *states)
-
-
 class CRTReadout(nn.Module):
     """State [B, S, C] after ``loop`` (1 … L) → logits float32 [B, S, V]."""
 
@@ -106,18 +85,15 @@ def _spec(model: CRT, forward: Callable[..., Any], inputs: dict[str, Tensor], ou
     return GraphSpec(Piece(model, forward), inputs, axes, outputs, longest)
 
 
-def _example_state(model: CRT) -> Tensor:
-    weight = model.head.weight
-    return weight.new_zeros(BATCH, TOKENS, weight.shape[1])
-
-
-def _readout_specs(model: CRT) -> dict[str, GraphSpec]:
+def _readout_specs(model: CRT, state: Tensor) -> dict[str, GraphSpec]:
     heads = {"readout": model.loops}
     if "shared" in model.exit_heads and len(model.exits) > 1:
         heads["readout_exit"] = model.exits[0]
     heads |= {f"readout_exit{name}": int(name) for name in model.exit_heads if name != "shared"}
-    inputs, axes = {"state": _example_state(model)}, {"state": _TOKEN_AXES}
-    return {part: GraphSpec(CRTReadout(model, loop), inputs, axes) for part, loop in heads.items()}
+    return {
+        part: GraphSpec(CRTReadout(model, loop), {"state": state}, {"state": _TOKEN_AXES})
+        for part, loop in heads.items()
+    }
 
 
 def step_specs(model: CRT) -> dict[str, GraphSpec]:
@@ -128,25 +104,26 @@ def step_specs(model: CRT) -> dict[str, GraphSpec]:
     """
     model.require_causal()
     attention, weight = model.attention, model.head.weight
+    width = weight.shape[1]
     key = weight.new_zeros(BATCH, attention.heads, _PAST, attention.head_size)
-    conv = [weight.new_zeros(BATCH, sum(trm.contexts), weight.shape[1]) for trm in (model.refine, model.trm)]
+    state = weight.new_zeros(BATCH, TOKENS, width)
     embed = {
         "input_ids": torch.zeros(BATCH, TOKENS, dtype=torch.int64),
         "position_ids": torch.arange(_PAST, _PAST + TOKENS).repeat(BATCH, 1),
-        "past_conv": conv[0],
+        "past_conv": weight.new_zeros(BATCH, sum(model.refine.contexts), width),
     }
     loop = {
-        "state": _example_state(model),
+        "state": state,
         "loop": torch.zeros(1, dtype=torch.int64),
         "past_key": key,
         "past_value": key.clone(),
-        "past_conv": conv[1],
+        "past_conv": weight.new_zeros(BATCH, sum(model.trm.contexts), width),
     }
     present = ("next_state", "present_key", "present_value", "present_conv")
     return {
         "embed": _spec(model, model.embed_cached, embed, ("state", "present_conv")),
         "loop": _spec(model, partial(_run_loop, model), loop, present),
-        **_readout_specs(model),
+        **_readout_specs(model, state),
     }
 
 
@@ -155,22 +132,21 @@ def trace_pieces(model: CRT) -> tuple[Pieces, Pieces]:
 
     The second is empty for a model that looks ahead, whose states cannot be cached.
     """
-    ids, encoding = torch.ones(BATCH, TOKENS, dtype=torch.int64), model.loop_encodings[0].detach()
+    weight, encoding = model.head.weight, model.loop_encodings[0].detach()
+    ids, state = torch.ones(BATCH, TOKENS, dtype=torch.int64), weight.new_zeros(BATCH, TOKENS, weight.shape[1])
     text = {
         EMBED: _spec(model, model.embed, {"input_ids": ids}, ("state",)),
-        BLOCK: _spec(model, model.block, {"state": _example_state(model), "encoding": encoding}, ("next_state",)),
+        BLOCK: _spec(model, model.block, {"state": state, "encoding": encoding}, ("next_state",)),
     }
-    heads = _readout_specs(model)
+    heads = _readout_specs(model, state)
     steps = step_specs(model) if model.causal else {}
     graphs = {name: export_graph(spec) for name, spec in {**text, **steps, **heads}.items()}
     return {name: graphs[name] for name in (*text, *heads)}, {name: graphs[name] for name in steps}
 
 
 def compose_exits(model: CRT, pieces: Pieces) -> onnx_ir.Model:
-    """Compose the graph of :class:`CRTExits` from the first result of :func:`trace_pieces`."""
-    composer = Composer()
-    for name, piece in pieces.items():
-        composer.add(name, piece)
+    """Compose the graph of ``CRT.every_exit`` from the first result of :func:`trace_pieces`."""
+    composer = Composer(pieces)
     ids = graph_input(pieces[EMBED].graph.inputs[0], "input_ids")
     x = composer.call(EMBED, {"input_ids": ids})["state"]
     logits: dict[str, onnx_ir.Value] = {}
@@ -192,9 +168,7 @@ def compose_decode(model: CRT, steps: Pieces) -> onnx_ir.Model:
     Args:
         steps: the traced parts of the step bundle.
     """
-    composer = Composer()
-    for name in ("embed", "loop", "readout"):
-        composer.add(name, steps[name])
+    composer = Composer({name: steps[name] for name in ("embed", "loop", "readout")})
     embed_inputs = {str(value.name): value for value in steps["embed"].graph.inputs}
     loop_inputs = {str(value.name): value for value in steps["loop"].graph.inputs}
     text = {name: graph_input(embed_inputs[name], name) for name in ("input_ids", "position_ids")}

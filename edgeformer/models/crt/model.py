@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.models.crt import CRTConfig
-from edgeformer.models.layers import build_norm
+from edgeformer.models.layers import NORMS
 
 Checkpointing = Literal["none", "loop", "cycles"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -43,7 +44,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tens
         return F.scaled_dot_product_attention(q, k, v, attn_mask=documents, is_causal=documents is None)
     batch, heads, length, head_size = q.shape
     if q.device.type == "cuda":  # one kernel of variable lengths: flash attention in FP16 and BF16, which takes no mask
-        q, k, v = nest_documents((q, k, v), documents)
+        rows = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in (q, k, v))  # [B·T, H, D]
+        nested = (nested_tensor_from_jagged(x, documents, min_seqlen=1, max_seqlen=length) for x in rows)
+        q, k, v = (x.transpose(1, 2) for x in nested)  # [documents, H, *, D]
         packed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).values()  # [B·T, H, D]
     else:
         outputs = []
@@ -53,17 +56,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tens
             outputs.append(F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1))
         packed = torch.cat(outputs)
     return packed.reshape(batch, length, heads, head_size).transpose(1, 2)
-
-
-def nest_documents(tensors: tuple[Tensor, ...], offsets: Tensor) -> list[Tensor]:
-    """Convert [B, H, T, D] to nested tensors [documents, H, *, D]; ``offsets`` int64 [documents + 1]."""
-    longest = tensors[0].shape[2]
-    return [
-        nested_tensor_from_jagged(
-            x.transpose(1, 2).flatten(0, 1).contiguous(), offsets, min_seqlen=1, max_seqlen=longest
-        ).transpose(1, 2)
-        for x in tensors
-    ]
 
 
 def cpu_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
@@ -130,26 +122,29 @@ class DilatedConv(nn.Module):
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as in torch.nn.Conv1d
         self.dilation, self.causal = dilation, causal
 
-    @property
-    def context(self) -> int:
-        """Number of earlier inputs that an output depends on: 2 · dilation (causal)."""
-        return (KERNEL - 1) * self.dilation
-
     def forward(self, x: Tensor, with_past: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Convolve x [B, T, C] → [B, T, C].
 
         Args:
-            with_past: the ``context`` inputs before x, then x, [B, context + T, C]; None: zeros precede x.
+            with_past: the 2 · dilation inputs before x, then x, [B, 2 · dilation + T, C]; None: zeros precede x.
             positions: of each token in its document, int64 [B, T], so that no tap reaches into the document before;
                 None: x is one document.
         """
         if torch.is_autocast_enabled(x.device.type):  # as conv1d does
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        if with_past is not None and torch.onnx.is_in_onnx_export():
-            return self._gather_windows(with_past, x.shape[1])
-        if self.training and self.causal and with_past is None:
-            return CausalConvolution.apply(x, self.weight, self.dilation, positions)  # type: ignore[no-untyped-call]
         d, length = self.dilation, x.shape[1]
+        if with_past is not None and torch.onnx.is_in_onnx_export():
+            # Decoding one token costs time per operator, not per number: these are three operators and the indices are
+            # computed once for all loops; shifted products are seven. torch's own indexing takes one dimension only,
+            # which adds two Reshapes to the graph.
+            indices = torch.arange(length)[:, None] + torch.arange(KERNEL) * d
+            shape = (with_past.shape[0], length, KERNEL, with_past.shape[2])
+            windows = torch.onnx.ops.symbolic(
+                "Gather", (with_past, indices), {"axis": 1}, dtype=with_past.dtype, shape=shape
+            )
+            return (windows * self.weight.squeeze(1).T).sum(2)
+        if self.training and self.causal and with_past is None:
+            return CausalConvolution.apply(x, self.weight, d, positions)  # type: ignore[no-untyped-call]
         w0, w1, w2 = self.weight.squeeze(1).to(x.dtype).unbind(-1)  # each [C]
         if not self.causal:
             padded = F.pad(x, (0, 0, d, d))
@@ -161,26 +156,15 @@ class DilatedConv(nn.Module):
             x1 = x1 * (positions >= d).to(x.dtype)[..., None]
         return x0 * w0 + x1 * w1 + x * w2
 
-    def _gather_windows(self, with_past: Tensor, new: int) -> Tensor:
-        """Convolve the last ``new`` rows of [B, context + new, C] in graphs → [B, new, C].
-
-        Decoding one token costs time per operator, not per number: these are three operators and the indices are
-        computed once for all loops; shifted products are seven.
-        """
-        indices = torch.arange(new)[:, None] + torch.arange(KERNEL) * self.dilation
-        # torch's own indexing takes one dimension only, which adds two Reshapes to the graph.
-        shape = (with_past.shape[0], new, KERNEL, with_past.shape[2])
-        windows = torch.onnx.ops.symbolic(
-            "Gather", (with_past, indices), {"axis": 1}, dtype=with_past.dtype, shape=shape
-        )
-        return (windows * self.weight.squeeze(1).T).sum(2)
-
 
 class TRMCycle(nn.Module):
     """h + Dropout(MLP(Norm(Conv(h)))), Conv = depthwise dilated → GELU (erf) → pointwise (paper B, eq. 2).
 
     ``kind`` is a row of Table 3: ``conv_linear`` has all parts, ``conv`` no MLP, ``linear`` no convolution,
     ``depthwise`` no pointwise convolution.
+
+    Attributes:
+        context: number of earlier inputs that an output depends on (causal).
     """
 
     def __init__(
@@ -193,11 +177,7 @@ class TRMCycle(nn.Module):
         self.lin1 = nn.Linear(size, inner) if kind != "conv" else None
         self.lin2 = nn.Linear(inner, size) if kind != "conv" else None
         self.dropout = nn.Dropout(dropout)
-
-    @property
-    def context(self) -> int:
-        """Number of earlier inputs that an output depends on."""
-        return self.depthwise.context if self.depthwise is not None else 0
+        self.context = (KERNEL - 1) * conv.dilation if conv is not None else 0
 
     def forward(self, h: Tensor, with_past: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """h [B, T, C] → [B, T, C]; other arguments as in :meth:`DilatedConv.forward`."""
@@ -215,14 +195,11 @@ class TRMCycle(nn.Module):
 class TRM(nn.Module):
     """A chain of TRM cycles that take their dilations from ``dilations`` in turn."""
 
-    def __init__(self, cycles: int, dilations: Sequence[int], make_cycle: Callable[[int], TRMCycle]) -> None:
+    def __init__(self, number: int, dilations: Sequence[int], make_cycle: Callable[[int], TRMCycle]) -> None:
         super().__init__()
-        self.cycles = nn.ModuleList(make_cycle(dilations[i % len(dilations)]) for i in range(cycles))
-
-    @property
-    def contexts(self) -> list[int]:
-        """Rows of the convolution cache of each cycle."""
-        return [cycle.context for cycle in self.cycles if isinstance(cycle, TRMCycle)]
+        cycles = [make_cycle(dilations[i % len(dilations)]) for i in range(number)]
+        self.cycles = nn.ModuleList(cycles)
+        self.contexts = [cycle.context for cycle in cycles]  # rows of the convolution cache of each cycle
 
     def forward(self, h: Tensor, positions: Tensor | None = None, *, recompute: bool = False) -> Tensor:
         """h [B, T, C] → [B, T, C]; ``recompute``: recompute groups of cycles in the backward pass."""
@@ -260,6 +237,10 @@ class TRM(nn.Module):
             indices = torch.arange(len(cycle_numbers)) + torch.tensor(cycle_numbers) * h.shape[1]
             return h, torch.cat(inputs, dim=1).index_select(1, indices)
         return h, torch.cat([x[:, -rows:] for x, rows in zip(inputs, contexts, strict=True)], dim=1)
+
+
+_recomputed = partial(checkpoint, use_reentrant=False)
+"""Call a function without storing its intermediate results, which the backward pass computes again."""
 
 
 class CausalAttention(nn.Module):
@@ -304,7 +285,7 @@ class CRT(nn.Module):
         self.checkpointing: Checkpointing = "none"
 
         def make_norm() -> nn.Module:
-            return build_norm(config.norm, size, config.norm_eps)
+            return NORMS[config.norm](size, eps=config.norm_eps)
 
         def make_cycle(dilation: int) -> TRMCycle:
             conv = DilatedConv(size, dilation, causal=config.causal) if config.trm != "linear" else None
@@ -338,12 +319,10 @@ class CRT(nn.Module):
 
     def head_of(self, loop: int) -> nn.Linear:
         """Return the head that answers after ``loop``."""
-        for name in ("shared", str(loop)):
-            if loop != self.loops and name in self.exit_heads:
-                head = self.exit_heads[name]
-                assert isinstance(head, nn.Linear)
-                return head
-        return self.head
+        names = [name for name in ("shared", str(loop)) if name in self.exit_heads and loop != self.loops]
+        head = self.exit_heads[names[0]] if names else self.head
+        assert isinstance(head, nn.Linear)
+        return head
 
     def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """TRM_refine(Linear(Embed(x))) + PosEmbed(p) (eq. 1): input_ids, positions int64 [B, T] → [B, T, C]."""
@@ -421,6 +400,17 @@ class CRT(nn.Module):
                 states[loop] = x
         return states
 
+    def every_exit(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every loop; float32."""
+        x = self.embed(input_ids)
+        logits, states = [], []
+        for loop in range(1, self.loops + 1):
+            x = self.block(x, self.loop_encodings[loop - 1])
+            states.append(x.float())
+            if loop in self.exits:
+                logits.append(self.head_of(loop)(x).float())
+        return (*logits, *states)
+
     def logits(self, input_ids: Tensor, loop: int | None = None) -> Tensor:
         """Return next-token logits float32 [B, T, V] after ``loop`` (None: the last) for input_ids int64 [B, T]."""
         loop = loop or self.loops
@@ -435,35 +425,6 @@ class CRT(nn.Module):
             )
 
 
-def _recomputed(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    return checkpoint(function, *arguments, use_reentrant=False)
-
-
-class _KeyValueCache:
-    """Keys and values of one loop, [2, B, H, capacity, D]; the capacity doubles when it is used up."""
-
-    def __init__(self) -> None:
-        self._buffer: Tensor | None = None
-        self.length = 0
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k and v and attend to all tokens up to each new one; q, k, v [B, H, n, D] → [B, H, n, D]."""
-        new, total = q.shape[2], self.length + k.shape[2]
-        if self._buffer is None or total > self._buffer.shape[3]:
-            capacity = max(_MIN_CACHE_TOKENS, 1 << (total - 1).bit_length())
-            buffer = k.new_empty(2, *k.shape[:2], capacity, k.shape[3])
-            if self._buffer is not None:
-                buffer[:, :, :, : self.length] = self._buffer[:, :, :, : self.length]
-            self._buffer = buffer
-        self._buffer[0, :, :, self.length : total] = k
-        self._buffer[1, :, :, self.length : total] = v
-        self.length = total
-        keys, values = self._buffer[:, :, :, :total]
-        # A single new token sees every token; several need a causal mask among themselves.
-        mask = None if new == 1 else torch.ones(new, total, dtype=torch.bool, device=q.device).tril(total - new)
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-
-
 class CachedLoops:
     """Incremental decoding, loop by loop, of one text or several of the same length.
 
@@ -476,10 +437,12 @@ class CachedLoops:
     def __init__(self, model: CRT) -> None:
         model.require_causal()
         self._model = model
-        self._refine: Tensor | None = None
-        self._trm: list[Tensor | None] = [None] * model.loops
-        self._attention = [_KeyValueCache() for _ in range(model.loops)]
         self.loops, self.max_positions, self.device = model.loops, model.max_positions, model.head.weight.device
+        # Keys and values [2, B, H, capacity, D] of each loop, of which the first tokens are in use.
+        self._keys_values: list[Tensor | None] = [None] * model.loops
+        self._lengths = [0] * model.loops
+        # Of the embedding, then of each loop.
+        self._convolutions: list[Tensor | None] = [None] * (model.loops + 1)
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
@@ -490,10 +453,10 @@ class CachedLoops:
             keep: whether to store them in the cache.
         """
         positions = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)[None]
-        cache = self._cache_or_zeros(self._refine, self._model.refine, input_ids)
+        cache = self._convolution_cache(0, len(input_ids), self._model.refine)
         h, next_cache = self._model.embed_cached(input_ids, positions, cache)
         if keep:
-            self._refine = next_cache
+            self._convolutions[0] = next_cache
         return h
 
     @torch.inference_mode()
@@ -505,21 +468,36 @@ class CachedLoops:
             x: tokens that follow those that passed this loop before, without a gap.
             keep: whether to store them in the cache.
         """
-        key_values = self._attention[number]
-        length = key_values.length
-        cache = self._cache_or_zeros(self._trm[number], self._model.trm, x)
-        x, next_cache = self._model.block_cached(x, self._model.loop_encodings[number], key_values.attend, cache)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            """Store k and v, and attend to all tokens up to each new one; the capacity doubles when it is used up."""
+            buffer, length, new = self._keys_values[number], self._lengths[number], q.shape[2]
+            total = length + new
+            if buffer is None or total > buffer.shape[3]:
+                capacity = max(_MIN_CACHE_TOKENS, 1 << (total - 1).bit_length())
+                larger = k.new_empty(2, *k.shape[:2], capacity, k.shape[3])
+                if buffer is not None:
+                    larger[:, :, :, :length] = buffer[:, :, :, :length]
+                self._keys_values[number] = buffer = larger
+            buffer[0, :, :, length:total] = k
+            buffer[1, :, :, length:total] = v
+            keys, values = buffer[:, :, :, :total]
+            # A single new token sees every token; several need a causal mask among themselves.
+            mask = None if new == 1 else torch.ones(new, total, dtype=torch.bool, device=q.device).tril(length)
+            return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+
+        cache = self._convolution_cache(number + 1, len(x), self._model.trm)
+        h, next_cache = self._model.block_cached(x, self._model.loop_encodings[number], attend, cache)
         if keep:
-            self._trm[number] = next_cache
-        else:
-            key_values.length = length
-        return x
+            self._convolutions[number + 1] = next_cache
+            self._lengths[number] += x.shape[1]
+        return h
 
     @torch.inference_mode()
     def logits(self, state: Tensor, loop: int) -> Tensor:
         """Return next-token logits float32 [B, V] for states [B, C] after ``loop``."""
         return self._model.head_of(loop)(state).float()
 
-    def _cache_or_zeros(self, cache: Tensor | None, trm: TRM, rows: Tensor) -> Tensor:
-        weight = self._model.head.weight
-        return weight.new_zeros(len(rows), sum(trm.contexts), weight.shape[1]) if cache is None else cache
+    def _convolution_cache(self, index: int, rows: int, trm: TRM) -> Tensor:
+        cache, weight = self._convolutions[index], self._model.head.weight
+        return weight.new_zeros(rows, sum(trm.contexts), weight.shape[1]) if cache is None else cache

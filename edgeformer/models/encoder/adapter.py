@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,14 @@ from torch.func import functional_call
 
 from edgeformer.artifacts.errors import install_hint
 from edgeformer.artifacts.manifest import AttentionUse
-from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, count_parameters, sharing_copy
+from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, sharing_copy
 from edgeformer.models.distillation import classification_loss
 from edgeformer.models.encoder.model import Attention, EncoderClassifier, SelfAttention, exported_form, sdpa
 from edgeformer.models.tracing import (
     BATCH,
     TOKENS,
     Composer,
+    Exits,
     Graphs,
     GraphSpec,
     Piece,
@@ -39,7 +40,7 @@ from edgeformer.models.tracing import (
 from edgeformer.tasks import Prepared
 from edgeformer.tasks.early_exit import exit_logits
 
-Pieces = dict[str, onnx_ir.Model]
+Pieces = Mapping[str, onnx_ir.Model]
 
 _EMBED, _ARGUMENTS, _LAYER, _ANSWER, _READOUT = "embed", "layer_arguments", "layer", "answer_layer", "readout"
 _STATE_AXES = {0: "batch", 1: "sequence"}
@@ -88,30 +89,6 @@ def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
     return mixed.transpose(1, 2)
 
 
-class EncoderExits(nn.Module):
-    """The classifier with an exit after every iteration, through its only head. Only the last exit is trained."""
-
-    def __init__(self, model: EncoderClassifier) -> None:
-        super().__init__()
-        self.model = model
-        self.exits = tuple(range(1, model.iterations + 1))
-        self.outputs = (*map(exit_logits, self.exits), *map(state_name, self.exits))
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        """input_ids, attention_mask int64 [B, S] → logits [B, classes] per exit, then the states.
-
-        States are [B, S, d]; the last one is [B, 1, d], because the model computes only [CLS] there.
-        """
-        h = self.model.embed(input_ids)
-        logits, states = [], []
-        for exit_ in self.exits:
-            answer = self.model.iterate(h, attention_mask, answer=True)
-            logits.append(self.model.readout(answer))
-            h = answer if exit_ == self.exits[-1] else self.model.iterate(h, attention_mask)
-            states.append(h.float())
-        return (*logits, *states)
-
-
 class EncoderAdapter(ModelAdapter):
     """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
 
@@ -128,12 +105,8 @@ class EncoderAdapter(ModelAdapter):
         """Cross-entropy, or distillation from a teacher."""
         return classification_loss(recipe, prepared)
 
-    def exits(self, model: EncoderClassifier) -> EncoderExits:
-        return EncoderExits(model)
-
-    def needed(self, model: EncoderClassifier) -> dict[int, int]:
-        """Every iteration applies all layers and the only head."""
-        return dict.fromkeys(EncoderExits(model).exits, count_parameters(model))
+    def exits(self, model: EncoderClassifier) -> Exits:
+        return Exits(model, model.every_exit, range(1, model.iterations + 1), model.iterations)
 
     def trace(self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
         return encoder_graphs(model, steps=steps)
@@ -142,13 +115,13 @@ class EncoderAdapter(ModelAdapter):
         self, model: EncoderClassifier, inputs: Sequence[str], fp32_graphs: Graphs, *, steps: bool
     ) -> Graphs:
         """Convert the traced FP32 pieces instead of tracing again."""
-        model = exported_form(model)
-        pieces = fp32_graphs.pieces
-        converted = {name: convert_graph_to_fp16(pieces[name], spec) for name, spec in _specs(model).items()}
-        return _compose(model, converted, steps)
+        return encoder_graphs(model, steps=steps, fp32=fp32_graphs.pieces)
 
     def trace_trimmed(self, model: EncoderClassifier, inputs: Sequence[str], untrimmed: Graphs | None) -> Graphs:
-        return encoder_graphs(model, steps=False, untrimmed=untrimmed)
+        """Reuse all pieces but embed, the only one that reads the token table."""
+        pieces = dict(untrimmed.pieces) if untrimmed is not None else {}
+        pieces.pop(_EMBED, None)
+        return encoder_graphs(model, steps=False, traced=pieces)
 
     def trim(self, model: EncoderClassifier, kept: Tensor) -> EncoderClassifier:
         trimmed = sharing_copy(model)
@@ -163,68 +136,83 @@ class EncoderAdapter(ModelAdapter):
                 module.dropout = 0.0
 
 
-def encoder_graphs(model: EncoderClassifier, *, steps: bool, untrimmed: Graphs | None = None) -> Graphs:
-    """Trace the graph of all exits, see :class:`EncoderExits`, and with ``steps`` the parts of the step bundle.
+def encoder_graphs(
+    model: EncoderClassifier, *, steps: bool, traced: Pieces | None = None, fp32: Pieces | None = None
+) -> Graphs:
+    """Trace the pieces, and compose the graph of all exits and, with ``steps``, the parts of the step bundle.
+
+    The loop graph of the step bundle is one iteration with all positions.
 
     Args:
-        untrimmed: graphs of the same weights with another token table. Only embed reads the table, so that all other
-            pieces are reused. None: everything is traced.
+        traced: pieces of this model that need no tracing.
+        fp32: pieces of the same model in FP32, which are converted instead of tracing any.
     """
     model = exported_form(model)
-    pieces = dict(untrimmed.pieces) if untrimmed is not None else {}
-    pieces.pop(_EMBED, None)
-    return _compose(
-        model, {name: pieces.get(name) or export_graph(spec) for name, spec in _specs(model).items()}, steps
-    )
+    if fp32 is not None:
+        pieces = {name: convert_graph_to_fp16(fp32[name], spec) for name, spec in _specs(model).items()}
+    else:
+        pieces = {name: (traced or {}).get(name) or export_graph(spec) for name, spec in _specs(model).items()}
+
+    composer = _EncoderComposer(model, pieces)
+    ids = graph_input(pieces[_EMBED].graph.inputs[0], "input_ids")
+    mask = graph_input(pieces[_ARGUMENTS].graph.inputs[1], "attention_mask")
+    h = composer.call(_EMBED, {"input_ids": ids})["state"]
+    arguments = composer.call(_ARGUMENTS, {"state": h, "attention_mask": mask})
+    logits: dict[str, onnx_ir.Value] = {}
+    states: dict[str, onnx_ir.Value] = {}
+    for exit_ in range(1, model.iterations + 1):
+        answer, *states_after = composer.iterate(h, arguments, _ANSWER, *([_LAYER] if exit_ < model.iterations else []))
+        logits[exit_logits(exit_)] = composer.call(_READOUT, {"state": answer})["logits"]
+        h = states_after[0] if states_after else answer
+        states[state_name(exit_)] = composer.to_float32(h)
+    exits = composer.finish([ids, mask], {**logits, **states})
+    if not steps:
+        return Graphs(exits, pieces=pieces)
+
+    composer = _EncoderComposer(model, pieces)
+    inputs = {str(value.name): graph_input(value, str(value.name)) for value in pieces[_ARGUMENTS].graph.inputs}
+    (state,) = composer.iterate(inputs["state"], composer.call(_ARGUMENTS, inputs), _LAYER)
+    loop = composer.finish([*inputs.values()], {"next_state": state})
+    return Graphs(exits, {_EMBED: pieces[_EMBED], "loop": loop, _READOUT: pieces[_READOUT]}, pieces=pieces)
 
 
 def _specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
-    """Return the specs of all pieces of a model in exported form."""
-    max_positions = len(model.cos)
-    longest = {"sequence": max_positions}
-    weight = model.tokens.weight
-    state = weight.new_zeros(BATCH, TOKENS, weight.shape[1])
+    """Return the specs of all pieces of a model in exported form. Layers have their weights as inputs, at the end."""
+    longest = {"sequence": len(model.cos)}
+    weight, layer = model.tokens.weight, model.layers[0]
+    state = {"state": weight.new_zeros(BATCH, TOKENS, weight.shape[1])}
     mask = torch.ones(BATCH, TOKENS, dtype=torch.int64)
     mask[1, 1:] = 0
-    text = {"state": state, "attention_mask": mask}
-    text_axes = {"state": _STATE_AXES, "attention_mask": _STATE_AXES}
-    argument_names = tuple(_ARGUMENT_AXES)
-    arguments: Any = dict(zip(argument_names, model.layer_arguments(state, mask), strict=True))
-    layer_inputs = {"state": state, **arguments}
-    return {
-        _EMBED: text_spec(Piece(model, model.embed), ("input_ids",), max_positions, ("state",)),
-        _ARGUMENTS: GraphSpec(Piece(model, model.layer_arguments), text, text_axes, argument_names, longest),
-        _READOUT: GraphSpec(Piece(model, model.readout), {"state": state}, {"state": _STATE_AXES}, longest=longest),
-        _LAYER: _layer_spec(model.layers[0], layer_inputs, None, longest),
-        _ANSWER: _layer_spec(model.layers[0], layer_inputs, 1, longest),
+    text = {**state, "attention_mask": mask}
+    axes = {"state": _STATE_AXES, "attention_mask": _STATE_AXES}
+    arguments: Any = zip(_ARGUMENT_AXES, model.layer_arguments(state["state"], mask), strict=True)
+    tensors = {**state, **dict(arguments)}
+    specs = {
+        _EMBED: text_spec(Piece(model, model.embed), ("input_ids",), len(model.cos), ("state",)),
+        _ARGUMENTS: GraphSpec(Piece(model, model.layer_arguments), text, axes, tuple(_ARGUMENT_AXES), longest),
+        _READOUT: GraphSpec(Piece(model, model.readout), state, {"state": _STATE_AXES}, longest=longest),
     }
-
-
-def _layer_spec(layer: nn.Module, inputs: dict[str, Tensor], queries: int | None, longest: dict[str, int]) -> GraphSpec:
-    """Return the spec of a layer with its weights as inputs, after its other inputs."""
-    weights = dict(layer.named_parameters())
-    examples = {**inputs, **{name.replace(".", "_"): weight.detach() for name, weight in weights.items()}}
-
-    def forward(*arguments: Tensor) -> Tensor:
-        tensors, layer_weights = arguments[: len(inputs)], arguments[len(inputs) :]
-        named_weights = dict(zip(weights, layer_weights, strict=True))
-        return functional_call(layer, named_weights, (*tensors, queries))
-
+    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
+    examples = {**tensors, **{name.replace(".", "_"): weight for name, weight in weights.items()}}
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # torch derives the graph's input names from the signature
-    parameters = [inspect.Parameter(name, kind) for name in examples]
-    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return GraphSpec(
-        Piece(layer, forward), examples, {"state": _STATE_AXES, **_ARGUMENT_AXES}, ("next_state",), longest
-    )
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in examples])
+    for piece, queries in ((_LAYER, None), (_ANSWER, 1)):
+
+        def forward(*arguments: Tensor, queries: int | None = queries) -> Tensor:
+            layer_weights = dict(zip(weights, arguments[len(tensors) :], strict=True))
+            return functional_call(layer, layer_weights, (*arguments[: len(tensors)], queries))
+
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+        axes = {"state": _STATE_AXES, **_ARGUMENT_AXES}
+        specs[piece] = GraphSpec(Piece(layer, forward), examples, axes, ("next_state",), longest)
+    return specs
 
 
 class _EncoderComposer(Composer):
     """Composes graphs of an encoder's traced pieces."""
 
     def __init__(self, model: EncoderClassifier, pieces: Pieces) -> None:
-        super().__init__()
-        for name, piece in pieces.items():
-            self.add(name, piece)
+        super().__init__(pieces)
         self._layers = [
             {
                 name.replace(".", "_"): self.constant(f"layers.{number}.{name}", weight.detach().numpy())
@@ -256,35 +244,6 @@ class _EncoderComposer(Composer):
                 start = self.node("Slice", state, *self._cls_bounds, like=result)
             sums.append(self.node("Add", result, self.node("Mul", self._scale, start, like=result), like=result))
         return sums
-
-
-def _compose(model: EncoderClassifier, pieces: Pieces, steps: bool) -> Graphs:
-    """Compose the graph of :class:`EncoderExits`, and with ``steps`` the loop graph: one iteration, all positions."""
-    composer = _EncoderComposer(model, pieces)
-    ids = graph_input(pieces[_EMBED].graph.inputs[0], "input_ids")
-    mask = graph_input(pieces[_ARGUMENTS].graph.inputs[1], "attention_mask")
-    h = composer.call(_EMBED, {"input_ids": ids})["state"]
-    arguments = composer.call(_ARGUMENTS, {"state": h, "attention_mask": mask})
-    logits: dict[str, onnx_ir.Value] = {}
-    states: dict[str, onnx_ir.Value] = {}
-    for exit_ in range(1, model.iterations + 1):
-        answer, *states_after = composer.iterate(h, arguments, _ANSWER, *([_LAYER] if exit_ < model.iterations else []))
-        logits[exit_logits(exit_)] = composer.call(_READOUT, {"state": answer})["logits"]
-        h = states_after[0] if states_after else answer
-        states[state_name(exit_)] = composer.to_float32(h)
-    exits = composer.finish([ids, mask], {**logits, **states})
-    if not steps:
-        return Graphs(exits, pieces=pieces)
-
-    composer = _EncoderComposer(model, pieces)
-    names = [str(value.name) for value in pieces[_ARGUMENTS].graph.inputs]
-    inputs = {
-        name: graph_input(value, name) for name, value in zip(names, pieces[_ARGUMENTS].graph.inputs, strict=True)
-    }
-    arguments = composer.call(_ARGUMENTS, inputs)
-    (state,) = composer.iterate(inputs["state"], arguments, _LAYER)
-    loop = composer.finish([*inputs.values()], {"next_state": state})
-    return Graphs(exits, {_EMBED: pieces[_EMBED], "loop": loop, _READOUT: pieces[_READOUT]}, pieces=pieces)
 
 
 ADAPTER = EncoderAdapter()

@@ -13,13 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.models.adapter import sharing_copy
-from edgeformer.models.layers import RMSNorm, explicit_attention
+from edgeformer.models.layers import RMSNorm, explicit_attention, padding_mask
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 """(q, k, v [B, H, S, D], additive mask [B, 1, 1, S] or None, dropout) → [B, H, S, D]"""
 
-MASKED = -1e4
-"""Added to the attention score of a padding token: zero after softmax, and representable in every float type."""
 _INITIAL_STD = 0.02
 
 
@@ -30,29 +28,26 @@ def rotary_angles(positions: int, head_size: int, theta: float) -> tuple[Tensor,
     return angle.cos().float(), angle.sin().float()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x_2i, x_2i+1) by its position's angle (paper A, "RoPE").
+class Rotation(nn.Module):
+    """Rotates each pair of x by its position's angle (paper A, "RoPE").
+
+    The result has the first members of all pairs before the second ones. Attention only takes products of two rotated
+    vectors, so a common order does not matter, and not interleaving saves two operators per call.
 
     Args:
-        x: [..., S, H, D].
-        cos, sin: [S, 1, D / 2] in float32.
-
-    Returns:
-        [..., S, H, D] of x's type, the first members of all pairs before the second ones. Attention only takes products
-        of two rotated vectors, so a common order does not matter, and not interleaving saves two operators per call.
+        has_neighbours: a pair is (x_2i, x_2i+1), as trained; else (x_i, x_{i + D/2}).
     """
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.cat((even * cos - odd * sin, even * sin + odd * cos), dim=-1).to(x.dtype)
 
+    keeps_float32 = True  # a module, so that a traced graph shows which nodes compute in float32
 
-class Rotation(nn.Module):
-    """:func:`rotate` as a module, so that a traced graph shows which nodes compute in float32."""
-
-    keeps_float32 = True
+    def __init__(self, *, has_neighbours: bool) -> None:
+        super().__init__()
+        self.has_neighbours = has_neighbours
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Shapes as in :func:`rotate`."""
-        return rotate(x, cos, sin)
+        """x [..., S, H, D] or [..., S, D], cos and sin [S, 1, D / 2] or [S, D / 2] in float32 → x's shape and type."""
+        first, second = (x[..., 0::2], x[..., 1::2]) if self.has_neighbours else x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -68,7 +63,7 @@ class SelfAttention(nn.Module):
         self.heads, self.head_size = heads, size // heads
         self.qkv = nn.Linear(size, 3 * size)
         self.out = nn.Linear(size, size)
-        self.rotate = Rotation()
+        self.rotate = Rotation(has_neighbours=True)
         self.dropout = dropout
         self.attention = attention
 
@@ -168,7 +163,11 @@ class EncoderClassifier(nn.Module):
         self.sin: Tensor
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        self.apply(_initialise)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=_INITIAL_STD)
+                if isinstance(module, nn.Linear):
+                    nn.init.zeros_(module.bias)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return logits float32 [B, classes]; without a mask every token is real."""
@@ -197,20 +196,26 @@ class EncoderClassifier(nn.Module):
     def layer_arguments(self, h: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return cos, sin and mask for every layer, see :meth:`SelfAttention.forward`."""
         length = h.shape[1]
-        mask = None if attention_mask is None else (1 - attention_mask.to(h.dtype))[:, None, None, :] * MASKED
-        return self.cos[:length, None], self.sin[:length, None], mask
+        return self.cos[:length, None], self.sin[:length, None], padding_mask(h, attention_mask)
 
     def readout(self, h: Tensor) -> Tensor:
         """h [B, S, d] → logits float32 [B, classes]."""
         return self.head(self.norm(h[:, 0])).float()
 
+    def every_exit(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        """input_ids, attention_mask int64 [B, S] → logits [B, classes] after every iteration, then the states.
 
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=_INITIAL_STD)
-        nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight, std=_INITIAL_STD)
+        All iterations share the only head, and only the last one is trained. States are float32 [B, S, d]; the last one
+        is [B, 1, d], because the model computes only [CLS] there.
+        """
+        h = self.embed(input_ids)
+        logits, states = [], []
+        for iteration in range(1, self.iterations + 1):
+            answer = self.iterate(h, attention_mask, answer=True)
+            logits.append(self.readout(answer))
+            h = answer if iteration == self.iterations else self.iterate(h, attention_mask)
+            states.append(h.float())
+        return (*logits, *states)
 
 
 def exported_form(model: EncoderClassifier) -> EncoderClassifier:
@@ -230,14 +235,14 @@ class ExportedAttention(nn.Module):
     """:class:`SelfAttention` without strided access.
 
     A rotary pair's members are neighbours in the trained model, and taking each with a stride of two is slow in every
-    runtime. Here the rows of ``qkv`` are ordered so that the product has the order of :func:`rotate`'s result. Rotation
-    runs on [B, H, S, D], in which the tables of angles [S, D / 2] need no transposition.
+    runtime. Here the rows of ``qkv`` are ordered so that the product has the order of a rotated vector. Rotation runs
+    on [B, H, S, D], in which the tables of angles [S, D / 2] need no transposition.
     """
 
     def __init__(self, trained: SelfAttention) -> None:
         super().__init__()
         self.heads, self.head_size, self.out = trained.heads, trained.head_size, trained.out
-        self.rotate = HalvesRotation()
+        self.rotate = Rotation(has_neighbours=False)
         # Per head of queries and keys: the first members of all pairs, then the second ones.
         rows = torch.arange(3 * self.heads * self.head_size).view(3, self.heads, self.head_size)
         rows = torch.cat((torch.cat((rows[:2, :, 0::2], rows[:2, :, 1::2]), -1), rows[2:])).flatten()
@@ -271,14 +276,3 @@ class ExportedSwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., size] → [..., size]."""
         return self.w3(F.silu(self.gate(x)) * self.value(x))
-
-
-class HalvesRotation(nn.Module):
-    """Rotates each pair (x_i, x_{i + D/2}); a module, so that a traced graph shows which nodes compute in float32."""
-
-    keeps_float32 = True
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [..., S, D], cos and sin [S, D / 2] in float32 → [..., S, D] of x's type."""
-        first, second = x.chunk(2, -1)
-        return torch.cat((first * cos - second * sin, first * sin + second * cos), -1).to(x.dtype)

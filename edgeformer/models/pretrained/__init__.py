@@ -55,11 +55,6 @@ class FoldConfig(Frozen):
         applications = range(self.layers * self.iterations)
         return tuple(n % self.layers if self.order == "cycle" else n // self.iterations for n in applications)
 
-    def application_numbers(self) -> tuple[int, ...]:
-        """Return for each application how often its layer was applied before."""
-        applications = range(self.layers * self.iterations)
-        return tuple(n // self.layers if self.order == "cycle" else n % self.iterations for n in applications)
-
 
 class PretrainedConfig(ModelConfig):
     """A pretrained text encoder and its changes. Missing sizes are read from the source."""
@@ -85,22 +80,22 @@ class PretrainedConfig(ModelConfig):
     @field_validator("architecture")
     @classmethod
     def _check_architecture(cls, architecture: dict[str, Any]) -> dict[str, Any]:
-        if architecture.get("model_type") not in ARCHITECTURES:
-            raise ValueError(
-                f"model_type must be one of {', '.join(ARCHITECTURES)}, not {architecture.get('model_type')!r}"
-            )
+        kind = architecture.get("model_type")
+        if kind not in ARCHITECTURES:
+            raise ValueError(f"model_type must be one of {', '.join(ARCHITECTURES)}, not {kind!r}")
         if (size := missing_size(architecture)) is not None:
             raise ValueError(f"{size} is missing, or no whole number; take architecture out to have it read")
         return architecture
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        if self.max_positions > positions_of(self.architecture):
-            raise ValueError(f"max_positions: the source takes at most {positions_of(self.architecture)} tokens")
+        positions, depth = positions_of(self.architecture), depth_of(self.architecture)
+        if self.max_positions > positions:
+            raise ValueError(f"max_positions: the source takes at most {positions} tokens")
         if self.pairs and self.separator is None:
             raise ValueError("pairs: true needs separator, the number of the token between two texts")
-        if self.fold is not None and self.fold.layers > depth_of(self.architecture):
-            raise ValueError(f"fold.layers: the source has {depth_of(self.architecture)} layers")
+        if self.fold is not None and self.fold.layers > depth:
+            raise ValueError(f"fold.layers: the source has {depth} layers")
         if self.fold is not None and self.architecture["model_type"] in ("albert", "modernbert"):
             raise ValueError(
                 "fold: the layers of albert are shared already, those of modernbert differ in what they attend to; "
@@ -123,12 +118,10 @@ class Pretrained(ModelSpec):
     model_type: ClassVar[str] = "edgeformer-pretrained"
     architecture: ClassVar[str] = "PretrainedEncoder"
     adapter_module: ClassVar[str] = "edgeformer.models.pretrained.adapter"
+    tags: ClassVar[tuple[str, ...]] = ("edge", "onnx")
     completed: ClassVar[tuple[str, ...]] = (
-        "tokenizer",
-        "model.architecture",
-        "model.vocab_size",
-        "model.max_positions",
-    )
+        "tokenizer", "model.architecture", "model.vocab_size", "model.max_positions",
+    )  # fmt: skip
 
     def complete(self, document: dict[str, Any]) -> None:
         """Read tokenizer, architecture, sizes and checksum from the source, if the recipe omits them."""
@@ -136,10 +129,8 @@ class Pretrained(ModelSpec):
         if not isinstance(model, dict) or not isinstance(model.get("source"), str):
             return
         name = model["source"]
-        tokenizer = {"kind": "hub", "name": name}
-        if Path(name).is_dir():
-            tokenizer = {"kind": "file", "path": str(Path(name) / TOKENIZER_FILE)}
-        document.setdefault("tokenizer", tokenizer)
+        file = {"kind": "file", "path": str(Path(name) / TOKENIZER_FILE)}
+        document.setdefault("tokenizer", file if Path(name).is_dir() else {"kind": "hub", "name": name})
         if "architecture" in model:
             return
         source = open_source(name)
@@ -180,9 +171,5 @@ class Pretrained(ModelSpec):
                 f"each application's own: {parts[fold.own]}"
             )
         return line
-
-    def tags(self) -> tuple[str, ...]:
-        return ("edge", "onnx")
-
 
 MODEL = Pretrained()

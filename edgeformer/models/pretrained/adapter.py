@@ -16,21 +16,12 @@ from edgeformer.models import read_run_recipe
 from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, ParameterSettings, count_parameters, sharing_copy
 from edgeformer.models.distillation import classification_loss
 from edgeformer.models.pretrained import MODEL, PretrainedConfig
-from edgeformer.models.pretrained.model import (
-    Components,
-    PretrainedEncoder,
-    build_components,
-    exported_form,
-    load_components,
-    table_of,
-)
+from edgeformer.models.pretrained.model import Components, PretrainedEncoder, exported_form, load_components, table_of
 from edgeformer.models.pretrained.source import open_source, width_of
-from edgeformer.models.tracing import BATCH, TOKENS, Graphs, GraphSpec, Piece, export_graph, state_name, text_spec
+from edgeformer.models.tracing import BATCH, TOKENS, Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS, load_weights
 from edgeformer.tasks import Prepared
-from edgeformer.tasks.early_exit import exit_logits
 
-_STATE_AXES = {0: "batch", 1: "sequence"}
 _HIDDEN_DROPOUTS = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout")
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 _FREE_KEYS = {
@@ -40,25 +31,6 @@ _FREE_KEYS = {
 """Keys of ``model.architecture`` that may differ from the source: its weights do not depend on them."""
 
 
-class PretrainedExits(nn.Module):
-    """The encoder with an exit after every stage, through its only head. Only the last exit is trained."""
-
-    def __init__(self, model: PretrainedEncoder) -> None:
-        super().__init__()
-        self.model = model
-        self.exits = tuple(range(1, model.stages + 1))
-        self.outputs = (*map(exit_logits, self.exits), *map(state_name, self.exits))
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        """input_ids, attention_mask int64 [B, S] → answers per exit, then the states [B, S, d] of every stage."""
-        h, answers, states = self.model.embed(input_ids), [], []
-        for stage in range(self.model.stages):
-            h = self.model.advance(h, attention_mask, stage)
-            answers.append(self.model.readout(h, attention_mask))
-            states.append(h.float())
-        return (*answers, *states)
-
-
 class PretrainedAdapter(ModelAdapter):
     """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
 
@@ -66,7 +38,7 @@ class PretrainedAdapter(ModelAdapter):
         """Build the encoder, always with torch's SDPA."""
         config: PretrainedConfig = recipe.model
         overrides = {"vocab_size": config.vocab_size} | _dropouts(config)
-        components = build_components(config.architecture, getattr(recipe, "classes", None), **overrides)
+        components, _ = load_components(None, config.architecture, getattr(recipe, "classes", None), **overrides)
         return PretrainedEncoder(components, config, trained=False), AttentionUse(requested="sdpa", used="sdpa")
 
     def pinned(self, recipe: Any) -> Any:
@@ -107,12 +79,13 @@ class PretrainedAdapter(ModelAdapter):
             raise ArtifactError(f"{source.folder}: has {len(table)} token vectors, its tokenizer {config.vocab_size}")
         # Tables are often padded to a round number of rows, which no token uses.
         components.words.weight = nn.Parameter(table[: config.vocab_size].clone())
+        has_classifier = components.head is not None
         uses_teacher = config.fold is not None and config.fold.weights == "teacher"
         teacher_weights = _load_teacher_layers(components, recipe) if uses_teacher else {}
         model.load_state_dict(PretrainedEncoder(components, config, trained=True).state_dict() | teacher_weights)
         if uses_teacher:
             return ()
-        if components.head is None or config.pooling is not None:  # the source's pooler is not used
+        if not has_classifier or config.pooling is not None:  # the source's pooler is not used
             missing = frozenset(name for name in missing if "pooler" not in name)
         return tuple(sorted(missing))
 
@@ -123,8 +96,8 @@ class PretrainedAdapter(ModelAdapter):
         """Cross-entropy, or distillation from a teacher."""
         return classification_loss(recipe, prepared)
 
-    def exits(self, model: PretrainedEncoder) -> PretrainedExits:
-        return PretrainedExits(model)
+    def exits(self, model: PretrainedEncoder) -> Exits:
+        return Exits(model, model.every_exit, range(1, model.stages + 1), model.stages)
 
     def needed(self, model: PretrainedEncoder) -> dict[int, int]:
         """Count a layer's shared parameters once and its own ones per application up to the exit."""
@@ -141,13 +114,35 @@ class PretrainedAdapter(ModelAdapter):
         return needed
 
     def trace(self, model: PretrainedEncoder, inputs: Sequence[str], *, steps: bool) -> Graphs:
+        """Trace the exits, and the parts if every stage applies the same layers in the same order."""
         model = exported_form(model)
-        exits = PretrainedExits(model)
-        spec = text_spec(exits, inputs, model.max_positions, exits.outputs)
-        parts = _step_specs(model) if steps and model.loops_one_graph else {}
-        return Graphs(
-            export_graph(spec), {part: export_graph(spec) for part, spec in parts.items()}, has_row_scales=True
-        )
+        exits, size, longest = self.exits(model), model.layers_per_stage, {"sequence": model.max_positions}
+        graphs = {"exits": export_graph(text_spec(exits, inputs, model.max_positions, exits.outputs))}
+        stages = {model.order[start : start + size] for start in range(0, len(model.order), size)}
+        if steps and len(stages) == 1 and not model.kinds:
+            words, project = model.embeddings.words, model.embeddings.project
+            width = project.out_features if isinstance(project, nn.Linear) else words.embedding_dim
+            mask = torch.ones(BATCH, TOKENS, dtype=torch.int64)
+            mask[1, 1:] = 0
+            state = {"state": torch.zeros(BATCH, TOKENS, width, dtype=words.weight.dtype)}
+            text = state | {"attention_mask": mask}
+            axes = {name: {0: "batch", 1: "sequence"} for name in text}
+            # The loop graph takes its number if layers depend on it.
+            has_number = any(hasattr(module, "own_parts") for module in model.modules())
+            loop_number = {"loop": torch.zeros(1, dtype=torch.int64)} if has_number else {}
+
+            def loop(state: Tensor, attention_mask: Tensor, number: Tensor | int = 0) -> Tensor:
+                return model.advance(state, attention_mask, number)
+
+            readout = state if model.head.pooling == "cls" else text
+            readout_axes = {name: axes[name] for name in readout}
+            specs = {
+                "embed": text_spec(Piece(model, model.embed), ("input_ids",), model.max_positions, ("state",)),
+                "loop": GraphSpec(Piece(model, loop), text | loop_number, axes, ("next_state",), longest),
+                "readout": GraphSpec(Piece(model, model.readout), readout, readout_axes, longest=longest),
+            }
+            graphs |= {part: export_graph(spec) for part, spec in specs.items()}
+        return Graphs(graphs.pop("exits"), graphs, has_row_scales=True)
 
     def trim(self, model: PretrainedEncoder, kept: Tensor) -> PretrainedEncoder:
         trimmed = sharing_copy(model)
@@ -213,32 +208,6 @@ def _is_per_application(parameter_name: str, module: nn.Module) -> bool:
     """Return whether the first dimension of a parameter counts the applications of a shared layer."""
     owner, _, name = parameter_name.rpartition(".")
     return name in getattr(module.get_submodule(owner), "own_parts", ())
-
-
-def _step_specs(model: PretrainedEncoder) -> dict[str, GraphSpec]:
-    """Return part → spec: ``embed``, ``loop``, ``readout``; the loop graph takes its number if layers depend on it."""
-    longest = {"sequence": model.max_positions}
-    words, project = model.embeddings.words, model.embeddings.project
-    width = project.out_features if isinstance(project, nn.Linear) else words.embedding_dim
-    state = torch.zeros(BATCH, TOKENS, width, dtype=words.weight.dtype)
-    mask = torch.ones(BATCH, TOKENS, dtype=torch.int64)
-    mask[1, 1:] = 0
-    inputs = {"state": state, "attention_mask": mask}
-    axes = {"state": _STATE_AXES, "attention_mask": _STATE_AXES}
-    has_number = any(hasattr(module, "own_parts") for module in model.modules())
-    loop_number = {"loop": torch.zeros(1, dtype=torch.int64)} if has_number else {}
-
-    def loop(state: Tensor, attention_mask: Tensor, number: Tensor | int = 0) -> Tensor:
-        return model.advance(state, attention_mask, number)
-
-    readout = {"state": state} if model.head.pooling == "cls" else inputs
-    return {
-        "embed": text_spec(Piece(model, model.embed), ("input_ids",), model.max_positions, ("state",)),
-        "loop": GraphSpec(Piece(model, loop), inputs | loop_number, axes, ("next_state",), longest),
-        "readout": GraphSpec(
-            Piece(model, model.readout), readout, dict.fromkeys(readout, _STATE_AXES), longest=longest
-        ),
-    }
 
 
 ADAPTER = PretrainedAdapter()

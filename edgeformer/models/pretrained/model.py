@@ -5,8 +5,7 @@ Shapes: B rows, S tokens, d width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,36 +17,59 @@ from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, needs_extra
 from edgeformer.models.adapter import sharing_copy
-from edgeformer.models.layers import LayerNorm, explicit_attention, to_float32
+from edgeformer.models.layers import MASKED, LayerNorm, explicit_attention, padding_mask, to_float32
 from edgeformer.models.pretrained import FoldConfig, PretrainedConfig
-from edgeformer.models.pretrained.source import refuse_unused
+from edgeformer.models.pretrained.source import is_encoder_weight
 
-MASKED = -1e4
-"""Added to the attention score of a hidden token: zero after softmax, and representable in every float type."""
 _EXPORT_ATTENTION = "edgeformer_written_out"
 """Name under which transformers finds :func:`_export_attention`, besides its own ``sdpa`` and ``eager``."""
-
-Activation = Callable[[Tensor], Tensor]
 Weights = Mapping[str, Tensor]
 """Parameters of a layer by name."""
 
 
-@dataclass(frozen=True)
-class HeadComponents:
-    """A classifier's head; the modules are applied in the order of the fields.
+class Head(nn.Module):
+    """States of a text → one vector: pooling, then a dense layer and classes if there are any.
 
-    Attributes:
-        pooling: ``cls`` or ``mean``.
+    Args:
+        pooling: ``cls``, ``mean`` or ``max``.
         drop_first: whether dropout also comes before ``dense``.
     """
 
-    pooling: str
-    dense: nn.Linear | None
-    activation: Activation
-    out: nn.Linear
-    dropout: float
-    drop_first: bool = False
-    norm: nn.Module | None = None
+    def __init__(
+        self,
+        pooling: str = "cls",
+        dense: nn.Module | None = None,
+        activation: Callable[[Tensor], Tensor] = torch.tanh,
+        out: nn.Module | None = None,
+        dropout: float = 0.0,
+        *,
+        drop_first: bool = False,
+        norm: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.pooling, self.normalize, self.activation, self.drop_first = pooling, False, activation, drop_first
+        self.dense, self.norm = dense, norm
+        self.dropout = nn.Dropout(dropout)
+        self.out = out
+
+    def forward(self, h: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """h [B, S, d], attention_mask int64 [B, S] or None (all real) → float32 [B, classes or d]."""
+        if self.pooling == "cls":
+            x = h[:, 0]
+        elif attention_mask is None:
+            x = h.mean(1) if self.pooling == "mean" else h.amax(1)
+        elif self.pooling == "max":
+            x = h.masked_fill(attention_mask[:, :, None] == 0, MASKED).amax(1)
+        else:  # summed in float32: the sum over a long text exceeds FP16
+            real = attention_mask[:, :, None]
+            x = ((h.float() * real).sum(1) / real.sum(1).clamp(min=1)).to(h.dtype)
+        if self.dense is not None:
+            x = self.activation(self.dense(self.dropout(x) if self.drop_first else x))
+            x = x if self.norm is None else self.norm(x)
+        if self.out is not None:
+            x = self.out(self.dropout(x))
+        x = x.float()
+        return F.normalize(x, dim=-1) if self.normalize else x
 
 
 @dataclass(frozen=True)
@@ -57,12 +79,10 @@ class Components:
     Attributes:
         words: token table [V, e].
         positions: position table [P, e] without rows of padding; None: layers get rotary angles.
-        types: table of token types; None: there are none.
         norm, dropout: of the embeddings.
         layers: each once.
         order: index in ``layers`` of each application.
         project: from the embeddings' width to the layers'.
-        final_norm: after the last layer.
         head: None for an encoder without a classifier's head.
         rotary: maps positions to angles for layers that need them. Such layers also have ``kinds``, and those of the
             kind ``sliding_attention`` see ``window`` tokens to either side.
@@ -77,79 +97,64 @@ class Components:
     order: tuple[int, ...]
     project: nn.Module | None = None
     final_norm: nn.Module | None = None
-    head: HeadComponents | None = None
+    head: Head | None = None
     rotary: nn.Module | None = None
     kinds: tuple[str, ...] = ()
     window: int = 0
 
 
-def build_components(architecture: Mapping[str, Any], classes: int | None, **overrides: Any) -> Components:
-    """Build the components of a model with fresh weights from torch's global generator.
+def load_components(
+    folder: Path | None, architecture: Mapping[str, Any], classes: int | None, **overrides: Any
+) -> tuple[Components, frozenset[str]]:
+    """Load the components of the model in ``folder``; also return the names of missing weights, which are fresh.
+
+    Only safetensors are read, and no code of the folder runs.
 
     Args:
+        folder: None: all weights are fresh, from torch's global generator, and none counts as missing.
         architecture: content of config.json.
         classes: of the classifier; None: no head.
         overrides: keys that replace those of ``architecture``.
 
     Raises:
         MissingDependencyError: transformers is not installed.
-        ArtifactError: transformers cannot build the configuration.
+        ArtifactError: transformers cannot build the configuration, or the weights are damaged or another encoder's.
     """
-    auto_model, config = _transformers_config(architecture, classes, overrides)
-    with _transformers_errors(str(architecture.get("model_type"))):
-        return map_components(auto_model.from_config(config, attn_implementation="sdpa"))
-
-
-def load_components(
-    folder: Path, architecture: Mapping[str, Any], classes: int | None, **overrides: Any
-) -> tuple[Components, frozenset[str]]:
-    """Load the components of the model in ``folder``; also return the names of missing weights, which are fresh.
-
-    Only safetensors are read, and no code of the folder runs. Arguments and errors as of :func:`build_components`;
-    also ArtifactError for damaged weights.
-    """
-    auto_model, config = _transformers_config(architecture, classes, overrides)
-    with _transformers_errors(str(folder)):
-        model, report = auto_model.from_pretrained(
-            str(folder), config=config, attn_implementation="sdpa", use_safetensors=True, local_files_only=True,
-            trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
-        )  # fmt: skip
-        refuse_unused(folder, report["unexpected_keys"])
-        missing = {*report["missing_keys"], *(str(key[0]) for key in report["mismatched_keys"])}
-        return map_components(model), frozenset(missing)
-
-
-def _transformers_config(
-    architecture: Mapping[str, Any], classes: int | None, overrides: Mapping[str, Any]
-) -> tuple[Any, Any]:
-    """Return transformers' class for the model and its configuration."""
     with needs_extra("hf", "a pretrained encoder"):
         from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
     options = {**architecture, **overrides}
-    options.pop("model_type")
+    kind = options.pop("model_type")
     if classes is not None and len(options.get("id2label") or {}) != classes:
         options = {key: value for key, value in options.items() if key not in ("id2label", "label2id")}
         options["num_labels"] = classes
-    with _transformers_errors("config.json"):
-        config = AutoConfig.for_model(architecture["model_type"], **options)
-    return AutoModel if classes is None else AutoModelForSequenceClassification, config
-
-
-@contextmanager
-def _transformers_errors(subject: str) -> Iterator[None]:
-    """Convert transformers' exceptions to ArtifactError, and silence its reports about fresh heads and progress."""
+    auto_model: Any = AutoModel if classes is None else AutoModelForSequenceClassification
+    # Silence transformers' reports about fresh heads, and its progress bars.
     logging: Any = import_module("transformers.utils.logging")
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        config = AutoConfig.for_model(kind, **options)
+        if folder is None:
+            return map_components(auto_model.from_config(config, attn_implementation="sdpa")), frozenset()
+        model, report = auto_model.from_pretrained(
+            str(folder), config=config, attn_implementation="sdpa", use_safetensors=True, local_files_only=True,
+            trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
+        )  # fmt: skip
+        mismatched = {str(key[0]) for key in report["mismatched_keys"]}
+        unused = sorted(filter(is_encoder_weight, {*report["unexpected_keys"], *mismatched}))
+        if unused:
+            raise ArtifactError(
+                f"{folder}: has weights that no encoder of its config.json uses: {', '.join(unused[:4])}; it computes "
+                "something that is not computed here, or its config.json is another model's"
+            )
+        return map_components(model), frozenset({*report["missing_keys"], *mismatched})
     except EdgeformerError:
         raise
     except Exception as error:  # invalid settings raise many types, even ZeroDivisionError
         lines = [line.strip() for line in str(error).strip().splitlines()[:2]] or [type(error).__name__]
         reason = f"it knows no {error}" if isinstance(error, KeyError) else " ".join(lines)
-        raise ArtifactError(f"{subject}: transformers cannot make a model of it: {reason}") from None
+        raise ArtifactError(f"{folder or kind}: transformers cannot make a model of it: {reason}") from None
     finally:
         logging.set_verbosity(level)
         if has_bars:
@@ -158,15 +163,13 @@ def _transformers_errors(subject: str) -> Iterator[None]:
 
 def map_components(model: Any) -> Components:
     """Map a transformers model (a bare encoder or a sequence classifier) to components; norms become float32 ones."""
+    _use_float32_norms(model)
     config, encoder = model.config, model.base_model
-    kind, embeddings = config.model_type, encoder.embeddings
+    kind, embeddings, depth = config.model_type, encoder.embeddings, config.num_hidden_layers
     is_modern = kind == "modernbert"
-    words = embeddings.tok_embeddings if is_modern else embeddings.word_embeddings
-    norm = embeddings.norm if is_modern else embeddings.LayerNorm
     positions: Any = getattr(embeddings, "position_embeddings", None)
     dropout = getattr(config, "hidden_dropout_prob", 0.0)
     options: dict[str, Any] = {"project": getattr(encoder, "embeddings_project", None)}
-    depth = config.num_hidden_layers
     order = tuple(range(depth))
     if kind == "albert":  # it shares its layers: one application of a group counts as a layer
         layers = encoder.encoder.albert_layer_groups
@@ -176,60 +179,51 @@ def map_components(model: Any) -> Components:
         layers, dropout = encoder.transformer.layer, config.dropout
     elif is_modern:
         layers, dropout = encoder.layers, config.embedding_dropout
-        options |= {"final_norm": _float32_norm(encoder.final_norm), "rotary": encoder.rotary_emb}
+        options |= {"final_norm": encoder.final_norm, "rotary": encoder.rotary_emb}
         options |= {"kinds": tuple(config.layer_types), "window": config.sliding_window}
     else:  # BERT, RoBERTa, ELECTRA
         layers = encoder.encoder.layer
         if kind == "roberta":  # the first rows belong to padding
             positions = table_of(positions.weight[config.pad_token_id + 1 :])
-    components = Components(
-        words=words,
+
+    if model is not encoder:
+        out, head_dropout = model.classifier, getattr(config, "classifier_dropout", None)
+        if head_dropout is None:
+            head_dropout = getattr(config, "hidden_dropout_prob", None)
+        if kind == "albert":
+            head = Head("cls", model.albert.pooler, torch.tanh, out, config.classifier_dropout_prob)
+        elif kind == "distilbert":
+            head = Head("cls", model.pre_classifier, F.relu, out, config.seq_classif_dropout)
+        elif is_modern:
+            dense, activation, norm = model.head.dense, model.head.act, model.head.norm
+            head = Head(config.classifier_pooling, dense, activation, out, config.classifier_dropout, norm=norm)
+        elif kind == "bert":
+            head = Head("cls", model.bert.pooler.dense, torch.tanh, out, head_dropout)
+        else:
+            activation = torch.tanh if kind == "roberta" else F.gelu
+            head = Head("cls", out.dense, activation, out.out_proj, head_dropout, drop_first=True)
+        options["head"] = head
+    return Components(
+        words=embeddings.tok_embeddings if is_modern else embeddings.word_embeddings,
         positions=positions,
         types=getattr(embeddings, "token_type_embeddings", None),
-        norm=_float32_norm(norm),
+        norm=embeddings.norm if is_modern else embeddings.LayerNorm,
         dropout=dropout,
         layers=list(layers),
         order=order,
-        head=_map_head(model) if model is not encoder else None,
         **options,
     )
-    for module in [components.norm, components.final_norm, *components.layers]:
-        if module is not None:
-            _replace_norms(module)
-    return components
 
 
-def _map_head(model: Any) -> HeadComponents:
-    """Map the head of a sequence classifier."""
-    config, out = model.config, model.classifier
-    if config.model_type == "albert":
-        return HeadComponents("cls", model.albert.pooler, torch.tanh, out, config.classifier_dropout_prob)
-    if config.model_type == "distilbert":
-        return HeadComponents("cls", model.pre_classifier, F.relu, out, config.seq_classif_dropout)
-    if config.model_type == "modernbert":
-        dense, activation, norm = model.head.dense, model.head.act, _float32_norm(model.head.norm)
-        return HeadComponents(config.classifier_pooling, dense, activation, out, config.classifier_dropout, norm=norm)
-    dropout = getattr(config, "classifier_dropout", None)
-    dropout = config.hidden_dropout_prob if dropout is None else dropout
-    if config.model_type == "bert":
-        return HeadComponents("cls", model.bert.pooler.dense, torch.tanh, out, dropout)
-    activation = torch.tanh if config.model_type == "roberta" else F.gelu
-    return HeadComponents("cls", out.dense, activation, out.out_proj, dropout, drop_first=True)
-
-
-def _replace_norms(module: nn.Module) -> None:
+def _use_float32_norms(module: nn.Module) -> None:
+    """Replace layer norms, in place, by norms on the same weights that stay in float32 in an FP16 graph."""
     for name, child in module.named_children():
         if type(child) is nn.LayerNorm:
-            setattr(module, name, _float32_norm(child))
+            exact = LayerNorm(child.normalized_shape, eps=child.eps, bias=child.bias is not None)
+            exact.weight, exact.bias = child.weight, child.bias
+            setattr(module, name, exact)
         else:
-            _replace_norms(child)
-
-
-def _float32_norm(norm: nn.LayerNorm) -> LayerNorm:
-    """Return a norm on the same weights that stays in float32 in an FP16 graph."""
-    exact = LayerNorm(norm.normalized_shape, eps=norm.eps, bias=norm.bias is not None)
-    exact.weight, exact.bias = norm.weight, norm.bias
-    return exact
+            _use_float32_norms(child)
 
 
 def table_of(weight: Tensor) -> nn.Embedding:
@@ -272,52 +266,12 @@ class Embeddings(nn.Module):
         return x if self.project is None else self.project(x)
 
 
-class Head(nn.Module):
-    """States of a text → one vector: pooling, then a dense layer and classes if ``components`` has them.
-
-    Args:
-        pooling: ``cls``, ``mean`` or ``max``.
-        components: of a classifier's head; None: the result is the pooled vector.
-        normalize: scale the result to length 1.
-    """
-
-    def __init__(self, pooling: str, components: HeadComponents | None, *, normalize: bool = False) -> None:
-        super().__init__()
-        self.pooling, self.normalize = pooling, normalize
-        self.activation: Activation | None = components.activation if components is not None else None
-        self.drop_first = components is not None and components.drop_first
-        self.dense = components.dense if components is not None else None
-        self.norm = components.norm if components is not None else None
-        self.dropout = nn.Dropout(components.dropout if components is not None else 0.0)
-        self.out = components.out if components is not None else None
-
-    def forward(self, h: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """h [B, S, d], attention_mask int64 [B, S] or None (all real) → float32 [B, classes or d]."""
-        if self.pooling == "cls":
-            x = h[:, 0]
-        elif attention_mask is None:
-            x = h.mean(1) if self.pooling == "mean" else h.amax(1)
-        elif self.pooling == "max":
-            x = h.masked_fill(attention_mask[:, :, None] == 0, MASKED).amax(1)
-        else:  # summed in float32: the sum over a long text exceeds FP16
-            real = attention_mask[:, :, None]
-            x = ((h.float() * real).sum(1) / real.sum(1).clamp(min=1)).to(h.dtype)
-        if self.dense is not None and self.activation is not None:
-            x = self.activation(self.dense(self.dropout(x) if self.drop_first else x))
-            x = x if self.norm is None else self.norm(x)
-        if self.out is not None:
-            x = self.out(self.dropout(x))
-        x = x.float()
-        return F.normalize(x, dim=-1) if self.normalize else x
-
-
 class PretrainedEncoder(nn.Module):
     """embed → stages of layers → readout. Each stage can be followed by an exit.
 
     A stage is one iteration of a folded model, else one layer.
 
     Args:
-        components: of a transformers model.
         config: pooling, pairs, fold; :class:`Embeddings` and :class:`Head` say what is used.
         trained: whether the weights are meaningful; else a fold skips slow computations on them.
 
@@ -329,15 +283,15 @@ class PretrainedEncoder(nn.Module):
 
     def __init__(self, components: Components, config: PretrainedConfig, *, trained: bool) -> None:
         super().__init__()
-        head, fold = components.head, config.fold
-        pooling = config.pooling or (head.pooling if head is not None else "cls")
-        if head is not None and config.pooling is not None:  # the dense layer was trained for the source's pooling
-            head = replace(head, dense=None, norm=None, drop_first=False)
+        fold = config.fold
         self.embeddings = Embeddings(components, config)
-        self.head = Head(pooling, head, normalize=config.normalize)
+        self.head = components.head if components.head is not None else Head()
+        if config.pooling is not None:  # the dense layer was trained for the source's pooling
+            self.head.pooling, self.head.drop_first = config.pooling, False
+            self.head.dense = self.head.norm = None
+        self.head.normalize = config.normalize
         self.rotary = components.rotary
         self.application = Application()
-        self.application_numbers = fold.application_numbers() if fold is not None else None
         self.layers_per_stage = fold.layers if fold is not None else 1
         if fold is not None:
             components = fold_components(components, fold, self.application, trained=trained)
@@ -345,18 +299,7 @@ class PretrainedEncoder(nn.Module):
         self.final_norm = components.final_norm if components.final_norm is not None else nn.Identity()
         self.order, self.kinds, self.window = components.order, components.kinds, components.window
         self.max_positions = config.max_positions
-
-    @property
-    def stages(self) -> int:
-        """Number of exits, the last one being the full model."""
-        return len(self.order) // self.layers_per_stage
-
-    @property
-    def loops_one_graph(self) -> bool:
-        """Whether every stage applies the same layers in the same order, so that a host can loop one graph."""
-        size = self.layers_per_stage
-        starts = range(0, len(self.order), size)
-        return not self.kinds and all(self.order[start : start + size] == self.order[:size] for start in starts)
+        self.stages = len(self.order) // self.layers_per_stage
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, *, states: bool = False
@@ -369,6 +312,18 @@ class PretrainedEncoder(nn.Module):
         answer = self.readout(h, attention_mask)
         return (answer, all_states) if states else answer
 
+    def every_exit(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        """input_ids, attention_mask int64 [B, S] → answers after every stage through the only head, then the states.
+
+        States are float32 [B, S, d]. Only the last exit is trained.
+        """
+        h, answers, states = self.embed(input_ids), [], []
+        for stage in range(self.stages):
+            h = self.advance(h, attention_mask, stage)
+            answers.append(self.readout(h, attention_mask))
+            states.append(h.float())
+        return (*answers, *states)
+
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids int64 [B, S] → [B, S, d]."""
         return self.embeddings(input_ids)
@@ -379,27 +334,25 @@ class PretrainedEncoder(nn.Module):
         Args:
             stage: from 0; int64 [1] in the graph that a host loops.
         """
-        mask = None if attention_mask is None else (1 - attention_mask.to(h.dtype))[:, None, None, :] * MASKED
+        padding = padding_mask(h, attention_mask)  # [B, 1, 1, S]
         first = 0 if isinstance(stage, Tensor) else stage * self.layers_per_stage
         for index in range(first, first + self.layers_per_stage):
-            if self.application_numbers is not None:
-                self.application.number = stage if isinstance(stage, Tensor) else self.application_numbers[index]
-            h = self._apply_layer(self.order[index], h, mask)
+            layer = self.order[index]
+            # How often the layer was applied before.
+            self.application.number = stage if isinstance(stage, Tensor) else self.order[:index].count(layer)
+            if self.rotary is None:
+                h = self.layers[layer](h, padding)
+                continue
+            mask, kind = padding, self.kinds[layer]
+            positions = torch.arange(h.shape[1], device=h.device)
+            if kind == "sliding_attention":
+                outside = (positions[:, None] - positions[None, :]).abs() > self.window
+                window_mask = outside.to(h.dtype)[None, None] * MASKED
+                # The minimum, because the sum of two would exceed FP16.
+                mask = window_mask if mask is None else torch.minimum(mask, window_mask)
+            angles = self.rotary(h, positions[None], kind)
+            h = self.layers[layer](h, attention_mask=mask, position_embeddings=angles)
         return h
-
-    def _apply_layer(self, number: int, h: Tensor, mask: Tensor | None) -> Tensor:
-        """Apply a layer to h [B, S, d] with an additive mask [B, 1, 1, S]."""
-        if self.rotary is None:
-            return self.layers[number](h, mask)
-        kind = self.kinds[number]
-        positions = torch.arange(h.shape[1], device=h.device)
-        if kind == "sliding_attention":
-            outside = (positions[:, None] - positions[None, :]).abs() > self.window
-            window_mask = outside.to(h.dtype)[None, None] * MASKED
-            # The minimum, because the sum of two would exceed FP16.
-            mask = window_mask if mask is None else torch.minimum(mask, window_mask)
-        angles = self.rotary(h, positions[None], kind)
-        return self.layers[number](h, attention_mask=mask, position_embeddings=angles)
 
     def readout(self, h: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """h [B, S, d] → float32 [B, classes or d]."""
@@ -409,8 +362,7 @@ class PretrainedEncoder(nn.Module):
 class Application:
     """Number of the current application of the shared layers: from 0, or int64 [1] as an input of a loop graph."""
 
-    def __init__(self) -> None:
-        self.number: int | Tensor = 0
+    number: int | Tensor = 0
 
     def select(self, stacked: Tensor) -> Tensor:
         """[applications, …] → […] of the current application."""
@@ -442,35 +394,25 @@ def fold_components(components: Components, fold: FoldConfig, application: Appli
                 owner, _, attribute = name.rpartition(".")
                 mean = torch.stack([weights[name].detach() for weights in averaged]).mean(0)
                 setattr(layer.get_submodule(owner), attribute, nn.Parameter(mean))
-    if fold.own != "none":
-        for layer, indices in zip(kept, applications, strict=True):
-            if trained and len(order) == count:
-                replaced = [source[index] for index in indices]
+    for layer, indices in zip(kept, applications, strict=True):
+        replaced: list[Weights] = [dict(layer.named_parameters())] * len(indices)
+        if trained and len(order) == count:
+            replaced = [source[index] for index in indices]
+        for path, module in list(layer.named_modules()):
+            parent, _, name = path.rpartition(".")
+            keys = [key for key, _ in module.named_parameters(recurse=False)]
+            weights = [{key: layer_weights[f"{path}.{key}"] for key in keys} for layer_weights in replaced]
+            own: nn.Module
+            if isinstance(module, nn.Linear) and fold.own == "norms":
+                own = OwnBias(module, weights, application)
+            elif isinstance(module, nn.Linear) and fold.own == "adapters":
+                own = AdaptedLinear(module, weights, fold.rank, application)
+            elif isinstance(module, LayerNorm) and fold.own == "norms":
+                own = OwnNorm(module, weights, application)
             else:
-                replaced = [dict(layer.named_parameters())] * len(indices)
-            _individualize(layer, replaced, fold, application)
+                continue
+            setattr(layer.get_submodule(parent), name, own)
     return replace(components, layers=kept, order=order)
-
-
-def _individualize(
-    layer: nn.Module, replaced: Sequence[Weights], fold: FoldConfig, application: Application, prefix: str = ""
-) -> None:
-    """Replace modules of a layer, in place, by modules with parameters of every application.
-
-    Args:
-        replaced: for every application, the weights of the layer that it replaces, by names with ``prefix``.
-    """
-    for name, child in list(layer.named_children()):
-        keys = [key for key, _ in child.named_parameters()]
-        weights = [{key: layer_weights[f"{prefix}{name}.{key}"] for key in keys} for layer_weights in replaced]
-        if isinstance(child, nn.Linear) and fold.own == "norms":
-            setattr(layer, name, OwnBias(child, weights, application))
-        elif isinstance(child, nn.Linear):
-            setattr(layer, name, AdaptedLinear(child, weights, fold.rank, application))
-        elif isinstance(child, LayerNorm) and fold.own == "norms":
-            setattr(layer, name, OwnNorm(child, weights, application))
-        else:
-            _individualize(child, replaced, fold, application, f"{prefix}{name}.")
 
 
 class OwnBias(nn.Module):
@@ -509,37 +451,36 @@ class OwnNorm(nn.Module):
 class AdaptedLinear(nn.Module):
     """y = W x + b + U_t (D_t x): shared W and b, and a low-rank matrix for every application t.
 
+    U_t D_t starts as the closest one to the difference of a replaced layer's matrix from W. For W itself, U_t is zero
+    and D_t random, so that both can be trained.
+
     Shapes: weight [out, in], bias [out], down (D) [applications, rank, in], up (U) [applications, out, rank].
     """
 
     own_parts = ("down", "up")
 
+    @torch.no_grad()
     def __init__(self, shared: nn.Linear, replaced: Sequence[Weights], rank: int, application: Application) -> None:
         super().__init__()
         self.weight, self.bias, self.application = shared.weight, shared.bias, application
-        rank = min(rank, *shared.weight.shape)
-        factors = [_low_rank_difference(shared.weight, weights["weight"], rank) for weights in replaced]
-        self.down = nn.Parameter(torch.stack([down for down, _ in factors]))
-        self.up = nn.Parameter(torch.stack([up for _, up in factors]))
+        rows, columns = shared.weight.shape
+        rank = min(rank, rows, columns)
+        downs, ups = [], []
+        for target in (weights["weight"] for weights in replaced):
+            if target is shared.weight:
+                downs.append(torch.randn(rank, columns) * columns**-0.5)
+                ups.append(torch.zeros(rows, rank))
+            else:
+                u, s, v = torch.linalg.svd(target - shared.weight, full_matrices=False)
+                root = s[:rank].sqrt()
+                downs.append(root[:, None] * v[:rank])
+                ups.append(u[:, :rank] * root)
+        self.down, self.up = nn.Parameter(torch.stack(downs)), nn.Parameter(torch.stack(ups))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] → [..., out]."""
         low = F.linear(x, self.application.select(self.down))
         return F.linear(x, self.weight, self.bias) + F.linear(low, self.application.select(self.up))
-
-
-@torch.no_grad()
-def _low_rank_difference(shared: Tensor, target: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return down [rank, in] and up [out, rank] whose product is closest to ``target − shared`` [out, in].
-
-    If ``target`` is ``shared`` itself, ``up`` is zero and ``down`` random, so that both can be trained.
-    """
-    rows, columns = shared.shape
-    if target is shared:
-        return torch.randn(rank, columns) * columns**-0.5, torch.zeros(rows, rank)
-    u, s, v = torch.linalg.svd(target - shared, full_matrices=False)
-    root = s[:rank].sqrt()
-    return root[:, None] * v[:rank], u[:, :rank] * root
 
 
 def exported_form(model: PretrainedEncoder) -> PretrainedEncoder:

@@ -1,6 +1,6 @@
 """Folders and hub names of Hugging Face models, read without torch and without running their code.
 
-The JSON files come from strangers, so each is validated before use.
+The JSON files come from strangers, so what is read of them is validated before use.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, field_validator
 from tokenizers import Tokenizer
-from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, InputError, needs_extra
@@ -25,7 +24,6 @@ from edgeformer.data.tokenization import tokenizer_from_file
 
 M = TypeVar("M", bound=BaseModel)
 Size = Annotated[int, Field(ge=1)]
-Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 ARCHITECTURES = ("albert", "bert", "distilbert", "electra", "modernbert", "roberta")
 """Supported values of ``model_type``; MiniLM's is ``bert`` or ``roberta``."""
@@ -41,11 +39,6 @@ _FILES = (
 )  # fmt: skip
 _POOLINGS = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
 _IGNORED_KEYS = ("_name_or_path", "auto_map", "transformers_version", "torch_dtype", "dtype", "gradient_checkpointing")
-_TABLES = {
-    "vocab_size": ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight"),
-    "max_position_embeddings": ("embeddings.position_embeddings.weight",),
-    "type_vocab_size": ("embeddings.token_type_embeddings.weight",),
-}
 _ENCODER_WEIGHT = re.compile(r"(^|\.)(embeddings|embeddings_project|encoder|transformer|layers?|final_norm)\.")
 _BUFFER = re.compile(r"\.(position_ids|token_type_ids|inv_freq)$")
 _ENCODER_CLASS = re.compile("(Model|ForMaskedLM|ForPreTraining|ForSequenceClassification)$")
@@ -62,26 +55,14 @@ class _ConfigFile(Frozen):
 
 
 class EncoderFile(_ConfigFile):
-    """config.json. :func:`missing_size` checks which sizes a ``model_type`` needs."""
+    """Optional keys of config.json that are read here. Transformers checks the other ones when it builds the model."""
 
-    model_type: str
-    vocab_size: Size
-    max_position_embeddings: Size
-    hidden_size: Size | None = None
-    dim: Size | None = None
-    num_hidden_layers: Size | None = None
-    n_layers: Size | None = None
     intermediate_size: Size | None = None
     hidden_dim: Size | None = None
     embedding_size: Size | None = None
     type_vocab_size: Size | None = None
     num_hidden_groups: Size | None = None
-    inner_group_num: Size | None = None
     num_labels: Size | None = None
-    pad_token_id: Annotated[int, Field(ge=-1)] | None = None
-    layer_norm_eps: Epsilon | None = None
-    norm_eps: Epsilon | None = None
-    hidden_act: str | None = None
     architectures: list[str] | None = None
     problem_type: str | None = None
     id2label: dict[str, str | int] | None = None
@@ -89,6 +70,7 @@ class EncoderFile(_ConfigFile):
     add_cross_attention: bool | None = None
     position_embedding_type: str | None = None
     chunk_size_feed_forward: int | None = None
+    quantization_config: Any = None
 
     @field_validator("id2label")
     @classmethod
@@ -97,35 +79,12 @@ class EncoderFile(_ConfigFile):
             raise ValueError("must name the classes 0, 1, 2 … without a gap")
         return names
 
-    @model_validator(mode="after")
-    def _check_padding(self) -> Self:
-        if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
-            raise ValueError(f"pad_token_id: {self.pad_token_id} is no token of a vocabulary of {self.vocab_size}")
-        return self
-
-    def min_bytes(self) -> int:
-        """Return the bytes of the largest tables and matrices at one byte per number."""
-        is_distilbert = self.model_type == "distilbert"
-        width = (self.dim if is_distilbert else self.hidden_size) or 1
-        inner = (self.hidden_dim if is_distilbert else self.intermediate_size) or 0
-        layers = (self.n_layers if is_distilbert else self.num_hidden_layers) or 1
-        if self.model_type == "albert":
-            layers = (self.num_hidden_groups or 1) * (self.inner_group_num or 1)
-        rows = self.vocab_size + (self.type_vocab_size or 0)
-        rows += 0 if self.model_type == "modernbert" else self.max_position_embeddings
-        classes = max(len(self.id2label or ()), self.num_labels or 0)
-        return rows * (self.embedding_size or width) + (layers * (inner + width) + classes) * width
-
 
 class SentenceModule(_ConfigFile):
-    """An entry of modules.json."""
+    """An entry of modules.json of a sentence-transformers folder."""
 
     type: str
     path: str = ""
-
-
-class SentenceModules(RootModel[list[SentenceModule]]):
-    """modules.json of a sentence-transformers folder."""
 
 
 class SentenceFile(_ConfigFile):
@@ -146,18 +105,14 @@ def _validate(model: type[M], content: Any, path: Path) -> M:
         raise ArtifactError(f"{path}: {key + ': ' if key else ''}{message[:1].lower()}{message[1:]}") from None
 
 
-def _read_json(path: Path) -> Any:
+def read_object(path: Path, kind: type[Any] = dict) -> Any:
+    """Read a JSON object, or a list, in UTF-8. Raises ArtifactError."""
     try:
-        return json.loads(read_at_most(path, MOST_JSON_BYTES).decode("utf-8"))
+        content = json.loads(read_at_most(path, MOST_JSON_BYTES).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}: missing or damaged: {error}") from None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object in UTF-8. Raises ArtifactError."""
-    content = _read_json(path)
-    if not isinstance(content, dict):
-        raise ArtifactError(f"{path}: damaged: no JSON object")
+    if not isinstance(content, kind):
+        raise ArtifactError(f"{path}: damaged: no JSON {'object' if kind is dict else 'list'}")
     return content
 
 
@@ -213,13 +168,12 @@ class Source:
 
     def vocabulary(self) -> int:
         """Return the number of tokens of its tokenizer; the weights may have more rows. Raises DataError."""
-        numbers = self._tokenizer().get_vocab(with_added_tokens=True).values()
-        return max(numbers, default=0) + 1
+        return max(self._tokenizer().get_vocab(with_added_tokens=True).values(), default=0) + 1
 
     def separator(self) -> int:
         """Return the token between the texts of a pair. Raises InputError if its tokenizer takes no pairs."""
         tokenizer = self._tokenizer()
-        single, pair = (tokenizer.encode(*texts) for texts in (("a",), ("a", "b")))
+        single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
         if len(pair.ids) <= len(single.ids) or not single.special_tokens_mask[-1]:
             raise InputError(f"{self.tokenizer}: puts no separator between the texts of a pair; use pairs: false")
         return int(single.ids[-1])
@@ -270,14 +224,9 @@ def missing_size(architecture: Mapping[str, Any]) -> str | None:
     return None
 
 
-def refuse_unused(folder: Path, names: Iterable[str]) -> None:
-    """Raise ArtifactError for weights inside the encoder that it does not use: it would compute something else."""
-    unused = sorted(name for name in names if _ENCODER_WEIGHT.search(name) and not _BUFFER.search(name))
-    if unused:
-        raise ArtifactError(
-            f"{folder}: has weights that no encoder of its config.json uses: {', '.join(unused[:4])}; it computes "
-            "something that is not computed here, or its config.json is another model's"
-        )
+def is_encoder_weight(name: str) -> bool:
+    """Return whether a tensor in a model's file is a weight of its encoder: without it, the results are different."""
+    return bool(_ENCODER_WEIGHT.search(name)) and not _BUFFER.search(name)
 
 
 def open_source(name: str) -> Source:
@@ -290,7 +239,7 @@ def open_source(name: str) -> Source:
     """
     folder = _find_folder(name)
     config_path = folder / CONFIG_FILE
-    config = read_object(config_path)
+    config: dict[str, Any] = read_object(config_path)
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
         allowed = ", ".join(ARCHITECTURES)
@@ -303,7 +252,7 @@ def open_source(name: str) -> Source:
         "add_cross_attention": encoder.add_cross_attention,
         "position_embedding_type": encoder.position_embedding_type not in (None, "absolute"),
         "chunk_size_feed_forward": encoder.chunk_size_feed_forward,
-        "quantization_config": config.get("quantization_config"),
+        "quantization_config": encoder.quantization_config,
     }
     for key in (key for key, is_set in unsupported.items() if is_set):
         value = f"is {config[key]!r}" if key != "quantization_config" else "is there: the weights are quantised"
@@ -316,12 +265,17 @@ def open_source(name: str) -> Source:
             f"{folder}: has no {WEIGHTS}; other formats could run code and are not read. If you trust it, "
             "load it with transformers and write it again with save_pretrained(…, safe_serialization=True)"
         )
-    weights_bytes = sum(path.stat().st_size for path in weights)
-    if encoder.min_bytes() > weights_bytes:
+    # The largest tables and matrices, at one byte per number: no file may make the process allocate far more memory.
+    width, weights_bytes = width_of(config), sum(path.stat().st_size for path in weights)
+    rows = config["vocab_size"] + (encoder.type_vocab_size or 0)
+    rows += 0 if kind == "modernbert" else config["max_position_embeddings"]
+    layers = (encoder.num_hidden_groups or 1) if kind == "albert" else depth_of(config)
+    inner = encoder.hidden_dim if kind == "distilbert" else encoder.intermediate_size
+    matrix_rows = layers * ((inner or 0) + width) + max(len(encoder.id2label or ()), encoder.num_labels or 0)
+    if rows * (encoder.embedding_size or width) + matrix_rows * width > weights_bytes:
         raise ArtifactError(
             f"{config_path}: describes a model that is larger than the {weights_bytes:,} bytes beside it"
         )
-    _check_tables(encoder, weights, config_path)
     if not (folder / TOKENIZER_FILE).is_file():
         raise InputError(
             f"{folder}: has no {TOKENIZER_FILE}; write one with transformers: "
@@ -331,37 +285,29 @@ def open_source(name: str) -> Source:
     return Source(name, folder, described, "auto_map" in config, *_read_sentence_model(folder))
 
 
-def _check_tables(encoder: EncoderFile, weights: Iterable[Path], config_path: Path) -> None:
-    """Raise ArtifactError if a table's rows contradict config.json, or a file is damaged. Reads only the headers."""
-    with needs_extra("hf", "a pretrained encoder"):
-        from safetensors import SafetensorError, safe_open
-    for path in weights:
-        try:
-            with safe_open(path, framework="numpy") as file:
-                shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
-        except (OSError, SafetensorError) as error:
-            raise ArtifactError(f"{path}: no safetensors file, or damaged: {error}; copy it again") from None
-        for name, shape in shapes.items():
-            for key, tables in _TABLES.items():
-                rows = getattr(encoder, key)
-                if name.endswith(tables) and rows is not None and shape[:1] != [rows]:
-                    raise ArtifactError(f"{config_path}: {key} is {rows}, but {name} in {path.name} has shape {shape}")
-
-
 def _read_sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
     """Return pooling, normalisation and length of a sentence-transformers folder. Raises InputError, ArtifactError."""
     modules_path = folder / "modules.json"
     if not modules_path.is_file():
         return None, False, None
     pooling, normalize = None, False
-    for module in _validate(SentenceModules, _read_json(modules_path), modules_path).root:
+    for module in _validate(RootModel[list[SentenceModule]], read_object(modules_path, list), modules_path).root:
         kind = module.type.rsplit(".", 1)[-1]
-        if kind == "Pooling":
+        if kind == "Normalize":
+            normalize = True
+        elif kind == "Pooling":
             if not _FOLDER_NAME.fullmatch(module.path):
                 raise InputError(f"{modules_path}: path {module.path[:60]!r} must be the name of a folder beside it")
-            pooling = _read_pooling(folder / module.path / CONFIG_FILE)
-        elif kind == "Normalize":
-            normalize = True
+            path = folder / module.path / CONFIG_FILE
+            config, prefix = read_object(path), "pooling_mode_"
+            flags = [key.removeprefix(prefix) for key in config if key.startswith(prefix) and config[key]]
+            modes = {_POOLINGS.get(flag, flag) for flag in flags}
+            if (mode := config.get("pooling_mode")) is not None:  # newer folders
+                modes.add(str(mode))
+            if len(modes) != 1 or not modes <= {*_POOLINGS.values()}:
+                listed, allowed = ", ".join(sorted(mode[:60] for mode in modes)), ", ".join(_POOLINGS.values())
+                raise InputError(f"{path}: pooling must be one of {allowed}, not {listed or 'none'}; {AS_ONNX}")
+            pooling = modes.pop()
         elif kind != "Transformer":
             raise InputError(f"{modules_path}: has a module {kind[:60]!r}, which is not known here; {AS_ONNX}")
     path = folder / "sentence_bert_config.json"
@@ -374,20 +320,6 @@ def _read_sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
                 "would; give its normalizer a Lowercase"
             )
     return pooling, normalize, settings.max_seq_length
-
-
-def _read_pooling(path: Path) -> str:
-    """Return ``cls``, ``mean`` or ``max`` from a Pooling module's config.json. Raises InputError for any other."""
-    config = read_object(path)
-    prefix = "pooling_mode_"
-    flags = [key.removeprefix(prefix) for key in config if key.startswith(prefix) and config[key]]
-    modes = {_POOLINGS.get(flag, flag) for flag in flags}
-    if (mode := config.get("pooling_mode")) is not None:  # newer folders
-        modes.add(str(mode))
-    if len(modes) != 1 or not modes <= {*_POOLINGS.values()}:
-        listed = ", ".join(sorted(mode[:60] for mode in modes)) or "none"
-        raise InputError(f"{path}: pooling must be one of {', '.join(_POOLINGS.values())}, not {listed}; {AS_ONNX}")
-    return modes.pop()
 
 
 def _find_folder(name: str) -> Path:
