@@ -72,16 +72,12 @@ class ModelAdapter(ABC):
     def start(self, model: Any, recipe: Any) -> tuple[str, ...]:
         """Load pretrained weights into a new model, if the recipe names some; return the names that stay fresh.
 
-        Raises:
-            InputError, ArtifactError: the weights are missing or do not fit.
+        Raises InputError or ArtifactError if the weights are missing or do not fit.
         """
         return ()
 
     def state_shape(self, recipe: Any) -> tuple[int, int] | None:
-        """Return number and width of the states from ``model(…, states=True)``, which distillation compares.
-
-        None: the model returns no states.
-        """
+        """Return number and width of the states from ``model(…, states=True)``, which distillation compares, if any."""
         return None
 
     def learning(self, model: Any, training: TrainingConfig) -> Iterator[ParameterSettings]:
@@ -97,8 +93,7 @@ class ModelAdapter(ABC):
     def loss(self, model: Any, recipe: Any, prepared: Prepared | None) -> Loss:
         """Return the training loss, and apply the recipe's settings that change the model's training.
 
-        Args:
-            prepared: the data; None if memory is planned without data.
+        ``prepared`` is None if memory is planned without data.
         """
 
     def scorer(self, model: Any) -> Any:
@@ -118,29 +113,21 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def trace(self, model: Any, inputs: Sequence[str], *, steps: bool) -> Graphs:
-        """Convert the model, in FP32 or FP16, to ONNX graphs.
+        """Convert the model, in FP32 or FP16, to ONNX graphs. Raises EdgeformerError if torch cannot.
 
         Args:
             inputs: input names, in the order of :meth:`exits`.
             steps: also return the parts that a host can loop.
-
-        Raises:
-            EdgeformerError: torch cannot export the model.
         """
 
     def trace_fp16(self, model: Any, inputs: Sequence[str], fp32_graphs: Graphs, *, steps: bool) -> Graphs:
-        """Convert a model that was converted to FP16 in place, like :meth:`trace`.
-
-        Args:
-            fp32_graphs: of the same model, which can be converted instead of traced.
-        """
+        """Do as :meth:`trace` for a model that was converted to FP16 in place; its FP32 graphs can be reused."""
         return self.trace(model, inputs, steps=steps)
 
     def trace_trimmed(self, model: Any, inputs: Sequence[str], untrimmed: Graphs | None) -> Graphs:
-        """Convert a model from :meth:`trim`, like :meth:`trace` without steps, with bit-identical results.
+        """Do as :meth:`trace` for a model from :meth:`trim`, without steps and with bit-identical results.
 
-        Args:
-            untrimmed: graphs of the untrimmed model in the same precision, whose parts can be reused; None: none exist.
+        ``untrimmed`` are graphs of the untrimmed model in the same precision, whose parts can be reused.
         """
         return self.trace(model, inputs, steps=False)
 
@@ -151,25 +138,16 @@ class ModelAdapter(ABC):
     def causality(self, model: Any, seed: int = 0) -> Causality | None:
         """Probe whether outputs depend on later tokens; None for a bidirectional model.
 
-        Raises:
-            ValueError: the probe is blind because no output depends on any token.
+        Raises ValueError if the probe is blind because no output depends on any token.
         """
         return None
 
     def decoder(self, model: Any) -> Any:
-        """Return the model as :class:`~edgeformer.runtimes.torch.session.CachedModel`.
-
-        Raises:
-            InputError: it cannot generate text.
-        """
+        """Return the model as :class:`~edgeformer.runtimes.torch.session.CachedModel`. Raises InputError."""
         raise InputError("this model reads whole texts and writes none")
 
     def trim(self, model: Any, kept: Tensor) -> nn.Module:
-        """Return a model with the rows ``kept`` (int64 [n]) of the token table; other tensors are shared.
-
-        Raises:
-            InputError: the vocabulary of this model cannot be trimmed.
-        """
+        """Return a model with the rows ``kept`` (int64 [n]) of the token table; other tensors are shared."""
         raise InputError("--vocab-trim: the vocabulary of this model cannot be trimmed")
 
     def match_cuda_memory(self, model: Any) -> None:  # noqa: B027 - most models need no changes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
 from tabulate import tabulate
 
 from edgeformer.artifacts.data_warnings import LEAKS
-from edgeformer.artifacts.manifest import Causality, DataSummary, RunManifest
+from edgeformer.artifacts.manifest import DataSummary, RunManifest
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import format_duration, markdown, markdown_line
 from edgeformer.models import model_spec_of
 from edgeformer.tasks import Task, get_task
@@ -38,13 +39,27 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         f"{name} {count:,} rows" + (f" of {data.tokens[name]:,} tokens" if name in data.tokens else "")
         for name, count in data.rows.items()
     )
-    facts = [
-        f"**Model:** {model_spec.card_line(recipe.model)}; {manifest.parameters:,} parameters",
-        *([f"**Causality:** {_describe_causality(manifest.causality)}"] if task.writes_text else []),
-        *task.card_lines(recipe),
-        f"**Training:** {_describe_training(manifest, recipe, task)}",
-        f"**Data:** split {markdown(data.split)}; {markdown(counts)}",
-    ]
+    facts = [f"**Model:** {model_spec.card_line(recipe.model)}; {manifest.parameters:,} parameters"]
+    if task.writes_text and (probe := manifest.causality) is None:
+        facts.append("**Causality:** not probed")
+    elif task.writes_text and probe is not None:
+        trials = f"{probe.trials} random places in texts of {', '.join(map(str, probe.lengths))} tokens, every exit"
+        largest = max(probe.largest_change.values())
+        result = f"later tokens change no output (probe: {trials}; largest change {largest:.1e} of an output's spread)"
+        if probe.leaks:
+            result = f"the probe ({trials}) saw outputs change with tokens up to {probe.reach} positions later"
+        facts.append(f"**Causality:** {result}")
+    facts += task.card_lines(recipe)
+    training = f"not here; {markdown(str(manifest.reason))}"
+    if manifest.steps:
+        epoch = manifest.best_epoch
+        weights = f"weights of epoch {epoch}" if epoch is not None else "weights of the last step, stopped in mid-epoch"
+        training = (
+            f"{manifest.epochs} epochs, {manifest.steps:,} steps, {format_duration(manifest.seconds)} in "
+            f"{manifest.precision} on {markdown(str(manifest.host.get('cpu')))}; {weights}, chosen by validation "
+            f"{task.selected_by(recipe.training)}; seed {recipe.seed}"
+        )
+    facts += [f"**Training:** {training}", f"**Data:** split {markdown(data.split)}; {markdown(counts)}"]
     overlaps = [
         f"- {markdown(overlap.test_set)}: of {overlap.test_rows:,} texts, {overlap.duplicates:,} are also training "
         f"texts and {overlap.contained:,} more share a whole phrase with one.\n"
@@ -61,51 +76,23 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
     )
 
 
-def _describe_causality(probe: Causality | None) -> str:
-    if probe is None:
-        return "not probed"
-    trials = f"{probe.trials} random places in texts of {', '.join(map(str, probe.lengths))} tokens, every exit"
-    if probe.leaks:
-        return f"the probe ({trials}) saw outputs change with tokens up to {probe.reach} positions later"
-    largest = max(probe.largest_change.values())
-    return f"later tokens change no output (probe: {trials}; largest change {largest:.1e} of an output's spread)"
-
-
-def _describe_training(manifest: RunManifest, recipe: Recipe, task: Task) -> str:
-    if not manifest.steps:
-        return f"not here; {markdown(str(manifest.reason))}"
-    epoch = manifest.best_epoch
-    weights = f"weights of epoch {epoch}" if epoch is not None else "weights of the last step, stopped in mid-epoch"
-    return (
-        f"{manifest.epochs} epochs, {manifest.steps:,} steps, {format_duration(manifest.seconds)} in "
-        f"{manifest.precision} on {markdown(str(manifest.host.get('cpu')))}; {weights}, chosen by validation "
-        f"{task.selected_by(recipe.training)}; seed {recipe.seed}"
-    )
-
-
 def _score_table(manifest: RunManifest, task: Task) -> str:
     """Return one row per set, or one per set and exit, in loop order, then one for early exit by confidence."""
     scores = {name: score for name, score in {"validation": manifest.validation, **manifest.tests}.items() if score}
     if not scores:
         return "None yet.\n"
     has_exits = any(score.by_exit for score in scores.values())
-
-    def exit_cells(score: Score, exit_score: object) -> list[str]:
-        values = {"n": score.n, **dict(exit_score)}  # type: ignore[call-overload]
-        return [column.text(values.get(column.key)) for column in task.columns]
-
     rows = []
     for name, score in scores.items():
-        name = markdown(name)
-        full = [column.text(getattr(score, column.key, None)) for column in task.columns]
-        if not has_exits:
-            rows.append([name, *full])
-            continue
-        *earlier, last = score.by_exit
-        rows += [[name, f"loop {loop}", *exit_cells(score, score.by_exit[loop])] for loop in earlier]
-        rows.append([name, f"loop {last}", *full])
-        if (early := score.leaving_early) is not None:
-            rows.append([name, f"by confidence ({early.mean_loops:.2f} loops)", *exit_cells(score, early)])
+        full = {column.key: getattr(score, column.key, None) for column in task.columns}
+        results: dict[str, dict[str, Any]] = {f"loop {loop}": dict(result) for loop, result in score.by_exit.items()}
+        if score.by_exit:
+            results[f"loop {[*score.by_exit][-1]}"] = full
+            if (early := score.leaving_early) is not None:
+                results[f"by confidence ({early.mean_loops:.2f} loops)"] = dict(early)
+        for answered_by, values in (results or {"": full}).items():
+            cells = [column.text({"n": score.n, **values}.get(column.key)) for column in task.columns]
+            rows.append([markdown(name), *([answered_by] if has_exits else []), *cells])
     header = ("set", *(("answered by",) if has_exits else ()), *(column.heading for column in task.columns))
     return f"{tabulate(rows, header, tablefmt='github', disable_numparse=True)}\n\n{task.score_note}\n"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
 
     Labels [B] give cross-entropy; labels 0 and 1 [B, C] of rows with several labels give binary cross-entropy, averaged
     over the labels. With ``training.teacher`` the loss is w·KL + (1 − w)·cross-entropy + s·(distance of the states):
-    KL between student and teacher at temperature T, times T²; for the states see :func:`_state_distance`.
+    KL between student and teacher at temperature T, times T²; the squared distance of their states is averaged over
+    real tokens and width.
 
     Args:
         recipe: its ``training`` has ``label_smoothing``, ``token_dropout`` (share of tokens replaced by [UNK]),
@@ -42,111 +42,98 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
     """
     training = recipe.training
     cross_entropy = nn.CrossEntropyLoss(label_smoothing=float(getattr(training, "label_smoothing", 0)), reduction="sum")
-
-    def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
-        if labels.ndim == 1:
-            return cross_entropy(logits, labels)
-        summed = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
-        return summed / labels.shape[1]
-
-    drop_tokens = _token_dropout(float(getattr(training, "token_dropout", 0)), prepared)
-    distillation = None if getattr(training, "teacher", None) is None else _Distillation(recipe, prepared)
+    dropout = float(getattr(training, "token_dropout", 0)) if prepared is not None else 0.0
+    special, unk = torch.tensor(()), 0
+    if dropout and prepared is not None:
+        added = prepared.tokenizer.get_added_tokens_decoder()
+        special = torch.tensor(sorted(token_id for token_id, token in added.items() if token.special))
+        unk = special_ids(prepared.tokenizer).unk
+    teacher = None if getattr(training, "teacher", None) is None else _Teacher(recipe, prepared)
 
     def loss(model: nn.Module, batch: Batch) -> Losses:
-        ids, mask = drop_tokens(batch["input_ids"]), batch.get("attention_mask")
-        if distillation is None:
-            return Losses(label_loss(model(ids, mask).float(), batch["labels"]))
-        return distillation.losses(model, ids, batch, label_loss)
+        ids, mask, labels = batch["input_ids"], batch.get("attention_mask"), batch["labels"]
+        if dropout:
+            selected = torch.rand(ids.shape, device=ids.device) < dropout
+            ids = torch.where(selected & ~torch.isin(ids, special.to(ids.device)), unk, ids)
+        compares_states = teacher is not None and bool(training.distillation.states)
+        logits, states = model(ids, mask, states=True) if compares_states else (model(ids, mask), [])
+        if teacher is not None:
+            # The teacher sees every row without any dropout.
+            teacher_logits, teacher_states = teacher.outputs(batch, len(states))
+        logits = logits.float()
+        if labels.ndim == 1:
+            label_loss = cross_entropy(logits, labels)
+        else:
+            summed = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
+            label_loss = summed / labels.shape[1]
+        if teacher is None:
+            return Losses(label_loss)
+        config = training.distillation
+        student_log_p = F.log_softmax(logits / config.temperature, -1)
+        teacher_log_p = F.log_softmax(teacher_logits / config.temperature, -1)
+        divergence = F.kl_div(student_log_p, teacher_log_p, reduction="sum", log_target=True) * config.temperature**2
+        total = (1 - config.weight) * label_loss + config.weight * divergence
+        parts = {"cross_entropy": label_loss.detach(), "distillation": divergence.detach()}
+        if compares_states:
+            distance = logits.new_zeros(())
+            for student_state, teacher_state in zip(states, teacher_states, strict=True):
+                squared = (student_state.float() - teacher_state.float()).square().mean(-1)  # [B, S]
+                if mask is None:
+                    distance = distance + squared.mean(-1).sum()
+                else:
+                    distance = distance + ((squared * mask).sum(-1) / mask.sum(-1).clamp(min=1)).sum()
+            total = total + config.states * distance
+            parts["states"] = distance.detach()
+        return Losses(total, parts)
 
     return loss
 
 
-def _token_dropout(share: float, prepared: Prepared | None) -> Callable[[Tensor], Tensor]:
-    if not share or prepared is None:
-        return lambda ids: ids
-    added = prepared.tokenizer.get_added_tokens_decoder()
-    special = torch.tensor(sorted(token_id for token_id, token in added.items() if token.special))
-    unk = special_ids(prepared.tokenizer).unk
+class _Teacher:
+    """A trained classifier, whose logits are cached per row.
 
-    def drop(ids: Tensor) -> Tensor:
-        selected = torch.rand(ids.shape, device=ids.device) < share
-        return torch.where(selected & ~torch.isin(ids, special.to(ids.device)), unk, ids)
-
-    return drop
-
-
-class _Distillation:
-    """A teacher and the loss against it. The teacher sees every row without any dropout."""
+    Args:
+        recipe: of the student. Raises RecipeError if the teacher does not fit it.
+        prepared: None: its weights are not loaded.
+    """
 
     def __init__(self, recipe: Any, prepared: Prepared | None) -> None:
         folder = Path(recipe.training.teacher)
-        self._where, self._config = f"training.teacher: {folder}", recipe.training.distillation
+        where = f"training.teacher: {folder}"
         if not (folder / RECIPE_FILE).is_file():
-            raise RecipeError(f"{self._where}: is no run; name the folder of a finished classification run")
-        teacher_recipe = read_run_recipe(folder)
-        self._check_compatible(teacher_recipe, recipe)
-        self.model, _ = model_spec_of(teacher_recipe).adapter.build(teacher_recipe, BuildTarget())
+            raise RecipeError(f"{where}: is no run; name the folder of a finished classification run")
+        teacher: Any = read_run_recipe(folder)
+        if teacher.task != recipe.task or teacher.data.labels != recipe.data.labels:
+            raise RecipeError(f"{where}: its labels are not those of this recipe ({', '.join(recipe.data.labels)})")
+        positions = teacher.model.max_positions
+        if positions < recipe.data.max_length:
+            raise RecipeError(f"{where}: takes {positions} tokens; set data.max_length: {positions}")
+        adapter = model_spec_of(teacher).adapter
+        if recipe.training.distillation.states:
+            remedy = "set training.distillation.states: 0"
+            shape, student_shape = adapter.state_shape(teacher), model_spec_of(recipe).adapter.state_shape(recipe)
+            if shape is None or student_shape is None:
+                raise RecipeError(f"{where}: states can be compared between pretrained encoders only; {remedy}")
+            (states, width), (student_states, student_width) = shape, student_shape
+            if width != student_width:
+                raise RecipeError(f"{where}: its states are {width} wide, the student's {student_width}; {remedy}")
+            if states % student_states:
+                raise RecipeError(
+                    f"{where}: has {states} stages, of which none stands for each of {student_states} iterations; "
+                    f"{remedy}, or fold into another number"
+                )
+        self.model, _ = adapter.build(teacher, BuildTarget())
         self.model.eval().requires_grad_(False)
         self._cache: dict[bytes, NDArray[np.float32]] | None = None
         if prepared is not None:
             tokenizer = tokenizer_from_file(folder / MODEL_FOLDER / TOKENIZER_FILE)
             if fingerprint(with_current_cleaning(tokenizer)) != fingerprint(prepared.tokenizer):
-                raise RecipeError(f"{self._where}: reads other tokens; use its tokenizer and its data.cleaning")
+                raise RecipeError(f"{where}: reads other tokens; use its tokenizer and its data.cleaning")
             load_weights(self.model, folder / MODEL_FOLDER / WEIGHTS)
             self._cache = {}
 
-    def _check_compatible(self, teacher: Any, student: Any) -> None:
-        """Raise RecipeError if the teacher's recipe does not fit the student's."""
-        if teacher.task != student.task or teacher.data.labels != student.data.labels:
-            labels = ", ".join(student.data.labels)
-            raise RecipeError(f"{self._where}: its labels are not those of this recipe ({labels})")
-        positions = teacher.model.max_positions
-        if positions < student.data.max_length:
-            raise RecipeError(f"{self._where}: takes {positions} tokens; set data.max_length: {positions}")
-        if not self._config.states:
-            return
-        remedy = "set training.distillation.states: 0"
-        shapes = [model_spec_of(recipe).adapter.state_shape(recipe) for recipe in (teacher, student)]
-        if shapes[0] is None or shapes[1] is None:
-            raise RecipeError(f"{self._where}: states can be compared between pretrained encoders only; {remedy}")
-        (teacher_states, teacher_width), (student_states, student_width) = shapes[0], shapes[1]
-        if teacher_width != student_width:
-            raise RecipeError(
-                f"{self._where}: its states are {teacher_width} wide, the student's {student_width}; {remedy}"
-            )
-        if teacher_states % student_states:
-            raise RecipeError(
-                f"{self._where}: has {teacher_states} stages, of which none stands for each of {student_states} "
-                f"iterations; {remedy}, or fold into another number"
-            )
-
-    def losses(
-        self, model: nn.Module, ids: Tensor, batch: Batch, label_loss: Callable[[Tensor, Tensor], Tensor]
-    ) -> Losses:
-        """Compute the student's loss; ``ids`` [B, S] are its tokens after token dropout."""
-        config, mask, states = self._config, batch.get("attention_mask"), list[Tensor]()
-        if config.states:
-            logits, states = model(ids, mask, states=True)
-        else:
-            logits = model(ids, mask)
-        teacher_logits, teacher_states = self._teacher_outputs(batch, len(states))
-        logits, temperature = logits.float(), config.temperature
-        cross_entropy = label_loss(logits, batch["labels"])
-        student_log_p = F.log_softmax(logits / temperature, -1)
-        teacher_log_p = F.log_softmax(teacher_logits / temperature, -1)
-        divergence = F.kl_div(student_log_p, teacher_log_p, reduction="sum", log_target=True) * temperature**2
-        total = (1 - config.weight) * cross_entropy + config.weight * divergence
-        parts = {"cross_entropy": cross_entropy.detach(), "distillation": divergence.detach()}
-        if config.states:
-            pairs = zip(states, teacher_states, strict=True)
-            distances = (_state_distance(student, teacher, mask) for student, teacher in pairs)
-            distance = sum(distances, start=logits.new_zeros(()))
-            total = total + config.states * distance
-            parts["states"] = distance.detach()
-        return Losses(total, parts)
-
     @torch.no_grad()
-    def _teacher_outputs(self, batch: Batch, states: int) -> tuple[Tensor, list[Tensor]]:
+    def outputs(self, batch: Batch, states: int) -> tuple[Tensor, list[Tensor]]:
         """Return logits [B, C], and a state [B, S, d] for each of ``states``; without states, logits are cached."""
         ids, mask = batch["input_ids"], batch.get("attention_mask")
         self.model.to(ids.device)
@@ -168,11 +155,3 @@ class _Distillation:
         if len(self._cache) < _MAX_CACHED_ROWS:
             self._cache.update(zip(keys, logits.cpu().numpy().copy(), strict=True))
         return logits, []
-
-
-def _state_distance(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the squared distance of states [B, S, d], averaged over real tokens and width, summed over rows."""
-    squared = (student.float() - teacher.float()).square().mean(-1)  # [B, S]
-    if mask is None:
-        return squared.mean(-1).sum()
-    return ((squared * mask).sum(-1) / mask.sum(-1).clamp(min=1)).sum()

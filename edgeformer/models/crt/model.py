@@ -255,19 +255,11 @@ class CausalAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.attend = cpu_attention
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, C] → q, k, v, each [B, H, T, D]."""
+    def forward(self, x: Tensor, documents: Tensor | None = None, attend: Attend | None = None) -> Tensor:
+        """x [B, T, C] → [B, T, C]; ``documents`` as in :func:`attention`. ``attend`` replaces it for cached tokens."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size)).permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k, v
-
-    def combine(self, mixed: Tensor) -> Tensor:
-        """mixed [B, H, T, D] → [B, T, C]."""
+        mixed = self.attend(q, k, v, documents) if attend is None else attend(q, k, v)  # [B, H, T, D]
         return self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
-
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """x [B, T, C] → [B, T, C]; ``documents`` as in :func:`attention`."""
-        q, k, v = self.project(x)
-        return self.combine(self.attend(q, k, v, documents))
 
 
 class CRT(nn.Module):
@@ -360,7 +352,7 @@ class CRT(nn.Module):
             [B, n, C] and the next convolution cache.
         """
         x = x + encoding.to(x.dtype)
-        x = self.norm1(x + self.attention.combine(attend(*self.attention.project(x))))
+        x = self.norm1(x + self.attention(x, attend=attend))
         h, next_cache = self.trm.forward_cached(x, cache)
         result: Tensor = self.norm2(x + h)
         return result, next_cache
