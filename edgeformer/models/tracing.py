@@ -332,9 +332,9 @@ def read_sizes_from_inputs(model: onnx_ir.Model, shared: Collection[str]) -> Non
         axis = node.attributes.get_int("start", 0)
         if operand is None or operand.name not in shared or node.attributes.get_int("end", -1) != axis + 1:
             continue
-        size = operand.shape[axis] if operand.shape is not None else None
-        if isinstance(size, onnx_ir.SymbolicDim) and size.value in sources:
-            value, axis = sources[size.value]
+        name = operand.shape[axis] if operand.shape is not None else None
+        if isinstance(name, onnx_ir.SymbolicDim) and name.value in sources:
+            value, axis = sources[name.value]
             node.replace_input_with(0, value)
             node.attributes["start"] = onnx_ir.AttrInt64("start", axis)
             node.attributes["end"] = onnx_ir.AttrInt64("end", axis + 1)

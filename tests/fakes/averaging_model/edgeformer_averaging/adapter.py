@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.artifacts.manifest import AttentionUse
-from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, count_parameters, sharing_copy
+from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, sharing_copy
 from edgeformer.models.distillation import classification_loss
 from edgeformer.models.layers import RMSNorm
-from edgeformer.models.tracing import Graphs, GraphSpec, Piece, export_graph, state_name, text_spec
+from edgeformer.models.tracing import Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.tasks import Prepared
-from edgeformer.tasks.early_exit import exit_logits
 
 _EPS = 1e-6
 
@@ -71,23 +70,13 @@ class AveragingClassifier(nn.Module):
         logits: Tensor = self.head(self.norm2(state))
         return logits.float()
 
-
-class AveragingExits(nn.Module):
-    """The classifier with an exit after every round, through its only head."""
-
-    def __init__(self, model: AveragingClassifier) -> None:
-        super().__init__()
-        self.model = model
-        self.exits = tuple(range(1, model.rounds + 1))
-        self.outputs = (*map(exit_logits, self.exits), *map(state_name, self.exits))
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        """Return logits [B, classes] per exit, then the states [B, d]."""
-        state = self.model.embed(input_ids, attention_mask)
+    def every_exit(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        """Return logits [B, classes] after every round, through the only head, then the states [B, d]."""
+        state = self.embed(input_ids, attention_mask)
         logits, states = [], []
-        for _ in self.exits:
-            state = self.model.refine(state)
-            logits.append(self.model.readout(state))
+        for _ in range(self.rounds):
+            state = self.refine(state)
+            logits.append(self.readout(state))
             states.append(state.float())
         return (*logits, *states)
 
@@ -103,12 +92,8 @@ class AveragingAdapter(ModelAdapter):
     def loss(self, model: AveragingClassifier, recipe: Any, prepared: Prepared | None) -> Loss:
         return classification_loss(recipe, prepared)
 
-    def exits(self, model: AveragingClassifier) -> AveragingExits:
-        return AveragingExits(model)
-
-    def needed(self, model: AveragingClassifier) -> dict[int, int]:
-        """Every round applies the same block."""
-        return dict.fromkeys(self.exits(model).exits, count_parameters(model))
+    def exits(self, model: AveragingClassifier) -> Exits:
+        return Exits(model, model.every_exit, range(1, model.rounds + 1), model.rounds)
 
     def trace(self, model: AveragingClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
         exits = self.exits(model)
