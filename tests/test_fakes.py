@@ -15,21 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from edgeformer.artifacts.documents import load_profile
-from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
-from edgeformer.bundle import Bundle
-from edgeformer.export.export import ExportOptions, export
-from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-from edgeformer.inference.predict import predict
-from edgeformer.inference.verify import verify
-from edgeformer.models import load_recipe
-from edgeformer.report.documents import write_report
-from edgeformer.run import Location, locate, read_run
-from edgeformer.training.train import TrainOptions, train
+from edgeformer.run import read_run
 from tests.cli.run_cli import edgeformer
 from tests.fakes.install import installed
 
@@ -65,9 +53,6 @@ BUILT = {"onnx-reference-fp32", "onnx-reference-fp32-exit1"}
 if find_spec("nncf") is not None:  # then --int8 also makes what OpenVINO runs
     BUILT |= {"openvino-int8", "openvino-int8-exit1"}
 """What the other runtime makes of the graphs; it is compared with torch when it is verified."""
-FAST = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _averaging() -> Iterator[None]:
     with installed("averaging_model", "reference_runtime"):
@@ -140,10 +125,6 @@ def test_predict_also_with_rows_that_leave_early(folder: Path, run: Path) -> Non
     assert [row["loops"] for row in hasty] == [1, 1]
 
 
-def test_list(folder: Path, run: Path) -> None:
-    assert [row["run"] for row in done(folder, "list", "runs")["runs"]] == ["reviews"]
-
-
 @pytest.mark.parametrize("artifact", ["onnx-int8", "onnx-reference-fp32"])
 def test_profile_measures_on_this_host_and_writes_the_report(folder: Path, run: Path, artifact: str) -> None:
     options = ("--device", "host", "--artifact", artifact, "--batch", "1", "--seq", "16")
@@ -167,28 +148,3 @@ def test_a_process_without_the_package_says_what_is_missing(folder: Path, monkey
     monkeypatch.setattr(sys, "path", [place for place in sys.path if not place.startswith(fakes)])
     outcome = edgeformer("train", "recipe.yaml", cwd=folder)
     assert outcome.code == 2 and "'averaging'" in outcome.err and "Traceback" not in outcome.err
-
-
-def test_functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same from Python."""
-    monkeypatch.chdir(folder)
-    run = train(load_recipe("recipe.yaml"), TrainOptions(folder / "from-python", name="reviews"))
-    bundle = export(run, ExportOptions(fp16=True, int8=True, exits="all", vocab_trim=True))
-    assert {artifact.id for artifact in bundle.artifacts} == {*GRAPHS, "onnx-int8-trim", "onnx-fp16-trim"}
-    assert {artifact.status for artifact in bundle.artifacts} == {"built"}
-    assert Bundle.open(run / "bundle").manifest == bundle
-    location = locate(str(run), folder)
-    with np.load(run / "bundle" / "golden.npz") as golden:
-        assert {"logits", "logits_exit1", "logits_exit2", "labels"} <= set(golden)
-    checked = verify(Bundle.open(run / "bundle"))
-    assert {row.status for row in checked.artifacts} == {"verified"}
-    rows = evaluate(location, EvaluateOptions(artifact="onnx-int8-trim")).rows
-    assert rows[0].accuracy is not None and rows[0].accuracy > 0.9
-    assert [found.label for found in predict(location, TEXTS, "onnx-fp16-trim")[1]] == ["positive", "negative"]
-    options = ProfileOptions(batches=(1,), seqs=(16,), rules=FAST, threads=(1,))
-    report = profile_bundle(Location(run, run / "bundle"), load_profile("host"), options)
-    assert {row.artifact for row in report.rows} == {artifact.id for artifact in bundle.artifacts}
-    assert {row.latency_ms.status for row in report.rows} == {"measured"}
-    written = write_report(report, location)
-    assert {path.suffix for path in written} >= {".json", ".md", ".html", ".csv"}
-    assert all(path.stat().st_size for path in written)

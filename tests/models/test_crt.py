@@ -73,11 +73,6 @@ def test_parameter_count_of_the_paper(name: str, overrides: list[str], parameter
     assert count_offline(load_recipe(name, overrides)) == parameters
 
 
-def test_offline_count_of_crt_mini() -> None:
-    recipe = load_recipe("crt_mini")
-    assert count_offline(recipe) == sum(p.numel() for p in build_crt(recipe.model).parameters()) <= 10_000_000
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_forward_follows_the_equations(causal: bool) -> None:
     weights = public_weights(small_config())
@@ -93,14 +88,6 @@ def test_forward_follows_the_equations(causal: bool) -> None:
         assert torch.allclose(model.head_of(loop)(states[loop]), logits, atol=1e-12, rtol=0), loop
 
 
-@pytest.mark.parametrize(("heads", "distinct"), [("shared", 2), ("separate", 3), ("tied", 1)])
-def test_heads_of_exits(heads: str, distinct: int) -> None:
-    model = make_crt(small_config(heads=heads))
-    assert len({id(model.head_of(loop)) for loop in model.exits}) == distinct
-    assert model.head_of(4) is model.head
-    assert (model.head_of(1) is model.head_of(3)) == (heads != "separate")
-
-
 @pytest.mark.parametrize("trm", ["conv_linear", "conv", "linear", "depthwise"])
 @pytest.mark.parametrize("norm", ["layer", "rms", "batch", "none"])
 def test_every_ablation_variant_learns(trm: str, norm: str) -> None:
@@ -111,20 +98,6 @@ def test_every_ablation_variant_learns(trm: str, norm: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     torch.optim.SGD(model.parameters(), lr=1e-4).step()
     assert combine_exit_losses(exit_losses(model, model(ids), ids.roll(-1, 1)), 0.3) < before
-
-
-@pytest.mark.parametrize(
-    ("trm", "parts"),
-    [
-        ("conv_linear", {"depthwise", "pointwise", "norm", "lin1", "lin2"}),
-        ("conv", {"depthwise", "pointwise", "norm"}),
-        ("linear", {"norm", "lin1", "lin2"}),
-        ("depthwise", {"depthwise", "norm", "lin1", "lin2"}),
-    ],
-)
-def test_parts_of_ablation_variants(trm: str, parts: set[str]) -> None:
-    names = make_crt(small_config(trm=trm)).trm.cycles[0].state_dict()
-    assert {name.split(".")[0] for name in names} == parts
 
 
 def test_plain_embedding() -> None:
@@ -200,13 +173,6 @@ def test_packed_documents_equal_single_ones() -> None:
         start = end
 
 
-@pytest.mark.parametrize("dilation", [1, 4])
-def test_convolution_continues_after_its_past(dilation: int) -> None:
-    conv = DilatedConv(6, dilation, causal=True).double()
-    x = torch.randn(2, 15, 6, dtype=torch.float64)
-    assert torch.allclose(conv(x[:, 9:], x[:, 9 - 2 * conv.dilation :]), conv(x)[:, 9:], atol=1e-14)
-
-
 @pytest.mark.parametrize("dilation", [1, 2, 4, 5, 9, 30])
 @pytest.mark.parametrize("positions", [None, POSITIONS], ids=["one document", "packed"])
 def test_training_convolution_equals_inference(dilation: int, positions: Tensor | None) -> None:
@@ -251,11 +217,6 @@ def test_cpu_attention_is_at_least_as_exact(masked: bool) -> None:
     exact = outputs(attention, torch.float64)
     error, plain_error = ((outputs(f, torch.bfloat16) - exact).norm() for f in (cpu_attention, attention))
     assert error <= plain_error < 0.02 * exact.norm()
-
-
-def test_cpu_attention_without_gradient_is_plain() -> None:
-    q, k, v = torch.randn(3, 1, 2, 5, 8).bfloat16().unbind(0)
-    assert torch.equal(cpu_attention(q, k, v, None), attention(q, k, v, None))
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])

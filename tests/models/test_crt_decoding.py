@@ -31,10 +31,9 @@ Array = NDArray[Any]
 
 TOKENS = 256
 VARIANTS: list[dict[str, Any]] = [
-    {}, {"heads": "separate"}, {"heads": "tied"}, {"exits": ()}, {"trm": "linear"}, {"trm": "conv"},
-    {"trm": "depthwise"}, {"norm": "rms"}, {"norm": "none"}, {"norm": "batch"},
-    {"embedding_cycles": 0, "embedding_projection": False, "embedding_size": 32}, {"dilations": (3, 1)},
-    {"loops": 1, "exits": ()},
+    {}, {"heads": "separate", "norm": "rms"}, {"heads": "tied", "trm": "conv"}, {"trm": "linear", "norm": "none"},
+    {"trm": "depthwise", "norm": "batch"}, {"loops": 1, "exits": (), "dilations": (3, 1)},
+    {"embedding_cycles": 0, "embedding_projection": False, "embedding_size": 32},
 ]  # fmt: skip
 
 
@@ -113,7 +112,7 @@ def decoder(model: CRT) -> Decoder[Tensor]:
     return torch_decoder(CachedLoops(model))
 
 
-@pytest.mark.parametrize("exits", [(2,), (4,), (6,), (8,), (2, 2, 2, 4, 2, 6, 8)])
+@pytest.mark.parametrize("exits", [(2,), (8,), (2, 2, 2, 4, 2, 6, 8)])
 def test_one_token_at_a_time(
     decoder: Decoder[Tensor], ids: Array, expected: dict[int, Array], exits: tuple[int, ...]
 ) -> None:
@@ -126,15 +125,7 @@ def test_one_token_at_a_time(
     assert decoder.length == TOKENS
 
 
-def test_one_token_through_all_exits(decoder: Decoder[Tensor], ids: Array, expected: dict[int, Array]) -> None:
-    decoder.read_rows(ids[:, :20])
-    for loop in (2, 4, 6, 8):
-        assert close(logits_after(decoder, loop), expected[loop][:, 19])
-    with pytest.raises(ValueError, match="no token waits in front of loop 8"):
-        decoder.advance(8)
-
-
-@pytest.mark.parametrize("pieces", [(100,), (1, 99), (37, 1, 1, 61), (64, 64), (65, 127, 64)])
+@pytest.mark.parametrize("pieces", [(37, 1, 1, 61), (65, 127, 64)])
 def test_many_tokens_at_once(
     model: CRT, decoder: Decoder[Tensor], ids: Array, expected: dict[int, Array], pieces: tuple[int, ...]
 ) -> None:
@@ -142,14 +133,6 @@ def test_many_tokens_at_once(
         decoder.read_rows(ids[:, decoder.length : decoder.length + piece])
         loop = model.exits[number % 4]
         assert close(logits_after(decoder, loop), expected[loop][:, decoder.length - 1])
-
-
-def test_several_texts(model: CRT, decoder: Decoder[Tensor]) -> None:
-    texts = torch.randint(0, 60, (3, 40))
-    decoder.read_rows(texts[:, :30].numpy())
-    decoder.advance(4)
-    decoder.read_rows(texts[:, 30:].numpy())
-    assert close(logits_after(decoder, 8), full_logits(model, texts)[8][:, -1])
 
 
 def test_peek_leaves_the_cache_unchanged(decoder: Decoder[Tensor], ids: Array, expected: dict[int, Array]) -> None:

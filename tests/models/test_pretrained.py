@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from edgeformer.models import load_recipe, recipe_type
 from edgeformer.models.adapter import BuildTarget
 from edgeformer.models.pretrained import MODEL, FoldConfig, PretrainedConfig
 from edgeformer.models.pretrained.adapter import ADAPTER
-from edgeformer.models.pretrained.model import exported_form, load_components
+from edgeformer.models.pretrained.model import load_components
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.models.tracing import extract_outputs
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -240,29 +239,6 @@ def test_graphs_of_folds_store_weights_once(bert: tuple[Any, Path], tmp_path: Pa
         with OnnxSession(path) as session:
             logits = session.run({"input_ids": ids.numpy(), "attention_mask": mask.numpy()})["logits"]
         assert np.abs(logits - expected[exit_ - 1].numpy()).max() < 1e-4
-
-
-def test_exported_form_computes_the_same(classifier: tuple[Any, Path]) -> None:
-    ids, mask, _ = pairs_of_texts()
-    model = load(classifier[1])
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    exported = exported_form(model)
-    with torch.inference_mode():
-        for attention_mask in (mask, None):
-            assert (exported(ids, attention_mask) - model(ids, attention_mask)).abs().max() < 1e-5
-    assert sum(p.numel() for p in exported.parameters()) == sum(p.numel() for p in model.parameters())
-    assert model.state_dict().keys() == state.keys()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    implementations = {module.config._attn_implementation for module in model.modules() if hasattr(module, "config")}
-    assert implementations == {"sdpa"}, "training keeps torch's fused kernels"
-
-
-def test_exported_graph_transposes_keys_once(bert: tuple[Any, Path]) -> None:
-    model = load(bert[1], fold={"layers": 2, "iterations": 2, "own": "norms"})
-    graph = ADAPTER.trace(model, ("input_ids", "attention_mask"), steps=True).steps["loop"].graph
-    counts = Counter(tuple(node.attributes["perm"].as_ints()) for node in graph if node.op_type == "Transpose")
-    # In two layers: q, v and the result; and k as the product takes it.
-    assert counts == {(0, 2, 1, 3): 2 * 3, (0, 2, 3, 1): 2}
 
 
 def test_layer_decay(bert: tuple[Any, Path]) -> None:

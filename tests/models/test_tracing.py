@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
-import numpy as np
 import onnx_ir
 import pytest
 import torch
@@ -58,29 +55,6 @@ def fp32_graph(module: Products, *, with_constant_node: bool = False) -> onnx_ir
         opset_imports={"": 20}, name="main_graph",
     )  # fmt: skip
     return onnx_ir.Model(graph, ir_version=10)
-
-
-def test_fp16_types_follow_from_the_module() -> None:
-    module = Products().eval()
-    graph, half = fp32_graph(module), copy.deepcopy(module)
-    convert_weights_to_fp16(half)
-    converted = convert_graph_to_fp16(graph, spec_of(half))
-    nodes = [(node.op_type, [value.dtype for value in node.inputs], node.outputs[0].dtype) for node in converted.graph]
-    assert nodes == [
-        ("Cast", [HALF], FLOAT),
-        ("Mul", [FLOAT, FLOAT], FLOAT),
-        ("Cast", [FLOAT], HALF),
-        ("MatMul", [HALF, HALF], HALF),
-        ("Mul", [HALF, HALF], HALF),
-        ("Mul", [FLOAT, FLOAT], FLOAT),  # promoted by the cast above
-    ]
-    stored = {name: value.const_value.numpy() for name, value in converted.graph.initializers.items()}
-    assert {name: array.dtype for name, array in stored.items()} == {
-        "norm.weight": np.float32, "weight": np.float16, "three_half": np.float16,
-    }  # fmt: skip
-    assert np.array_equal(stored["weight"], half.weight.detach().numpy())
-    assert [(value.name, value.dtype) for value in converted.graph.outputs] == [("first", HALF), ("second", FLOAT)]
-    assert {value.dtype for node in graph.graph for value in node.outputs} == {FLOAT}, "the FP32 graph is unchanged"
 
 
 def test_fp16_type_of_a_node_on_constants_is_undefined() -> None:

@@ -1,25 +1,30 @@
-"""The processor's name on systems that are not this one, from copies of their files."""
+"""Names, quotas and energy counters of systems that are not this one, from copies of their files."""
 
 from __future__ import annotations
 
 import platform
 import sys
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
-from edgeformer.system.host import board_names, cpu_name
+from edgeformer.benchmark import energy
+from edgeformer.benchmark.energy import EnergyCounter, energy_counter
+from edgeformer.system import host
+from edgeformer.system.host import board_names, container_quota, cpu_name, default_threads, power_source, rapl_domains
 
 X86 = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel\t\t: 190\nmodel name\t: Intel(R) N100\nflags\t\t: fpu avx2\n"
 # NVIDIA's kernels write a "model name" that is the same on every board.
-TEGRA = "processor\t: 0\nmodel name\t: ARMv8 Processor rev 1 (v8l)\nCPU implementer\t: 0x41\nCPU part\t: 0xd42\n"
+TEGRA = "processor\t: 0\nmodel name\t: ARMv8 Processor rev 1 (v8l)\n"
 PI = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\n\nModel\t\t: Raspberry Pi 5 Model B Rev 1.0\n"
 SERVER = "processor\t: 0\nBogoMIPS\t: 2100.00\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
 UNIVERSAL = platform.processor() or platform.machine()
 
 
 def write_root(root: Path, cpuinfo: str | None = None, **tree: bytes) -> Path:
-    """A root folder with /proc/cpuinfo and the entries of /proc/device-tree."""
+    """Write a root folder with /proc/cpuinfo and the entries of /proc/device-tree."""
     folder = root / "proc" / "device-tree"
     folder.mkdir(parents=True)
     if cpuinfo is not None:
@@ -29,35 +34,21 @@ def write_root(root: Path, cpuinfo: str | None = None, **tree: bytes) -> Path:
     return root
 
 
-def test_an_x86_processor_is_named_by_cpuinfo(tmp_path: Path) -> None:
-    assert cpu_name(write_root(tmp_path, X86), "linux") == "Intel(R) N100"
-
-
-def test_a_board_is_named_by_its_device_tree_where_cpuinfo_has_no_name(tmp_path: Path) -> None:
-    jetson = write_root(tmp_path / "jetson", TEGRA, model=b"NVIDIA Jetson Orin Nano Developer Kit Super\0")
-    assert cpu_name(jetson, "linux") == "NVIDIA Jetson Orin Nano Developer Kit Super"
-    pi = write_root(tmp_path / "pi", SERVER, model=b"Raspberry Pi 5 Model B Rev 1.1\0")
-    assert cpu_name(pi, "linux") == "Raspberry Pi 5 Model B Rev 1.1"
-
-
-def test_a_raspberry_pi_in_a_container_is_named_by_cpuinfo(tmp_path: Path) -> None:
-    assert cpu_name(write_root(tmp_path, PI), "linux") == "Raspberry Pi 5 Model B Rev 1.0"
-
-
-def test_arm_servers_are_told_apart_by_their_identification_register(tmp_path: Path) -> None:
-    found = cpu_name(write_root(tmp_path, SERVER), "linux")
-    assert found.endswith("(implementer 0x41, part 0xd40)")
-
-
-def test_jetsons_kernel_name_is_better_than_nothing(tmp_path: Path) -> None:
-    assert cpu_name(write_root(tmp_path, "model name\t: ARMv8 Processor rev 1 (v8l)\n"), "linux") == (
-        "ARMv8 Processor rev 1 (v8l)"
-    )
-
-
-@pytest.mark.parametrize("content", [None, "", "\x00\xff garbage without a colon\n"])
-def test_a_system_that_says_nothing_leaves_the_architecture(tmp_path: Path, content: str | None) -> None:
-    assert cpu_name(write_root(tmp_path, content), "linux") == UNIVERSAL
+@pytest.mark.parametrize(
+    ("cpuinfo", "model", "name"),
+    [
+        (X86, None, "Intel(R) N100"),
+        (TEGRA, b"NVIDIA Jetson Orin Nano Developer Kit\0", "NVIDIA Jetson Orin Nano Developer Kit"),
+        (TEGRA, None, "ARMv8 Processor rev 1 (v8l)"),
+        (SERVER, b"Raspberry Pi 5 Model B Rev 1.1\0", "Raspberry Pi 5 Model B Rev 1.1"),
+        (PI, None, "Raspberry Pi 5 Model B Rev 1.0"),  # in a container
+        (SERVER, None, f"{platform.machine()} (implementer 0x41, part 0xd40)"),
+        (None, None, UNIVERSAL),
+        ("\x00\xff garbage without a colon\n", None, UNIVERSAL),
+    ],
+)
+def test_processor_name_on_linux(tmp_path: Path, cpuinfo: str | None, model: bytes | None, name: str) -> None:
+    assert cpu_name(write_root(tmp_path, cpuinfo, **({"model": model} if model else {})), "linux") == name
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for sysctl is a shell script")
@@ -68,7 +59,7 @@ def test_a_system_that_says_nothing_leaves_the_architecture(tmp_path: Path, cont
         ("echo unknown oid >&2; exit 1", UNIVERSAL),
     ],
 )
-def test_macos_is_asked_with_sysctl(tmp_path: Path, script: str, name: str) -> None:
+def test_processor_name_on_macos(tmp_path: Path, script: str, name: str) -> None:
     program = tmp_path / "usr" / "sbin" / "sysctl"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
@@ -76,19 +67,63 @@ def test_macos_is_asked_with_sysctl(tmp_path: Path, script: str, name: str) -> N
     assert cpu_name(tmp_path, "darwin") == name
 
 
-def test_board_names_are_the_model_and_what_it_is_compatible_with(tmp_path: Path) -> None:
-    compatible = b"nvidia,p3768-0000+p3767-0003-super\0nvidia,p3767-0003\0nvidia,tegra234\0"
-    root = write_root(
-        tmp_path / "jetson", model=b"NVIDIA Jetson Orin Nano Developer Kit Super\0", compatible=compatible
-    )
-    assert board_names(root) == (
-        "NVIDIA Jetson Orin Nano Developer Kit Super",
-        "nvidia,p3768-0000+p3767-0003-super",
-        "nvidia,p3767-0003",
-        "nvidia,tegra234",
-    )
-    assert board_names(tmp_path / "nothing here") == ()
+def test_board_names_are_the_model_and_compatible_names(tmp_path: Path) -> None:
+    compatible = b"nvidia,p3767-0003\0nvidia,tegra234\0"
+    root = write_root(tmp_path / "jetson", model=b"NVIDIA Jetson Orin Nano\0", compatible=compatible)
+    assert board_names(root) == ("NVIDIA Jetson Orin Nano", "nvidia,p3767-0003", "nvidia,tegra234")
+    assert board_names(tmp_path / "missing") == ()
 
 
-def test_this_host_has_a_name() -> None:
+def test_this_host() -> None:
     assert cpu_name().strip() == cpu_name() != ""
+    assert power_source().split()[0] in ("mains", "battery", "unknown")
+
+
+def write_zone(root: Path, number: str, energy_uj: int, name: str) -> Path:
+    """Write a RAPL zone as Documentation/power/powercap describes it: energy_uj counts microjoules and wraps."""
+    folder = root / f"intel-rapl:{number}"
+    folder.mkdir(parents=True)
+    (folder / "name").write_text(f"{name}\n", encoding="ascii")
+    (folder / "max_energy_range_uj").write_text("262143328850\n", encoding="ascii")
+    (folder / "energy_uj").write_text(f"{energy_uj}\n", encoding="ascii")
+    return folder / "energy_uj"
+
+
+def test_energy_counts_each_package_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = write_zone(tmp_path, "0", 1_000_000, "package-0")
+    second = write_zone(tmp_path, "1", 262_143_000_000, "package-1")
+    part = write_zone(tmp_path, "0:0", 5, "core")
+    laptop = write_zone(tmp_path, "2", 9_000_000, "psys")  # the packages, and everything else
+    monkeypatch.setattr(energy, "rapl_domains", partial(rapl_domains, tmp_path))
+    counter = energy_counter("CPUExecutionProvider", None)
+    assert isinstance(counter, EnergyCounter) and "(package-0, package-1: " in counter.name
+    before = counter.read()
+    first.write_text("8000000\n", encoding="ascii")  # 7 J more
+    second.write_text("671150\n", encoding="ascii")  # wrapped: 328,850 up to the end, then 671,150: 1 J more
+    part.write_text("999999999\n", encoding="ascii")
+    laptop.write_text("29000000\n", encoding="ascii")
+    assert counter.used_mj(before, counter.read()) == pytest.approx(8000.0)
+
+
+def test_energy_is_unavailable_without_a_package(tmp_path: Path) -> None:
+    write_zone(tmp_path, "1", 9_000_000, "psys")
+    domains, reason = rapl_domains(tmp_path)
+    assert domains == [] and reason is not None and "has no RAPL energy counters" in reason
+
+
+@pytest.mark.parametrize(
+    ("content", "cores", "threads"),
+    [(None, None, 4), ("max 100000", None, 4), ("150000 100000", 1.5, 1), ("50000 100000", 0.5, 1)],
+)
+def test_threads_respect_a_container_quota(
+    content: str | None, cores: float | None, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cpu.max holds microseconds per period; a second thread on half a core would only wait."""
+    file = tmp_path / "cpu.max"
+    if content is not None:
+        file.write_text(content + "\n", encoding="ascii")
+    assert container_quota(file) == cores
+    monkeypatch.setattr(host, "container_quota", lambda: container_quota(file))
+    monkeypatch.setattr(host, "usable_cores", lambda: 4)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
+    assert default_threads() == threads

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from edgeformer.system import leftovers
@@ -62,45 +58,6 @@ def test_one_process_at_a_time_until_it_dies(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [bundle]
 
 
-def test_a_bundle_that_is_there_is_not_touched(tmp_path: Path) -> None:
-    bundle = aside(tmp_path)
-    bundle.mkdir()
-    restore_folder(bundle)
-    assert not any(bundle.iterdir())
-    with lock_path(bundle):
-        remove_leftovers(bundle)
-    assert list(tmp_path.iterdir()) == [bundle]
-    assert not any(bundle.iterdir())
-
-
-def living(lock: Path, **changes: Any) -> None:
-    """A lock file that names a process that lives; the system holds no lock for it."""
-    parent = psutil.Process(os.getppid())
-    owner = {"pid": parent.pid, "host": platform.node(), "since": "then", **changes}
-    started = parent.create_time() - (psutil.boot_time() if psutil.LINUX else 0)
-    lock.write_text(json.dumps({"process_started": started, **owner}), encoding="utf-8")
-
-
-def test_a_living_owner_is_believed_where_the_file_system_knows_no_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = aside(tmp_path)
-    living(tmp_path / ".bundle.lock")
-    with pytest.raises(LockedError, match=f"process {os.getppid()} on .* remove .*[.]bundle[.]lock"), lock_path(bundle):
-        pass
-    monkeypatch.setattr(leftovers, "_SWAP_S", 0.1)
-    with pytest.raises(LockedError, match="bundle: is being replaced by"):
-        restore_folder(bundle)
-    assert not bundle.exists()
-
-
-def test_an_owner_that_is_gone_is_none(tmp_path: Path) -> None:
-    bundle = aside(tmp_path)
-    living(tmp_path / ".bundle.lock", process_started=1.0)
-    restore_folder(bundle)
-    assert [path.name for path in bundle.iterdir()] == ["bundle.json"]
-
-
 NEW = """
 import os, signal, sys
 from pathlib import Path
@@ -127,14 +84,6 @@ def test_a_temporary_folder_goes_with_its_process(tmp_path: Path) -> None:
     with temporary_folder(tmp_path, ".new-run."):
         assert not (tmp_path / theirs).exists()
     assert [path.name for path in tmp_path.iterdir()] == [".other"]
-
-
-def test_an_error_inside_a_claim_ends_it(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), lock_path(tmp_path / "bundle"):
-        raise FileNotFoundError
-    with lock_path(tmp_path / "bundle"):
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bundle_that_is_there_is_read_without_a_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,35 +86,15 @@ def test_the_same_process_cannot_have_it_twice(tmp_path: Path, monkeypatch: pyte
     assert refused.value.held and said.endswith("; wait for it, or stop it first"), "its file is no rubbish"
 
 
-def test_a_living_owner_is_believed_where_the_file_system_knows_no_locks(tmp_path: Path) -> None:
-    named(tmp_path)
-    with pytest.raises(LockedError, match=f"process {os.getppid()} on .* if it is gone, remove .*[.]lock$") as refused:
-        lock_folder(tmp_path, "x").__enter__()
-    assert not refused.value.held
-
-
 def test_of_another_host_nothing_is_known(tmp_path: Path) -> None:
     named(tmp_path, host="elsewhere", pid=1)
     with pytest.raises(LockedError, match="process 1 on elsewhere"):
         lock_folder(tmp_path, "x").__enter__()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "[1]", "7", '{"pid": "x"}'])
+@pytest.mark.parametrize("content", ["", "[1]", '{"pid": "x"}'])
 def test_an_unreadable_name_is_no_owner(tmp_path: Path, content: str) -> None:
     (tmp_path / LOCK_FILE).write_text(content.replace('{"pid"', f'{{"host": "{platform.node()}", "pid"'))
-    with lock_folder(tmp_path, "x"):
-        pass
-
-
-def test_a_number_that_another_process_has_by_now_is_no_owner(tmp_path: Path) -> None:
-    named(tmp_path, process_started=-60.0)
-    with lock_folder(tmp_path, "x"):
-        pass
-
-
-def test_it_is_given_back_when_the_work_fails(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), lock_folder(tmp_path, "x"):
-        raise ZeroDivisionError
     with lock_folder(tmp_path, "x"):
         pass
 
@@ -153,14 +133,7 @@ def test_a_folder_that_went_meanwhile_is_no_error(tmp_path: Path) -> None:
     assert not (tmp_path / "folder").exists()
 
 
-def test_this_process_own_file_is_no_other_owner(tmp_path: Path) -> None:
-    """Of a lock whose file could not be removed."""
-    named(tmp_path, pid=os.getpid(), process_started=lock._start_time(os.getpid()))
-    with lock_folder(tmp_path, "x"):
-        pass
-
-
-@pytest.mark.parametrize(("off", "same"), [(0.0, True), (1.9, True), (-1.9, True), (2.0, False), (-2.0, False)])
+@pytest.mark.parametrize(("off", "same"), [(1.9, True), (-1.9, True), (2.0, False), (-60.0, False)])
 def test_a_process_is_known_by_its_number_and_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, same: bool
 ) -> None:
@@ -172,23 +145,6 @@ def test_a_process_is_known_by_its_number_and_its_start(
     else:
         with lock_folder(tmp_path, "x"):
             pass
-
-
-def test_of_a_process_that_may_not_be_asked_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(pid: int) -> float:
-        raise psutil.AccessDenied(pid)
-
-    named(tmp_path)
-    monkeypatch.setattr(lock, "_start_time", refuse)
-    with pytest.raises(LockedError, match=f"process {os.getppid()} on"):
-        lock_folder(tmp_path, "x").__enter__()
-
-
-def test_a_start_is_counted_from_the_boot_where_linux_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    created, boot = psutil.Process(os.getppid()).create_time(), psutil.boot_time()
-    for linux, expected in ((True, created - boot), (False, created)):
-        monkeypatch.setattr(psutil, "LINUX", linux)
-        assert lock._start_time(os.getppid()) == expected
 
 
 def test_a_lock_that_its_owner_removed_after_it_was_opened_is_none(
@@ -226,11 +182,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
     said = str(refused.value)
     assert said.startswith(f"{tmp_path / 'bundle'}: cannot be written, because {tmp_path} cannot (")
     assert os.strerror(number) in said and not isinstance(refused.value, LockedError)
-
-
-def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        lock_folder(tmp_path / "gone", "x").__enter__()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EWOULDBLOCK])

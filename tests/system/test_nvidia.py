@@ -57,25 +57,11 @@ def test_an_older_driver_has_an_older_function_for_its_model(model: int, wddm: b
     assert nvidia.uses_wddm(UUID) is wddm
 
 
-def test_a_function_that_the_driver_does_not_have_yet_has_no_answer(nvml: Driver) -> None:
-    lists = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
-    nvml.answer({**LAPTOP, **dict.fromkeys(lists, FUNCTION_NOT_FOUND)})
-    state = nvidia.state(UUID)
-    assert state is not None and state.process_ids == () and state.sm_clock_mhz == 1500
-    assert nvidia.process_memory_bytes(7) is None
-
-
 def test_a_jetson_supports_next_to_nothing(nvml: Driver) -> None:
     nvml.answer(JETSON)
     assert nvidia.gpus() == [nvidia.Gpu(0, "Orin (nvgpu)", "", None, "8.7")]
     assert nvidia.state("") is None and nvidia.card_used_bytes("") is None and not nvidia.uses_wddm("")
     assert nvidia.process_memory_bytes(1) is None
-
-
-def test_a_card_that_says_nothing_of_its_state(nvml: Driver) -> None:
-    nvml.answer({"nvmlDeviceGetCount": 1, "nvmlDeviceGetUUID": UUID})
-    assert nvidia.state(UUID) == nvidia.GpuState(None, None, None, None, None, None, ())
-    assert nvidia.card_used_bytes(UUID) is None
 
 
 def test_pynvml_finds_the_library_by_its_name(nvml: Driver) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -46,16 +45,3 @@ def test_the_others_are_caught_and_given_back() -> None:
     with handle_signals(("SIGTERM", "SIGNOSUCH"), lambda number, _: heard.append(number)):
         signal.raise_signal(signal.SIGTERM)
     assert heard == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is before
-
-
-def test_in_another_thread_nothing_is_caught() -> None:
-    seen: list[object] = []
-
-    def work() -> None:
-        with handle_signals(("SIGTERM",), lambda *_: None):
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [signal.getsignal(signal.SIGTERM)]
