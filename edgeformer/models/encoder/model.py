@@ -195,8 +195,8 @@ class EncoderClassifier(nn.Module):
 
     def layer_arguments(self, h: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return cos, sin and mask for every layer, see :meth:`SelfAttention.forward`."""
-        length = h.shape[1]
-        return self.cos[:length, None], self.sin[:length, None], padding_mask(h, attention_mask)
+        length, mask = h.shape[1], padding_mask(h, attention_mask)
+        return self.cos[:length, None], self.sin[:length, None], mask
 
     def readout(self, h: Tensor) -> Tensor:
         """h [B, S, d] → logits float32 [B, classes]."""
