@@ -97,9 +97,9 @@ def test_arrays_go_there_and_back_and_memory_is_given_back(driver: Path) -> None
     memory = DeviceMemory(cuda, array.nbytes)
     assert ctypes.CDLL(str(driver)).open_blocks() == 1
     cuda.upload(array, memory)
-    found = cuda.download(memory, array.shape, array.dtype)
+    result = cuda.download(memory, array.shape, array.dtype)
     cuda.synchronise()
-    assert np.array_equal(found, array)
+    assert np.array_equal(result, array)
     assert cuda.download(memory, (0, 4), np.float32).shape == (0, 4)
     memory.free()
     memory.free()

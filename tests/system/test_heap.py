@@ -20,25 +20,25 @@ import psutil
 from edgeformer.system.memory import keep_heap, release_heap
 
 def new_pages():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    previous = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range({_TIMES}):
         len([b"x" * ({_BYTES} // 4) for _ in range(4)])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - previous
 
 def resident():
     return psutil.Process().memory_info().rss
 
 release_heap()
-found = {{"before": new_pages()}}
+result = {{"before": new_pages()}}
 with keep_heap(1):
-    found["kept"], held = new_pages(), resident()
-found["given back"], found["after"] = held - resident(), new_pages()
+    result["kept"], resident_kept = new_pages(), resident()
+result["given back"], result["after"] = resident_kept - resident(), new_pages()
 try:
     with keep_heap(1):
         raise ZeroDivisionError
 except ZeroDivisionError:
-    found["after a failure"] = new_pages()
-print(json.dumps(found))
+    result["after a failure"] = new_pages()
+print(json.dumps(result))
 """
 """In a process of its own: in another thread than the first, where workers run tests, glibc has small heaps."""
 
@@ -46,11 +46,11 @@ print(json.dumps(found))
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its C library is not glibc")
 def test_large_blocks_are_made_of_the_same_pages_again() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
-    found = json.loads(ended.stdout)
-    assert found["kept"] < 1.5 * _PAGES
-    assert found["given back"] > 0.9 * _BYTES
+    result = json.loads(ended.stdout)
+    assert result["kept"] < 1.5 * _PAGES
+    assert result["given back"] > 0.9 * _BYTES
     for when in ("before", "after", "after a failure"):
-        assert found[when] > _TIMES / 2 * _PAGES, when
+        assert result[when] > _TIMES / 2 * _PAGES, when
 
 
 PRODUCTS = """
@@ -79,10 +79,10 @@ with keep_heap(int(sys.argv[1])):
     inside = os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     for rows in range(64, 104):
         train(rows)
-    before = in_use()
+    first = in_use()
     for rows in range(104, 144):
         train(rows)
-    grew = in_use() - before
+    grew = in_use() - first
 print(json.dumps({"grew": grew, "inside": inside, "restored": dict(os.environ) == environment}))
 """
 

@@ -97,12 +97,12 @@ def test_energy_counts_each_package_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(energy, "rapl_domains", partial(rapl_domains, tmp_path))
     counter = energy_counter("CPUExecutionProvider", None)
     assert isinstance(counter, EnergyCounter) and "(package-0, package-1: " in counter.name
-    before = counter.read()
+    start = counter.read()
     first.write_text("8000000\n", encoding="ascii")  # 7 J more
     second.write_text("671150\n", encoding="ascii")  # wrapped: 328,850 up to the end, then 671,150: 1 J more
     part.write_text("999999999\n", encoding="ascii")
     laptop.write_text("29000000\n", encoding="ascii")
-    assert counter.used_mj(before, counter.read()) == pytest.approx(8000.0)
+    assert counter.used_mj(start, counter.read()) == pytest.approx(8000.0)
 
 
 def test_energy_is_unavailable_without_a_package(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One writer per folder: held by the living, taken over from the dead."""
+"""One writer per folder: a live owner keeps the lock, a dead one loses it."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ def test_a_second_process_is_refused_and_the_first_one_named(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["elsewhere", "Windows"])
-def test_the_same_process_cannot_have_it_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+def test_the_same_process_cannot_lock_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     monkeypatch.setattr(lock, "_OWNER_AT", first)
     with lock_folder(tmp_path, "x"), pytest.raises(LockedError) as refused:
         lock_folder(tmp_path, "x").__enter__()
-    said = str(refused.value)
-    assert said.startswith(f"{tmp_path}: x by process {os.getpid()} on {platform.node()}, since 20")
-    assert refused.value.held and said.endswith("; wait for it, or stop it first"), "its file is no rubbish"
+    message = str(refused.value)
+    assert message.startswith(f"{tmp_path}: x by process {os.getpid()} on {platform.node()}, since 20")
+    assert refused.value.held and message.endswith("; wait for it, or stop it first"), "its file is no rubbish"
 
 
-def test_of_another_host_nothing_is_known(tmp_path: Path) -> None:
+def test_an_owner_on_another_host_counts_as_running(tmp_path: Path) -> None:
     named(tmp_path, host="elsewhere", pid=1)
     with pytest.raises(LockedError, match="process 1 on elsewhere"):
         lock_folder(tmp_path, "x").__enter__()
@@ -99,7 +99,7 @@ def test_an_unreadable_name_is_no_owner(tmp_path: Path, content: str) -> None:
         pass
 
 
-def test_who_holds_it_without_a_name_is_another_process(tmp_path: Path) -> None:
+def test_a_lock_without_a_record_belongs_to_another_process(tmp_path: Path) -> None:
     """Between taking the lock and writing its name."""
     with (tmp_path / LOCK_FILE).open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -109,8 +109,8 @@ def test_who_holds_it_without_a_name_is_another_process(tmp_path: Path) -> None:
         pass
 
 
-def test_the_file_names_this_process_until_it_is_given_back(tmp_path: Path) -> None:
-    before = os.umask(0)
+def test_the_file_names_this_process_until_release(tmp_path: Path) -> None:
+    previous = os.umask(0)
     try:
         with lock_folder(tmp_path, "x"):
             file = tmp_path / LOCK_FILE
@@ -121,12 +121,12 @@ def test_the_file_names_this_process_until_it_is_given_back(tmp_path: Path) -> N
             assert owner["process_started"] == lock._start_time(os.getpid())
             opened = file.open("rb")  # as another process that asks just now
     finally:
-        os.umask(before)
+        os.umask(previous)
     with opened:
         assert opened.read() == b"" and not file.exists()
 
 
-def test_a_folder_that_went_meanwhile_is_no_error(tmp_path: Path) -> None:
+def test_a_folder_deleted_while_locked_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with lock_path(tmp_path / "folder" / "bundle"):
         shutil.rmtree(tmp_path / "folder")
@@ -134,7 +134,7 @@ def test_a_folder_that_went_meanwhile_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("off", "same"), [(1.9, True), (-1.9, True), (2.0, False), (-60.0, False)])
-def test_a_process_is_known_by_its_number_and_its_start(
+def test_an_owner_is_identified_by_pid_and_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, same: bool
 ) -> None:
     monkeypatch.setattr(lock, "_start_time", lambda pid: {os.getppid(): 64.0, os.getpid(): 90.0}[pid])
@@ -147,28 +147,29 @@ def test_a_process_is_known_by_its_number_and_its_start(
             pass
 
 
-def test_a_lock_that_its_owner_removed_after_it_was_opened_is_none(
+def test_a_lock_file_removed_after_opening_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner gives it back between our opening and our taking it: what we took has no name any more."""
-    lock_descriptor, taken = filelock.lock_descriptor, []
+    lock_descriptor, handles = filelock.lock_descriptor, []
 
     def removing(handle: int, blocking: bool) -> bool:
         free = lock_descriptor(handle, blocking=blocking)
-        if not taken:
+        if not handles:
             (tmp_path / LOCK_FILE).unlink()
-        taken.append(os.dup(handle))
+        handles.append(os.dup(handle))
         return free
 
     monkeypatch.setattr(filelock, "lock_descriptor", removing)
-    before = psutil.Process().num_fds()
+    handles_open = psutil.Process().num_fds()
     with lock_folder(tmp_path, "x"):
-        assert len(taken) == 2 and json.loads((tmp_path / LOCK_FILE).read_text(encoding="utf-8"))["pid"] == os.getpid()
+        owner = json.loads((tmp_path / LOCK_FILE).read_text(encoding="utf-8"))
+        assert len(handles) == 2 and owner["pid"] == os.getpid()
         with (tmp_path / LOCK_FILE).open("rb") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    for handle in taken:
+    for handle in handles:
         os.close(handle)
-    assert psutil.Process().num_fds() == before, "both were closed"
+    assert psutil.Process().num_fds() == handles_open, "both were closed"
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
@@ -179,9 +180,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ArtifactError) as refused:
         lock_path(tmp_path / "bundle").__enter__()
-    said = str(refused.value)
-    assert said.startswith(f"{tmp_path / 'bundle'}: cannot be written, because {tmp_path} cannot (")
-    assert os.strerror(number) in said and not isinstance(refused.value, LockedError)
+    message = str(refused.value)
+    assert message.startswith(f"{tmp_path / 'bundle'}: cannot be written, because {tmp_path} cannot (")
+    assert os.strerror(number) in message and not isinstance(refused.value, LockedError)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EWOULDBLOCK])
@@ -230,16 +231,16 @@ def test_a_lock_of_another_host_counts_for_a_day_after_its_last_file(tmp_path: P
     assert has_live_owner(tmp_path)
 
 
-def test_what_takes_a_moment_is_waited_for(tmp_path: Path) -> None:
+def test_wait_for_lock_takes_turns(tmp_path: Path) -> None:
     """Each adds a line to what it reads: without turns, lines would be lost. Nobody waits for ever."""
     path = tmp_path / "file"
     path.write_text("", encoding="utf-8")
 
     def add(line: int) -> None:
         with wait_for_lock(path):
-            before = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
             time.sleep(0.01)
-            path.write_text(f"{before}{line}\n", encoding="utf-8")
+            path.write_text(f"{text}{line}\n", encoding="utf-8")
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(add, range(8)))
