@@ -188,8 +188,7 @@ def map_components(model: Any) -> Components:
 
     if model is not encoder:
         out, head_dropout = model.classifier, getattr(config, "classifier_dropout", None)
-        if head_dropout is None:
-            head_dropout = getattr(config, "hidden_dropout_prob", None)
+        head_dropout = dropout if head_dropout is None else head_dropout  # the encoder's hidden_dropout_prob
         if kind == "albert":
             head = Head("cls", model.albert.pooler, torch.tanh, out, config.classifier_dropout_prob)
         elif kind == "distilbert":
