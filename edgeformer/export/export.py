@@ -6,13 +6,14 @@ manifest. The reference is torch FP32 for a run and the FP32 graph for an import
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edgeformer.artifacts.bundle_files import lacks_parity
-from edgeformer.artifacts.documents import own_profiles
-from edgeformer.artifacts.errors import EdgeformerError, InputError
-from edgeformer.artifacts.files import replacing_folder
+from edgeformer.artifacts.bundle_files import TARGETS_FILE, lacks_parity
+from edgeformer.artifacts.documents import load_profile, own_profiles
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.files import replacing_folder, write_json
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
@@ -20,14 +21,16 @@ from edgeformer.bundle import seal
 from edgeformer.export.graph_source import GraphSource
 from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.run_source import RunSource
-from edgeformer.export.variants import ExportOptions, Plans, plan_builders, requested_builders
+from edgeformer.export.variants import ExportOptions
 from edgeformer.run import Run
-from edgeformer.runtimes import Builder, Unavailable, all_builders, cannot_run
+from edgeformer.runtimes import Builder, Unavailable, all_builders, cannot_run, find_builder
 from edgeformer.runtimes.runtime import ENGINES_FOLDER, Target
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
 
 Source = RunSource | GraphSource
+Plans = Sequence[tuple[Builder, Target | Unavailable]]
+"""Each builder with its target on this machine, or the reason why it builds nothing."""
 
 
 def export(folder: Path, options: ExportOptions | None = None, progress: Progress = SILENT) -> BundleManifest:
@@ -47,17 +50,19 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             is not set; another process exports the same bundle.
     """
     options = options or ExportOptions()
-    sizes = {"--vocab-keep": options.vocab_keep is not None, "--vocab-max": options.vocab_max is not None}
     is_imported = (folder / BUNDLE_FILE).is_file() and not (folder / RUN_FILE).is_file()
+    sizes = {"--vocab-keep": options.vocab_keep is not None, "--vocab-max": options.vocab_max is not None}
     if is_imported:
-        needs_run = {"--exit": bool(options.exits), "--vocab-trim": options.vocab_trim, **sizes}
-        for flag, is_set in {**needs_run, "--allow-leak": options.allow_leak}.items():
+        flags = {"--exit": bool(options.exits), "--vocab-trim": options.vocab_trim, **sizes}
+        for flag, is_set in {**flags, "--allow-leak": options.allow_leak}.items():
             if is_set:
                 raise InputError(f"{flag}: {folder} holds an imported graph, whose loops and vocabulary are unknown")
     for flag, is_set in sizes.items():
         if is_set and not options.vocab_trim:
             raise InputError(f"{flag}: says what --vocab-trim keeps; add that")
-    builders = requested_builders(options)
+    builders = [find_builder(name) for name in dict.fromkeys(options.build)]
+    if options.target is not None and not builders:
+        raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")
     run = None if is_imported else Run.open(folder)
     if run is not None:
         run.require_finished()
@@ -66,59 +71,71 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
         remove_leftovers(bundle_folder)
         source: Source
         if run is None:
-            source, profiles = GraphSource.open(folder, options, progress), own_profiles(folder.parent)
+            source = GraphSource.open(folder, options, progress)
         else:
-            source, profiles = RunSource.open(run, options, progress), own_profiles(run.folder.parent)
-        builders += _joining_builders(source, builders)
-        plans = plan_builders(builders, options, source.usual_target, options.profiles or profiles)
+            source = RunSource.open(run, options, progress)
+            if options.joining and source.calibration_problem is None:
+                precisions = {"int8": options.int8, "fp16": options.fp16}
+                joining = [builder for builder in all_builders() if precisions.get(str(builder.joins))]
+                builders += [b for b in joining if b not in builders and isinstance(b.plan(None), Target)]
+        plans = _plan_builders(builders, source, options.profiles or own_profiles(folder.parent))
         previous = PreviousBundle(source.folder)
         if not options.replace:
             previous = source.previous([target for _, target in plans if isinstance(target, Target)])
             previous.refuse_losses(ignored=previous.rebuilt)
-        return _write_bundle(source, plans, previous)
+        with replacing_folder(source.folder) as new_folder:
+            protected = source.begin(new_folder)
+            artifacts = _build_artifacts(source, plans, new_folder, previous)
+            merged = remove_rejected(new_folder, [*source.base, *previous.merge(artifacts)], protected)
+            for artifact in merged:
+                if artifact.portability is not None:
+                    source.notes.extend(f"{artifact.id}: {note}" for note in artifact.portability.notes())
+            manifest = source.manifest(new_folder, merged, previous)
+            if (records := previous.records.of(manifest)).records:  # of target devices, on artifacts that stay
+                write_json(new_folder / TARGETS_FILE, records)
+            return seal(new_folder, manifest)
 
 
-def _joining_builders(source: Source, requested: Sequence[Builder]) -> tuple[Builder, ...]:
-    """Return builders that were not named, but produce a requested precision and work on this machine."""
-    options = source.options
-    if not options.joining or not isinstance(source, RunSource) or source.calibration_problem is not None:
-        return ()
-    precisions = {"int8": options.int8, "fp16": options.fp16}
-    joining = [builder for builder in all_builders() if builder.joins is not None and precisions.get(builder.joins)]
-    return tuple(builder for builder in joining if builder not in requested and isinstance(builder.plan(None), Target))
+def _plan_builders(builders: Sequence[Builder], source: Source, profiles: Path) -> Plans:
+    """Find out what each builder can build here, for ``--target`` or else the recipe's device.
+
+    Args:
+        profiles: folder of the user's device profiles.
+
+    Raises:
+        InputError: a builder needs a device, and none is named; one is named, and no builder depends on it.
+    """
+    requested = source.options.target
+    needs_device = next((builder for builder in builders if builder.needs_device), None)
+    name = requested or (source.default_target if needs_device is not None else None)
+    if name is None and needs_device is not None:
+        raise InputError(
+            f"{needs_device.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)"
+        )
+    device = load_profile(name, profiles) if name is not None else None
+    plans = [(builder, builder.plan(device)) for builder in builders]
+    if requested is not None and not any(isinstance(plan, Unavailable) or plan.device for _, plan in plans):
+        names = ", ".join(builder.name for builder in builders)
+        raise InputError(f"--target: {names}: what it builds is the same for every device; leave it out, or add --trt")
+    return plans
 
 
-def _write_bundle(source: Source, plans: Plans, previous: PreviousBundle) -> BundleManifest:
-    """Build everything in a temporary folder, which then takes the place of the existing bundle."""
-    with replacing_folder(source.folder) as folder:
-        protected = source.begin(folder)
-        new = list(_until_rejected(source.make_graphs(folder, previous), keep_going=source.options.keep_going))
-        if source.options.keep_going or all(artifact.status != "rejected" for artifact in new):
-            graphs = tuple(artifact for artifact in (*source.base, *new) if artifact.status == "built")
-            engines = _build_engines(source, plans, folder, graphs)
-            new += _until_rejected(engines, keep_going=source.options.keep_going)
-        artifacts = remove_rejected(folder, [*source.base, *previous.merge(new)], protected)
-        for artifact in artifacts:
-            if artifact.portability is not None:
-                source.notes.extend(f"{artifact.id}: {note}" for note in artifact.portability.notes())
-        manifest = source.manifest(folder, artifacts, previous)
-        previous.write_records(manifest, folder)
-        return seal(folder, manifest)
-
-
-def _until_rejected(artifacts: Iterator[ArtifactManifest], *, keep_going: bool) -> Iterator[ArtifactManifest]:
-    """Yield artifacts up to the first rejected one, which stops the build."""
-    for artifact in artifacts:
-        yield artifact
-        if artifact.status == "rejected" and not keep_going:
-            return
+def _build_artifacts(source: Source, plans: Plans, folder: Path, previous: PreviousBundle) -> list[ArtifactManifest]:
+    """Make all graphs, then all engines; stop after the first rejected artifact unless ``keep_going``."""
+    artifacts: list[ArtifactManifest] = []
+    engines = _build_engines(source, plans, folder, artifacts)  # a generator: starts when all graphs were made
+    for artifact in itertools.chain(source.make_graphs(folder, previous), engines):
+        artifacts.append(artifact)
+        if artifact.status == "rejected" and not source.options.keep_going:
+            break
+    return artifacts
 
 
 def _build_engines(
-    source: Source, plans: Plans, folder: Path, graphs: tuple[ArtifactManifest, ...]
+    source: Source, plans: Plans, folder: Path, graphs: Sequence[ArtifactManifest]
 ) -> Iterator[ArtifactManifest]:
     """Yield what each builder makes of the graphs that passed, or an entry that says why it builds nothing."""
-    job = source.build_job(folder, graphs)
+    job = source.build_job(folder, tuple(graph for graph in (*source.base, *graphs) if graph.status == "built"))
     for builder, target in plans:
         if isinstance(target, Unavailable):
             precision = target.precision or job.precision
@@ -131,11 +148,8 @@ def _build_engines(
         for entry in builder.build(target, job):
             artifact = entry
             if lacks_parity(entry) and cannot_run(entry) is None:  # otherwise no data is read for it
-                try:
-                    artifact = source.judge(folder, entry).judge_engine(entry)
-                except EdgeformerError as error:
-                    artifact = entry.model_copy(update={"status": "rejected", "reason": str(error)})
-            if source.can_join and source.options.joining:
+                artifact = source.judge(folder, entry).judge_engine(entry)
+            if source.options.joining and isinstance(source, RunSource):
                 artifact = source.judge(folder, entry).add_rounded(artifact)
             reason = artifact.reason and artifact.reason.replace(str(folder), str(source.folder))
             yield artifact.model_copy(update={"reason": reason})

@@ -65,6 +65,11 @@ class ForeignGraph:
         return folder if stem.lower() in ("model", "onnx") and folder else stem
 
     @property
+    def weight_paths(self) -> list[Path]:
+        """Paths of the files that it reads weights from."""
+        return [self.path.resolve().parent / location for location in self.weights]
+
+    @property
     def precision(self) -> Precision:
         """Type of most stored numbers."""
         stored = self.outline.stored
@@ -111,25 +116,21 @@ def read_foreign(path: Path) -> ForeignGraph:
             f"{path}: has operators of its own that no runtime here knows: {listed}; export the model with standard "
             "ONNX operators"
         )
-    for kind, ports in (("input", outline.inputs), ("output", outline.outputs)):
-        for port in ports:
-            _check_port(f"{path}: {kind}", port)
+    ports = [("input", port) for port in outline.inputs] + [("output", port) for port in outline.outputs]
+    for kind, port in ports:
+        place = f"{path}: {kind} {port.name!r}"
+        if not port.name.isprintable() or "\\" in port.name or not 0 < len(port.name) <= _MAX_NAME:
+            raise InputError(f"{path}: {kind} {port.name[:40]!r}: such a name cannot be kept in a golden.npz")
+        if port.kind != "tensor":
+            raise InputError(f"{place} is a {port.kind}; only tensors can be given and compared")
+        try:
+            is_number = np.dtype(port.dtype).kind in "iufb"
+        except TypeError:
+            is_number = False
+        if not is_number:
+            remedy = "leave the text to the program around it" if port.dtype == "string" else "cast it in the graph"
+            raise InputError(f"{place} holds {port.dtype or 'no known type'}, no numbers; {remedy}")
     return ForeignGraph(path, outline, tuple(weights))
-
-
-def _check_port(place: str, port: Port) -> None:
-    """Raise InputError for an input or output that golden inputs cannot hold."""
-    if not port.name.isprintable() or "\\" in port.name or not 0 < len(port.name) <= _MAX_NAME:
-        raise InputError(f"{place} {port.name[:40]!r}: such a name cannot be kept in a golden.npz")
-    if port.kind != "tensor":
-        raise InputError(f"{place} {port.name!r} is a {port.kind}; only tensors can be given and compared")
-    try:
-        is_number = np.dtype(port.dtype).kind in "iufb"
-    except TypeError:
-        is_number = False
-    if not is_number:
-        remedy = "leave the text to the program around the graph" if port.dtype == "string" else "cast it in the graph"
-        raise InputError(f"{place} {port.name!r} holds {port.dtype or 'no known type'}, no numbers; {remedy}")
 
 
 def parse_shape(text: str) -> tuple[str, Shape]:
@@ -190,10 +191,18 @@ def find_axes(
         InputError: a name is no input, sizes contradict the graph, or a size is unknown.
     """
     _require_inputs("--shape", shapes, ports)
-    named_sizes: dict[str, int] = {}
+    named_sizes: dict[str, int] = {}  # of an axis name, which other inputs may share
     for port in ports:
-        if port.name in shapes:
-            _collect_named_sizes(port, shapes[port.name], named_sizes)
+        shape = shapes.get(port.name, ())
+        flag = f"--shape {port.name}={'x'.join(map(str, shape))}"
+        if port.name in shapes and port.shape is not None and len(shape) != len(port.shape):
+            raise InputError(f"{flag}: the input has {len(port.shape)} axes: {shape_text(port)}")
+        for place, (dim, size) in enumerate(zip(port.shape or (), shape, strict=False)):
+            if isinstance(dim, int) and size != dim:
+                raise InputError(f"{flag}: axis {place} is {dim} in the graph: {shape_text(port)}")
+            is_named = isinstance(dim, str) and dim.strip("?") and isinstance(size, int)
+            if is_named and named_sizes.setdefault(str(dim), int(size)) != size:
+                raise InputError(f"{flag}: {dim!r} is {named_sizes[str(dim)]} in another input")
     axes: dict[str, tuple[Axis, ...]] = {}
     unknown, flags = [], []
     for port in ports:
@@ -213,19 +222,6 @@ def find_axes(
             "… a number)"
         )
     return axes
-
-
-def _collect_named_sizes(port: Port, shape: Shape, named_sizes: dict[str, int]) -> None:
-    """Add the sizes that ``--shape`` gives to names, which other inputs may share. Raises InputError."""
-    flag = f"--shape {port.name}={'x'.join(map(str, shape))}"
-    if port.shape is not None and len(shape) != len(port.shape):
-        raise InputError(f"{flag}: the input has {len(port.shape)} axes: {shape_text(port)}")
-    for place, (dim, size) in enumerate(zip(port.shape or (), shape, strict=False)):
-        if isinstance(dim, int) and size != dim:
-            raise InputError(f"{flag}: axis {place} is {dim} in the graph: {shape_text(port)}")
-        is_named = isinstance(dim, str) and dim.strip("?") and isinstance(size, int)
-        if is_named and named_sizes.setdefault(str(dim), int(size)) != size:
-            raise InputError(f"{flag}: {dim!r} is {named_sizes[str(dim)]} in another input")
 
 
 def _axes(
@@ -265,34 +261,30 @@ def read_inputs(path: Path, ports: Sequence[Port]) -> dict[str, Array]:
     Raises:
         DataError: the file cannot be read, lacks an input, or holds an array of another type.
     """
+    flag = f"--inputs {path}"
     try:
         arrays = read_arrays(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"--inputs {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    inputs = {port.name: _as_calls(f"--inputs {path}", port, arrays) for port in ports}
-    if len({len(array) for array in inputs.values()}) > 1:
-        counts = ", ".join(f"{name} {len(array)}" for name, array in inputs.items())
-        raise DataError(f"--inputs {path}: its arrays are of different numbers of calls: {counts}")
-    return inputs
-
-
-def _as_calls(flag: str, port: Port, arrays: Mapping[str, Array]) -> Array:
-    """Convert an array to the type of an input, with the calls as first axis. Raises DataError."""
-    if port.name not in arrays:
-        names = ", ".join(arrays) or "nothing"
-        raise DataError(f"{flag}: holds no array {port.name!r}, which the graph takes; it holds {names}")
-    array, dtype = arrays[port.name], np.dtype(port.dtype)
-    if array.dtype != dtype:
+        raise DataError(f"{flag}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    inputs: dict[str, Array] = {}
+    for port in ports:
+        if port.name not in arrays:
+            names = ", ".join(arrays) or "nothing"
+            raise DataError(f"{flag}: holds no array {port.name!r}, which the graph takes; it holds {names}")
+        array, dtype = arrays[port.name], np.dtype(port.dtype)
         if array.dtype.kind not in "iufb" or not np.can_cast(array.dtype, dtype, "same_kind"):
             raise DataError(f"{flag}: {port.name!r} must be {port.dtype}, but is {array.dtype}")
         converted = array.astype(dtype)
         if dtype.kind in "iu" and not np.array_equal(converted, array):
             raise DataError(f"{flag}: {port.name!r} holds numbers that {port.dtype} cannot hold")
-        array = converted
-    if not array.size:
-        raise DataError(f"{flag}: {port.name!r} is empty")
-    is_one_call = port.shape is None or array.ndim == len(port.shape)
-    return array[None] if is_one_call else array
+        if not array.size:
+            raise DataError(f"{flag}: {port.name!r} is empty")
+        is_one_call = port.shape is None or array.ndim == len(port.shape)
+        inputs[port.name] = converted[None] if is_one_call else converted
+    if len({len(array) for array in inputs.values()}) > 1:
+        counts = ", ".join(f"{name} {len(array)}" for name, array in inputs.items())
+        raise DataError(f"{flag}: its arrays are of different numbers of calls: {counts}")
+    return inputs
 
 
 def plan_ranges(outline: Outline, ranges: Mapping[str, Range]) -> dict[str, Range]:
@@ -304,20 +296,19 @@ def plan_ranges(outline: Outline, ranges: Mapping[str, Range]) -> dict[str, Rang
         InputError: an integer input has no range; a range is for no input, or contradicts its type.
     """
     _require_inputs("--range", ranges, outline.inputs)
-    assumed: dict[str, Range] = {"attention_mask": (1, 1), "token_type_ids": (0, 0)}
+    planned: dict[str, Range] = {"attention_mask": (1, 1), "token_type_ids": (0, 0)}
     if (rows := outline.tables.get("input_ids")) is not None:
-        assumed["input_ids"] = (0, rows - 1)
-    planned: dict[str, Range] = {}
+        planned["input_ids"] = (0, rows - 1)
+    planned = {port.name: planned[port.name] for port in outline.inputs if port.name in planned} | dict(ranges)
     missing: list[Port] = []
     for port in outline.inputs:
-        kind = np.dtype(port.dtype).kind
-        limits = ranges.get(port.name) or assumed.get(port.name)
+        kind, limits = np.dtype(port.dtype).kind, planned.get(port.name)
         if limits is None:
             if kind in "iu":
                 missing.append(port)
             continue
         flag = f"--range {port.name}={limits[0]:g}:{limits[1]:g}"
-        if kind == "b":
+        if kind == "b" and port.name in ranges:
             raise InputError(f"{flag}: {port.name!r} holds truth values, which need no range")
         if kind in "iu":
             type_ = np.iinfo(port.dtype)
@@ -325,7 +316,6 @@ def plan_ranges(outline: Outline, ranges: Mapping[str, Range]) -> dict[str, Rang
                 raise InputError(
                     f"{flag}: {port.name!r} is {port.dtype}: whole numbers from {type_.min} to {type_.max}"
                 )
-        planned[port.name] = limits
     if missing:
         names = " and ".join(f"{port.name!r} ({port.dtype})" for port in missing)
         flags = " ".join(f"--range {port.name}=0:…" for port in missing)
@@ -341,7 +331,7 @@ def draw(port: Port, axes: Sequence[Axis], limits: Range | None, random: np.rand
     sizes, kind = tuple(axis.size for axis in axes), np.dtype(port.dtype).kind
     drawn: Array
     if kind == "b":
-        drawn = random.integers(0, 2, sizes)
+        drawn = random.integers(0, 2, sizes) if limits is None else np.full(sizes, limits[0])
     elif kind in "iu":
         assert limits is not None  # plan_ranges requires it
         drawn = random.integers(int(limits[0]), int(limits[1]), sizes, np.dtype(port.dtype), endpoint=True)
@@ -352,10 +342,9 @@ def draw(port: Port, axes: Sequence[Axis], limits: Range | None, random: np.rand
 
 def describe_draw(port: Port, limits: Range | None, seed: int) -> str:
     """Describe the distribution that :func:`draw` uses."""
-    if np.dtype(port.dtype).kind == "b":
-        return f"random truth values, seed {seed}"
     if limits is None:
-        return f"standard normal, seed {seed}"
+        is_bool = np.dtype(port.dtype).kind == "b"
+        return f"random truth values, seed {seed}" if is_bool else f"standard normal, seed {seed}"
     if limits[0] == limits[1]:
         return f"always {limits[0]:g}"
     return f"evenly from {limits[0]:g} to {limits[1]:g}, seed {seed}"

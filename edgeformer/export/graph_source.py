@@ -6,7 +6,7 @@ The bundle was made by ``edgeformer import onnx``. Its graph stays unchanged, bi
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,24 +18,22 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Parity, Precision
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
 from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.artifacts.progress import Progress, bar
-from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.workspace import BUNDLE_FILE
 from edgeformer.bundle import Bundle
-from edgeformer.export import int4
+from edgeformer.export import int4, int8
 from edgeformer.export.fp16 import convert_to_fp16, lifted, max_abs_values
 from edgeformer.export.graphs import weights_file, write_graph
-from edgeformer.export.int8 import quantize, quantized_nodes
-from edgeformer.export.judging import Judge, describe_converted
+from edgeformer.export.judging import Baseline, Judge, Reference, describe_converted
 from edgeformer.export.previous import PreviousBundle, Requested, link, own_files
 from edgeformer.export.variants import ExportOptions, Variant
 from edgeformer.runtimes import BuildJob
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.runtime import Target
 from edgeformer.runtimes.session import Array, Session
-from edgeformer.tasks import Origin, Run, Task
+from edgeformer.tasks import Origin
 from edgeformer.tasks.scoring import Validation, open_validation
 
 _MAX_ABS_CALLS = 2
@@ -45,66 +43,24 @@ _FP16_NOTE = (
     "FP16: norms, softmax, powers, sums over an axis and whatever came near FP16's limits on the golden inputs stay "
     "FP32; a CPU computes the rest in FP32, too: `edgeformer verify` on the target shows what it does there"
 )
+_RANDOM_HINT = "; its golden inputs were drawn: import it with real ones (--inputs FILE.npz)"
 _INT8_NOTE = "INT8: judged by its outputs alone; its cost in task accuracy needs labelled data"
-
-
-@dataclass(frozen=True)
-class GraphReference:
-    """Golden inputs and answers of an imported bundle; see :class:`~edgeformer.export.judging.Reference`."""
-
-    bundle: Bundle
-    last: int = 0
-    loops: None = None
-
-    @property
-    def task(self) -> Task:
-        """Task of the bundle."""
-        return self.bundle.task
-
-    @property
-    def base(self) -> ArtifactManifest:
-        """Entry of the imported graph."""
-        return self.bundle.artifacts[0]
-
-    @property
-    def needed(self) -> Mapping[int, int]:
-        """Parameters of the graph, under its only exit."""
-        return {0: self.base.sharing.unique_parameters if self.base.sharing else self.bundle.manifest.parameters}
-
-    @property
-    def max_positions(self) -> int | None:
-        """Tokens that the graph takes; None: any number."""
-        return self.bundle.manifest.max_positions
-
-    @property
-    def rejection_hint(self) -> str:
-        """Remedy where the golden inputs are random numbers instead of real ones."""
-        is_random = any("seed" in note for note in self.bundle.manifest.notes)
-        return "; its golden inputs were drawn: import it with real ones (--inputs FILE.npz)" if is_random else ""
-
-    def golden_outputs(self, run: Run, max_rows: int | None = None) -> Any:
-        """Run the golden inputs."""
-        return self.task.golden_outputs(self.bundle.golden(), run, max_rows)
-
-    def parity(self, exit_: int, outputs: Any, precision: Precision, provider: str) -> Parity:
-        """Compare outputs with the imported graph's."""
-        return self.task.golden_parity(self.bundle.golden().arrays, outputs, None, precision, provider)
-
-    def score(self, exit_: int, outputs: Any) -> Score:
-        """Score outputs on the golden inputs."""
-        return self.task.golden_score(0, outputs, self.bundle.golden().answers)
 
 
 @dataclass
 class GraphSource:
-    """A bundle made by ``import onnx``, as the source of an export."""
+    """A bundle made by ``import onnx``, as the source of an export.
+
+    Attributes:
+        names: files that came with the import, relative to the bundle.
+    """
 
     bundle: Bundle
     options: ExportOptions
     progress: Progress
     notes: list[str] = field(default_factory=list)
-    can_join = False
-    usual_target = None
+    names: set[str] = field(default_factory=set)
+    default_target = None
 
     @classmethod
     def open(cls, folder: Path, options: ExportOptions, progress: Progress) -> GraphSource:
@@ -159,45 +115,47 @@ class GraphSource:
         graph = self.folder / str(self.base[0].file)
         copied = {graph, *(graph.parent / location for location in external_files(graph))}
         replaced = set[str]().union(*map(own_files, self.bundle.artifacts[1:])) | {BUNDLE_FILE}
-        names = set[str]()
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
             if not path.is_file() or name in replaced:
                 continue
-            names.add(name)
+            self.names.add(name)
             if path in copied:
                 (new / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, new / name)
             else:
                 link(path, new / name)
-        return names
+        return self.names
 
     def judge(self, folder: Path, entry: ArtifactManifest) -> Judge:
         """Judge of an artifact with this entry's precision."""
-        base = self.base[0]
-        baseline = {0: (base.score, base.validation)} if base.score is not None else {}
-        variant = Variant(entry.precision)
-        return Judge(folder, GraphReference(self.bundle), variant, self._validation, baseline, sets_baseline=False)
+        base, bundle = self.base[0], self.bundle
+        baseline: Baseline = {0: (base.score, base.validation)} if base.score is not None else {}
+        is_random = any("seed" in note for note in bundle.manifest.notes)
+        reference = Reference(
+            task=bundle.task,
+            golden=bundle.golden(),
+            needed={0: base.sharing.unique_parameters if base.sharing else bundle.manifest.parameters},
+            max_positions=bundle.manifest.max_positions,
+            rejection_hint=_RANDOM_HINT if is_random else "",
+        )
+        return Judge(folder, reference, Variant(entry.precision), self._validation, baseline)
 
     def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:
         """Convert the graph to every requested precision, and judge each one."""
-        conversions: dict[Precision, Callable[[Path], onnx_ir.Model]] = {}
-        if self.options.fp16:
-            conversions["fp16"] = self._convert_fp16
-        if self.options.int8:
-            conversions["int8"] = self._quantize_int8
-        if self.options.int4:
-            conversions["int4"] = self._quantize_int4
-        for precision, convert in conversions.items():
-            yield self._make_graph(folder, precision, convert)
-        if self.options.fp16:
+        options = self.options
+        conversions: tuple[tuple[Precision, bool], ...] = (
+            ("fp16", options.fp16), ("int8", options.int8), ("int4", options.int4)
+        )  # fmt: skip
+        for precision, is_requested in conversions:
+            if is_requested:
+                yield self._make_graph(folder, precision)
+        if options.fp16:
             self.notes.append(_FP16_NOTE)
-        if self.options.int8 and self.base[0].validation is None:
+        if options.int8 and self.base[0].validation is None:
             self.notes.append(_INT8_NOTE)
 
-    def _make_graph(
-        self, folder: Path, precision: Precision, convert: Callable[[Path], onnx_ir.Model]
-    ) -> ArtifactManifest:
+    def _make_graph(self, folder: Path, precision: Precision) -> ArtifactManifest:
         """Convert, write and judge the graph of one precision."""
         base, variant = self.base[0], Variant(precision)
         entry = ArtifactManifest(
@@ -206,8 +164,13 @@ class GraphSource:
         )  # fmt: skip
         path = folder / variant.file("model")
         try:
+            if clash := {variant.file("model"), variant.weights} & self.names:
+                raise EdgeformerError(
+                    f"{precision.upper()}: the imported graph keeps its weights in {min(clash)}, the file of this "
+                    "conversion; save the graph with another name of its weights, and import it again"
+                )
             with bar(self.progress, f"Making the {precision.upper()} graph", None):
-                model = convert(folder)
+                model = self._convert(folder, precision)
                 has_shared = base.weights_file is not None
                 with weights_file(folder / variant.weights) if has_shared else nullcontext() as shared:
                     size_bytes = write_graph(model, path, shared)
@@ -226,36 +189,31 @@ class GraphSource:
             fields = {"reason": f"{precision.upper()}: cannot be made: {message}"}
         return entry.model_copy(update={**fields, "status": "rejected" if fields["reason"] else "built"})
 
-    def _convert_fp16(self, folder: Path) -> onnx_ir.Model:
+    def _convert(self, folder: Path, precision: Precision) -> onnx_ir.Model:
+        """Convert the graph in ``folder``. Raises EdgeformerError if nothing in it can have this precision."""
         model = onnx_ir.load(folder / str(self.base[0].file))
+        if precision == "fp16":
 
-        def run_golden(session: Session) -> list[dict[str, Array]]:
-            calls: list[dict[str, Any]] = []
+            def run_golden(session: Session) -> list[dict[str, Array]]:
+                calls: list[dict[str, Any]] = []
 
-            def run(inputs: Any) -> Any:
-                calls.append(session.run(inputs))
-                return calls[-1]
+                def run(inputs: Any) -> Any:
+                    calls.append(session.run(inputs))
+                    return calls[-1]
 
-            self.bundle.task.golden_outputs(self.bundle.golden().first(_MAX_ABS_CALLS), run, None)
-            return calls
+                self.bundle.task.golden_outputs(self.bundle.golden().first(_MAX_ABS_CALLS), run, None)
+                return calls
 
-        return convert_to_fp16(model, max_abs_values(model, run_golden, folder))
-
-    def _quantize_int8(self, folder: Path) -> onnx_ir.Model:
-        model = quantize(lifted(onnx_ir.load(folder / str(self.base[0].file))), folder)
-        RemoveUnusedNodesPass()(model)
-        if not quantized_nodes(onnx_ir.to_proto(model)):
+            return convert_to_fp16(model, max_abs_values(model, run_golden, folder))
+        if precision == "int8":
+            model = int8.quantize(lifted(model), folder)
+            RemoveUnusedNodesPass()(model)
+        else:
+            model = int4.quantize(lifted(model))
+        if not int8.quantized_nodes(onnx_ir.to_proto(model)):
             raise EdgeformerError(
-                "INT8: nothing in it can be stored in INT8: it has no product with a stored matrix and no table of "
-                "rows (convolutions and recurrent operators stay FP32)"
-            )
-        return model
-
-    def _quantize_int4(self, folder: Path) -> onnx_ir.Model:
-        model = int4.quantize(lifted(onnx_ir.load(folder / str(self.base[0].file))))
-        if not quantized_nodes(onnx_ir.to_proto(model)):
-            raise EdgeformerError(
-                "INT4: nothing in it can be stored in 4 bits: no product with a matrix, no table of rows"
+                f"{precision.upper()}: nothing in it can be stored in {precision[3:]} bits: it has no product with a "
+                "stored matrix and no table of rows (convolutions and recurrent operators stay FP32)"
             )
         return model
 

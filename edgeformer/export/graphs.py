@@ -29,8 +29,7 @@ class WeightsFile:
     """Weights of several graphs in the same folder, every distinct tensor once."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path = path
-        self._file = file
+        self.path, self._file = path, file
         self._offsets: dict[str, tuple[int, int]] = {}
 
     def place(self, tensor: onnx_ir.TensorProtocol) -> onnx_ir.ExternalTensor:
@@ -127,9 +126,14 @@ def write_graphs(
     new |= {file: graphs.steps[part] for part, file in steps.items()}
     if decode is not None and graphs.decode is not None:
         new[decode] = graphs.decode
-    rewritten = {}
-    if graphs.shared_weights:
-        rewritten = {file: _load_kept(variant, path) for file, path in kept.items() if file not in new}
+    rewritten: dict[str, onnx_ir.Model] = {}
+    for file, path in kept.items() if graphs.shared_weights else ():
+        if file not in new:
+            rewritten[file] = onnx_ir.load(path)
+            tensors = [value.const_value for value in rewritten[file].graph.initializers.values()]
+            locations = {str(tensor.location) for tensor in tensors if isinstance(tensor, onnx_ir.ExternalTensor)}
+            if other := locations - {Path(variant.weights).name}:
+                raise ArtifactError(f"{path}: names {min(other)!r} as its weights, not {variant.weights}")
     states = [value.name for value in graphs.exits.graph.outputs if value.name and value.name.startswith("state_")]
     probe = extract_outputs(graphs.exits, {name: name for name in states})
     with weights_file(bundle / variant.weights) if graphs.shared_weights else nullcontext() as weights:
@@ -140,16 +144,6 @@ def write_graphs(
         yield Written(files, steps, decode, sizes, rewritten_sizes)
     finally:
         probe_path(bundle, variant).unlink(missing_ok=True)
-
-
-def _load_kept(variant: Variant, path: Path) -> onnx_ir.Model:
-    """Load a graph. Raises ArtifactError where it names another weights file than its variant's."""
-    graph = onnx_ir.load(path)
-    for value in graph.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, onnx_ir.ExternalTensor) and tensor.location != Path(variant.weights).name:
-            raise ArtifactError(f"{path}: names {str(tensor.location)!r} as its weights, not {variant.weights}")
-    return graph
 
 
 def probe_path(bundle: Path, variant: Variant) -> Path:

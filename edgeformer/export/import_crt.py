@@ -85,7 +85,11 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     if options.data is not None:
         rows, golden_origin = prepare_text_set(recipe.data, tokenizer, None, "validation"), "from the validation text"
     else:
-        rows = _built_in_rows(plain)
+        encoded = [[*plain.encode(paragraph).ids, plain.boundary] for paragraph in PARAGRAPHS]
+        ids = np.array([plain.boundary, *itertools.chain.from_iterable(encoded)], dtype=np.int32)
+        words = sum(len(paragraph.split()) + 1 for paragraph in PARAGRAPHS)
+        ends = np.array([0, len(ids)], dtype=np.int64)
+        rows = TextRows(ids, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)
         golden_origin = "from a short built-in English text, not from the model's own data"
     try:
         causality = probe_causality(model)
@@ -131,15 +135,6 @@ def _recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[Lang
     return recipe, notes
 
 
-def _built_in_rows(plain: PlainText) -> TextRows:
-    """The built-in paragraphs as one stream of tokens."""
-    encoded = [[*plain.encode(paragraph).ids, plain.boundary] for paragraph in PARAGRAPHS]
-    ids = [plain.boundary, *itertools.chain.from_iterable(encoded)]
-    words = sum(len(paragraph.split()) + 1 for paragraph in PARAGRAPHS)
-    stream, ends = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
-    return TextRows(stream, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read name → tensor of a torch checkpoint or a ``.safetensors`` file, on the CPU. Raises ArtifactError."""
     if not path.is_file():
@@ -175,7 +170,7 @@ def _unpickle(path: Path) -> Any:
     except (OSError, ArtifactError):
         raise
     except Exception as error:  # a damaged file can raise nearly anything in the unpickler
-        message = str(error)
+        message = str(error) or type(error).__name__
         if "weights_only" in message or "Weights only" in message:
             refused = _REFUSED.search(message)
             raise ArtifactError(
@@ -183,8 +178,8 @@ def _unpickle(path: Path) -> Any:
                 "tensors are read, because the rest could run code. Save only the weights: "
                 "torch.save(model.state_dict(), PATH)"
             ) from None
-        first = message.splitlines()[0] if message else type(error).__name__
-        raise ArtifactError(f"{path}: is no torch checkpoint, or a damaged one: {first}; copy it again") from None
+        first_line = message.splitlines()[0]
+        raise ArtifactError(f"{path}: is no torch checkpoint, or a damaged one: {first_line}; copy it again") from None
 
 
 def _check_checkpoint(path: Path) -> None:

@@ -93,16 +93,31 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     free()  # fails early if the name is taken
     if options.target is not None:
         load_profile(options.target, own_profiles(options.artifacts))
+    if (head := source.other_head) is not None:
+        raise InputError(
+            f"{source.folder / CONFIG_FILE}: is a {head}, whose head is not computed here; only encoders and sequence "
+            f"classifiers are imported; {AS_ONNX}"
+        )
     is_embedding = source.pooling is not None or not source.classifies
-    _check_options(source, options, is_embedding=is_embedding)
-    is_multi_label = source.config.get("problem_type") == _MULTI_LABEL
+    problem_type = source.config.get("problem_type")
+    is_multi_label = problem_type == _MULTI_LABEL
+    if is_embedding and options.labels is not None:
+        raise InputError(f"--labels: {source.name} has no classifier; it is imported as an embedding model")
+    if not is_embedding and options.pooling is not None:
+        raise InputError(f"--pooling: {source.name} is a classifier, which reads its text in its own way; leave it out")
+    is_supported = is_multi_label or problem_type in (None, "single_label_classification")
+    if not is_embedding and (not is_supported or len(source.labels) == 1):
+        raise InputError(
+            f"{source.name}: is a model for {problem_type or 'regression'}; only classifiers of two or more labels are "
+            f"imported; {AS_ONNX}"
+        )
     task = get_task("embedding" if is_embedding else _MULTI_LABEL_TASK if is_multi_label else "classification")
     labels = None if is_embedding else _labels(source, options.labels)
     if options.max_length is not None and not 4 <= options.max_length <= source.max_positions:
         raise InputError(f"--max-length {options.max_length}: {source.name} takes 4 to {source.max_positions} tokens")
     max_length = options.max_length or min(source.max_length or MAX_TOKENS, source.max_positions)
     data, notes = imported_data(options.data, labels, max_length)
-    if task.name == _MULTI_LABEL_TASK:
+    if is_multi_label:
         data["label_separator"] = ","
         notes.append(_THRESHOLDS)
     recipe = _recipe(slug, source, options, task, data)
@@ -121,26 +136,6 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         progress.message(note)
     checksum = source.weights_sha256()
     return write_run(free, ImportedModel(recipe, model, attention, prepared, Path(name).name, checksum, golden_origin))
-
-
-def _check_options(source: Source, options: HfOptions, *, is_embedding: bool) -> None:
-    """Raise InputError for options that do not fit the model, and for models that are not supported."""
-    if (head := source.other_head) is not None:
-        raise InputError(
-            f"{source.folder / CONFIG_FILE}: is a {head}, whose head is not computed here; only encoders and sequence "
-            f"classifiers are imported; {AS_ONNX}"
-        )
-    if is_embedding and options.labels is not None:
-        raise InputError(f"--labels: {source.name} has no classifier; it is imported as an embedding model")
-    if not is_embedding and options.pooling is not None:
-        raise InputError(f"--pooling: {source.name} is a classifier, which reads its text in its own way; leave it out")
-    problem_type = source.config.get("problem_type")
-    supported = (None, "single_label_classification", _MULTI_LABEL)
-    if not is_embedding and (problem_type not in supported or len(source.labels) == 1):
-        raise InputError(
-            f"{source.name}: is a model for {problem_type or 'regression'}; only classifiers of two or more labels are "
-            f"imported; {AS_ONNX}"
-        )
 
 
 def _labels(source: Source, requested: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -189,8 +184,7 @@ def _recipe(slug: str, source: Source, options: HfOptions, task: Task, data: dic
     """Return the recipe that would fine-tune the model here. Raises InputError."""
     is_embedding = task.predicts == "vectors"
     # Token types tell the texts of a pair apart if the model has some, and its tokenizer uses them.
-    has_types = int(source.config.get("type_vocab_size") or 0) > 1
-    takes_pairs = not is_embedding and has_types
+    takes_pairs = not is_embedding and int(source.config.get("type_vocab_size") or 0) > 1
     takes_pairs = takes_pairs and 1 in tokenizer_from_file(source.tokenizer).encode("a", "b").type_ids
     folder = Path(source.name)
     document: dict[str, Any] = {
@@ -225,31 +219,26 @@ def _prepare(
             data: Any = recipe.data
             rows = replace(rows, labels=label_sets(rows.labels, len(data.labels)))
     else:
-        rows = _built_in_rows(recipe, reader, adapter, model)
+        texts: list[Text] = [*SENTENCES]
+        if getattr(recipe.model, "pairs", False):
+            texts = [*texts[_PAIRS:], *itertools.pairwise(SENTENCES[: _PAIRS + 1])]
+        rows, _ = encode_texts(reader.tokenizer, texts, length)
+        scorer: Any = adapter.scorer(model)
+        with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
+            logits = answer_rows(session.run, rows, reader.pad, _BATCH)["logits"]
+        # The model's own answers are the labels; a logit above 0 is a probability above 0.5.
+        labels = logits > 0 if recipe.task == _MULTI_LABEL_TASK else logits.argmax(-1)
+        rows = replace(rows, labels=labels.astype(np.int64))
         origin = "from a short built-in English text, not from the model's own data"
         if task.golden_names[1]:
             origin += "; its labels are the model's own answers, so that scores there say how often artifacts agree"
-    fingerprints = {name: texts.fingerprint() for name, texts in sets.items()}
+    fingerprints = {name: labelled.fingerprint() for name, labelled in sets.items()}
     lines = "".join(f"{name} {len(sets[name])} {digest}\n" for name, digest in fingerprints.items())
     summary = DataSummary(
         split="imported",
         synthetic=False,
-        rows={name: len(texts) for name, texts in sets.items()},
+        rows={name: len(labelled) for name, labelled in sets.items()},
         fingerprint=hashlib.sha256(lines.encode()).hexdigest() if sets else "unknown",
         fingerprints=fingerprints,
     )
     return Prepared(reader.tokenizer, reader.pad, rows, rows, {}, summary), origin
-
-
-def _built_in_rows(recipe: Recipe, reader: TextReader, adapter: ModelAdapter, model: nn.Module) -> Encoded:
-    """Sentences, and pairs of them if the model takes pairs, with the model's own answers as labels."""
-    texts: list[Text] = [*SENTENCES]
-    if getattr(recipe.model, "pairs", False):
-        texts = [*texts[_PAIRS:], *itertools.pairwise(SENTENCES[: _PAIRS + 1])]
-    encoded, _ = encode_texts(reader.tokenizer, texts, recipe.data.tokens_at_once)
-    scorer: Any = adapter.scorer(model)
-    with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
-        logits = answer_rows(session.run, encoded, reader.pad, _BATCH)["logits"]
-    # A logit above 0 is a probability above 0.5.
-    labels = logits > 0 if recipe.task == _MULTI_LABEL_TASK else logits.argmax(-1)
-    return Encoded(encoded.ids, encoded.offsets, labels.astype(np.int64), encoded.truncated)

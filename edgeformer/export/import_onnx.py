@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -93,13 +94,6 @@ class OnnxImportOptions:
     max_length: int = 128
     replace: bool = False
 
-    def key(self, graph: ForeignGraph) -> str:
-        """Return a key of these options and the file's content: 8 hexadecimal digits."""
-        weights = [sha256_of(path) for path in _weight_paths(graph)]
-        inputs = sha256_of(self.inputs) if self.inputs is not None and self.inputs.is_file() else None
-        parts = [sha256_of(graph.path), weights, dict(self.shapes), dict(self.ranges), inputs, self.seed, __version__]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
-
 
 @dataclass(frozen=True)
 class _Import:
@@ -133,7 +127,7 @@ class _Import:
 
 
 @dataclass(frozen=True)
-class _Golden:
+class _Answers:
     """Golden inputs and answers of an imported graph.
 
     Attributes:
@@ -143,218 +137,182 @@ class _Golden:
         validation: its score on labelled data.
     """
 
+    task: Task
     arrays: Mapping[str, Array]
     facts: Mapping[str, Any]
     score: Any
     validation: Any = None
 
 
-@dataclass(frozen=True)
-class _Classifier:
-    """Golden inputs of a text classifier: a graph from token ids to logits, with its tokenizer."""
+def _check_classifier(graph: ForeignGraph, options: OnnxImportOptions) -> TextReader:
+    """Check inputs and outputs of a classifier of texts, and return its tokenizer.
 
-    reader: TextReader
-    task: Task
-
-    @classmethod
-    def check(cls, graph: ForeignGraph, options: OnnxImportOptions) -> _Classifier:
-        """Check inputs and outputs of the graph.
-
-        Raises:
-            InputError: it does not map token ids to one row of logits per text, or has other classes than the labels.
-            DataError: the tokenizer cannot be used.
-        """
-        if options.tokenizer is None or len(options.labels) < 2:
-            raise InputError("--tokenizer and --labels belong together, and there must be two labels or more")
-        flag, count = f"--labels {','.join(options.labels)}", len(options.labels)
-        if not all(label.strip() for label in options.labels):
-            raise InputError(f"{flag}: has a class without a name; name all {count}")
-        if len(set(options.labels)) != count:
-            raise InputError(f"{flag}: gives a name twice; needs {count} different names")
-        if options.inputs is not None or options.ranges or options.shapes:
-            raise InputError("--inputs, --range and --shape are for graphs without a tokenizer")
-        outline = graph.outline
-        for port in outline.inputs:
-            is_fixed = port.shape is None or len(port.shape) != 2 or any(isinstance(size, int) for size in port.shape)
-            if port.name not in ("input_ids", "attention_mask") or port.dtype != "int64" or is_fixed:
-                raise InputError(
-                    f"{graph.path}: input {port.name!r} {shape_text(port)}: a classifier of texts takes input_ids, and "
-                    f"perhaps attention_mask, int64 [rows, tokens] of any size; {_STILL_IMPORTABLE}"
-                )
-        logits = next((port for port in outline.outputs if port.name == "logits"), None)
-        if logits is None or "input_ids" not in [port.name for port in outline.inputs]:
-            names = ", ".join(port.name for port in outline.outputs)
+    Raises:
+        InputError: it does not map token ids to one row of logits per text, or has other classes than the labels.
+        DataError: the tokenizer cannot be used.
+    """
+    if options.tokenizer is None or len(options.labels) < 2:
+        raise InputError("--tokenizer and --labels belong together, and there must be two labels or more")
+    flag, count = f"--labels {','.join(options.labels)}", len(options.labels)
+    if not all(label.strip() for label in options.labels):
+        raise InputError(f"{flag}: has a class without a name; name all {count}")
+    if len(set(options.labels)) != count:
+        raise InputError(f"{flag}: gives a name twice; needs {count} different names")
+    if options.inputs is not None or options.ranges or options.shapes:
+        raise InputError("--inputs, --range and --shape are for graphs without a tokenizer")
+    outline = graph.outline
+    for port in outline.inputs:
+        is_fixed = port.shape is None or len(port.shape) != 2 or any(isinstance(size, int) for size in port.shape)
+        if port.name not in ("input_ids", "attention_mask") or port.dtype != "int64" or is_fixed:
             raise InputError(
-                f"{graph.path}: a classifier has an output `logits`, this one has {names}; {_STILL_IMPORTABLE}"
+                f"{graph.path}: input {port.name!r} {shape_text(port)}: a classifier of texts takes input_ids, and "
+                f"perhaps attention_mask, int64 [rows, tokens] of any size; {_STILL_IMPORTABLE}"
             )
-        if logits.shape is not None and isinstance(logits.shape[-1], int) and logits.shape[-1] != count:
-            raise InputError(f"{flag}: the graph has {logits.shape[-1]} classes: {shape_text(logits)}")
-        tokenizer = tokenizer_from_file(options.tokenizer)
-        vocabulary, rows = embedding_rows(tokenizer), outline.tables.get("input_ids")
-        if rows is not None and rows < vocabulary:
-            raise InputError(
-                f"--tokenizer {options.tokenizer}: has {vocabulary:,} tokens, the graph's table {rows:,} rows"
-            )
-        pad = special_ids(tokenizer, str(options.tokenizer)).pad
-        return cls(TextReader(tokenizer, pad, vocabulary), get_task("classification"))
-
-    def answer(self, job: _Import) -> _Golden:
-        """Write tokenizer and configuration, run the golden rows, and score the labelled file if there is one.
-
-        Raises:
-            DataError: the labelled file cannot be read.
-            InputError: the graph refuses a row, or its logits are not [rows, classes].
-        """
-        options, task = job.options, self.task
-        parts: Any = {"test": (file_source(options.data.resolve()),)} if options.data else {}
-        data = DataConfig(
-            parts=parts, split="imported", labels=options.labels, cleaning="none", max_length=options.max_length
+    logits = next((port for port in outline.outputs if port.name == "logits"), None)
+    if logits is None or "input_ids" not in [port.name for port in outline.inputs]:
+        names = ", ".join(port.name for port in outline.outputs)
+        raise InputError(
+            f"{graph.path}: a classifier has an output `logits`, this one has {names}; {_STILL_IMPORTABLE}"
         )
-        shutil.copyfile(str(options.tokenizer), job.folder / TOKENIZER_FILE)
-        config: dict[str, object] = {
-            "vocab_size": self.reader.vocabulary,
-            "id2label": {str(number): label for number, label in enumerate(data.labels)},
-            "label2id": {label: number for number, label in enumerate(data.labels)},
-            "max_length": data.max_length,
-            "pad_token_id": self.reader.pad,
-        }
-        write_json(job.folder / CONFIG_FILE, config)
-        reader, validation = task.reader(job.folder / TOKENIZER_FILE, data, self.reader.vocabulary), None
-        rows: Any = task.read_file(data, reader, options.data) if options.data is not None else None
-        with job.open() as session:
-            if rows is not None:
-                count = min(GOLDEN_ROWS, len(rows))
-                numbers = np.random.default_rng(options.seed).choice(len(rows), count, replace=False)
-                arrays: dict[str, Array] = dict(task.batch(rows, numbers, reader.pad))
-                origin = f"{count} rows of {Path(str(options.data)).name}, seed {options.seed}"
-            else:
-                arrays = self._random_texts(options)
-                origin = f"random tokens, seed {options.seed}; without labels their accuracy is agreement with FP32"
-            logits = job.run(session, arrays)["logits"]
-            expected = (len(arrays["input_ids"]), len(options.labels))
-            if logits.shape != expected or logits.dtype != np.float32:
-                raise InputError(
-                    f"{job.graph.path}: `logits` are {logits.dtype}{list(logits.shape)} of {expected[0]} rows and "
-                    f"{expected[1]} labels; {_STILL_IMPORTABLE}"
-                )
-            arrays = {"labels": logits.argmax(-1).astype(np.int64), **arrays}
-            if rows is not None:
-                meter, batches = task.meter(), task.call_batches(rows, _BATCH, reader.vocabulary)
-                with bar(job.progress, "Scoring on the labelled file", len(rows), "rows"):
-                    calls = (task.batch(rows, numbers, reader.pad) for numbers in batches)
-                    score_batches(session.run, calls, meter, warm_up=False, advance=job.progress.advance)
-                validation = meter.score()
-        golden = {**arrays, **task.golden_answers({0: logits})}
-        golden.pop("logits_exit0")
-        facts = {
-            "data": data,
-            "labels": options.labels,
-            "max_length": options.max_length,
-            "pad_id": reader.pad,
-            "notes": (f"golden inputs: {origin}",),
-        }
-        return _Golden(golden, facts, task.golden_score(0, logits, arrays), validation)
+    if logits.shape is not None and isinstance(logits.shape[-1], int) and logits.shape[-1] != count:
+        raise InputError(f"{flag}: the graph has {logits.shape[-1]} classes: {shape_text(logits)}")
+    tokenizer = tokenizer_from_file(options.tokenizer)
+    vocabulary, rows = embedding_rows(tokenizer), outline.tables.get("input_ids")
+    if rows is not None and rows < vocabulary:
+        raise InputError(f"--tokenizer {options.tokenizer}: has {vocabulary:,} tokens, the graph's table {rows:,} rows")
+    return TextReader(tokenizer, special_ids(tokenizer, str(options.tokenizer)).pad, vocabulary)
 
-    def _random_texts(self, options: OnnxImportOptions) -> dict[str, Array]:
-        """Rows of random tokens between the special tokens that texts begin and end with."""
-        special = self.reader.tokenizer.encode("").ids
+
+def _answer_texts(job: _Import, tokens: TextReader) -> _Answers:
+    """Write tokenizer and configuration, run the golden rows, and score the labelled file if there is one.
+
+    Raises:
+        DataError: the labelled file cannot be read.
+        InputError: the graph refuses a row, or its logits are not [rows, classes].
+    """
+    options, task = job.options, get_task("classification")
+    parts: Any = {"test": (file_source(options.data.resolve()),)} if options.data else {}
+    data = DataConfig(
+        parts=parts, split="imported", labels=options.labels, cleaning="none", max_length=options.max_length
+    )
+    shutil.copyfile(str(options.tokenizer), job.folder / TOKENIZER_FILE)
+    config: dict[str, object] = {
+        "vocab_size": tokens.vocabulary,
+        "id2label": {str(number): label for number, label in enumerate(data.labels)},
+        "label2id": {label: number for number, label in enumerate(data.labels)},
+        "max_length": data.max_length,
+        "pad_token_id": tokens.pad,
+    }
+    write_json(job.folder / CONFIG_FILE, config)
+    reader = task.reader(job.folder / TOKENIZER_FILE, data, tokens.vocabulary)
+    random = np.random.default_rng(options.seed)
+    rows: Any = task.read_file(data, reader, options.data) if options.data is not None else None
+    if rows is not None:
+        count = min(GOLDEN_ROWS, len(rows))
+        arrays: dict[str, Array] = dict(task.batch(rows, random.choice(len(rows), count, replace=False), reader.pad))
+        origin = f"{count} rows of {Path(str(options.data)).name}, seed {options.seed}"
+    else:  # random tokens between the special tokens that texts begin and end with
+        special = tokens.tokenizer.encode("").ids
         length = max(1, min(_RANDOM_TOKENS, options.max_length) - len(special))
-        body = np.random.default_rng(options.seed).integers(0, self.reader.vocabulary, (GOLDEN_ROWS, length))
+        body = random.integers(0, tokens.vocabulary, (GOLDEN_ROWS, length))
         first, last = (np.tile(np.array(part, dtype=np.int64), (GOLDEN_ROWS, 1)) for part in (special[:1], special[1:]))
         ids = np.concatenate([first, body, last], axis=1).astype(np.int64)
-        return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        origin = f"random tokens, seed {options.seed}; without labels their accuracy is agreement with FP32"
+    validation = None
+    with job.open() as session:
+        logits = job.run(session, arrays)["logits"]
+        expected = (len(arrays["input_ids"]), len(options.labels))
+        if logits.shape != expected or logits.dtype != np.float32:
+            raise InputError(
+                f"{job.graph.path}: `logits` are {logits.dtype}{list(logits.shape)} of {expected[0]} rows and "
+                f"{expected[1]} labels; {_STILL_IMPORTABLE}"
+            )
+        arrays = {"labels": logits.argmax(-1).astype(np.int64), **arrays}
+        if rows is not None:
+            meter, batches = task.meter(), task.call_batches(rows, _BATCH, reader.vocabulary)
+            with bar(job.progress, "Scoring on the labelled file", len(rows), "rows"):
+                calls = (task.batch(rows, numbers, reader.pad) for numbers in batches)
+                score_batches(session.run, calls, meter, warm_up=False, advance=job.progress.advance)
+            validation = meter.score()
+    facts = {
+        "data": data,
+        "labels": options.labels,
+        "max_length": options.max_length,
+        "pad_id": reader.pad,
+        "notes": (f"golden inputs: {origin}",),
+    }
+    return _Answers(task, {**arrays, "logits": logits}, facts, task.golden_score(0, logits, arrays), validation)
 
 
-@dataclass(frozen=True)
-class _Tensors:
-    """Golden inputs of a graph of which only inputs and outputs are known.
+def _plan_tensors(graph: ForeignGraph, options: OnnxImportOptions) -> tuple[TensorData, Iterator[dict[str, Array]]]:
+    """Return the axes of a graph's inputs and its golden calls, before the graph is opened.
 
-    Attributes:
-        data: axes of the inputs, and where golden inputs come from.
-        ranges: input → range of random numbers.
-        inputs: golden inputs from a file, name → [calls, …]; None: they are drawn.
+    Raises:
+        InputError: a size or a range is unknown, or contradicts the graph.
+        DataError: ``options.inputs`` cannot be used.
     """
+    ports = graph.outline.inputs
+    if options.inputs is not None:
+        inputs = read_inputs(options.inputs, ports)
+        axes = find_axes(ports, options.shapes, {name: array.shape[1:] for name, array in inputs.items()})
+        count = len(next(iter(inputs.values())))
+        calls = ({name: np.asarray(array[i], order="C") for name, array in inputs.items()} for i in range(count))
+        return TensorData(inputs=axes, drawn=dict.fromkeys(inputs, f"from {options.inputs.name}")), calls
+    axes, ranges = find_axes(ports, options.shapes, {}), plan_ranges(graph.outline, options.ranges)
+    sizes = {port.name: prod(axis.size for axis in axes[port.name]) * np.dtype(port.dtype).itemsize for port in ports}
+    if sum(sizes.values()) > _MAX_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise InputError(
+            f"{graph.path}: input {largest!r} takes {format_bytes(sizes[largest])}; golden inputs may take "
+            f"{_MAX_BYTES >> 20} MiB"
+        )
+    drawn = {port.name: describe_draw(port, ranges.get(port.name), options.seed) for port in ports}
+    random = np.random.default_rng(options.seed)
+    calls = (
+        {port.name: draw(port, axes[port.name], ranges.get(port.name), random) for port in ports}
+        for _ in range(GOLDEN_CALLS)
+    )
+    return TensorData(inputs=axes, drawn=drawn), calls
 
-    task: Task
-    data: TensorData
-    ranges: Mapping[str, Range]
-    inputs: Mapping[str, Array] | None
 
-    @classmethod
-    def plan(cls, graph: ForeignGraph, options: OnnxImportOptions) -> _Tensors:
-        """Determine sizes and ranges before the graph is opened.
+def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[str, Array]]) -> _Answers:
+    """Run a graph, of which only inputs and outputs are known, on its golden calls.
 
-        Raises:
-            InputError: a size or a range is unknown, or contradicts the graph.
-            DataError: ``options.inputs`` cannot be used.
-        """
-        ports, task = graph.outline.inputs, get_task("tensors")
-        if options.inputs is not None:
-            inputs = read_inputs(options.inputs, ports)
-            axes = find_axes(ports, options.shapes, {name: array.shape[1:] for name, array in inputs.items()})
-            drawn = dict.fromkeys(inputs, f"from {options.inputs.name}")
-            return cls(task, TensorData(inputs=axes, drawn=drawn), {}, inputs)
-        axes, ranges = find_axes(ports, options.shapes, {}), plan_ranges(graph.outline, options.ranges)
-        sizes = {
-            port.name: prod(axis.size for axis in axes[port.name]) * np.dtype(port.dtype).itemsize for port in ports
-        }
-        if sum(sizes.values()) > _MAX_BYTES:
-            largest = max(sizes, key=lambda name: sizes[name])
-            size = format_bytes(sizes[largest])
+    Raises:
+        InputError: it refuses them, or an output has another shape in every call, so nothing can be compared.
+    """
+    task, calls = get_task("tensors"), list[dict[str, Array]]()
+    with job.open() as session:
+        for inputs in golden_calls:
+            outputs = job.run(session, inputs)
+            call = {f"{INPUT}{name}": array for name, array in inputs.items()}
+            calls.append(call | {f"{OUTPUT}{name}": array for name, array in outputs.items()})
+            size = sum(array.nbytes for array in calls[0].values())
+            if job.options.inputs is None and (len(calls) + 1) * size > _MAX_RANDOM_BYTES:
+                break
+    arrays = {}
+    for name in calls[0]:
+        shapes = {call[name].shape for call in calls}
+        if len(shapes) > 1:
+            sizes = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
             raise InputError(
-                f"{graph.path}: input {largest!r} takes {size}; golden inputs may take {_MAX_BYTES >> 20} MiB"
+                f"{job.graph.path}: output {name.removeprefix(OUTPUT)!r} has a shape that depends on the numbers "
+                f"that go in ({sizes}), so other artifacts cannot be compared with it; give one call with "
+                "--inputs FILE.npz"
             )
-        drawn = {port.name: describe_draw(port, ranges.get(port.name), options.seed) for port in ports}
-        return cls(task, TensorData(inputs=axes, drawn=drawn), ranges, None)
-
-    def answer(self, job: _Import) -> _Golden:
-        """Run the graph on its golden inputs.
-
-        Raises:
-            InputError: it refuses them, or an output has another shape in every call, so nothing can be compared.
-        """
-        ports, random = job.graph.outline.inputs, np.random.default_rng(job.options.seed)
-        max_calls = GOLDEN_CALLS if self.inputs is None else len(next(iter(self.inputs.values())))
-        calls: list[dict[str, Array]] = []
-        with job.open() as session:
-            while len(calls) < max_calls:
-                if self.inputs is None:
-                    inputs = {
-                        port.name: draw(port, self.data.inputs[port.name], self.ranges.get(port.name), random)
-                        for port in ports
-                    }
-                else:
-                    number = len(calls)
-                    inputs = {name: np.asarray(array[number], order="C") for name, array in self.inputs.items()}
-                outputs = job.run(session, inputs)
-                call = {f"{INPUT}{name}": array for name, array in inputs.items()}
-                calls.append(call | {f"{OUTPUT}{name}": array for name, array in outputs.items()})
-                if self.inputs is None:
-                    size = sum(array.nbytes for array in calls[0].values())
-                    max_calls = max(1, min(GOLDEN_CALLS, _MAX_RANDOM_BYTES // max(1, size)))
-        arrays = {}
-        for name in calls[0]:
-            shapes = {call[name].shape for call in calls}
-            if len(shapes) > 1:
-                sizes = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
-                raise InputError(
-                    f"{job.graph.path}: output {name.removeprefix(OUTPUT)!r} has a shape that depends on the numbers "
-                    f"that go in ({sizes}), so other artifacts cannot be compared with it; give one call with "
-                    "--inputs FILE.npz"
-                )
-            arrays[name] = np.stack([call[name] for call in calls])
-        total = sum(array.nbytes for array in arrays.values())
-        if total > _MAX_BYTES:
-            size_text = format_bytes(total)
-            raise InputError(
-                f"{job.graph.path}: golden inputs and outputs take {size_text}; give smaller sizes: --shape"
-            )
-        reference = {name.removeprefix(OUTPUT): array for name, array in arrays.items() if name.startswith(OUTPUT)}
-        notes = [f"golden inputs: {'; '.join(f'{name}: {origin}' for name, origin in self.data.drawn.items())}"]
-        if job.graph.outline.has_subgraphs:
-            notes.append("If, Loop or Scan: what is computed, and how long it takes, can depend on the inputs")
-        facts = {"data": self.data, "max_length": self.data.tokens_at_once, "pad_id": 0, "notes": tuple(notes)}
-        return _Golden(arrays, facts, self.task.golden_score(0, reference, reference))
+        arrays[name] = np.stack([call[name] for call in calls])
+    total = sum(array.nbytes for array in arrays.values())
+    if total > _MAX_BYTES:
+        raise InputError(
+            f"{job.graph.path}: golden inputs and outputs take {format_bytes(total)}; give smaller sizes: --shape"
+        )
+    reference = {name.removeprefix(OUTPUT): array for name, array in arrays.items() if name.startswith(OUTPUT)}
+    notes = [f"golden inputs: {'; '.join(f'{name}: {origin}' for name, origin in data.drawn.items())}"]
+    if job.graph.outline.has_subgraphs:
+        notes.append("If, Loop or Scan: what is computed, and how long it takes, can depend on the inputs")
+    facts = {"data": data, "max_length": data.tokens_at_once, "pad_id": 0, "notes": tuple(notes)}
+    return _Answers(task, arrays, facts, task.golden_score(0, reference, reference))
 
 
 def import_onnx(
@@ -381,27 +339,30 @@ def import_onnx(
         if not options.replace:
             raise InputError(f"{folder}: exists; choose another folder, or make it anew with --replace")
     graph = read_foreign(path)
-    source: _Classifier | _Tensors
+    answer: Callable[[_Import], _Answers]
     if options.tokenizer is not None or options.labels:
-        source = _Classifier.check(graph, options)
+        answer = partial(_answer_texts, tokens=_check_classifier(graph, options))
     elif options.data is not None:
         raise InputError("--data: labelled texts need a tokenizer and labels: --tokenizer FILE --labels A,B")
     else:
-        source = _Tensors.plan(graph, options)
+        data, calls = _plan_tensors(graph, options)
+        answer = partial(_answer_tensors, data=data, golden_calls=calls)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lock_path(folder):
         remove_leftovers(folder)
         with replacing_folder(folder) as new:
             job = _Import(graph, new, options, progress, _copy_graph(graph, new))
             with bar(progress, f"Running {path.name} for its golden answers", None, "calls"):
-                return _write_manifest(job, source.task, source.answer(job))
+                return _write_manifest(job, answer(job))
 
 
 def _copy_graph(graph: ForeignGraph, folder: Path) -> ArtifactManifest:
     """Copy the graph and its weights, which keep their names relative to it, and describe it."""
     target, outline, versions = folder / GRAPH, graph.outline, library_versions()
     weights = [target.parent / location for location in graph.weights]
-    for source, copy in ((graph.path, target), *zip(_weight_paths(graph), weights, strict=True)):
+    if target in weights:
+        raise InputError(f"{graph.path}: its weights are in {target.name}, the name of the graph in a bundle; rename")
+    for source, copy in ((graph.path, target), *zip(graph.weight_paths, weights, strict=True)):
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
     return ArtifactManifest(
@@ -425,13 +386,9 @@ def _copy_graph(graph: ForeignGraph, folder: Path) -> ArtifactManifest:
     )
 
 
-def _weight_paths(graph: ForeignGraph) -> list[Path]:
-    return [graph.path.resolve().parent / location for location in graph.weights]
-
-
-def _write_manifest(job: _Import, task: Task, answers: _Golden) -> BundleManifest:
+def _write_manifest(job: _Import, answers: _Answers) -> BundleManifest:
     """Write golden.npz and bundle.json, after the answers of a second session were compared with the first's."""
-    golden, graph = write_golden(job.folder, answers.arrays), job.graph
+    golden, graph, task = write_golden(job.folder, answers.arrays), job.graph, answers.task
     with job.open() as session:
         # Operators that draw random numbers start with the same ones in every session.
         task.golden_outputs(golden.first(1), session.run, None)
@@ -469,7 +426,11 @@ def import_onnx_cached(path: Path, artifacts: Path, options: OnnxImportOptions, 
         artifacts: the folder that holds the runs.
     """
     graph = read_foreign(path)
-    folder = artifacts / WRAPPED_FOLDER / f"{graph.name}-{options.key(graph)}"
+    inputs = sha256_of(options.inputs) if options.inputs is not None and options.inputs.is_file() else None
+    weights, shapes, ranges = [*map(sha256_of, graph.weight_paths)], dict(options.shapes), dict(options.ranges)
+    parts = [sha256_of(graph.path), weights, shapes, ranges, inputs, options.seed, __version__]
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
+    folder = artifacts / WRAPPED_FOLDER / f"{graph.name}-{key}"
     try:
         if (folder / BUNDLE_FILE).is_file():
             bundle = Bundle.open(folder)

@@ -48,32 +48,6 @@ class ImportedModel:
     leaks: bool = False
     causality: Causality | None = None
 
-    def manifest(self, name: str) -> RunManifest:
-        """run.json of the run with this name."""
-        moment, recipe = now(), self.recipe
-        checksum = f" (sha256 {self.sha256})" if self.sha256 is not None else ""
-        return RunManifest(
-            run=name,
-            status="finished",
-            reason=f"imported from {self.origin}{checksum}; golden inputs {self.golden_origin}",
-            task=recipe.task,
-            recipe=recipe.name,
-            recipe_sha256=recipe.fingerprint(),
-            started=moment,
-            finished=moment,
-            parameters=count_parameters(self.model),
-            vocabulary=recipe.model.vocab_size,
-            precision="unknown",
-            attention=self.attention,
-            data=self.prepared.summary,
-            tokenizer_fingerprint=fingerprint(self.prepared.tokenizer),
-            leaks=self.leaks,
-            causality=self.causality,
-            versions=library_versions(),
-            code_version=code_version(),
-            host={**describe_host(), "threads": torch.get_num_threads()},
-        )
-
 
 def write_run(free_folder: Callable[[], Path], imported: ImportedModel) -> Path:
     """Write the run's folder, which appears when it is complete, and return it.
@@ -84,9 +58,31 @@ def write_run(free_folder: Callable[[], Path], imported: ImportedModel) -> Path:
     Raises:
         InputError: another process took the name in the meantime.
     """
+    recipe, moment = imported.recipe, now()
+    checksum = f" (sha256 {imported.sha256})" if imported.sha256 is not None else ""
 
     def write(folder: Path) -> None:
-        recipe, manifest = imported.recipe, imported.manifest(folder.name)
+        manifest = RunManifest(
+            run=folder.name,
+            status="finished",
+            reason=f"imported from {imported.origin}{checksum}; golden inputs {imported.golden_origin}",
+            task=recipe.task,
+            recipe=recipe.name,
+            recipe_sha256=recipe.fingerprint(),
+            started=moment,
+            finished=moment,
+            parameters=count_parameters(imported.model),
+            vocabulary=recipe.model.vocab_size,
+            precision="unknown",
+            attention=imported.attention,
+            data=imported.prepared.summary,
+            tokenizer_fingerprint=fingerprint(imported.prepared.tokenizer),
+            leaks=imported.leaks,
+            causality=imported.causality,
+            versions=library_versions(),
+            code_version=code_version(),
+            host={**describe_host(), "threads": torch.get_num_threads()},
+        )
         (folder / MODEL_FOLDER).mkdir()
         save_model(folder / MODEL_FOLDER, imported.model, recipe, imported.prepared)
         write_text(folder / MODEL_FOLDER / CARD_FILE, model_card(manifest, recipe))

@@ -1,26 +1,25 @@
 """Judge exported artifacts: parity with the FP32 reference, task score, weights stored once, drift, rejection.
 
-The reference is torch FP32 for a trained run (:class:`~edgeformer.export.run_source.Exportable`) and the FP32 graph for
-an imported one (:class:`~edgeformer.export.graph_source.GraphReference`). Every artifact runs on real golden inputs.
+The reference is torch FP32 for a trained run (:class:`Exportable`) and the FP32 graph for an imported one
+(:class:`Reference`). Every artifact runs on its real golden inputs.
 """
 
 from __future__ import annotations
 
-import timeit
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isfinite
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
+from torch import nn
 
-from edgeformer.artifacts.bundle_files import lacks_parity
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.golden import Golden
 from edgeformer.artifacts.manifest import (
     ONNX,
     ArtifactManifest,
@@ -33,11 +32,11 @@ from edgeformer.artifacts.manifest import (
     Vocabulary,
 )
 from edgeformer.artifacts.onnx_outline import read_outline
+from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
 from edgeformer.export.audit import (
     audit_portability,
     audit_sharing,
-    count_quantization_numbers,
     describe_io,
     float32_operators,
     stored_twice,
@@ -48,8 +47,10 @@ from edgeformer.export.fp16 import FP16_MAX
 from edgeformer.export.graphs import LOOP, Written, probe_path
 from edgeformer.export.int8 import quantized_nodes, quantized_pairs
 from edgeformer.export.variants import Variant
+from edgeformer.models import ModelSpec
+from edgeformer.models.adapter import ModelAdapter
 from edgeformer.models.tracing import OPSET, state_name
-from edgeformer.runtimes import ArtifactFiles, OpenOptions, cannot_run, library_versions, opener_of, rounding_providers
+from edgeformer.runtimes import ArtifactFiles, OpenOptions, library_versions, opener_of, rounding_providers
 from edgeformer.runtimes.onnxruntime.decode import StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array, Session
@@ -57,54 +58,99 @@ from edgeformer.tasks import Run, Task
 from edgeformer.tasks.parity import out_of_tolerance
 from edgeformer.tasks.scoring import Validation, max_batch_rows, split_calls
 
-if TYPE_CHECKING:
-    from edgeformer.export.run_source import Exportable
-
 DRIFT_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 1e-1, "int4": 3e-1}
 """Relative to the root mean square of torch FP32's state; fixed here like the tolerances of the logits."""
 
 MAX_STORED_RATIO = 1.05
 """Largest ratio of stored numbers to parameters of a converted foreign graph: it may store small constants twice."""
 
-_ROUNDS, _CALLS = 7, 3
-"""Repetitions when the step bundle is timed against the full graph."""
-
+Positions = NDArray[np.int64] | None
 Baseline = dict[int, tuple[Score, Score | None]]
 """Exit → FP32's score on the golden inputs and on the validation split."""
 
 
-class Reference(Protocol):
-    """FP32 answers that artifacts are compared with.
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """FP32 answers on the golden inputs, which artifacts are compared with: those of an imported graph.
 
     Attributes:
-        last: exit of the full graph.
+        golden: golden inputs and answers.
+        exits: loops that answer, in rising order; the last one is the full graph.
         needed: exit → parameters that its graph needs.
         loops: how often a step artifact runs its loop graph; None without step artifacts.
         max_positions: tokens that the model takes; None: any number.
         rejection_hint: appended to the reason where an artifact is out of tolerance.
     """
 
+    task: Task
+    golden: Golden
+    needed: Mapping[int, int]
+    exits: tuple[int, ...] = (0,)
+    loops: int | None = None
+    max_positions: int | None = None
+    rejection_hint: str = ""
+
     @property
-    def task(self) -> Task: ...
-    @property
-    def last(self) -> int: ...
-    @property
-    def needed(self) -> Mapping[int, int]: ...
-    @property
-    def loops(self) -> int | None: ...
-    @property
-    def max_positions(self) -> int | None: ...
-    @property
-    def rejection_hint(self) -> str: ...
+    def last(self) -> int:
+        """Exit of the full graph."""
+        return self.exits[-1]
 
     def golden_outputs(self, run: Run, max_rows: int | None = None) -> Any:
         """Run the golden inputs, at most ``max_rows`` per call (None: any number)."""
+        return self.task.golden_outputs(self.golden, run, max_rows)
 
-    def parity(self, exit_: int, outputs: Any, precision: Precision, provider: str) -> Parity:
-        """Compare outputs on the golden inputs with the reference's."""
+    def parity(
+        self, exit_: int, outputs: Any, precision: Precision, provider: str, positions: Positions = None
+    ) -> Parity:
+        """Compare outputs on the golden inputs with the reference's; ``positions``: rows or tokens; None: all."""
+        return self.task.golden_parity(self.golden.arrays, outputs, None, precision, provider)
 
-    def score(self, exit_: int, outputs: Any) -> Score:
-        """Score outputs on the golden inputs."""
+    def score(self, exit_: int, outputs: Any, positions: Positions = None) -> Score:
+        """Score outputs on the golden inputs, or on ``positions`` of them."""
+        return self.task.golden_score(exit_, outputs, self.golden.answers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exportable(Reference):
+    """A trained model in evaluation mode on the CPU, with torch FP32's answers that its graphs are compared with.
+
+    Attributes:
+        parameters: of the full model, each counted once.
+        inputs: real validation inputs, int64 [n, S] each.
+        answers: right answers, as the task scores them.
+        references: exit → torch FP32 logits of the inputs, float32 [rows or tokens, C].
+        states: loop → torch FP32 hidden states, float32 [n, S, d].
+        leaks: the model sees what it predicts.
+    """
+
+    recipe: Recipe
+    model_spec: ModelSpec
+    model: nn.Module
+    parameters: int
+    inputs: dict[str, NDArray[np.int64]]
+    answers: Mapping[str, Array]
+    references: dict[int, Array]
+    states: dict[int, Array]
+    leaks: bool
+
+    @property
+    def adapter(self) -> ModelAdapter:
+        """The family's torch half."""
+        return self.model_spec.adapter
+
+    def golden_outputs(self, run: Run, max_rows: int | None = None) -> Any:
+        """Return a session's logits of the golden inputs, [rows or tokens, C]."""
+        logits = split_calls(run, max_rows)(self.inputs)["logits"]
+        return logits.reshape(-1, logits.shape[-1])
+
+    def parity(
+        self, exit_: int, outputs: Any, precision: Precision, provider: str, positions: Positions = None
+    ) -> Parity:
+        reference = self.references[exit_]
+        return self.task.parity(outputs, reference if positions is None else reference[positions], precision, provider)
+
+    def score(self, exit_: int, outputs: Any, positions: Positions = None) -> Score:
+        return self.task.golden_score(exit_, outputs, self.answers, positions, self.recipe.data)
 
 
 @dataclass(frozen=True)
@@ -114,9 +160,8 @@ class Judge:
     Attributes:
         folder: of the new bundle.
         validation: scores a session on labelled data; None: there is none.
-        baseline: FP32's scores per exit, filled in when FP32 is judged; all other artifacts are compared with it.
+        baseline: FP32's scores per exit, filled in when FP32 is judged; later artifacts are compared with it.
         max_activation: largest absolute activation of the FP32 model on the golden inputs, for FP16's range.
-        sets_baseline: FP32's scores become the baseline. False for imported graphs, whose baseline is their own entry.
     """
 
     folder: Path
@@ -125,7 +170,6 @@ class Judge:
     validation: Validation | None
     baseline: Baseline
     max_activation: float = 0.0
-    sets_baseline: bool = True
 
     def measure(
         self, session: Session, exit_: int, max_rows: int | None = None, *, validate: bool = True
@@ -151,8 +195,8 @@ class Judge:
         score = self.validation(run, exit_) if self.validation is not None and run is not None else None
         if score is not None and not isfinite(score.loss):
             return {"parity": parity, "score": golden, "reason": reason or "its loss is not finite on validation text"}
-        if self.variant == Variant("fp32") and self.sets_baseline:
-            self.baseline.setdefault(exit_, (golden, score))
+        if self.variant == Variant("fp32") and exit_ not in self.baseline:
+            self.baseline[exit_] = golden, score
         elif reason is None and exit_ in self.baseline:  # a rejected FP32 graph may have no score
             golden_baseline, validation_baseline = self.baseline[exit_]
             pair = golden, golden_baseline
@@ -176,12 +220,7 @@ class Judge:
         return self.reference.last if entry.exit is None else entry.exit
 
     def judge_engine(self, entry: ArtifactManifest) -> ArtifactManifest:
-        """Add parity and scores to the entry of a builder's artifact, or reject it.
-
-        Unchanged: one that the builder compared already, and one that cannot run on this machine.
-        """
-        if not lacks_parity(entry) or cannot_run(entry) is not None:
-            return entry
+        """Add parity and scores to the entry of a builder's artifact that this machine can run, or reject it."""
         parts = {part: self.folder / file for part, file in entry.parts.items()}
         loops = self.reference.loops if entry.role == "step" else None
         files = ArtifactFiles(entry, self.folder / str(entry.file), parts, loops, self.reference.max_positions)
@@ -267,7 +306,8 @@ class RunJudge(Judge):
 
     def judge_steps(self, written: Written) -> ArtifactManifest:
         """Judge embed, loop and readouts, run in turn through all loops, on the golden inputs."""
-        with self._open_steps(written) as session:
+        paths = {part: self.folder / file for part, file in written.steps.items()}
+        with StepSession(paths, len(self.reference.states)) as session:
             measured = self.measure(session, self.reference.last, validate=False)
         fields = {**measured, "role": "step", "parts": written.steps}
         return self._manifest(self.variant.id("step"), written.steps, written, self.reference.parameters, fields)
@@ -290,47 +330,6 @@ class RunJudge(Judge):
             reason = self.reference.task.lost(score, expected, precision, trimmed=self.variant.trimmed)
         fields: dict[str, Any] = {"parity": parity, "score": score, "reason": reason, "role": "decode"}
         return self._manifest(self.variant.id("decode"), {LOOP: file}, written, self.reference.needed[last], fields)
-
-    def step_note(self, written: Written) -> str:
-        """Time the step bundle against the full graph on this host, and say from how many loops on which one wins."""
-        with (
-            # The sessions take turns on the same cores, so none may keep threads spinning between its calls.
-            OnnxSession(self.folder / written.exits[self.reference.last], in_turns=True) as full,
-            self._open_steps(written, (1,)) as one_loop,
-            self._open_steps(written) as all_loops,
-        ):
-            inputs, sessions = self.reference.inputs, (full, one_loop, all_loops)
-            mask = inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))
-            longest = int(mask.sum(-1).argmax())
-            row = {name: array[longest : longest + 1, : int(mask[longest].sum())] for name, array in inputs.items()}
-            for session in sessions:
-                session.run(row)
-            # Interleaved A B C A B C; the ratio of medians is taken per round, so a slow moment affects all three.
-            rounds = [
-                [median(timeit.repeat(partial(session.run, row), number=1, repeat=_CALLS)) for session in sessions]
-                for _ in range(_ROUNDS)
-            ]
-        loops, length = len(self.reference.states), row["input_ids"].shape[1]
-        ratios = sorted(all_s / full_s for full_s, _, all_s in rounds)
-        break_even = median(
-            1 + (loops - 1) * (full_s - one_s) / max(all_s - one_s, 1e-12) for full_s, one_s, all_s in rounds
-        )
-        measured = (
-            f"step bundle ({self.variant.precision}): {median(ratios):.2f}× the time of the full graph over all "
-            f"{loops} loops ({ratios[0]:.2f}–{ratios[-1]:.2f}, 1×{length} tokens, this host)"
-        )
-        if break_even <= 1:
-            return f"{measured}; even one loop takes longer than the full graph: deploy that, or an exit of its own"
-        if break_even >= loops:
-            return f"{measured}; it costs nothing extra, and every loop that an input does not need is time won"
-        return (
-            f"{measured}; it wins where inputs need fewer than {break_even:.1f} loops on average, "
-            "the full graph above that"
-        )
-
-    def _open_steps(self, written: Written, exits: tuple[int, ...] = ()) -> StepSession:
-        paths = {part: self.folder / file for part, file in written.steps.items()}
-        return StepSession(paths, len(self.reference.states), exits=exits)
 
     def _manifest(
         self, id_: str, files: Mapping[str, str], written: Written, needed: int, fields: dict[str, Any]
@@ -392,21 +391,19 @@ def describe_converted(path: Path, size_bytes: int, base: ArtifactManifest) -> d
     """
     outline, graph = read_outline(path), onnx.load(str(path), load_external_data=False)
     unique = base.sharing.unique_parameters if base.sharing is not None else outline.parameters
-    quantized, stored = quantized_nodes(graph), outline.parameters - count_quantization_numbers(graph)
-    if "MatMulNBits" in quantized or "GatherBlockQuantized" in quantized:  # two numbers in a byte, scales beside them
-        stored = audit_sharing(graph, unique).stored_parameters
+    sharing = audit_sharing(graph, unique)
     fields: dict[str, Any] = {
-        "sharing": Sharing(unique_parameters=unique, stored_parameters=stored, weight_bytes=outline.weight_bytes),
+        "sharing": sharing,
         "size_bytes": size_bytes,
         "sha256": sha256_of(path),
         "opset": outline.opsets.get(""),
         "ops_in_fp32": float32_operators(graph) if outline.stored["float16"] > 0 else {},
-        "quantized": quantized,
+        "quantized": quantized_nodes(graph),
         "portability": audit_portability([path]),
         "built_with": _versions("onnx", "onnxruntime"),
     }
-    if stored > MAX_STORED_RATIO * unique:
-        fields["reason"] = f"stores {stored:,} numbers, the graph that it was made of {unique:,}"
+    if sharing.stored_parameters > MAX_STORED_RATIO * unique:
+        fields["reason"] = f"stores {sharing.stored_parameters:,} numbers, the graph that it was made of {unique:,}"
     return fields
 
 

@@ -12,12 +12,11 @@ import numpy as np
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, TargetRecords
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.files import sha256_of, write_json
+from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.golden import GOLDEN_FILE
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Precision
+from edgeformer.artifacts.manifest import ArtifactManifest, Precision
 from edgeformer.artifacts.workspace import BUNDLE_FILE, CONFIG_FILE, RECIPE_FILE, TOKENIZER_FILE
 from edgeformer.bundle import Bundle
-from edgeformer.export.graphs import Written
 from edgeformer.export.variants import ExportOptions, Variant, requested_variants
 from edgeformer.models.weights import GOLDEN_INPUTS, MODEL_FOLDER, WEIGHTS
 from edgeformer.runtimes.runtime import Target
@@ -30,6 +29,7 @@ SOURCES = (*(f"{MODEL_FOLDER}/{name}" for name in (WEIGHTS, TOKENIZER_FILE, GOLD
 
 _PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "int4", "fp16")
 _ROLES = ("full", "exit", "step", "decode")
+"""Order in which one export of everything lists artifacts."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,18 @@ class Requested:
             return False
         if old.is_graph:
             return Variant(old.precision, old.trimmed) in requested_variants(self.options)
-        return any(_is_for_device(old, target) for target in self._targets_of(old))
+        devices = [target.device for target in self._same_id(old)]
+        return any(device is None or f".{device}." in str(old.file) for device in devices)
 
     def replaces_device(self, old: ArtifactManifest) -> str | None:
         """Return why an engine is lost although it is not built again: another device's engine gets its id."""
-        for target in self._targets_of(old):
-            if not _is_for_device(old, target):
+        for target in self._same_id(old):
+            if target.device is not None and f".{target.device}." not in str(old.file):
                 return f"{old.file} is for another device than --target {target.device}"
         return None
 
-    def _targets_of(self, old: ArtifactManifest) -> list[Target]:
+    def _same_id(self, old: ArtifactManifest) -> list[Target]:
         """Targets whose engines get the same id as ``old``."""
-        if old.is_graph:
-            return []
         base = "fp16" if self.options.fp16 else self.base_precision
         return [
             target
@@ -77,10 +76,6 @@ class Requested:
                 or (old.precision == "int8" and self.options.int8 and target.device is not None)
             )
         ]
-
-
-def _is_for_device(old: ArtifactManifest, target: Target) -> bool:
-    return target.device is None or f".{target.device}." in str(old.file)
 
 
 @dataclass
@@ -151,7 +146,14 @@ class PreviousBundle:
             is_built = artifact.status == "built"
             problem = difference or requested.replaces_device(artifact)
             if problem is None and is_built:
-                problem = self._damage(bundle, artifact)
+                companions = (TOKENIZER_FILE, TOKENIZER_CONFIG, CONFIG_FILE, GOLDEN_FILE) if artifact.trimmed else ()
+                names = [f"{artifact.companions}/{name}" for name in companions]
+                names = self.required_files[artifact.id] = [*bundle.contents.needed_by(artifact), *names]
+                try:
+                    for name in names:
+                        bundle.contents.intact(name, f"{artifact.id} needs {name}")
+                except ArtifactError as error:
+                    problem = str(error)
             if requested.includes(artifact):
                 self.rebuilt.add(artifact.id)
             if problem is None:
@@ -159,17 +161,6 @@ class PreviousBundle:
                 self.kept[artifact.id] = artifact.model_copy(update=update)
             elif is_built:
                 self.losses[artifact.id] = problem
-
-    def _damage(self, bundle: Bundle, artifact: ArtifactManifest) -> str | None:
-        companions = (TOKENIZER_FILE, TOKENIZER_CONFIG, CONFIG_FILE, GOLDEN_FILE) if artifact.trimmed else ()
-        names = [*bundle.contents.needed_by(artifact), *(f"{artifact.companions}/{name}" for name in companions)]
-        self.required_files[artifact.id] = names
-        try:
-            for name in names:
-                bundle.contents.intact(name, f"{artifact.id} needs {name}")
-        except ArtifactError as error:
-            return str(error)
-        return None
 
     def refuse_losses(self, *, ignored: Iterable[str] = ()) -> None:
         """Raise InputError that lists everything that would be lost, except the ``ignored`` ids."""
@@ -183,25 +174,26 @@ class PreviousBundle:
                 "made again, or make the bundle from nothing with --replace"
             )
 
-    def graph_paths(self, variant: Variant) -> dict[str, Path]:
-        """Name in the bundle → path of every graph of a variant that can stay."""
-        return {name: self.folder / name for old in self._graphs(variant) for name in _graph_files(old)}
+    def graphs(self, variant: Variant) -> list[ArtifactManifest]:
+        """Return the graphs of a variant that can stay."""
+        built = [old for old in self.kept.values() if old.status == "built" and old.is_graph]
+        return [old for old in built if Variant(old.precision, old.trimmed) == variant]
 
-    def note_rewritten(self, variant: Variant, written: Written, folder: Path) -> None:
-        """Note the graphs that were written again into ``folder``, with other offsets of shared weights."""
-        for old in self._graphs(variant):
-            names = _graph_files(old)
-            if names <= set(written.rewritten_sizes):
+    def note_rewritten(self, variant: Variant, sizes: Mapping[str, int], folder: Path) -> None:
+        """Note the graphs that were written again into ``folder``, with other offsets of shared weights.
+
+        Args:
+            sizes: file of such a graph → size.
+        """
+        for old in self.graphs(variant):
+            names = graph_files(old)
+            if names <= set(sizes):
                 update = {
-                    "size_bytes": sum(written.rewritten_sizes[name] for name in names),
+                    "size_bytes": sum(sizes[name] for name in names),
                     "sha256": sha256_of(folder / str(old.file)),
                     "weights_file": variant.weights,
                 }
                 self.rewritten[old.id] = old.model_copy(update=update)
-
-    def _graphs(self, variant: Variant) -> list[ArtifactManifest]:
-        built = [old for old in self.kept.values() if old.status == "built" and old.is_graph]
-        return [old for old in built if Variant(old.precision, old.trimmed) == variant]
 
     def merge(self, new: Sequence[ArtifactManifest]) -> list[ArtifactManifest]:
         """Return all artifacts of the new bundle: new ones (built or rejected), and those that stay.
@@ -224,8 +216,13 @@ class PreviousBundle:
             else:
                 kept[id_] = self.rewritten.get(id_, old)
         self.refuse_losses(ignored=tried)
+
+        def order(artifact: ArtifactManifest) -> tuple[bool, int, bool, int, int]:
+            precision, role = _PRECISIONS.index(artifact.precision), _ROLES.index(artifact.role)
+            return not artifact.is_graph, precision, artifact.trimmed, role, artifact.exit or 0
+
         absent = (artifact for id_, artifact in unavailable.items() if id_ not in kept)
-        return sorted((*tried.values(), *absent, *kept.values()), key=_order)
+        return sorted((*tried.values(), *absent, *kept.values()), key=order)
 
     def link_kept(self, artifacts: Iterable[ArtifactManifest], folder: Path) -> None:
         """Link the files of artifacts that stay into ``folder``, after everything new was written there.
@@ -243,30 +240,15 @@ class PreviousBundle:
                     self.losses[old.id] = f"{name} is made again with other content"
                     self.refuse_losses()
 
-    def write_records(self, manifest: BundleManifest, folder: Path) -> None:
-        """Write the target devices' records of artifacts that did not change."""
-        if (kept := self.records.of(manifest)).records:
-            write_json(folder / TARGETS_FILE, kept)
 
-    def merge_notes(self, notes: Sequence[str]) -> tuple[str, ...]:
-        """Return the notes, and older ones whose subject (the text before a colon) none of them has."""
-        subjects = {note.partition(":")[0] for note in notes}
-        return (*notes, *(note for note in self.notes if note.partition(":")[0] not in subjects))
-
-
-def _graph_files(artifact: ArtifactManifest) -> set[str]:
+def graph_files(artifact: ArtifactManifest) -> set[str]:
+    """Names of an artifact's graph or engine and its parts in the bundle."""
     return {name for name in (artifact.file, *artifact.parts.values()) if name is not None}
 
 
 def own_files(artifact: ArtifactManifest) -> set[str]:
     """Names of an artifact's files in the bundle: graph or engine, its parts, and external weights."""
-    return _graph_files(artifact) | ({artifact.weights_file} if artifact.weights_file is not None else set())
-
-
-def _order(artifact: ArtifactManifest) -> tuple[bool, int, bool, int, int]:
-    """Sort key: the order in which one export of everything lists artifacts."""
-    precision, role = _PRECISIONS.index(artifact.precision), _ROLES.index(artifact.role)
-    return not artifact.is_graph, precision, artifact.trimmed, role, artifact.exit or 0
+    return graph_files(artifact) | ({artifact.weights_file} if artifact.weights_file is not None else set())
 
 
 def link(source: Path, target: Path) -> None:

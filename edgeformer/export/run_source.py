@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,19 +19,17 @@ from torch import nn
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of, write_json, write_text
-from edgeformer.artifacts.golden import write_golden
+from edgeformer.artifacts.golden import Golden, write_golden
 from edgeformer.artifacts.manifest import (
     ONNX,
     ArtifactManifest,
     BundleManifest,
-    Parity,
     Precision,
     RunManifest,
     Vocabulary,
 )
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, TOKENIZER_FILE
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
@@ -40,11 +38,11 @@ from edgeformer.data.trimming import ALL_USED, Keeping, Trimmed
 from edgeformer.export import int4, int8
 from edgeformer.export.fp16 import max_abs_activation
 from edgeformer.export.graphs import write_graphs
-from edgeformer.export.judging import Baseline, RunJudge
-from edgeformer.export.previous import SOURCES, TOKENIZER_CONFIG, PreviousBundle, Requested
+from edgeformer.export.judging import Baseline, Exportable, RunJudge
+from edgeformer.export.previous import SOURCES, TOKENIZER_CONFIG, PreviousBundle, Requested, graph_files
 from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant
-from edgeformer.models import ModelSpec, model_spec_of
-from edgeformer.models.adapter import ModelAdapter, count_parameters
+from edgeformer.models import model_spec_of
+from edgeformer.models.adapter import count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
 from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.tracing import Graphs
@@ -55,12 +53,7 @@ from edgeformer.runtimes.runtime import Calls, Target
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import code_version, now
 from edgeformer.tasks import Origin, Task, TextReader, get_task
-from edgeformer.tasks import Run as SessionRun
-from edgeformer.tasks.scoring import Validation, open_validation, split_calls
-
-Logits = NDArray[np.float32]
-Tokens = dict[str, NDArray[np.int64]]
-T = TypeVar("T")
+from edgeformer.tasks.scoring import Validation, open_validation
 
 CALIBRATION_ROWS = 300
 """NNCF's default. Rows go through the model one by one, so that padding does not widen the ranges."""
@@ -71,79 +64,6 @@ _FP16_NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class Exportable:
-    """A model in evaluation mode on the CPU, with torch FP32's answers that its graphs are compared with.
-
-    Attributes:
-        exits: loops that answer, in rising order; the last one is the full model.
-        parameters: of the full model, each counted once.
-        needed: exit → parameters that its graph needs.
-        inputs: real validation inputs, int64 [n, S] each.
-        answers: right answers, as the task scores them.
-        references: exit → torch FP32 logits of the inputs, float32 [rows or tokens, C].
-        states: loop → torch FP32 hidden states, float32 [n, S, d].
-        golden: content of golden.npz.
-        leaks: the model sees what it predicts.
-    """
-
-    recipe: Recipe
-    task: Task
-    model_spec: ModelSpec
-    model: nn.Module
-    exits: tuple[int, ...]
-    parameters: int
-    needed: dict[int, int]
-    inputs: Tokens
-    answers: Mapping[str, Array]
-    references: dict[int, Logits]
-    states: dict[int, Logits]
-    golden: dict[str, Array]
-    leaks: bool
-    rejection_hint: str = ""
-
-    @property
-    def adapter(self) -> ModelAdapter:
-        """The family's torch half."""
-        return self.model_spec.adapter
-
-    @property
-    def last(self) -> int:
-        """Exit of the full graph."""
-        return self.exits[-1]
-
-    @property
-    def loops(self) -> int:
-        """How often a step artifact runs its loop graph."""
-        return len(self.states)
-
-    @property
-    def max_positions(self) -> int:
-        """Tokens that the model takes."""
-        return self.recipe.model.max_positions
-
-    def golden_outputs(self, run: SessionRun, max_rows: int | None = None) -> Logits:
-        """Return a session's logits of the golden inputs, [rows or tokens, C]."""
-        logits = split_calls(run, max_rows)(self.inputs)["logits"]
-        return logits.reshape(-1, logits.shape[-1])
-
-    def parity(
-        self,
-        exit_: int,
-        outputs: Logits,
-        precision: Precision,
-        provider: str,
-        positions: NDArray[np.int64] | None = None,
-    ) -> Parity:
-        """Compare logits with torch FP32's. ``positions``: golden rows or tokens that they answer; None: all."""
-        reference = self.references[exit_]
-        return self.task.parity(outputs, reference if positions is None else reference[positions], precision, provider)
-
-    def score(self, exit_: int, outputs: Logits, positions: NDArray[np.int64] | None = None) -> Score:
-        """Score logits on the golden inputs, or on ``positions`` of them."""
-        return self.task.golden_score(exit_, outputs, self.answers, positions, self.recipe.data)
-
-
 def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
     """Load a run's weights and golden inputs, and probe the model for leaks of future tokens.
 
@@ -151,11 +71,11 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
         ArtifactError: a file of the run is missing or damaged.
         InputError: the model leaks, and ``allow_leak`` is not set.
     """
-    names, answers = get_task(run.recipe.task).golden_names
+    names, answer_names = get_task(run.recipe.task).golden_names
     path = run.folder / MODEL_FOLDER / GOLDEN_INPUTS
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in (*names, *answers)}
+            arrays = {name: loaded[name] for name in (*names, *answer_names)}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
     if any(array.dtype != np.int64 or 0 in array.shape for array in arrays.values()):
@@ -168,26 +88,20 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
             f"{run.folder}: the causality probe found nothing to judge: {error}; train it again"
         ) from None
     # A run whose architecture leaked stays marked, even if training shrank the leak below what the probe detects.
-    leaks = (causality is not None and causality.leaks) or run.manifest.leaks
+    leaks, evidence = run.manifest.leaks, "run.json says so"
+    if causality is not None and causality.leaks:
+        leaks, evidence = True, f"outputs depend on tokens up to {causality.reach} positions ahead"
     if leaks and not allow_leak:
-        evidence = "run.json says so"
-        if causality is not None and causality.leaks:
-            evidence = f"outputs depend on tokens up to {causality.reach} positions ahead"
         raise InputError(
             f"{run.folder}: this model leaks future tokens ({evidence}), so its scores are void; "
             "export it all the same, marked as leaking, with --allow-leak"
         )
-    return with_references(
-        run.settled,
-        model,
-        {name: arrays[name] for name in names},
-        {name: arrays[name] for name in answers},
-        leaks=leaks,
-    )
+    inputs = {name: arrays[name] for name in names}
+    return _with_references(run.settled, model, inputs, {name: arrays[name] for name in answer_names}, leaks=leaks)
 
 
-def with_references(
-    recipe: Recipe, model: nn.Module, inputs: Tokens, answers: Mapping[str, Array], *, leaks: bool
+def _with_references(
+    recipe: Recipe, model: nn.Module, inputs: dict[str, NDArray[np.int64]], answers: Mapping[str, Array], *, leaks: bool
 ) -> Exportable:
     """Compute torch FP32's answers to the inputs; the arguments are those of :class:`Exportable`."""
     task, model_spec = get_task(recipe.task), model_spec_of(recipe)
@@ -196,33 +110,36 @@ def with_references(
         outputs = exits(*map(torch.from_numpy, inputs.values()))
     count = len(exits.exits)
     logits = {exit_: output.numpy() for exit_, output in zip(exits.exits, outputs[:count], strict=True)}
-    golden_answers = {name: answers[name] for name in task.golden_names[1]}
+    states = {loop: state.numpy() for loop, state in enumerate(outputs[count:], start=1)}
+    golden = inputs | {name: answers[name] for name in task.golden_names[1]} | task.golden_answers(logits)
     return Exportable(
-        recipe=recipe,
         task=task,
+        golden=Golden(Path(recipe.name), golden),
+        needed=model_spec.adapter.needed(model),
+        exits=exits.exits,
+        loops=len(states),
+        max_positions=recipe.model.max_positions,
+        recipe=recipe,
         model_spec=model_spec,
         model=model,
-        exits=exits.exits,
         parameters=count_parameters(model),
-        needed=model_spec.adapter.needed(model),
         inputs=inputs,
         answers=task.right_answers(answers, logits),
         references={exit_: output.reshape(-1, output.shape[-1]) for exit_, output in logits.items()},
-        states={loop: state.numpy() for loop, state in enumerate(outputs[count:], start=1)},
-        golden={**inputs, **golden_answers, **task.golden_answers(logits)},
+        states=states,
         leaks=leaks,
     )
 
 
-def _read_json(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Parse a JSON object of a run's folder. Raises ArtifactError."""
+def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a run's folder. Raises ArtifactError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise TypeError("an object is expected")
-        return parse(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
+    if not isinstance(content, dict):
+        raise ArtifactError(f"{path}: damaged (an object is expected); train the run again")
+    return content
 
 
 @dataclass(frozen=True)
@@ -232,12 +149,7 @@ class TrimmedModel:
     subject: Exportable
     trimmed: Trimmed
     vocabulary: Vocabulary
-
-    @property
-    def reader(self) -> TextReader:
-        """How the trimmed model reads text."""
-        tokenizer = self.trimmed.tokenizer
-        return TextReader(tokenizer, special_ids(tokenizer).pad, self.vocabulary.kept)
+    reader: TextReader
 
 
 def trim_subject(
@@ -253,12 +165,13 @@ def trim_subject(
         DataError: the training text is not available, or the tokenizer cannot be trimmed.
     """
     trimmed, vocabulary = subject.task.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints, keeping)
-    new_ids = np.full(vocabulary.original, special_ids(trimmed.tokenizer).unk, dtype=np.int64)
+    special = special_ids(trimmed.tokenizer)
+    new_ids = np.full(vocabulary.original, special.unk, dtype=np.int64)
     new_ids[trimmed.kept] = np.arange(len(trimmed.kept))
     inputs = {**subject.inputs, "input_ids": new_ids[subject.inputs["input_ids"]]}
     model = subject.adapter.trim(subject.model, torch.from_numpy(trimmed.kept))
-    small = with_references(subject.recipe, model, inputs, subject.answers, leaks=subject.leaks)
-    return TrimmedModel(small, trimmed, vocabulary)
+    small = _with_references(subject.recipe, model, inputs, subject.answers, leaks=subject.leaks)
+    return TrimmedModel(small, trimmed, vocabulary, TextReader(trimmed.tokenizer, special.pad, vocabulary.kept))
 
 
 def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path) -> None:
@@ -279,12 +192,12 @@ def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path)
             )
         return numbers[str(old)]
 
-    config = _read_json(model_folder / CONFIG_FILE, dict)
+    config = _read_json(model_folder / CONFIG_FILE)
     for key, old in config.items():
         if key.endswith("_token_id") and old is not None:
             config[key] = new_id(old, CONFIG_FILE, key)
     write_json(target / CONFIG_FILE, {**config, "vocab_size": len(trimmed.kept)})
-    tokenizer_config, key = _read_json(model_folder / TOKENIZER_CONFIG, dict), "added_tokens_decoder"
+    tokenizer_config, key = _read_json(model_folder / TOKENIZER_CONFIG), "added_tokens_decoder"
     if key in tokenizer_config:
         tokens = tokenizer_config[key].items()
         tokenizer_config[key] = {str(new_id(old, TOKENIZER_CONFIG, key)): token for old, token in tokens}
@@ -315,7 +228,6 @@ class RunSource:
     baseline: Baseline = field(default_factory=dict)
     max_activation: float = 0.0
     base: tuple[ArtifactManifest, ...] = ()
-    can_join = True
 
     @classmethod
     def open(cls, run: Run, options: ExportOptions, progress: Progress) -> RunSource:
@@ -325,13 +237,16 @@ class RunSource:
             ArtifactError: the run is damaged.
             InputError: the model leaks future tokens, or lacks a requested exit.
         """
-        folder = run.folder
         subject = open_exportable(run, allow_leak=options.allow_leak)
         if subject.parameters != run.manifest.parameters:
             raise EdgeformerError(
-                f"{folder}: the run has {run.manifest.parameters:,} parameters, its model {subject.parameters:,}"
+                f"{run.folder}: the run has {run.manifest.parameters:,} parameters, its model {subject.parameters:,}"
             )
-        facts = subject.task.bundle_facts(subject.recipe, _read_json(folder / MODEL_FOLDER / CONFIG_FILE, dict))
+        config = run.folder / MODEL_FOLDER / CONFIG_FILE
+        try:
+            facts = subject.task.bundle_facts(subject.recipe, _read_json(config))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArtifactError(f"{config}: missing or damaged ({error}); train the run again") from None
         requested = subject.exits if options.exits == "all" else options.exits
         for exit_ in requested:
             if exit_ not in subject.exits:
@@ -340,7 +255,7 @@ class RunSource:
                     f"--exit {exit_}: {subject.recipe.name} has exits after the loops {names}; or give all"
                 )
         exits = [subject.last, *sorted(set(requested) - {subject.last})]
-        path = folder / MODEL_FOLDER / TOKENIZER_FILE
+        path = run.folder / MODEL_FOLDER / TOKENIZER_FILE
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain Exceptions
@@ -354,7 +269,7 @@ class RunSource:
         return self.run.folder / BUNDLE_FOLDER
 
     @property
-    def usual_target(self) -> str | None:
+    def default_target(self) -> str | None:
         """Device profile of the recipe."""
         return self.subject.recipe.target
 
@@ -370,26 +285,13 @@ class RunSource:
     def _sources(self) -> dict[str, str]:
         return {name: sha256_of(self.run.folder / name) for name in SOURCES}
 
-    def _open_validations(self) -> None:
-        """Open the validation split for each vocabulary, and note why where it cannot be read."""
-        readers = {False: self.reader} | ({True: self.trimmed.reader} if self.trimmed is not None else {})
-        cache = self.options.cache or self.run.folder.parent / ".cache" / "tokens"
-        origin, task = Origin(cache, self.run.manifest.data.fingerprints), self.subject.task
-        for is_trimmed, reader in readers.items():
-            self.validations[is_trimmed], problem = open_validation(
-                task, self.run.settled.data, reader, origin, self.progress
-            )
-            note = f"{problem}, so task scores and the bars on them are those of the golden inputs; {task.few}"
-            if problem is not None and note not in self.notes:
-                self.notes.append(note)
-
     def previous(self, targets: Sequence[Target]) -> PreviousBundle:
         """Look at the bundle that is replaced."""
         requested = Requested(self.options, self.exits, targets)
-        return PreviousBundle.of_run(self.folder, self.subject.golden, self._sources, requested)
+        return PreviousBundle.of_run(self.folder, self.subject.golden.arrays, self._sources, requested)
 
     def begin(self, new: Path) -> set[str]:
-        """Write everything beside the graphs: tokenizer, configuration, model card, golden inputs.
+        """Write everything beside the graphs: tokenizer, configuration, model card, golden inputs; open the data.
 
         Raises:
             ArtifactError: a file of the run is missing or damaged.
@@ -401,19 +303,26 @@ class RunSource:
                 raise ArtifactError(f"{model_folder / name}: missing; train the run again")
             shutil.copyfile(model_folder / name, new / name)
         # Like bundle.json: the recipe may say more than training did.
-        answers = subject.task.answer_config(subject.recipe.data)
-        config = _read_json(
-            model_folder / CONFIG_FILE, lambda content: subject.model_spec.client_config({**content, **answers})
-        )
-        write_json(new / CONFIG_FILE, config)
+        config = _read_json(model_folder / CONFIG_FILE) | subject.task.answer_config(subject.recipe.data)
+        write_json(new / CONFIG_FILE, subject.model_spec.client_config(config))
         if (model_folder / CARD_FILE).is_file():  # it may have been edited by hand
             shutil.copyfile(model_folder / CARD_FILE, new / CARD_FILE)
         else:
             write_text(new / CARD_FILE, model_card(self.run.manifest, subject.recipe))
-        write_golden(new, subject.golden)
+        write_golden(new, subject.golden.arrays)
+        readers = {False: self.reader}
         if self.trimmed is not None:
             (new / TRIMMED_FOLDER).mkdir()
-        self._open_validations()
+            readers[True] = self.trimmed.reader
+        cache = self.options.cache or self.run.folder.parent / ".cache" / "tokens"
+        origin = Origin(cache, self.run.manifest.data.fingerprints)
+        for is_trimmed, reader in readers.items():
+            self.validations[is_trimmed], problem = open_validation(
+                subject.task, self.run.settled.data, reader, origin, self.progress
+            )
+            note = f"{problem}, so task scores and the bars on them are those of the golden inputs; {subject.task.few}"
+            if problem is not None and note not in self.notes:
+                self.notes.append(note)
         if self.options.fp16:
             exits = subject.adapter.exits(subject.model)
             self.max_activation = max_abs_activation(exits, *subject.inputs.values())
@@ -440,13 +349,13 @@ class RunSource:
             exits = [subject.last] if variant.trimmed else self.exits
             try:
                 graphs = make()
-                with write_graphs(folder, variant, graphs, exits, previous.graph_paths(variant)) as written:
-                    previous.note_rewritten(variant, written, folder)
+                old_files = sorted(set[str]().union(*map(graph_files, previous.graphs(variant))))
+                kept = {name: previous.folder / name for name in old_files}
+                with write_graphs(folder, variant, graphs, exits, kept) as written:
+                    previous.note_rewritten(variant, written.rewritten_sizes, folder)
                     judge = self.judge(folder, variant)
                     for artifact in judge.judge_all(written):
                         yield judge.add_rounded(artifact) if self.options.joining else artifact
-                    if written.steps and len(subject.states) > 1:
-                        self.notes.append(judge.step_note(written))
             except EdgeformerError as error:
                 if variant == Variant("fp32"):
                     raise  # there is no bundle without it
@@ -549,13 +458,15 @@ class RunSource:
         built = {artifact.precision for artifact in artifacts if artifact.trimmed and artifact.status == "built"}
         if self.trimmed is not None and built:
             write_trimmed_companions(model_folder, self.trimmed.trimmed, trimmed_folder)
-            config = _read_json(trimmed_folder / CONFIG_FILE, dict) | self.subject.task.answer_config(recipe.data)
+            config = _read_json(trimmed_folder / CONFIG_FILE) | self.subject.task.answer_config(recipe.data)
             order: tuple[Precision, ...] = ("int8", "int4", "fp16", "fp32")  # clients load the first by default
             write_json(trimmed_folder / CONFIG_FILE, spec.client_config(config, min(built, key=order.index)))
-            write_golden(trimmed_folder, self.trimmed.subject.golden)
+            write_golden(trimmed_folder, self.trimmed.subject.golden.arrays)
         elif self.trimmed is not None:
             shutil.rmtree(trimmed_folder)
         previous.link_kept(artifacts, folder)
+        subjects = {note.partition(":")[0] for note in self.notes}
+        kept_notes = (note for note in previous.notes if note.partition(":")[0] not in subjects)
         graphs = {artifact.file for artifact in artifacts}
         names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         return BundleManifest(
@@ -563,7 +474,7 @@ class RunSource:
             task=run.task,
             created=now(),
             **self.facts,
-            notes=previous.merge_notes(self.notes),
+            notes=(*self.notes, *kept_notes),
             made_from=self._sources,
             exits=spec.trained_exits(recipe.model),
             loops=spec.loops(recipe.model),

@@ -1,16 +1,12 @@
-"""Options of an export, the variants that they select, and what each builder can build on this machine."""
+"""Options of an export, and the variants that they select."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ONNX, Precision, client_dtype
-from edgeformer.runtimes import Builder, Target, Unavailable, find_builder
 
 TRIMMED_FOLDER = "trimmed"
 """Repository inside the bundle for a trimmed vocabulary, which has its own tokenizer."""
@@ -92,45 +88,3 @@ def requested_variants(options: ExportOptions) -> set[Variant]:
         return untrimmed
     trimmed = {Variant(variant.precision, True) for variant in untrimmed if variant.precision != "fp32"}
     return untrimmed | (trimmed or {Variant("fp32", True)})
-
-
-Plans = tuple[tuple[Builder, Target | Unavailable], ...]
-"""Each builder with its target on this machine, or the reason why it builds nothing."""
-
-
-def requested_builders(options: ExportOptions) -> tuple[Builder, ...]:
-    """Return the builders of ``options.build``, each once.
-
-    Raises:
-        InputError: there is no such builder; a device is named, but no builder.
-    """
-    builders = tuple(find_builder(name) for name in dict.fromkeys(options.build))
-    if options.target is not None and not builders:
-        raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")
-    return builders
-
-
-def plan_builders(
-    builders: Sequence[Builder], options: ExportOptions, default_target: str | None, profiles: Path
-) -> Plans:
-    """Find out what each builder can build here, for ``options.target`` or else the default device.
-
-    Args:
-        default_target: profile of the recipe's device; None: there is none.
-        profiles: folder of the user's device profiles.
-
-    Raises:
-        InputError: a builder needs a device, and none is named; one is named, and no builder depends on it.
-    """
-    needs_device = next((builder for builder in builders if builder.needs_device), None)
-    name = options.target or (default_target if needs_device is not None else None)
-    if name is None and needs_device is not None:
-        raise InputError(
-            f"{needs_device.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)"
-        )
-    device = load_profile(name, profiles) if name is not None else None
-    plans = tuple((builder, builder.plan(device)) for builder in builders)
-    if options.target is not None and not any(isinstance(plan, Unavailable) or plan.device for _, plan in plans):
-        names = ", ".join(builder.name for builder in builders)
-        raise InputError(f"--target: {names}: what it builds is the same for every device; leave it out, or add --trt")
-    return plans

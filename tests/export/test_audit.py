@@ -161,20 +161,12 @@ def test_shared_weights_are_counted_again_when_the_file_changes(tmp_path: Path) 
     assert [audit_portability([path]).denormals.weights for path in paths] == [0, 0]
 
 
-def test_saturation_is_predicted_and_measured(tmp_path: Path) -> None:
+def test_saturation_is_predicted(tmp_path: Path) -> None:
     """By the definition: u8 × s8 twice, added in 16 bits. 255 × 129 is the first sum beyond; ours have 7 bits."""
     weight = np.array([[64, 65, -64, 127], [64, 64, -65, -127], [0, 1, 0, 127], [0, 1, 0, 127]], dtype=np.int8)
-    path = int8_graph(tmp_path / "m.onnx", weight)
-    bright = np.full((1, 2, 4), 1.0, dtype=np.float32)
-    bright[0, 1] = [0, 0, 1, 1]
-    result = audit_portability([path], {"x": bright}).saturation
+    result = audit_portability([int8_graph(tmp_path / "m.onnx", weight)]).saturation
     # Pairs: (64, 64) no, (65, 64) yes, (−64, −65) yes, (127, −127) no; below only (127, 127).
     assert result is not None and (result.pairs, result.at_risk) == (8, 3)
-    # First position: all three beyond. Second one: only the lower pair has activations.
-    assert (result.sums, result.saturated) == (6, 4)
-    dark = np.array([[[1, 0.1, 0.1, 0.1]]], dtype=np.float32)
-    unsaturated = audit_portability([path], {"x": dark}).saturation
-    assert unsaturated is not None and (unsaturated.sums, unsaturated.saturated) == (3, 0)
 
 
 def test_seven_bits_never_saturate(tmp_path: Path) -> None:

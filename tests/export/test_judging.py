@@ -7,10 +7,8 @@ loop; logits are a state times an exit's head, to which the first exit adds a bi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,12 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision, Sharing, Vocabulary
 from edgeformer.artifacts.scores import Score
-from edgeformer.export import judging
 from edgeformer.export.fp16 import FP16_MAX
 from edgeformer.export.graphs import Written
 from edgeformer.export.judging import RunJudge, describe_converted
 from edgeformer.export.variants import Variant
-from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.parity import measure_parity
 
 LOOPS = 3
@@ -382,83 +378,6 @@ def test_decode_graph_out_of_tolerance_is_rejected(bundle: Path, tmp_path: Path)
         result = judge(tmp_path, subject, Variant(precision)).judge_decode(written(decode="onnx/decode.onnx"))  # type: ignore[arg-type]
         assert "not finite" in str(result.reason) and result.score is None
         assert subject.scored == subject.compared == []
-
-
-Round = tuple[float, float, float]
-"""Seconds of the full graph, of one loop, and of all loops of the step bundle."""
-
-
-@pytest.fixture
-def timed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, list[Any]]]:
-    """Have a clock that answers with given seconds; what was run in every turn."""
-
-    def note(rounds: Sequence[Round], inputs: Sequence[str] = ("input_ids", "attention_mask")) -> tuple[str, list[Any]]:
-        turns: list[Any] = []
-        opened: list[tuple[str, bool]] = []
-
-        def repeat(call: Any, *, number: int, repeat: int) -> list[float]:
-            session, row = call.func.__self__, call.args[0]
-            middle = rounds[len(turns) // 3][len(turns) % 3]
-            turns.append((type(session).__name__, getattr(session, "_exits", None), row, number, repeat, set(call())))
-            return [middle * 50, middle, middle * 0.9]
-
-        class Opened(OnnxSession):
-            def __init__(self, path: Path, *arguments: Any, in_turns: bool = False) -> None:
-                opened.append((path.name, in_turns))
-                super().__init__(path, *arguments, in_turns=in_turns)
-
-        monkeypatch.setattr(judging, "timeit", SimpleNamespace(repeat=repeat))
-        monkeypatch.setattr(judging, "OnnxSession", Opened)
-        files = written(steps=STEPS)
-        if "attention_mask" not in inputs:
-            write_exit(bundle / "onnx" / "unmasked.onnx", 3, {"input_ids": READ["input_ids"]})
-            files = replace(files, exits={3: "onnx/unmasked.onnx", 1: "onnx/model_exit1.onnx"})
-        text = judge(bundle, Subject(inputs), Variant("int8")).step_note(files)
-        assert opened == [(Path(files.exits[3]).name, True)], "its threads must not spin while the others run"
-        return text, turns
-
-    return note
-
-
-# The ratios are 1.1, 1.2 … 1.7; one loop of three takes 0.4 of the full graph's time.
-ROUNDS: list[Round] = [(2.0, 0.8, 2.0 * ratio) for ratio in (1.7, 1.1, 1.6, 1.2, 1.5, 1.3, 1.4)]
-
-
-def test_step_note_interleaves_the_sessions(timed: Callable[..., tuple[str, list[Any]]]) -> None:
-    text, turns = timed(ROUNDS)
-    assert len(turns) == 3 * 7
-    for number, (kind, exits, row, calls, repeats, answers) in enumerate(turns):
-        assert (kind, exits, answers) == (
-            ("Opened", None, {"logits"}),
-            ("StepSession", {1}, {"logits_exit1"}),
-            ("StepSession", set(), {"logits"}),
-        )[number % 3]
-        assert row["input_ids"].tolist() == [[5, 4, 3, 2, 1]] and row["attention_mask"].tolist() == [[1] * 5]
-        assert (calls, repeats) == (1, 3)
-    # even = 1 + 2 · 1.2 / (2.8 − 0.8) of the middle round
-    assert text.startswith("step bundle (int8): 1.40× the time of the full graph over all 3 loops (1.10–1.70, 1×5 tok")
-    assert "it wins where inputs need fewer than 2.2 loops on average" in text
-    text, turns = timed(ROUNDS, ("input_ids",))
-    assert "1×6 tokens" in text and turns[0][2]["input_ids"].tolist() == [IDS[0].tolist()]
-
-
-@pytest.mark.parametrize(
-    ("full", "one_loop", "all_loops", "message"),
-    [
-        (1.0, 1.0, 3.0, "even one loop takes longer"),  # even = 1
-        (0.5, 1.0, 3.0, "even one loop takes longer"),  # even < 1
-        (1.25, 1.0, 3.0, "fewer than 1.2 loops"),
-        (2.75, 1.0, 3.0, "fewer than 2.8 loops"),
-        (3.0, 1.0, 3.0, "costs nothing extra"),  # even = 3
-        (4.0, 1.0, 3.0, "costs nothing extra"),
-        (1.001, 1.0, 1.0, "costs nothing extra"),  # all loops take as long as one
-    ],
-)
-def test_step_note_has_the_break_even_loop(
-    timed: Callable[..., tuple[str, list[Any]]], full: float, one_loop: float, all_loops: float, message: str
-) -> None:
-    text, _ = timed([(full, one_loop, all_loops)] * 7)
-    assert message in text and f": {all_loops / full:.2f}×" in text
 
 
 SCORES = {loop: (Score(n=18, loss=loop + 0.5), Score(n=9, loss=10.0 * loop + 5)) for loop in (1, 3)}
