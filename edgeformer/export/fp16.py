@@ -78,11 +78,12 @@ def max_abs_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
     """
     max_abs = 0.0
 
-    def update(tensor: object) -> None:
+    def update(*tensors: object) -> None:
         nonlocal max_abs
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
-            # NaN would lose every comparison, so it counts as infinite.
-            max_abs = max(max_abs, float(tensor.abs().max().nan_to_num(float("inf"))))
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
+                # NaN would lose every comparison, so it counts as infinite.
+                max_abs = max(max_abs, float(tensor.abs().max().nan_to_num(float("inf"))))
 
     class AttentionScores(TorchFunctionMode):
         def __torch_function__(
@@ -94,8 +95,7 @@ def max_abs_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
             return func(*args, **(kwargs or {}))
 
     def hook(module: nn.Module, arguments: tuple[object, ...], output: object) -> None:
-        for tensor in (*arguments, output):
-            update(tensor)
+        update(*arguments, output)
 
     hooks = [module.register_forward_hook(hook) for module in model.modules()]
     try:
@@ -160,7 +160,10 @@ def convert_to_fp16(model: onnx_ir.Model, max_abs: MaxAbs) -> onnx_ir.Model:
     converted = lifted(model)
     ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(converted)
     _fill_types(converted.graph)
-    conversion = _Conversion(converted, max_abs)
+    conversion = _Conversion(converted.graph, max_abs)
+    for value in converted.graph.initializers.values():
+        if np.abs(_float_numbers(value)).max(initial=0) > FP16_MAX:
+            conversion.out_of_range.add(value)
     conversion.convert_graph(converted.graph)
     if not conversion.count:
         raise EdgeformerError("FP16: nothing in it can compute in FP16: it has no product, sum or move of FP32 numbers")
@@ -205,12 +208,13 @@ class _Conversion:
     """State of one conversion.
 
     Attributes:
+        main: the outermost graph.
         halves: FP32 value → its FP16 copy.
         out_of_range: values that hold numbers beyond FP16's range.
         count: converted nodes.
     """
 
-    model: onnx_ir.Model
+    main: onnx_ir.Graph
     max_abs: MaxAbs
     halves: dict[onnx_ir.Value, onnx_ir.Value] = field(default_factory=dict)
     out_of_range: set[onnx_ir.Value] = field(default_factory=set)
@@ -218,11 +222,6 @@ class _Conversion:
 
     def convert_graph(self, graph: onnx_ir.Graph) -> None:
         """Convert the nodes of a graph in execution order, those of its subgraphs with them."""
-        if graph is self.model.graph:
-            for value in graph.initializers.values():
-                numbers = _float_numbers(value)
-                if numbers.size and np.abs(numbers).max() > FP16_MAX:
-                    self.out_of_range.add(value)
         for node in list(graph):
             for subgraph in _subgraphs(node):
                 self.convert_graph(subgraph)
@@ -250,61 +249,52 @@ class _Conversion:
     def _convert_node(self, graph: onnx_ir.Graph, node: onnx_ir.Node) -> None:
         """Replace a node by one that computes in FP16; its consumers may go on reading FP32, from a cast."""
         inputs = [self._half(value) if value is not None and value.dtype == _FLOAT else value for value in node.inputs]
-        attributes = list(node.attributes.values())
         half_node = onnx_ir.Node(
-            node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs), name=node.name
-        )
+            node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs),
+            name=node.name,
+        )  # fmt: skip
         casts: list[onnx_ir.Node] = []
         results: list[onnx_ir.Value] = []
         for old, half in zip(node.outputs, half_node.outputs, strict=True):
+            result = half
             if old.dtype == _FLOAT:
-                cast = onnx_ir.node("Cast", [half], {"to": int(_FLOAT)}, name=f"{old.name}_widened")
-                casts.append(cast)
-                results.append(cast.outputs[0])
-            else:
-                results.append(half)
-        described = [(old.name, old.shape, old.dtype) for old in node.outputs]
-        onnx_ir.convenience.replace_nodes_and_values(graph, node, [node], [half_node, *casts], node.outputs, results)
-        for (name, shape, dtype), half, result in zip(described, half_node.outputs, results, strict=True):
-            if dtype == _FLOAT:
-                half.name, half.shape, half.dtype = f"{name}_half", shape, _HALF
+                casts.append(onnx_ir.node("Cast", [half], {"to": int(_FLOAT)}, name=f"{old.name}_widened"))
+                result = casts[-1].outputs[0]
+                half.name, half.shape, half.dtype = f"{old.name}_half", old.shape, _HALF
                 self.halves[result] = half
+            results.append(result)
+        onnx_ir.convenience.replace_nodes_and_values(graph, node, [node], [half_node, *casts], node.outputs, results)
         self.count += 1
 
     def _half(self, value: onnx_ir.Value) -> onnx_ir.Value:
-        """Return the FP16 copy of a value."""
-        if value not in self.halves:
-            self.halves[value] = self._store_half(value) if value.is_initializer() else self._cast_to_half(value)
-        return self.halves[value]
-
-    def _store_half(self, value: onnx_ir.Value) -> onnx_ir.Value:
-        """Store a weight in FP16; FP32 consumers read a cast of it."""
-        graph, tensor = self.model.graph, value.const_value
-        assert tensor is not None
-        half_tensor = onnx_ir.tensor(tensor.numpy().astype(np.float16), name=f"{value.name}_half")
-        half = onnx_ir.val(str(half_tensor.name), const_value=half_tensor)
-        graph.register_initializer(half)
-        if tensor.size > _SMALL_CONSTANT:
-            cast = onnx_ir.node("Cast", [half], {"to": int(_FLOAT)}, name=f"{value.name}_widened")
-            name = str(value.name)
-            graph.initializers.pop(name)
-            widened = cast.outputs[0]
-            onnx_ir.convenience.replace_all_uses_with(value, widened)
-            widened.name, widened.dtype, widened.shape = name, _FLOAT, value.shape
-            graph.insert_before(graph[0], cast)
-            self.halves[widened] = half
-        return half
-
-    def _cast_to_half(self, value: onnx_ir.Value) -> onnx_ir.Value:
-        producer = value.producer()
-        cast = onnx_ir.node("Cast", [value], {"to": int(_HALF)}, name=f"{value.name}_narrowed")
-        half = cast.outputs[0]
-        half.name, half.dtype, half.shape = f"{value.name}_half", _HALF, value.shape
-        if producer is not None and producer.graph is not None:
-            producer.graph.insert_after(producer, cast)
+        """Return the FP16 copy of a value: a stored one of a weight, whose FP32 consumers read a cast of it."""
+        if value in self.halves:
+            return self.halves[value]
+        graph, name, tensor = self.main, str(value.name), value.const_value
+        if value.is_initializer():
+            assert tensor is not None
+            half_tensor = onnx_ir.tensor(tensor.numpy().astype(np.float16), name=f"{name}_half")
+            half = onnx_ir.val(f"{name}_half", const_value=half_tensor)
+            graph.register_initializer(half)
+            if tensor.size > _SMALL_CONSTANT:
+                cast = onnx_ir.node("Cast", [half], {"to": int(_FLOAT)}, name=f"{name}_widened")
+                widened = cast.outputs[0]
+                graph.initializers.pop(name)
+                onnx_ir.convenience.replace_all_uses_with(value, widened)
+                widened.name, widened.dtype, widened.shape = name, _FLOAT, value.shape
+                graph.insert_before(graph[0], cast)
+                self.halves[widened] = half
         else:
-            graph = value.graph if value.graph is not None else self.model.graph
-            graph.insert_before(graph[0], cast)
+            cast = onnx_ir.node("Cast", [value], {"to": int(_HALF)}, name=f"{name}_narrowed")
+            half = cast.outputs[0]
+            half.name, half.dtype, half.shape = f"{name}_half", _HALF, value.shape
+            producer = value.producer()
+            if producer is not None and producer.graph is not None:
+                producer.graph.insert_after(producer, cast)
+            else:
+                graph = value.graph if value.graph is not None else graph
+                graph.insert_before(graph[0], cast)
+        self.halves[value] = half
         return half
 
 
