@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files as package_files
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -84,9 +84,7 @@ def publish(
     Args:
         bundle: its files are compared with their checksums before they are copied.
         output: the page's folder.
-        options: what the page contains.
         artifact: the artifact that the RUN argument names.
-        progress: receives messages.
 
     Raises:
         InputError: the folder holds something else, nothing in the bundle runs in a browser, a library is missing, or
@@ -95,29 +93,30 @@ def publish(
         OSError: the page cannot be written.
     """
     output = output.resolve()  # "." has no name for temporary folders next to it
-    _require_replaceable(output)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        if not (output / SITE_FILE).is_file():
+            raise InputError(f"-o {output}: exists and is no page of edgeformer; choose another folder")
+        try:
+            read_manifest(PageManifest, output / SITE_FILE)
+        except ArtifactError as error:
+            raise InputError(f"-o {output}: its {SITE_FILE} is of no page ({error}); choose another folder") from None
     selected, left_out = _select_artifacts(bundle, options, artifact)
-    shapes = _measured_shapes(bundle, options)
+    longest = bundle.manifest.max_positions
+    for _, seq in options.shapes:
+        if longest is not None and seq > longest:
+            raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; ask for less")
+    judged = max_call_tokens(bundle.task, longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
+    defaults = dict.fromkeys((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES)
     with lock_path(output):
         remove_leftovers(output)
         with replacing_folder(output) as temporary:
-            manifest = PageBuilder(temporary, bundle, options.libraries).build(selected, left_out, options, shapes)
+            builder = _PageBuilder(temporary, bundle, options.libraries)
+            manifest = builder.build(selected, left_out, options.providers, options.shapes or tuple(defaults))
             write_json(temporary / SITE_FILE, manifest)
             _write_site(temporary, manifest)
     for entry in left_out:
         progress.message(f"{entry.artifact}: not in the page: {entry.reason}")
     return manifest
-
-
-def _require_replaceable(folder: Path) -> None:
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not (folder / SITE_FILE).is_file():
-        raise InputError(f"-o {folder}: exists and is no page of edgeformer; choose another folder")
-    try:
-        read_manifest(PageManifest, folder / SITE_FILE)
-    except ArtifactError as error:
-        raise InputError(f"-o {folder}: its {SITE_FILE} is of no page ({error}); choose another folder") from None
 
 
 def _select_artifacts(
@@ -158,40 +157,24 @@ def _why_unsupported(artifact: ArtifactManifest) -> str | None:
     return None
 
 
-def _measured_shapes(bundle: Bundle, options: PageOptions) -> tuple[tuple[int, int], ...]:
-    longest = bundle.manifest.max_positions
-    for _, seq in options.shapes:
-        if longest is not None and seq > longest:
-            raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; ask for less")
-    judged = max_call_tokens(bundle.task, longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
-    return options.shapes or tuple(dict.fromkeys((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES))
+@dataclass
+class _PageBuilder:
+    """Copies the files of a page and describes them. ``versions``: library → version, of those that it uses."""
 
-
-class PageBuilder:
-    """Copies the files of a page and describes them.
-
-    Args:
-        folder: of the page.
-        bundle: whose models it shows.
-        libraries: folder with npm packages; None: the page loads the libraries from a CDN.
-    """
-
-    def __init__(self, folder: Path, bundle: Bundle, libraries: Path | None) -> None:
-        self._folder, self._bundle, self._libraries = folder, bundle, libraries
-        self._versions: dict[str, str] = {}
+    folder: Path
+    bundle: Bundle
+    libraries: Path | None
+    versions: dict[str, str] = field(default_factory=dict)
 
     def build(
-        self,
-        selected: list[ArtifactManifest],
-        left_out: tuple[LeftOut, ...],
-        options: PageOptions,
+        self, selected: list[ArtifactManifest], left_out: tuple[LeftOut, ...], providers: tuple[str, ...],
         shapes: tuple[tuple[int, int], ...],
-    ) -> PageManifest:
+    ) -> PageManifest:  # fmt: skip
         """Copy everything that the page needs and return its manifest."""
-        bundle, manifest, task = self._bundle, self._bundle.manifest, self._bundle.task
+        bundle, manifest, task = self.bundle, self.bundle.manifest, self.bundle.task
         answers = task.predicts == "labels"
         thresholds: Any = task.answer_config(bundle.data).get("thresholds")
-        providers = tuple(
+        page_providers = tuple(
             PageProvider(
                 name=runtime.provider,
                 label=runtime.label,
@@ -201,7 +184,7 @@ class PageBuilder:
                 binary=self._library(runtime.binary),
                 counts_threads=provider_facts(runtime.provider).counts_threads,
             )
-            for runtime in select_runtimes(options.providers)
+            for runtime in select_runtimes(providers)
         )
         rules, strict = asdict(MeasureRules()), asdict(MeasureRules.strict())
         return PageManifest(
@@ -221,10 +204,10 @@ class PageBuilder:
             readers={artifact.companions: self._reader(artifact, answers=answers) for artifact in selected},
             artifacts=tuple(self._artifact(artifact) for artifact in selected),
             left_out=left_out,
-            providers=providers,
+            providers=page_providers,
             tokenizers=self._library(TOKENIZER_LIBRARY) if answers else None,
-            versions=self._versions,
-            offline=options.libraries is not None,
+            versions=self.versions,
+            offline=self.libraries is not None,
             shapes=shapes,
             max_positions=manifest.max_positions,
             rules={
@@ -248,9 +231,9 @@ class PageBuilder:
 
     def _artifact(self, artifact: ArtifactManifest) -> PageArtifact:
         """Copy an artifact's graph and external weights. Raises ArtifactError if the bundle is damaged."""
-        self._bundle.check(artifact)
+        self.bundle.check(artifact)
         assert artifact.file is not None and artifact.role in ("full", "exit")
-        weights = sorted(external_files(self._bundle.contents.path(artifact.file)))
+        weights = sorted(external_files(self.bundle.contents.path(artifact.file)))
         folder = PurePosixPath(artifact.file).parent
         return PageArtifact(
             id=artifact.id,
@@ -267,14 +250,14 @@ class PageBuilder:
     def _reader(self, artifact: ArtifactManifest, *, answers: bool) -> PageReader:
         """Copy an artifact's golden inputs and, if the page answers texts, its tokenizer."""
         prefix = "" if artifact.companions == "." else f"{artifact.companions}/"
-        rows = [row.tolist() for row in self._bundle.golden(artifact).texts()]
+        rows = [row.tolist() for row in self.bundle.golden(artifact).texts()]
         golden = self._write(f"model/{prefix}golden.json", json.dumps({"rows": rows}).encode())
-        max_tokens = self._bundle.data.tokens_at_once
+        max_tokens = self.bundle.data.tokens_at_once
         if not answers:
             return PageReader(golden=golden, max_tokens=max_tokens)
         config = f"{prefix}tokenizer_config.json"
-        has_config = config in self._bundle.contents.checksums
-        special = self._bundle.reader(artifact).tokenizer.encode("a").special_tokens_mask
+        has_config = config in self.bundle.contents.checksums
+        special = self.bundle.reader(artifact).tokenizer.encode("a").special_tokens_mask
         return PageReader(
             tokenizer=self._copy(f"{prefix}{TOKENIZER_FILE}"),
             config=self._copy(config) if has_config else self._write(f"model/{config}", b"{}"),
@@ -286,23 +269,23 @@ class PageBuilder:
     def _library(self, file: LibraryFile) -> PageFile:
         """Copy a library's file, or return its address. Raises InputError if the libraries' folder lacks it."""
         name = file.package.name
-        if self._libraries is None:
-            self._versions[name] = file.package.version
+        if self.libraries is None:
+            self.versions[name] = file.package.version
             return PageFile(url=file.address, integrity=file.integrity, size_bytes=file.size_bytes)
-        local = find_local(self._libraries, file)
-        self._versions[name] = local.version or "unknown"
+        local = find_local(self.libraries, file)
+        self.versions[name] = local.version or "unknown"
         path = f"libraries/{name.replace('@', '').replace('/', '-')}/{PurePosixPath(file.path).name}"
         return self._write(path, local.content, local.integrity)
 
     def _copy(self, name: str) -> PageFile:
         """Copy a file of the bundle and compare the copy with its checksum in the manifest."""
-        content = self._bundle.contents.intact(name, f"the page needs {name}").read_bytes()
-        if hashlib.sha256(content).hexdigest() != self._bundle.contents.checksums[name]:
-            raise ArtifactError(f"{self._bundle.folder / name}: changed while it was copied; {REMEDY}")
+        content = self.bundle.contents.intact(name, f"the page needs {name}").read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.bundle.contents.checksums[name]:
+            raise ArtifactError(f"{self.bundle.folder / name}: changed while it was copied; {REMEDY}")
         return self._write(f"model/{name}", content)
 
     def _write(self, name: str, content: bytes, integrity: str | None = None) -> PageFile:
-        path = self._folder / name
+        path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         sha256 = f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"
