@@ -90,7 +90,7 @@ def imported(kind: str, sizes: Mapping[str, Any], folder: Path) -> None:
     from transformers import AutoConfig, AutoModel
 
     from edgeformer.export.export import export
-    from edgeformer.export.import_hf import HfOptions, import_hf
+    from edgeformer.export.import_run import HfOptions, import_hf
     from edgeformer.export.variants import ExportOptions
 
     source = folder.parent / f".{folder.name}-source"

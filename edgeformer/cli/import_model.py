@@ -53,7 +53,7 @@ def crt(
     from edgeformer.run import read_run
 
     with needs_extra("train", "importing a checkpoint"):
-        from edgeformer.export.import_crt import ImportOptions, import_crt
+        from edgeformer.export.import_run import ImportOptions, import_crt
     folder = import_crt(path, ImportOptions(artifacts, name, tokenizer, data), show_progress())
     manifest = read_run(folder)
     if as_json:
@@ -114,7 +114,7 @@ def hf(
     if pooling not in (None, "cls", "mean", "max"):
         raise InputError(f"--pooling {pooling!r}: must be cls, mean or max")
     with needs_extra("train", "importing a model"):
-        from edgeformer.export.import_hf import HfOptions, import_hf
+        from edgeformer.export.import_run import HfOptions, import_hf
     class_names = tuple(label.strip() for label in labels.split(",")) if labels is not None else None
     options = HfOptions(artifacts, name, data, class_names, pooling, max_length, target)
     folder = import_hf(source, options, show_progress())

@@ -23,8 +23,8 @@ from edgeformer.artifacts.manifest import RunManifest
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import train_language_tokenizer
-from edgeformer.export import imported_run
-from edgeformer.export.import_crt import ImportOptions, import_crt
+from edgeformer.export import import_run
+from edgeformer.export.import_run import ImportOptions, import_crt
 from edgeformer.inference.generate import GenerateOptions, generate
 from edgeformer.models import load_recipe
 from edgeformer.models.card import model_card
@@ -113,7 +113,7 @@ def test_concurrent_run_of_the_same_name_stays(
         (faster / "run.json").write_text("theirs", encoding="utf-8")
         return model_card(manifest, recipe)
 
-    monkeypatch.setattr(imported_run, "model_card", card)
+    monkeypatch.setattr(import_run, "model_card", card)
     if name is not None:
         with pytest.raises(InputError, match="exists already; choose another name"):
             imported(tmp_path, weights, tokenizer, name=name)

@@ -18,7 +18,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.progress import Progress
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
-from edgeformer.export.import_hf import HfOptions, import_hf
+from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import predict
 from edgeformer.models.pretrained.source import open_source

@@ -20,7 +20,7 @@ from edgeformer.benchmark.gate_scores import ArtifactPair, CommonRows, common_ro
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.sources import imported_parts
 from edgeformer.export.export import export
-from edgeformer.export.import_hf import HfOptions, import_hf
+from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify

@@ -1,0 +1,488 @@
+"""Import models that were trained elsewhere: write the folder of a finished run, as training would write it.
+
+``import crt`` reads a checkpoint of the public CRT code, ``import hf`` a text encoder in a Hugging Face folder or on
+the hub. Nothing in their files is executed, and weights of encoders are read from safetensors only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import mmap
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TextConfig
+from edgeformer.artifacts.documents import YamlDocument, load_profile, own_profiles, validate
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.files import sha256_of, write_json, write_text
+from edgeformer.artifacts.manifest import AttentionUse, Causality, DataSummary, RunManifest
+from edgeformer.artifacts.progress import SILENT, Progress
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.artifacts.workspace import CONFIG_FILE, NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder
+from edgeformer.data.batching import TextRows
+from edgeformer.data.encoding import Encoded, PlainText, Prepared, encode, encode_texts
+from edgeformer.data.language import prepare_text_set
+from edgeformer.data.rows import Text, label_sets
+from edgeformer.data.sources import imported_data, local_text_parts
+from edgeformer.data.synthetic import PARAGRAPHS, SENTENCES
+from edgeformer.data.tokenization import fingerprint, load_language_tokenizer, tokenizer_from_file
+from edgeformer.models import load_recipe, model_spec_of, recipe_type
+from edgeformer.models.adapter import BuildTarget, ModelAdapter, count_parameters
+from edgeformer.models.card import CARD_FILE, model_card
+from edgeformer.models.crt import CRTConfig
+from edgeformer.models.crt.adapter import build_crt, probe_causality
+from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config
+from edgeformer.models.pretrained import MODEL
+from edgeformer.models.pretrained.source import AS_ONNX, Source, open_source, read_object
+from edgeformer.models.weights import MODEL_FOLDER, save_model
+from edgeformer.runtimes import library_versions
+from edgeformer.runtimes.torch.session import TorchSession
+from edgeformer.system.host import code_version, describe_host, now
+from edgeformer.system.leftovers import new_folder
+from edgeformer.tasks import Task, TextReader, get_task
+from edgeformer.tasks.language_modeling import LanguageRecipe
+from edgeformer.tasks.scoring import answer_rows
+
+
+def write_run(
+    free_folder: Callable[[], Path], recipe: Recipe, model: nn.Module, prepared: Prepared[Any], *,
+    attention: AttentionUse, origin: str, sha256: str | None, golden_origin: str, leaks: bool = False,
+    causality: Causality | None = None,
+) -> Path:  # fmt: skip
+    """Write the run's folder, which appears when it is complete, and return it.
+
+    Args:
+        free_folder: see :func:`~edgeformer.system.leftovers.new_folder`.
+        recipe: what the model would be trained with here.
+        prepared: its tokenizer, and the rows that golden inputs are drawn from.
+        origin: name of the file or model that it was imported from.
+        sha256: of that file; None: there are several.
+        golden_origin: where the golden inputs come from.
+        leaks: it sees the tokens that it predicts.
+        causality: result of the probe; None for a model that is meant to see the whole text.
+
+    Raises:
+        InputError: another process took the name in the meantime.
+    """
+    moment, checksum = now(), f" (sha256 {sha256})" if sha256 is not None else ""
+
+    def write(folder: Path) -> None:
+        manifest = RunManifest(
+            run=folder.name,
+            status="finished",
+            reason=f"imported from {origin}{checksum}; golden inputs {golden_origin}",
+            task=recipe.task,
+            recipe=recipe.name,
+            recipe_sha256=recipe.fingerprint(),
+            started=moment,
+            finished=moment,
+            parameters=count_parameters(model),
+            vocabulary=recipe.model.vocab_size,
+            precision="unknown",
+            attention=attention,
+            data=prepared.summary,
+            tokenizer_fingerprint=fingerprint(prepared.tokenizer),
+            leaks=leaks,
+            causality=causality,
+            versions=library_versions(),
+            code_version=code_version(),
+            host={**describe_host(), "threads": torch.get_num_threads()},
+        )
+        (folder / MODEL_FOLDER).mkdir()
+        save_model(folder / MODEL_FOLDER, model, recipe, prepared)
+        write_text(folder / MODEL_FOLDER / CARD_FILE, model_card(manifest, recipe))
+        header = f"# Imported from {origin}. Golden inputs: {golden_origin}.\n"
+        write_text(folder / RECIPE_FILE, header + recipe.to_yaml())
+        write_json(folder / RUN_FILE, manifest)
+
+    return new_folder(NEW_RUN, free_folder, write)
+
+
+# Hugging Face: text encoders.
+
+MAX_TOKENS = 512
+"""Default maximum length of texts for models that take more."""
+
+_BATCH, _PAIRS = 32, 16
+_MULTI_LABEL_TASK, _MULTI_LABEL = "multi-label-classification", "multi_label_classification"
+"""Name of the task here, and in a config.json."""
+_THRESHOLDS = (
+    "a text can have several of its labels, each from a probability of 0.5 on; state others as data.thresholds in the "
+    "run's recipe.yaml before it is exported"
+)
+_TRAINING: Mapping[str, Any] = {
+    "epochs": 3,
+    "batch_size": 32,
+    "optimizer": {"kind": "adamw", "lr": 3e-5},
+    "schedule": {"kind": "cosine", "warmup": 0.1},
+    "batching": "bucketed",
+}
+"""Usual fine-tuning of such encoders, for a recipe that is trained."""
+
+
+@dataclass(frozen=True)
+class HfOptions:
+    """Where the run is written, and what the source does not say itself.
+
+    Attributes:
+        data: a labelled file, or a folder of train, validation and test files; for an embedding model of scored pairs.
+        labels: names of the classes, in order; None: the source's.
+        pooling: of an embedding model: cls, mean or max; None: the source's, else mean.
+        max_length: tokens that a text is cut to; None: the source's, else what the model takes, at most 512.
+        target: the device profile that plan and profile use by default.
+    """
+
+    artifacts: Path
+    name: str | None = None
+    data: Path | None = None
+    labels: tuple[str, ...] | None = None
+    pooling: str | None = None
+    max_length: int | None = None
+    target: str | None = None
+
+
+def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Path:
+    """Make a finished run of the model in a folder, or of that name on the hub, and return its folder.
+
+    Raises:
+        InputError: model, tokenizer, data, labels or name cannot be used; nothing was written.
+        ArtifactError: a file of the model is missing or damaged.
+    """
+    source = open_source(name)
+    last_part = Path(name).resolve().name if Path(name).is_dir() else name.rsplit("/", 1)[-1]
+    slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part).lstrip("._-")[:60] or "imported"
+    free = partial(free_folder, options.artifacts, options.name, slug, or_else="")
+    free()  # fails early if the name is taken
+    if options.target is not None:
+        load_profile(options.target, own_profiles(options.artifacts))
+    if (head := source.other_head) is not None:
+        raise InputError(
+            f"{source.folder / CONFIG_FILE}: is a {head}, whose head is not computed here; only encoders and sequence "
+            f"classifiers are imported; {AS_ONNX}"
+        )
+    is_embedding = source.pooling is not None or not source.classifies
+    problem_type = source.config.get("problem_type")
+    is_multi_label = problem_type == _MULTI_LABEL
+    if is_embedding and options.labels is not None:
+        raise InputError(f"--labels: {source.name} has no classifier; it is imported as an embedding model")
+    if not is_embedding and options.pooling is not None:
+        raise InputError(f"--pooling: {source.name} is a classifier, which reads its text in its own way; leave it out")
+    is_supported = is_multi_label or problem_type in (None, "single_label_classification")
+    if not is_embedding and (not is_supported or len(source.labels) == 1):
+        raise InputError(
+            f"{source.name}: is a model for {problem_type or 'regression'}; only classifiers of two or more labels are "
+            f"imported; {AS_ONNX}"
+        )
+    task = get_task("embedding" if is_embedding else _MULTI_LABEL_TASK if is_multi_label else "classification")
+    labels = None if is_embedding else _labels(source, options.labels)
+    if options.max_length is not None and not 4 <= options.max_length <= source.max_positions:
+        raise InputError(f"--max-length {options.max_length}: {source.name} takes 4 to {source.max_positions} tokens")
+    max_length = options.max_length or min(source.max_length or MAX_TOKENS, source.max_positions)
+    data, notes = imported_data(options.data, labels, max_length)
+    if is_multi_label:
+        data["label_separator"] = ","
+        notes.append(_THRESHOLDS)
+    recipe = _encoder_recipe(slug, source, options, task, data)
+    adapter = model_spec_of(recipe).adapter
+    model, attention = adapter.build(recipe, BuildTarget(for_export=True))
+    missing = adapter.start(model, recipe)
+    if missing:
+        raise ArtifactError(
+            f"{source.folder}: the weights lack {', '.join(missing[:5])}; it was never trained for {recipe.task}: "
+            "fine-tune it first (model: {kind: pretrained, source: …} in a recipe)"
+        )
+    model.eval()
+    reader = task.reader(source.tokenizer, recipe.data, recipe.model.vocab_size)
+    prepared, golden_origin = _prepare_encoder(recipe, reader, adapter, model)
+    for note in (*notes, *_encoder_notes(source, options, labels)):
+        progress.message(note)
+    return write_run(
+        free, recipe, model, prepared, attention=attention, origin=Path(name).name, sha256=source.weights_sha256(),
+        golden_origin=golden_origin,
+    )  # fmt: skip
+
+
+def _labels(source: Source, requested: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the names of the classes. Raises InputError."""
+    default = source.labels or ("LABEL_0", "LABEL_1")  # the default of transformers
+    labels, place = requested or default, f"{source.folder / CONFIG_FILE}: id2label"
+    if blank := [label for label in labels if not label.strip()]:
+        flag = "--labels" if requested is not None else place
+        raise InputError(f"{flag}: has a class without a name ({blank[0]!r}); name all {len(default)}")
+    is_unique = len(set(labels)) == len(labels)
+    if requested is None and not is_unique:
+        raise InputError(f"{place} gives a name twice: {', '.join(default)[:200]}; give others with --labels")
+    if requested is not None and (len(requested) != len(default) or not is_unique):
+        needed = f"needs {len(default)} different names, for {', '.join(default)}"
+        raise InputError(f"--labels {','.join(requested)}: {needed}")
+    return labels
+
+
+def _encoder_notes(source: Source, options: HfOptions, labels: Sequence[str] | None) -> list[str]:
+    """Describe the defaults that were chosen. ``labels``: of a classifier."""
+    notes = []
+    if source.has_code:
+        notes.append("config.json names code of its own (auto_map), which is not run")
+    if options.max_length is None and source.max_length is None and source.max_positions > MAX_TOKENS:
+        notes.append(f"texts are cut to {MAX_TOKENS} tokens; it takes {source.max_positions} (--max-length)")
+    if labels is None and options.pooling is None and source.pooling is None:
+        notes.append("it does not say how a text becomes one vector: the mean of its tokens' (--pooling)")
+    path = source.folder / "config_sentence_transformers.json"
+    if labels is None and path.is_file():
+        content = read_object(path)
+        try:
+            default = content.get("default_prompt_name")
+            prompt = str(content["prompts"][default]) if default else ""
+        except (KeyError, TypeError) as error:
+            raise ArtifactError(f"{path}: damaged: {error}; copy it again") from None
+        if prompt:
+            notes.append(
+                f"sentence-transformers puts {prompt!r} in front of every text; here texts are taken as they are"
+            )
+    if labels is not None and all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
+        notes.append(f"its labels have no names: {', '.join(labels)} (--labels)")
+    return notes
+
+
+def _encoder_recipe(slug: str, source: Source, options: HfOptions, task: Task, data: dict[str, Any]) -> Recipe:
+    """Return the recipe that would fine-tune the model here. Raises InputError."""
+    is_embedding = task.predicts == "vectors"
+    # Token types tell the texts of a pair apart if the model has some, and its tokenizer uses them.
+    takes_pairs = not is_embedding and int(source.config.get("type_vocab_size") or 0) > 1
+    takes_pairs = takes_pairs and 1 in tokenizer_from_file(source.tokenizer).encode("a", "b").type_ids
+    folder = Path(source.name)
+    document: dict[str, Any] = {
+        "name": slug,
+        "description": f"{source.config['model_type']}, imported from {source.name}",
+        "task": task.name,
+        "target": options.target,
+        "data": data,
+        "model": {
+            "kind": MODEL.kind,
+            "source": str(folder.resolve()) if folder.is_dir() else source.name,
+            "pooling": (options.pooling or source.pooling or "mean") if is_embedding else None,
+            "normalize": source.normalize,
+            "pairs": takes_pairs,
+        },
+        "training": dict(_TRAINING),
+    }
+    MODEL.complete(document)
+    recipe: Recipe = validate(recipe_type(task.name, MODEL.kind), YamlDocument(source.name, document))
+    return recipe
+
+
+def _prepare_encoder(
+    recipe: Recipe, reader: TextReader, adapter: ModelAdapter, model: nn.Module
+) -> tuple[Prepared[Encoded], str]:
+    """Return tokenizer, rows for golden inputs and a summary of the data; and where the rows come from."""
+    task, length = get_task(recipe.task), recipe.data.tokens_at_once
+    sets = task.available_sets(recipe.data)
+    if "validation" in sets:
+        rows, origin = encode(sets["validation"], reader.tokenizer, length), "from the validation set"
+        if recipe.task == _MULTI_LABEL_TASK:
+            data: Any = recipe.data
+            rows = replace(rows, labels=label_sets(rows.labels, len(data.labels)))
+    else:
+        texts: list[Text] = [*SENTENCES]
+        if getattr(recipe.model, "pairs", False):
+            texts = [*texts[_PAIRS:], *itertools.pairwise(SENTENCES[: _PAIRS + 1])]
+        rows, _ = encode_texts(reader.tokenizer, texts, length)
+        scorer: Any = adapter.scorer(model)
+        with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
+            logits = answer_rows(session.run, rows, reader.pad, _BATCH)["logits"]
+        # The model's own answers are the labels; a logit above 0 is a probability above 0.5.
+        labels = logits > 0 if recipe.task == _MULTI_LABEL_TASK else logits.argmax(-1)
+        rows = replace(rows, labels=labels.astype(np.int64))
+        origin = "from a short built-in English text, not from the model's own data"
+        if task.golden_names[1]:
+            origin += "; its labels are the model's own answers, so that scores there say how often artifacts agree"
+    fingerprints = {name: labelled.fingerprint() for name, labelled in sets.items()}
+    lines = "".join(f"{name} {len(sets[name])} {digest}\n" for name, digest in fingerprints.items())
+    summary = DataSummary(
+        split="imported",
+        synthetic=False,
+        rows={name: len(labelled) for name, labelled in sets.items()},
+        fingerprint=hashlib.sha256(lines.encode()).hexdigest() if sets else "unknown",
+        fingerprints=fingerprints,
+    )
+    return Prepared(reader.tokenizer, reader.pad, rows, rows, {}, summary), origin
+
+
+# The public CRT code: checkpoints, which are untrusted. torch's restricted reader executes no code, but a few bytes of
+# a pickle can make it allocate arrays or tensors of any size, so the file is checked before it is read.
+
+_NAME, _PUBLISHED_RECIPE = "crt_imported", "crt_deep_published"
+_UNKNOWN_DATA = DataSummary(split="unknown", synthetic=False, rows={}, fingerprint="unknown")
+
+MAX_PICKLE_BYTES = 4 << 20
+"""Of a checkpoint without its numbers: names and shapes of 40,000 tensors. Each byte can become an object of 60."""
+_REFUSED = re.compile(r"(?:Unsupported global: GLOBAL|Trying to call|Unsupported class) ([\w.]+)")
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Where the run is written, and what the checkpoint does not hold itself.
+
+    Attributes:
+        tokenizer: a tokenizer.json; None: GPT-2's from the hub, which the public code uses.
+        data: a folder with train and validation text; None: WikiText-103 from the hub, which is not read now.
+    """
+
+    artifacts: Path
+    name: str | None = None
+    tokenizer: Path | None = None
+    data: Path | None = None
+
+
+def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) -> Path:
+    """Make a finished run of a checkpoint, and return its folder.
+
+    Raises:
+        InputError: checkpoint, tokenizer, data or name cannot be used; nothing was written.
+    """
+    free = partial(free_folder, options.artifacts, options.name, _NAME, or_else="")
+    free()  # fails early if the name is taken
+    weights = read_weights(path)
+    config = infer_config(weights, str(path))
+    model = build_crt(config)
+    model.load_state_dict(convert_weights(weights, config, str(path)))
+    model.eval()
+    recipe, notes = _crt_recipe(path, config, options)
+    for note in notes:
+        progress.message(note)
+    tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
+    plain = PlainText(tokenizer)
+    if options.data is not None:
+        rows, golden_origin = prepare_text_set(recipe.data, tokenizer, None, "validation"), "from the validation text"
+    else:
+        encoded = [[*plain.encode(paragraph).ids, plain.boundary] for paragraph in PARAGRAPHS]
+        ids = np.array([plain.boundary, *itertools.chain.from_iterable(encoded)], dtype=np.int32)
+        words = sum(len(paragraph.split()) + 1 for paragraph in PARAGRAPHS)
+        ends = np.array([0, len(ids)], dtype=np.int64)
+        rows = TextRows(ids, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)
+        golden_origin = "from a short built-in English text, not from the model's own data"
+    try:
+        causality = probe_causality(model)
+    except ValueError as error:
+        raise ArtifactError(f"{path}: cannot be probed for leaks: {error}") from None
+    return write_run(
+        free,
+        recipe,
+        model,
+        Prepared(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN_DATA),
+        attention=AttentionUse(requested="sdpa", used="sdpa"),
+        origin=path.name,
+        sha256=sha256_of(path),
+        golden_origin=golden_origin,
+        leaks=causality.leaks or not model.causal,  # the architecture decides, whatever the probe measured
+        causality=causality,
+    )
+
+
+def _crt_recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[LanguageRecipe, list[str]]:
+    """Return the published recipe with this model, and notes. Raises DataError."""
+    published = load_recipe(_PUBLISHED_RECIPE).model_dump()
+    length = min(published["data"]["sequence_length"], config.max_positions)
+    data, notes = TextConfig.model_validate({**published["data"], "sequence_length": length}), list[str]()
+    if options.data is not None:
+        data, notes = local_text_parts(data, options.data)
+    tokenizer: FileTokenizer | HubTokenizer = HubTokenizer(kind="hub", name="gpt2")
+    if options.tokenizer is not None:
+        tokenizer = FileTokenizer(kind="file", path=str(options.tokenizer.resolve()))
+    if not config.exits:
+        published["training"]["exit_weight"] = 0.0
+    document = {
+        **published,
+        "name": _NAME,
+        "description": f"CRT-Deep, imported from {path.name}; looks ahead, so its perplexity means nothing",
+        "allow_leak": False,
+        "data": data.model_dump(),
+        "tokenizer": tokenizer.model_dump(),
+        "model": config.model_dump(),
+    }
+    recipe: LanguageRecipe = recipe_type(published["task"], config.kind).model_validate(document)
+    return recipe, notes
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read name → tensor of a torch checkpoint or a ``.safetensors`` file, on the CPU. Raises ArtifactError."""
+    if not path.is_file():
+        raise ArtifactError(f"{path}: {'is a folder, not a' if path.is_dir() else 'no such'} checkpoint file")
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else _unpickle(path)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise ArtifactError(f"{path}: cannot be read as safetensors: {error}; copy it again") from None
+    weights = extract_state_dict(content, str(path))
+    unusable = [name for name, t in weights.items() if t.layout != torch.strided or t.is_quantized or t.is_meta]
+    if unusable:
+        names = ", ".join(sorted(unusable)[:8])
+        raise ArtifactError(f"{path}: holds sparse, quantised or empty tensors, not weights: {names}")
+    # A tensor can be a view that repeats one number, or memory that no byte of the file fills.
+    claimed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    if claimed > 2 * path.stat().st_size:  # embeddings and head may share their numbers
+        raise ArtifactError(f"{path}: claims tensors of {claimed:,} bytes, far more than the file; it is not used")
+    infinite = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
+    if infinite:
+        raise ArtifactError(f"{path}: holds infinite values or NaN in {', '.join(sorted(infinite)[:8])}")
+    return weights
+
+
+def _unpickle(path: Path) -> Any:
+    """Read a checkpoint with torch's restricted reader, after :func:`_check_checkpoint`. Raises ArtifactError."""
+    try:
+        _check_checkpoint(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the unpickler's; the error below says the same
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, ArtifactError):
+        raise
+    except Exception as error:  # a damaged file can raise nearly anything in the unpickler
+        message = str(error) or type(error).__name__
+        if "weights_only" in message or "Weights only" in message:
+            refused = _REFUSED.search(message)
+            raise ArtifactError(
+                f"{path}: holds Python objects{f' ({refused[1]})' if refused else ''} or is no checkpoint; only "
+                "tensors are read, because the rest could run code. Save only the weights: "
+                "torch.save(model.state_dict(), PATH)"
+            ) from None
+        first_line = message.splitlines()[0]
+        raise ArtifactError(f"{path}: is no torch checkpoint, or a damaged one: {first_line}; copy it again") from None
+
+
+def _check_checkpoint(path: Path) -> None:
+    """Raise ArtifactError for a file that torch would unpack, or allocate memory for, without limit."""
+    remedy = "load it where you trust it, and save it again: torch.save(model.state_dict(), PATH)"
+    size = path.stat().st_size
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+        is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+        if is_packed or sum(member.file_size for member in members) > size:
+            raise ArtifactError(f"{path}: is a packed archive; torch stores checkpoints unpacked; {remedy}")
+        pickle_bytes = max((m.file_size for m in members if m.filename.endswith(".pkl")), default=0)
+    else:
+        pickle_bytes = size  # of torch before 1.6: numbers and objects are one stream
+    if pickle_bytes > MAX_PICKLE_BYTES:
+        raise ArtifactError(
+            f"{path}: holds {pickle_bytes >> 20} MiB of Python objects, or was saved by torch before 1.6 (2020); "
+            f"{remedy}"
+        )
+    if size:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(b"bytearray") >= 0:  # torch allows bytearray(10**11), a dozen bytes in a pickle
+                raise ArtifactError(f"{path}: holds Python objects (bytearray), not only tensors; {remedy}")
