@@ -52,8 +52,8 @@ def model_of(recipe: LanguageRecipe) -> Any:
 
 def write_graphs(recipe: LanguageRecipe, folder: Path) -> None:
     """Every precision's graphs in a folder of its own, where they are not there yet."""
-    from edgeformer.export import int4, int8
     from edgeformer.export.graphs import weights_file, write_graph
+    from edgeformer.export.quantize import LONG_BLOCK, quantize_int4, quantized_graphs
     from edgeformer.models.crt.adapter import ADAPTER
     from edgeformer.models.tracing import extract_outputs, state_name
 
@@ -67,14 +67,14 @@ def write_graphs(recipe: LanguageRecipe, folder: Path) -> None:
         place = folder / precision
         place.mkdir(parents=True, exist_ok=True)
         if precision in STEPPED:
-            built = plain if precision == "fp32" else int8.quantized_graphs(plain, place)
+            built = plain if precision == "fp32" else quantized_graphs(plain, "int8", place)
             graphs = {
                 **built.steps,
                 DECODE: built.decode,
                 STATES: extract_outputs(built.exits, {state_name(model.loops): "state"}),
             }
         else:
-            narrow = int4.quantize(plain.decode, int4.LONG_BLOCK) if precision == "int4" else eight_bits(plain.decode)
+            narrow = quantize_int4(plain.decode, LONG_BLOCK) if precision == "int4" else eight_bits(plain.decode)
             graphs = {DECODE: narrow}
         with weights_file(place / "model.onnx_data") as weights:
             for name, graph in graphs.items():
@@ -89,7 +89,7 @@ def eight_bits(decode: Any) -> Any:
     # Imported here: the module makes the root logger tell everything that any library does.
     from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
-    from edgeformer.export.int8 import prepare
+    from edgeformer.export.quantize import prepare
 
     logging.getLogger().setLevel(logging.WARNING)
     config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=True, accuracy_level=4, bits=8)

@@ -21,8 +21,7 @@ from tabulate import tabulate
 from tokenizers import Tokenizer
 
 from edgeformer.data.trimming import Keeping
-from edgeformer.export import int4
-from edgeformer.export.int8 import quantized_graphs
+from edgeformer.export.quantize import quantize_int4, quantized_graphs
 from edgeformer.export.run_source import open_exportable, trim_subject
 from edgeformer.models.tracing import extract_outputs
 from edgeformer.run import Run
@@ -83,9 +82,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: Path(folder, f"{name}.onnx") for name in ("fp32", "int8", "int4")}
         onnx_ir.save(graph, paths["fp32"])
-        bytes_graphs = quantized_graphs(graphs, Path(folder))
+        bytes_graphs = quantized_graphs(graphs, "int8", Path(folder))
         onnx_ir.save(extract_outputs(bytes_graphs.exits, {exit_logits(subject.last): "logits"}), paths["int8"])
-        onnx_ir.save(int4.quantize(graph, arguments.block), paths["int4"])
+        onnx_ir.save(quantize_int4(graph, arguments.block), paths["int4"])
         for split in run.manifest.tests:
             rows: Any = task.read_set(
                 run.recipe.data, small.reader, split, Origin(None, run.manifest.data.fingerprints)

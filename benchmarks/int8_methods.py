@@ -36,7 +36,7 @@ from onnxruntime.quantization import (
 
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.prepare import prepare
-from edgeformer.export import int8
+from edgeformer.export import quantize
 from edgeformer.export.graphs import write_graph
 from edgeformer.models import read_run_recipe
 from edgeformer.models.tracing import export_graph, text_spec
@@ -81,9 +81,9 @@ def build(run: Path, folder: Path, data: Prepared[Encoded], longest: int, calibr
     traced = export_graph(text_spec(load_model(run), ["input_ids", "attention_mask"], longest))
     paths = {"fp32": folder / "fp32.onnx", "dynamic": folder / "dynamic.onnx"}
     write_graph(traced, paths["fp32"])
-    write_graph(int8.quantize(traced), paths["dynamic"])
+    write_graph(quantize.quantize_int8(traced), paths["dynamic"])
     prepared = folder / "prepared.onnx"
-    write_graph(int8.prepare(traced), prepared)
+    write_graph(quantize.prepare(traced), prepared)
     for name, (form, method) in STATIC.items():
         started = time.perf_counter()
         paths[name] = folder / f"{name.replace(' ', '_')}.onnx"

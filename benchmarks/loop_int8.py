@@ -33,10 +33,10 @@ from tabulate import tabulate
 
 from benchmarks.int8_methods import clean, latency, static
 from edgeformer.artifacts.progress import SILENT
-from edgeformer.export import int4, int8
 from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import write_graph
 from edgeformer.export.judging import measure_drift
+from edgeformer.export.quantize import prepare, quantize_int4, quantize_int8
 from edgeformer.export.run_source import Exportable, open_exportable
 from edgeformer.models.tracing import state_name
 from edgeformer.run import Run
@@ -112,9 +112,9 @@ class Case:
         traced = subject.adapter.trace(subject.model, tuple(subject.inputs), steps=False).exits
         paths = {name: folder / f"{name}.onnx" for name in ("fp32", "dynamic")}
         write_graph(traced, paths["fp32"])
-        write_graph(int8.quantize(traced, folder), paths["dynamic"])
+        write_graph(quantize_int8(traced, folder), paths["dynamic"])
         prepared = folder / "prepared.onnx"
-        write_graph(int8.prepare(traced), prepared)
+        write_graph(prepare(traced), prepared)
         for name, method in _METHODS.items():
             per_loop, shared = (folder / f"{way}_{name}.onnx" for way in ("per_loop", "all_loops"))
             rows = Rows(subject.task, self.prepared.train, self.prepared.pad, calibration)
@@ -123,7 +123,7 @@ class Case:
             paths |= {f"per loop, {name}": per_loop, f"one for all loops, {name}": shared}
         for block in _BLOCKS:
             paths[f"INT4, blocks of {block}"] = four_bits = folder / f"int4_{block}.onnx"
-            write_graph(int4.quantize(traced, block), four_bits)
+            write_graph(quantize_int4(traced, block), four_bits)
         return {name: clean(path) for name, path in paths.items()}
 
     def quality(self, path: Path, tokens: int) -> dict[str, Any]:

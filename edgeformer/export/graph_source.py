@@ -23,11 +23,11 @@ from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.workspace import BUNDLE_FILE
 from edgeformer.bundle import Bundle
-from edgeformer.export import int4, int8
 from edgeformer.export.fp16 import convert_to_fp16, lifted, max_abs_values
 from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.judging import Baseline, Judge, Reference, describe_converted
 from edgeformer.export.previous import PreviousBundle, Requested, link, own_files
+from edgeformer.export.quantize import quantize_int4, quantize_int8, quantized_nodes
 from edgeformer.export.variants import ExportOptions, Variant
 from edgeformer.runtimes import BuildJob
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -206,11 +206,11 @@ class GraphSource:
 
             return convert_to_fp16(model, max_abs_values(model, run_golden, folder))
         if precision == "int8":
-            model = int8.quantize(lifted(model), folder)
+            model = quantize_int8(lifted(model), folder)
             RemoveUnusedNodesPass()(model)
         else:
-            model = int4.quantize(lifted(model))
-        if not int8.quantized_nodes(onnx_ir.to_proto(model)):
+            model = quantize_int4(lifted(model))
+        if not quantized_nodes(onnx_ir.to_proto(model)):
             raise EdgeformerError(
                 f"{precision.upper()}: nothing in it can be stored in {precision[3:]} bits: it has no product with a "
                 "stored matrix and no table of rows (convolutions and recurrent operators stay FP32)"

@@ -45,7 +45,7 @@ from edgeformer.export.audit import (
 )
 from edgeformer.export.fp16 import FP16_MAX
 from edgeformer.export.graphs import LOOP, Written, probe_path
-from edgeformer.export.int8 import quantized_nodes, quantized_pairs
+from edgeformer.export.quantize import quantized_nodes, quantized_pairs
 from edgeformer.export.variants import Variant
 from edgeformer.models import ModelSpec
 from edgeformer.models.adapter import ModelAdapter

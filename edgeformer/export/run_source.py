@@ -35,11 +35,11 @@ from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.tokenization import special_ids
 from edgeformer.data.trimming import ALL_USED, Keeping, Trimmed
-from edgeformer.export import int4, int8
 from edgeformer.export.fp16 import max_abs_activation
 from edgeformer.export.graphs import write_graphs
 from edgeformer.export.judging import Baseline, Exportable, RunJudge
 from edgeformer.export.previous import SOURCES, TOKENIZER_CONFIG, PreviousBundle, Requested, graph_files
+from edgeformer.export.quantize import quantized_graphs
 from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import count_parameters
@@ -384,16 +384,16 @@ class RunSource:
             graphs = subject.adapter.trace(subject.model, tuple(subject.inputs), steps=steps)
         yield Variant("fp32"), subject, lambda: graphs
         if options.int8:
-            yield Variant("int8"), subject, lambda: int8.quantized_graphs(graphs, folder)
+            yield Variant("int8"), subject, lambda: quantized_graphs(graphs, "int8", folder)
         if options.int4:
-            yield Variant("int4"), subject, lambda: int4.quantized_graphs(graphs)
+            yield Variant("int4"), subject, lambda: quantized_graphs(graphs, "int4")
         if small is not None:
             with bar(self.progress, "Tracing the trimmed FP32 graphs", None):
                 trimmed = small.adapter.trace_trimmed(small.model, tuple(small.inputs), graphs)
             if options.int8:
-                yield Variant("int8", True), small, lambda: int8.quantized_graphs(trimmed, folder)
+                yield Variant("int8", True), small, lambda: quantized_graphs(trimmed, "int8", folder)
             if options.int4:
-                yield Variant("int4", True), small, lambda: int4.quantized_graphs(trimmed)
+                yield Variant("int4", True), small, lambda: quantized_graphs(trimmed, "int4")
             if not (options.int8 or options.int4 or options.fp16):
                 yield Variant("fp32", True), small, lambda: trimmed
         if options.fp16:
@@ -411,7 +411,7 @@ class RunSource:
             graphs=graphs,
             precision="fp16" if self.options.fp16 else "fp32",
             max_length=subject.recipe.data.tokens_at_once,
-            max_positions=subject.max_positions,
+            max_positions=subject.recipe.model.max_positions,
             cache=self.options.cache.parent if self.options.cache is not None else None,
             progress=self.progress,
             note=self.notes.append,

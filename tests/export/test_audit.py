@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeformer.artifacts.manifest import ArtifactManifest, Denormals, Portability, Saturation
 from edgeformer.bundle import Bundle
 from edgeformer.export.audit import audit_portability, weight_parts
-from edgeformer.export.int8 import quantize
+from edgeformer.export.quantize import quantize_int8
 from edgeformer.inference import verify as verifying
 from edgeformer.models.weights import load_model
 
@@ -42,7 +42,7 @@ def test_parts_of_a_classifier_are_those_of_its_modules(fresh_run: Path) -> None
 
 def test_int8_parts_shrink_like_their_weights(finished_run: Path) -> None:
     fp32 = onnx_ir.load(finished_run / "bundle" / "onnx" / "model.onnx")
-    old, new = weight_parts(onnx_ir.to_proto(fp32)), weight_parts(onnx_ir.to_proto(quantize(fp32)))
+    old, new = weight_parts(onnx_ir.to_proto(fp32)), weight_parts(onnx_ir.to_proto(quantize_int8(fp32)))
     for part in ("embeddings", "block"):
         assert 0.2 < new[part] / old[part] < 0.75
     assert 0 < new["heads"] <= old["heads"]

@@ -16,7 +16,7 @@ from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputErr
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
-from edgeformer.export import int8, judging
+from edgeformer.export import judging, run_source
 from edgeformer.export.audit import audit_sharing, stored_twice
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
@@ -206,11 +206,11 @@ def test_decode_graph_with_wrong_logits_is_rejected(tmp_path: Path, monkeypatch:
 def test_failed_quantisation_rejects_only_its_variant(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
 
-    def refuse(graphs: object, workplace: Path) -> None:
+    def refuse(graphs: object, *_: object) -> None:
         calls.append(graphs)
         raise EdgeformerError("INT8: these weights would stay FP32: w")
 
-    monkeypatch.setattr(int8, "quantized_graphs", refuse)
+    monkeypatch.setattr(run_source, "quantized_graphs", refuse)
     stopped = export(run, ExportOptions(int8=True, vocab_trim=True)).artifacts
     assert {artifact.id: artifact.status for artifact in stopped} == {"onnx-fp32": "built", "onnx-int8": "rejected"}
     assert "would stay FP32" in str(stopped[-1].reason) and len(calls) == 1

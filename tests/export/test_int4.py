@@ -16,8 +16,14 @@ from edgeformer.artifacts.onnx_outline import read_outline
 from edgeformer.export.audit import audit_portability, audit_sharing, stored_twice, weight_parts
 from edgeformer.export.export import export
 from edgeformer.export.graphs import write_graph
-from edgeformer.export.int4 import BLOCK, LONG_BLOCK, merge_attention, quantize, quantized_graphs
-from edgeformer.export.int8 import quantized_nodes
+from edgeformer.export.quantize import (
+    BLOCK,
+    LONG_BLOCK,
+    merge_attention,
+    quantize_int4,
+    quantized_graphs,
+    quantized_nodes,
+)
 from edgeformer.export.variants import ExportOptions
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.crt.adapter import build_crt
@@ -65,7 +71,7 @@ def as_stored(weight: np.ndarray, block: int) -> np.ndarray:
 def test_products_compute_with_4_bit_weights(block: int, tmp_path: Path) -> None:
     torch.manual_seed(1)
     module = Odd().eval()
-    output = quantize(export_graph(text_spec(module, ["input_ids"], POSITIONS)), block)
+    output = quantize_int4(export_graph(text_spec(module, ["input_ids"], POSITIONS)), block)
     with torch.no_grad():
         for layer in (module.wide, module.head):
             layer.weight.copy_(torch.from_numpy(as_stored(layer.weight.T.numpy(), block).T))
@@ -82,7 +88,7 @@ def test_products_compute_with_4_bit_weights(block: int, tmp_path: Path) -> None
 
 def test_every_weight_is_stored_once_and_counted(traced: onnx_ir.Model, tmp_path: Path) -> None:
     old = onnx_ir.to_proto(traced).SerializeToString()
-    result = run(quantize(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
+    result = run(quantize_int4(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
     assert onnx_ir.to_proto(traced).SerializeToString() == old
     graph = onnx.load(str(tmp_path / "int4.onnx"))
     # The block and the head are used twice each; positions are a slice, which has rows in INT8.
@@ -106,20 +112,20 @@ def test_small_tables_stay_fp32_where_nodes_have_no_names(traced: onnx_ir.Model)
     nameless = traced.clone()
     for node in nameless.graph:
         node.name = ""
-    output = quantize(nameless)
+    output = quantize_int4(nameless)
     assert sum(node.op_type == "GatherBlockQuantized" for node in output.graph) == 1
     assert "types.weight" in output.graph.initializers
 
 
 @pytest.mark.parametrize(("pretrained", "block"), [(True, BLOCK), (False, LONG_BLOCK)])
 def test_pretrained_weights_get_shorter_blocks(traced: onnx_ir.Model, pretrained: bool, block: int) -> None:
-    output = quantized_graphs(Graphs(traced, has_row_scales=pretrained)).exits
+    output = quantized_graphs(Graphs(traced, has_row_scales=pretrained), "int4").exits
     products = [node for node in output.graph if node.op_type == "MatMulNBits"]
     assert {node.attributes.get_int("block_size") for node in products} == {block}
 
 
 def test_audit_reports_the_required_runtime(traced: onnx_ir.Model, tmp_path: Path) -> None:
-    run(quantize(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
+    run(quantize_int4(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
     audit = audit_portability([tmp_path / "int4.onnx"])
     assert audit.needs is not None
     assert release(audit.needs) >= (1, 20)

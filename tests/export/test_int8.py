@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.export.audit import audit_sharing, stored_twice
 from edgeformer.export.graphs import weights_file, write_graph
-from edgeformer.export.int8 import quantize, quantized_nodes
+from edgeformer.export.quantize import quantize_int8, quantized_nodes
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.tracing import export_graph, extract_outputs, text_spec
 from edgeformer.run import read_run
@@ -72,7 +72,7 @@ def traced(module: Everything) -> onnx_ir.Model:
 @pytest.fixture(scope="module")
 def quantized(traced: onnx_ir.Model) -> onnx_ir.Model:
     original = onnx_ir.to_proto(traced).SerializeToString()
-    model = quantize(traced)
+    model = quantize_int8(traced)
     assert onnx_ir.to_proto(traced).SerializeToString() == original, "the input graph must not change"
     return model
 
@@ -121,7 +121,7 @@ def test_a_row_of_zeros_stays_zero(tmp_path: Path) -> None:
     with torch.no_grad():
         table.weight[3] = 0
     spec = text_spec(nn.Sequential(table, nn.Linear(8, 8, bias=False)).eval(), ["input_ids"], 20)
-    result = run(quantize(export_graph(spec)), tmp_path / "zero.onnx", {"input_ids": np.full((1, 4), 3)})
+    result = run(quantize_int8(export_graph(spec)), tmp_path / "zero.onnx", {"input_ids": np.full((1, 4), 3)})
     assert (result["logits"] == 0).all()
 
 
@@ -174,7 +174,7 @@ def test_graphs_of_one_model_share_their_int8_weights(
         def forward(self, input_ids: Tensor) -> Tensor:
             return module.block(module.positions(input_ids))
 
-    gathering = quantize(export_graph(text_spec(Gathering().eval(), ["input_ids"], POSITIONS)))
+    gathering = quantize_int8(export_graph(text_spec(Gathering().eval(), ["input_ids"], POSITIONS)))
     assert quantized_nodes(onnx_ir.to_proto(gathering)) == {"Gather": 1, "MatMulInteger": 1}
     for name, graphs in (("one", {"all": quantized}), ("both", {"all": quantized, "gathering": gathering})):
         with weights_file(tmp_path / name) as weights:
@@ -191,7 +191,7 @@ def test_graphs_of_one_model_share_their_int8_weights(
 
 def test_trained_classifier_keeps_its_answers(finished_run: Path, tmp_path: Path) -> None:
     traced = onnx_ir.load(finished_run / "bundle" / "onnx" / "model.onnx")
-    small = quantize(traced)
+    small = quantize_int8(traced)
     parameters = read_run(finished_run).parameters
     assert audit_sharing(onnx_ir.to_proto(small), parameters).stored_parameters == parameters
     with np.load(finished_run / "bundle" / "golden.npz") as golden:
@@ -204,7 +204,7 @@ def test_language_model_with_caches(tmp_path_factory: pytest.TempPathFactory) ->
     for name, products in (("model", 21), ("decode", 21), ("step_embed", 4), ("step_loop", 8)):
         traced = onnx_ir.load(folder / f"{name}.onnx")
         needed = audit_sharing(onnx_ir.to_proto(traced), 0).stored_parameters
-        small = onnx_ir.to_proto(quantize(traced))
+        small = onnx_ir.to_proto(quantize_int8(traced))
         assert quantized_nodes(small)["MatMulInteger"] == products, name
         assert audit_sharing(small, needed).stored_parameters == needed
 
@@ -234,7 +234,7 @@ def test_row_scales_keep_precision_beside_a_large_position(tmp_path: Path) -> No
     rows[1] = 0
     errors = {}
     for has_row_scales in (False, True):
-        output = quantize(model, has_row_scales=has_row_scales)
+        output = quantize_int8(model, has_row_scales=has_row_scales)
         result = run(output, tmp_path / f"{has_row_scales}.onnx", {"x": rows})["y"]
         assert quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1}
         assert not result[1].any()
@@ -250,9 +250,10 @@ def test_a_product_that_would_stay_fp32_is_refused() -> None:
         (product([], ["x", "w"], alpha=0.5), "w"),
     ):
         with pytest.raises(EdgeformerError, match=f"would stay FP32: {weight} of the_product"):
-            quantize(model)
+            quantize_int8(model)
 
 
 def test_a_graph_without_weights_passes_through(tmp_path: Path) -> None:
-    result = run(quantize(product([], ["x", "x"])), tmp_path / "plain.onnx", {"x": np.eye(4, dtype=np.float32) * 2})
+    doubled = {"x": np.eye(4, dtype=np.float32) * 2}
+    result = run(quantize_int8(product([], ["x", "x"])), tmp_path / "plain.onnx", doubled)
     assert (result["y"] == np.eye(4) * 4).all()

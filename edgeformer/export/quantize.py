@@ -1,0 +1,400 @@
+"""Quantise graphs: products with a stored weight and embedding tables in INT8 or in blocks of 4 bits.
+
+INT8: weights get one scale per output channel and 7 bits. With 8 bits the sum of two products overflows the 16 bits in
+which CPUs without VNNI instructions keep it, and they saturate silently: up to 0.18 in the logits of the light SST-2
+model. With 7 bits every CPU computes the same integers. Activations get 8 bits and one scale for all rows and positions
+of a call, determined at run time, so the other rows of a call change a row's logits by about as much as INT8 itself
+does. Pretrained encoders have tokens with much larger states than the others ([SEP] above all), which leaves the others
+few of the 255 steps. They use a scale per position (``has_row_scales``), which halves the error and takes longer: 5 to
+13 % for one text, 20 to 35 % in batches, measured in turns on one loaded core. Our own models gain nothing by it.
+Tables are read by row: each row has 8 bits and a scale. Only standard ONNX operators are used.
+
+INT4: only weights are stored in 4 bits, each block with a scale and a zero point: 5.1 bits per weight in blocks of 32,
+4.3 in blocks of 128. Products compute with the numbers that these stand for, and with activations in INT8 by blocks of
+their own (``accuracy_level`` 4), so no row depends on the other rows of a call. Products that mostly read weights, as
+in decoding, get faster; others do not. ONNX has no such operators: MatMulNBits and GatherBlockQuantized belong to ONNX
+Runtime, and other runtimes may lack them (the portability audit says so). Therefore attention to cached tokens is one
+operator of ONNX Runtime there, too. Tables that are read by slices have rows in INT8.
+
+Norms, biases, rotary tables and tables with few rows stay FP32. Every tensor is stored once.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnx_ir
+from numpy.typing import NDArray
+from onnx import TensorProto
+from onnx_ir.passes.common import DeduplicateHashedInitializersPass, RemoveUnusedNodesPass
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxscript.rewriter.pattern import RewriteRuleClassBase, RewriteRuleSet
+
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.export.audit import INTEGERS, NO_PARAMETERS, SCALE
+from edgeformer.models.tracing import Graphs
+
+TABLE_ROWS = 32
+"""Tables with fewer rows stay FP32: token types, loop encodings."""
+BLOCK = 32
+"""Numbers that share a scale, for pretrained weights, a few of which are far larger than the others. Most published
+4-bit language models use 32; MiniLM's vectors stay within tolerance with 32, and not with 64."""
+LONG_BLOCK = 128
+"""The same for our own models, which lose almost nothing by it, and read a sixth less per token."""
+
+_INT8_MAX = 127
+_MIN_SCALE = 1e-12
+"""Divisor of a position that is all zeros."""
+_COMPUTE_INT8 = 4
+"""Value of ``accuracy_level``: products compute in INT8."""
+_WEIGHT_OPERAND = {"MatMulInteger": 1, "Gather": 0, "Slice": 0, "MatMulNBits": 1, "GatherBlockQuantized": 0}
+"""Operator → index of the input that can be a weight in INT8, or in blocks of 4 bits."""
+
+
+def quantized_graphs(graphs: Graphs, precision: Literal["int8", "int4"], folder: Path | None = None) -> Graphs:
+    """Quantise all graphs of a model; see :func:`quantize_int8` and :func:`quantize_int4`."""
+
+    def convert(graph: onnx_ir.Model) -> onnx_ir.Model:
+        if precision == "int8":
+            return quantize_int8(graph, folder, has_row_scales=graphs.has_row_scales)
+        return quantize_int4(graph, BLOCK if graphs.has_row_scales else LONG_BLOCK)
+
+    return replace(
+        graphs,
+        exits=convert(graphs.exits),
+        steps={part: convert(graph) for part, graph in graphs.steps.items()},
+        decode=convert(graphs.decode) if graphs.decode is not None else None,
+    )
+
+
+def quantize_int8(model: onnx_ir.Model, folder: Path | None = None, *, has_row_scales: bool = False) -> onnx_ir.Model:
+    """Quantise every MatMul and Gemm with a stored weight, and every table, to INT8.
+
+    Args:
+        model: FP32, from :func:`~edgeformer.models.tracing.export_graph` or ``extract_outputs``; left unchanged.
+        folder: for temporary files as large as the model; None: the system's.
+        has_row_scales: activations get a scale per position, instead of one per call.
+
+    Raises:
+        EdgeformerError: a weight would stay FP32.
+    """
+    prepared = prepare(model)
+    if has_row_scales:
+        _scale_rows(prepared)
+    return _complete(_quantize_products(prepared, folder), "INT8")
+
+
+def quantize_int4(model: onnx_ir.Model, block: int = BLOCK) -> onnx_ir.Model:
+    """Quantise every stored weight of a product and every table to 4 bits.
+
+    Args:
+        model: FP32; left unchanged.
+        block: numbers that share a scale; a power of two, at least 16.
+
+    Raises:
+        EdgeformerError: a weight would stay FP32.
+    """
+    handlers, level = logging.root.handlers[:], logging.root.level
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    logging.root.handlers[:] = handlers  # the import installs a handler that prints every library's messages
+    logging.root.setLevel(level)
+    prepared = model.clone()
+    _gemm_as_matmul(prepared)
+    tables = [list(value.consumers()) for value in prepared.graph.initializers.values() if _is_table(value)]
+    rows = [node for users in tables if all(node.op_type == "Gather" for node in users) for node in users]
+    for node in rows:  # the quantizer selects nodes by name, which foreign graphs often lack
+        node.name = f"{node.outputs[0].name}_rows"
+    quantizer = MatMulNBitsQuantizer(
+        onnx_ir.to_proto(prepared),
+        block_size=block,
+        accuracy_level=_COMPUTE_INT8,
+        nodes_to_include=[str(node.name) for node in rows],
+    )
+    quantizer.process()
+    quantized: onnx_ir.Model = onnx_ir.from_proto(quantizer.model.model)
+    _quantize_tables(quantized)
+    _add_biases(quantized)
+    merge_attention(quantized)
+    return _complete(quantized, "INT4")
+
+
+def _complete(quantized: onnx_ir.Model, precision: str) -> onnx_ir.Model:
+    """Remove what is unused or stored twice. Raises EdgeformerError if a weight stayed FP32."""
+    RemoveUnusedNodesPass()(quantized)
+    DeduplicateHashedInitializersPass()(quantized)
+    # Tables, and operands of products that depend on no input.
+    constant = set(quantized.graph.initializers.values())
+    unquantized = [str(value.name) for value in constant if _is_table(value)]
+    for node in quantized.graph:
+        operands = [value for value in node.inputs if value is not None]
+        if all(value in constant for value in operands):
+            constant.update(node.outputs)
+        elif node.op_type in ("MatMul", "Gemm"):
+            unquantized += [f"{value.name} of {node.name}" for value in operands[:2] if value in constant]
+    if unquantized:
+        raise EdgeformerError(f"{precision}: these weights would stay FP32: {', '.join(sorted(unquantized)[:5])}")
+    return quantized
+
+
+def prepare(model: onnx_ir.Model) -> onnx_ir.Model:
+    """Copy a graph for a quantiser of products: tables in INT8, Gemm as MatMul, every tensor stored once."""
+    prepared = model.clone()
+    _gemm_as_matmul(prepared)
+    _quantize_tables(prepared)
+    DeduplicateHashedInitializersPass()(prepared)
+    return prepared
+
+
+def quantized_nodes(graph: onnx.ModelProto) -> dict[str, int]:
+    """Operator → nodes with a weight that is stored in INT8, or in blocks of 4 bits."""
+    stored = {tensor.name for tensor in graph.graph.initializer if tensor.data_type in INTEGERS}
+    counts = Counter(
+        node.op_type
+        for node in graph.graph.node
+        if node.op_type in _WEIGHT_OPERAND and node.input[_WEIGHT_OPERAND[node.op_type]] in stored
+    )
+    return dict(counts)
+
+
+def quantized_pairs(graph: onnx.ModelProto) -> dict[str, int]:
+    """Operator → nodes whose weight is stored in INT8 behind a DequantizeLinear, as static quantisers write it."""
+    stored = {tensor.name for tensor in graph.graph.initializer if tensor.data_type in INTEGERS}
+    pairs = (node for node in graph.graph.node if node.op_type == "DequantizeLinear" and node.input[0] in stored)
+    weights = {node.output[0] for node in pairs}
+    return dict(Counter(node.op_type for node in graph.graph.node if weights.intersection(node.input)))
+
+
+def _gemm_as_matmul(model: onnx_ir.Model) -> None:
+    """Replace Gemm by MatMul and Add where these are equal; the quantizer's own way is wrong for a shared weight."""
+    transposed: dict[onnx_ir.Value, onnx_ir.Value] = {}
+    for node in list(model.graph):
+        if node.op_type != "Gemm":
+            continue
+        attributes, (data, weight, *bias) = node.attributes, node.inputs
+        factors = attributes.get_float("alpha", 1.0), attributes.get_float("beta", 1.0), attributes.get_int("transA", 0)
+        if factors != (1.0, 1.0, 0) or weight is None or not weight.is_initializer():
+            continue
+        assert data is not None and weight.const_value is not None
+        if attributes.get_int("transB", 0):
+            if weight not in transposed:
+                array = np.ascontiguousarray(weight.const_value.numpy().T)
+                transposed[weight] = _store(model, f"{weight.name}_transposed", array)
+            weight = transposed[weight]
+        name = node.outputs[0].name
+        nodes = [onnx_ir.node("MatMul", [data, weight], name=f"{name}_matmul")]
+        if bias and bias[0] is not None:
+            nodes[0].outputs[0].name = f"{name}_product"
+            nodes.append(onnx_ir.node("Add", [nodes[0].outputs[0], bias[0]], name=f"{name}_add"))
+        _replace_node(model, node, nodes)
+    RemoveUnusedNodesPass()(model)
+
+
+def _quantize_tables(model: onnx_ir.Model) -> None:
+    """Store tables in INT8: consumers read rows and their FP32 scales, and multiply them."""
+    for table in [value for value in model.graph.initializers.values() if _is_table(value)]:
+        assert table.const_value is not None
+        rows = table.const_value.numpy()
+        max_abs = np.abs(rows).max(axis=1, keepdims=True)
+        scales = np.where(max_abs > 0, max_abs / _INT8_MAX, 1).astype(np.float32)
+        stored = _store(model, f"{table.name}_quantized", np.rint(rows / scales).astype(np.int8))
+        scale = _store(model, f"{table.name}{SCALE}", scales)
+        for node in list(table.consumers()):
+            name, indices, attributes = node.outputs[0].name, list(node.inputs[1:]), list(node.attributes.values())
+            read = onnx_ir.Node("", node.op_type, [stored, *indices], attributes, name=f"{node.name}_rows")
+            read_scale = onnx_ir.Node("", node.op_type, [scale, *indices], attributes, name=f"{node.name}_row_scales")
+            cast = onnx_ir.node("Cast", [read.outputs[0]], {"to": TensorProto.FLOAT}, name=f"{node.name}_rows_cast")
+            product = onnx_ir.node("Mul", [cast.outputs[0], read_scale.outputs[0]], name=f"{node.name}_rows_scaled")
+            # The quantizer calls the input of a product "…_quantized", so these names must differ from that.
+            for new, suffix in ((read, "rows"), (read_scale, "row_scales"), (cast, "rows_cast")):
+                new.outputs[0].name = f"{name}_{suffix}"
+            _replace_node(model, node, [read, read_scale, cast, product])
+        model.graph.initializers.pop(str(table.name))
+
+
+def _is_table(value: onnx_ir.Value) -> bool:
+    """Whether a value is FP32 [rows, size], holds no scales, and is only read by row, outside subgraphs."""
+    tensor = value.const_value
+    if tensor is None or tensor.dtype != onnx_ir.DataType.FLOAT or len(tensor.shape) != 2:
+        return False
+    name = str(value.name)
+    if tensor.shape.numpy()[0] < TABLE_ROWS or name.endswith(SCALE) or name.rsplit(".", 1)[-1] in NO_PARAMETERS:
+        return False
+
+    def reads_rows(node: onnx_ir.Node) -> bool:
+        if node.op_type == "Gather":
+            return node.attributes.get_int("axis", 0) == 0
+        if node.op_type != "Slice" or len(node.inputs) < 4:
+            return False
+        axes = onnx_ir.convenience.get_const_tensor(node.inputs[3]) if node.inputs[3] is not None else None
+        return axes is not None and axes.numpy().tolist() == [0]
+
+    uses = value.uses()
+    return bool(uses) and all(index == 0 and node.graph is value.graph and reads_rows(node) for node, index in uses)
+
+
+def _scale_rows(model: onnx_ir.Model) -> None:
+    """Divide every position [..., in] that is multiplied by a stored weight by its largest absolute number, and
+    multiply the product by that: quantised numbers then reach from -1 to 1 at every position."""
+    last_axis = _store(model, "rows_last_axis", np.array([-1]))
+    min_scale = _store(model, "rows_smallest", np.array(_MIN_SCALE, np.float32))
+    scaled: dict[onnx_ir.Value, tuple[onnx_ir.Value, onnx_ir.Value]] = {}
+    for node in list(model.graph):
+        data, weight = (*node.inputs, None, None)[:2]
+        if node.op_type != "MatMul" or data is None or weight is None or not weight.is_initializer():
+            continue
+        new = []
+        if data not in scaled:
+            name, keep = str(data.name), {"keepdims": 1}
+            size = onnx_ir.node("Abs", [data], name=f"{name}_rows_abs")
+            max_abs = onnx_ir.node("ReduceMax", [size.outputs[0], last_axis], keep, name=f"{name}_rows_largest")
+            bounded = onnx_ir.node("Max", [max_abs.outputs[0], min_scale], name=f"{name}_rows_bounded")
+            divided = onnx_ir.node("Div", [data, bounded.outputs[0]], name=f"{name}_rows_divided")
+            new = [size, max_abs, bounded, divided]
+            for new_node in new:
+                new_node.outputs[0].name = new_node.name
+            scaled[data] = divided.outputs[0], bounded.outputs[0]
+        product = onnx_ir.node("MatMul", [scaled[data][0], weight], name=f"{node.name}_rows")
+        rescaled = onnx_ir.node("Mul", [product.outputs[0], scaled[data][1]], name=f"{node.name}_rows_back")
+        product.outputs[0].name = f"{node.outputs[0].name}_rows"
+        _replace_node(model, node, [*new, product, rescaled])
+
+
+def _store(model: onnx_ir.Model, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:
+    """Add an initializer to a graph."""
+    value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
+    model.graph.register_initializer(value)
+    return value
+
+
+def _replace_node(model: onnx_ir.Model, old: onnx_ir.Node, new: list[onnx_ir.Node]) -> None:
+    """Replace ``old`` by ``new`` nodes; the outputs of the last one take its outputs' place."""
+    onnx_ir.convenience.replace_nodes_and_values(model.graph, old, [old], new, old.outputs, new[-1].outputs)
+
+
+def _quantize_products(model: onnx_ir.Model, folder: Path | None) -> onnx_ir.Model:
+    """Replace every MatMul with a stored weight by DynamicQuantizeLinear, MatMulInteger, Cast and Mul."""
+    model.metadata_props["onnx.quant.pre_process"] = "onnxruntime.quant"  # else it warns through the root logger
+    with tempfile.TemporaryDirectory(prefix=".int8-", dir=folder) as temporary:
+        source, target = Path(temporary, "fp32.onnx"), Path(temporary, "int8.onnx")
+        try:
+            onnx_ir.save(model, source, external_data="fp32.data")
+            quantize_dynamic(
+                source,
+                target,
+                op_types_to_quantize=["MatMul"],
+                per_channel=True,
+                reduce_range=True,
+                weight_type=QuantType.QInt8,
+            )
+            quantized = onnx_ir.serde.deserialize_model(onnx.load(str(target)))
+        except OSError:
+            raise
+        except Exception as error:
+            # onnx's writer truncates its file on a full disk without an error; whoever reads the file fails.
+            largest = max((path.stat().st_size for path in Path(temporary).iterdir()), default=0)
+            if shutil.disk_usage(temporary).free >= largest:
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary) from error
+    quantized.metadata_props.clear()
+    quantized.producer_name, quantized.producer_version = model.producer_name, model.producer_version
+    return quantized
+
+
+class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
+    """Matches the operators that :func:`edgeformer.models.crt.graphs._run_loop` is exported as: eighteen per loop."""
+
+    def pattern(
+        self,
+        op: Any,
+        projected: Any,
+        heads: Any,
+        past_key: Any,
+        past_value: Any,
+        scale: Any,
+        unseen: Any,
+        least: Any,
+        flat: Any,
+    ) -> Any:
+        """q, k and v [B, S, 3 H D] with cached keys and values → mixed values [B, S, H D], all keys and values."""
+        split = op.Transpose(op.Reshape(projected, heads), perm=[2, 0, 3, 1, 4])
+        q, k, v = (op.Squeeze(op.Slice(split, [place], [place + 1], [0]), [0]) for place in range(3))
+        keys, values = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
+        scores = op.MatMul(op.Mul(q, scale), op.Transpose(keys, perm=[0, 1, 3, 2]))
+        mixed = op.MatMul(op.Softmax(op.Where(unseen, least, scores), axis=-1), values)
+        return op.Reshape(op.Transpose(mixed, perm=[0, 2, 1, 3]), flat), keys, values
+
+    def check(
+        self,
+        context: Any,
+        past_key: onnx_ir.Value,
+        scale: onnx_ir.Value,
+        unseen: onnx_ir.Value,
+        least: onnx_ir.Value,
+        **_: Any,
+    ) -> bool:
+        """Whether the mask is causal, and the number of heads and the scale are constants.
+
+        The mask is not in the pattern: all loops share it, so it must stay for the loops after this one.
+        """
+        inverted = unseen.producer()
+        triangle = inverted.inputs[0].producer() if inverted is not None and inverted.inputs[0] is not None else None
+        causal = triangle is not None and triangle.op_type == "Trilu" and not triangle.attributes.get_int("upper", 1)
+        masked = least.const_value is not None and bool(np.all(least.const_value.numpy() == -np.inf))
+        shape = past_key.shape
+        return causal and masked and shape is not None and isinstance(shape[1], int) and scale.const_value is not None
+
+    def rewrite(
+        self,
+        op: Any,
+        projected: onnx_ir.Value,
+        past_key: onnx_ir.Value,
+        past_value: onnx_ir.Value,
+        scale: onnx_ir.Value,
+        **_: Any,
+    ) -> Any:
+        """Split q, k and v, which the operator takes apart."""
+        assert past_key.shape is not None and scale.const_value is not None
+        q, k, v = op.Split(projected, axis=-1, num_outputs=3, _outputs=3)
+        return op.MultiHeadAttention(
+            q, k, v, None, None, None, past_key, past_value,
+            num_heads=past_key.shape[1], scale=float(scale.const_value.numpy()), unidirectional=1,
+            _domain="com.microsoft", _outputs=3,
+        )  # fmt: skip
+
+
+def merge_attention(model: onnx_ir.Model) -> int:
+    """Replace causal attention to cached tokens by one operator of ONNX Runtime, in ``model`` itself.
+
+    Returns:
+        How many were replaced.
+    """
+    count: int = RewriteRuleSet([_Attention.rule()]).apply_to_model(model)
+    return count
+
+
+def _add_biases(model: onnx_ir.Model) -> None:
+    """Merge the Add of a bias into its MatMulNBits, which the quantizer does not do."""
+    for node in list(model.graph):
+        if node.op_type != "MatMulNBits":
+            continue
+        (result,) = node.outputs
+        uses = result.uses()
+        if len(uses) != 1 or result.is_graph_output() or (add := next(iter(uses)).node).op_type != "Add":
+            continue
+        (bias,) = (value for value in add.inputs if value is not result)
+        if bias is None or not bias.is_initializer() or bias.shape is None or len(bias.shape) != 1:
+            continue
+        inputs, attributes = [*node.inputs, None, bias], list(node.attributes.values())
+        _replace_node(model, add, [onnx_ir.Node(node.domain, node.op_type, inputs, attributes, name=node.name)])
+        model.graph.remove(node, safe=True)
