@@ -97,14 +97,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
 
 
 def _plan_builders(builders: Sequence[Builder], source: Source, profiles: Path) -> Plans:
-    """Find out what each builder can build here, for ``--target`` or else the recipe's device.
-
-    Args:
-        profiles: folder of the user's device profiles.
-
-    Raises:
-        InputError: a builder needs a device, and none is named; one is named, and no builder depends on it.
-    """
+    """Find out what each builder can build here, for ``--target`` or else the recipe's device. Raises InputError."""
     requested = source.options.target
     needs_device = next((builder for builder in builders if builder.needs_device), None)
     name = requested or (source.default_target if needs_device is not None else None)

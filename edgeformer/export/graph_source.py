@@ -64,12 +64,7 @@ class GraphSource:
 
     @classmethod
     def open(cls, folder: Path, options: ExportOptions, progress: Progress) -> GraphSource:
-        """Open the bundle and check its graph.
-
-        Raises:
-            ArtifactError: the bundle is damaged.
-            InputError: it was exported from a run, or its graph is not FP32, so nothing can be converted.
-        """
+        """Open the bundle and check its graph. Raises ArtifactError, InputError."""
         source = cls(Bundle.open(folder), options, progress)
         if source.bundle.manifest.wrapped is None:
             raise InputError(f"{folder}: was exported from a run; export that run again")

@@ -97,11 +97,7 @@ class OnnxImportOptions:
 
 @dataclass(frozen=True)
 class _Import:
-    """A graph that was copied into the folder of a new bundle.
-
-    Attributes:
-        entry: its artifact, before it ran.
-    """
+    """A graph that was copied into the folder of a new bundle; ``entry``: its artifact, before it ran."""
 
     graph: ForeignGraph
     folder: Path
@@ -145,12 +141,7 @@ class _Answers:
 
 
 def _check_classifier(graph: ForeignGraph, options: OnnxImportOptions) -> TextReader:
-    """Check inputs and outputs of a classifier of texts, and return its tokenizer.
-
-    Raises:
-        InputError: it does not map token ids to one row of logits per text, or has other classes than the labels.
-        DataError: the tokenizer cannot be used.
-    """
+    """Check inputs and outputs of a classifier of texts, and return its tokenizer. Raises InputError, DataError."""
     if options.tokenizer is None or len(options.labels) < 2:
         raise InputError("--tokenizer and --labels belong together, and there must be two labels or more")
     flag, count = f"--labels {','.join(options.labels)}", len(options.labels)
@@ -184,12 +175,7 @@ def _check_classifier(graph: ForeignGraph, options: OnnxImportOptions) -> TextRe
 
 
 def _answer_texts(job: _Import, tokens: TextReader) -> _Answers:
-    """Write tokenizer and configuration, run the golden rows, and score the labelled file if there is one.
-
-    Raises:
-        DataError: the labelled file cannot be read.
-        InputError: the graph refuses a row, or its logits are not [rows, classes].
-    """
+    """Write tokenizer and configuration, run the golden rows, and score the labelled file if there is one."""
     options, task = job.options, get_task("classification")
     parts: Any = {"test": (file_source(options.data.resolve()),)} if options.data else {}
     data = DataConfig(
@@ -246,12 +232,7 @@ def _answer_texts(job: _Import, tokens: TextReader) -> _Answers:
 
 
 def _plan_tensors(graph: ForeignGraph, options: OnnxImportOptions) -> tuple[TensorData, Iterator[dict[str, Array]]]:
-    """Return the axes of a graph's inputs and its golden calls, before the graph is opened.
-
-    Raises:
-        InputError: a size or a range is unknown, or contradicts the graph.
-        DataError: ``options.inputs`` cannot be used.
-    """
+    """Return the axes of a graph's inputs and its golden calls, before it is opened. Raises InputError, DataError."""
     ports = graph.outline.inputs
     if options.inputs is not None:
         inputs = read_inputs(options.inputs, ports)
@@ -277,11 +258,7 @@ def _plan_tensors(graph: ForeignGraph, options: OnnxImportOptions) -> tuple[Tens
 
 
 def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[str, Array]]) -> _Answers:
-    """Run a graph, of which only inputs and outputs are known, on its golden calls.
-
-    Raises:
-        InputError: it refuses them, or an output has another shape in every call, so nothing can be compared.
-    """
+    """Run a graph, of which only inputs and outputs are known, on its golden calls. Raises InputError."""
     task, calls = get_task("tensors"), list[dict[str, Array]]()
     with job.open() as session:
         for inputs in golden_calls:
@@ -420,11 +397,7 @@ def _write_manifest(job: _Import, answers: _Answers) -> BundleManifest:
 
 
 def import_onnx_cached(path: Path, artifacts: Path, options: OnnxImportOptions, progress: Progress = SILENT) -> Path:
-    """Return the bundle of an .onnx file below ``artifacts``, made if missing. Raises like :func:`import_onnx`.
-
-    Args:
-        artifacts: the folder that holds the runs.
-    """
+    """Return the bundle of an .onnx file below ``artifacts``, made if missing. Raises like :func:`import_onnx`."""
     graph = read_foreign(path)
     inputs = sha256_of(options.inputs) if options.inputs is not None and options.inputs.is_file() else None
     weights, shapes, ranges = [*map(sha256_of, graph.weight_paths)], dict(options.shapes), dict(options.ranges)

@@ -268,11 +268,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class RunJudge(Judge):
-    """Describes and judges the graphs that were traced from a trained run.
-
-    Attributes:
-        vocabulary: what trimming did; of a trimmed variant.
-    """
+    """Describes and judges the graphs that were traced from a trained run; ``vocabulary``: what trimming did."""
 
     reference: Exportable
     vocabulary: Vocabulary | None = None

@@ -107,12 +107,7 @@ class PreviousBundle:
     def of_run(
         cls, folder: Path, golden: Mapping[str, Array], sources: Mapping[str, str], requested: Requested
     ) -> PreviousBundle:
-        """Look at the bundle of a run, and compare each of its files with its manifest.
-
-        Args:
-            golden: golden inputs and answers of the run's model.
-            sources: file of the run → sha256, as of ``SOURCES``.
-        """
+        """Compare each file of a run's bundle with its manifest, and ``sources`` (file of the run → sha256)."""
         if not folder.exists():
             return cls(folder)
         try:
@@ -180,11 +175,7 @@ class PreviousBundle:
         return [old for old in built if Variant(old.precision, old.trimmed) == variant]
 
     def note_rewritten(self, variant: Variant, sizes: Mapping[str, int], folder: Path) -> None:
-        """Note the graphs that were written again into ``folder``, with other offsets of shared weights.
-
-        Args:
-            sizes: file of such a graph → size.
-        """
+        """Note the graphs (file → size) that were written again, with other offsets of shared weights."""
         for old in self.graphs(variant):
             names = graph_files(old)
             if names <= set(sizes):
@@ -196,11 +187,7 @@ class PreviousBundle:
                 self.rewritten[old.id] = old.model_copy(update=update)
 
     def merge(self, new: Sequence[ArtifactManifest]) -> list[ArtifactManifest]:
-        """Return all artifacts of the new bundle: new ones (built or rejected), and those that stay.
-
-        Raises:
-            InputError: an artifact would be lost, because one that it depends on was rejected.
-        """
+        """Return all artifacts of the new bundle. Raises InputError where a rejected one would cost another."""
         tried = {artifact.id: artifact for artifact in new if artifact.status != "unavailable"}
         unavailable = {artifact.id: artifact for artifact in new if artifact.status == "unavailable"}
         new_files = {name for artifact in (*tried.values(), *self.rewritten.values()) for name in own_files(artifact)}
@@ -225,11 +212,7 @@ class PreviousBundle:
         return sorted((*tried.values(), *absent, *kept.values()), key=order)
 
     def link_kept(self, artifacts: Iterable[ArtifactManifest], folder: Path) -> None:
-        """Link the files of artifacts that stay into ``folder``, after everything new was written there.
-
-        Raises:
-            InputError: a trimmed artifact does not match the new tokenizer.
-        """
+        """Link the files of artifacts that stay into the new ``folder``. Raises InputError for another tokenizer."""
         for old in (artifact for artifact in artifacts if artifact.kept and artifact.id not in self.rewritten):
             files = own_files(old)
             for name in self.required_files.get(old.id, ()):
@@ -262,16 +245,12 @@ def link(source: Path, target: Path) -> None:
 
 
 def _source_difference(bundle: Bundle, sources: Mapping[str, str], golden: Mapping[str, Array]) -> str | None:
-    """Return why a bundle was not made of this run's model, or None if it was.
-
-    A bundle without recorded sources must hold the same golden inputs, the run's tokenizer, and golden answers within
-    the tolerance of FP32 graphs.
-    """
+    """Return why a bundle was not made of this run's model, or None if it was."""
     recorded = bundle.manifest.made_from
     if recorded:
         changed = [name for name, sha256 in sources.items() if recorded.get(name) != sha256]
         return f"made of another {' and '.join(changed)}" if changed else None
-    try:
+    try:  # of an older version, which recorded no sources: compare golden inputs and answers
         arrays = bundle.golden().arrays
     except ArtifactError as error:
         return str(error)

@@ -175,14 +175,7 @@ def trim_subject(
 
 
 def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path) -> None:
-    """Write config.json, tokenizer.json and tokenizer_config.json for a trimmed vocabulary.
-
-    Args:
-        model_folder: the run's ``model``, whose files give everything else.
-
-    Raises:
-        ArtifactError: a file is missing or damaged, or names a token that was removed.
-    """
+    """Write config.json, tokenizer.json and tokenizer_config.json for a trimmed vocabulary. Raises ArtifactError."""
     numbers = {str(old): new for new, old in enumerate(trimmed.kept.tolist())}
 
     def new_id(old: object, name: str, key: str) -> int:
@@ -231,12 +224,7 @@ class RunSource:
 
     @classmethod
     def open(cls, run: Run, options: ExportOptions, progress: Progress) -> RunSource:
-        """Load the model, and check the options against it.
-
-        Raises:
-            ArtifactError: the run is damaged.
-            InputError: the model leaks future tokens, or lacks a requested exit.
-        """
+        """Load the model, and check the options against it. Raises ArtifactError, InputError."""
         subject = open_exportable(run, allow_leak=options.allow_leak)
         if subject.parameters != run.manifest.parameters:
             raise EdgeformerError(
@@ -291,11 +279,7 @@ class RunSource:
         return PreviousBundle.of_run(self.folder, self.subject.golden.arrays, self._sources, requested)
 
     def begin(self, new: Path) -> set[str]:
-        """Write everything beside the graphs: tokenizer, configuration, model card, golden inputs; open the data.
-
-        Raises:
-            ArtifactError: a file of the run is missing or damaged.
-        """
+        """Write everything beside the graphs, and open the validation data. Raises ArtifactError."""
         self._sources  # noqa: B018 - hash the files of the run before graphs are made of them
         model_folder, subject = self.run.folder / MODEL_FOLDER, self.subject
         for name in (TOKENIZER_FILE, TOKENIZER_CONFIG):
@@ -367,10 +351,8 @@ class RunSource:
     def _trace(self, folder: Path) -> Iterator[tuple[Variant, Exportable, Callable[[], Graphs]]]:
         """Yield every variant with its model, and what makes its graphs.
 
-        FP16 comes last: the FP32 model is converted in place, so that there is one copy of the weights.
-
-        Args:
-            folder: of the new bundle, on whose disk INT8 is made: the system's temporary folder may be small.
+        FP16 comes last: the FP32 model is converted in place, so that there is one copy of the weights. INT8 is made
+        on the disk of the new bundle: the system's temporary folder may be small.
         """
         options, subject = self.options, self.subject
         steps = options.exits == "all"
@@ -448,11 +430,7 @@ class RunSource:
         return [collate(encoded, np.array([row]), self.reader.pad) for row in range(len(encoded))]
 
     def manifest(self, folder: Path, artifacts: Sequence[ArtifactManifest], previous: PreviousBundle) -> BundleManifest:
-        """Complete the trimmed repository, and describe the new folder: bundle.json.
-
-        Raises:
-            ArtifactError: a file of the run is missing or damaged, or names a token that was trimmed away.
-        """
+        """Complete the trimmed repository, and describe the new folder: bundle.json. Raises ArtifactError."""
         run, recipe, spec = self.run.manifest, self.subject.recipe, self.subject.model_spec
         trimmed_folder, model_folder = folder / TRIMMED_FOLDER, self.run.folder / MODEL_FOLDER
         built = {artifact.precision for artifact in artifacts if artifact.trimmed and artifact.status == "built"}
