@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import nn
 
 from edgeformer.artifacts.files import write_json, write_text
@@ -84,18 +86,19 @@ def write_language_run(folder: Path, recipe: LanguageRecipe | None = None) -> Pa
     return folder
 
 
-_exported: dict[str, Path] = {}
-
-
 def exported_language_run(temporary: pytest.TempPathFactory) -> Path:
-    """One run with an FP32 and FP16 bundle for all test files: exporting takes torch some seconds. Do not change it."""
-    if "run" not in _exported:
-        from edgeformer.export.export import export
-        from edgeformer.export.variants import ExportOptions
+    """One run with every exit in FP32, INT8 and FP16, for all test files and workers. Do not change it."""
+    base = temporary.getbasetemp()
+    run = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exported-language" / "tiny"
+    run.parent.mkdir(exist_ok=True)
+    with FileLock(run.parent / "lock"):
+        if not (run / "bundle").exists():
+            from edgeformer.export.export import export
+            from edgeformer.export.variants import ExportOptions
 
-        _exported["run"] = write_language_run(temporary.mktemp("language") / "tiny")
-        export(_exported["run"], ExportOptions(fp16=True, int8=True, exits="all"))
-    return _exported["run"]
+            write_language_run(run)
+            export(run, ExportOptions(fp16=True, int8=True, exits="all"))
+    return run
 
 
 def _everything_random(model: nn.Module) -> nn.Module:

@@ -58,38 +58,41 @@ def graph(nodes: list[onnx.NodeProto], tensors: list[onnx.TensorProto]) -> onnx.
     return helper.make_model(helper.make_graph(nodes, "g", [ids], [logits], tensors))
 
 
-def test_a_tied_table_counts_once_as_embeddings() -> None:
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["x"]),
-        helper.make_node("MatMul", ["x", "weight"], ["y"]),
-        helper.make_node("Gemm", ["y", "table", "bias"], ["logits"], transB=1),
-    ]
-    parts = weight_parts(graph(nodes, [stored("table", 40, 8), stored("weight", 8, 8), stored("bias", 40)]))
-    assert parts == {"embeddings": 4 * 320, "block": 4 * 64, "heads": 4 * 40}
+def node(kind: str, inputs: str, output: str, **attributes: int) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs.split(), [output], **attributes)
 
 
-def test_rotary_tables_and_scalars_do_not_count() -> None:
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["x"]),
-        helper.make_node("Gather", ["model.cos", "ids"], ["c"]),
-        helper.make_node("Mul", ["x", "c"], ["y"]),
-        helper.make_node("Mul", ["y", "half"], ["z"]),
-        helper.make_node("MatMul", ["z", "weight"], ["logits"]),
-    ]
-    tensors = [stored("table", 40, 8), stored("model.cos", 64, 8), stored("half", 1), stored("weight", 8, 2)]
-    assert weight_parts(graph(nodes, tensors)) == {"embeddings": 4 * 320, "block": 0, "heads": 4 * 16}
+READ = node("Gather", "table ids", "x")
 
 
-def test_a_graph_without_a_head_has_no_head_bytes() -> None:
-    """Embeddings: the last layer's sum has two products behind it, its own and that of the layer before."""
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["x"]),
-        helper.make_node("MatMul", ["x", "first"], ["y"]),
-        helper.make_node("MatMul", ["y", "second"], ["z"]),
-        helper.make_node("Add", ["y", "z"], ["logits"]),
-    ]
-    parts = weight_parts(graph(nodes, [stored("table", 40, 8), stored("first", 8, 8), stored("second", 8, 8)]))
-    assert parts == {"embeddings": 4 * 320, "block": 4 * 128, "heads": 0}
+@pytest.mark.parametrize(
+    ("nodes", "tensors", "parts"),
+    [
+        (  # a tied table counts once, as embeddings
+            [READ, node("MatMul", "x weight", "y"), node("Gemm", "y table bias", "logits", transB=1)],
+            [stored("weight", 8, 8), stored("bias", 40)],
+            {"block": 4 * 64, "heads": 4 * 40},
+        ),
+        (  # rotary tables and scalars do not count
+            [
+                READ, node("Gather", "model.cos ids", "c"), node("Mul", "x c", "y"), node("Mul", "y half", "z"),
+                node("MatMul", "z weight", "logits"),
+            ],
+            [stored("model.cos", 64, 8), stored("half", 1), stored("weight", 8, 2)],
+            {"block": 0, "heads": 4 * 16},
+        ),
+        (  # no head: the last layer's sum has two products behind it, its own and that of the layer before
+            [READ, node("MatMul", "x first", "y"), node("MatMul", "y second", "z"), node("Add", "y z", "logits")],
+            [stored("first", 8, 8), stored("second", 8, 8)],
+            {"block": 4 * 128, "heads": 0},
+        ),
+    ],
+    ids=["tied", "rotary", "headless"],
+)  # fmt: skip
+def test_weight_bytes_by_part(
+    nodes: list[onnx.NodeProto], tensors: list[onnx.TensorProto], parts: dict[str, int]
+) -> None:
+    assert weight_parts(graph(nodes, [stored("table", 40, 8), *tensors])) == {"embeddings": 4 * 320, **parts}
 
 
 OLD = Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle"
@@ -130,19 +133,9 @@ def test_denormals_are_counted_in_weights_and_in_values(tmp_path: Path) -> None:
 
 
 def test_zero_nan_infinity_and_smallest_normals_are_not_denormal(tmp_path: Path) -> None:
-    tiny = np.finfo(np.float32)
-    edge = [
-        0.0,
-        -0.0,
-        np.nan,
-        np.inf,
-        -np.inf,
-        tiny.tiny,
-        -tiny.tiny,
-        tiny.smallest_subnormal,
-        -tiny.smallest_subnormal,
-    ]
-    weight = np.array([*edge, np.nextafter(tiny.tiny, np.float32(0))], dtype=np.float32)
+    normal, denormal = np.finfo(np.float32).tiny, np.finfo(np.float32).smallest_subnormal
+    edge = [0.0, -0.0, np.nan, np.inf, -np.inf, normal, -normal, denormal, -denormal]
+    weight = np.array([*edge, np.nextafter(normal, np.float32(0))], dtype=np.float32)
     path = saved(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": weight})
     result = audit_portability([path]).denormals
     assert (result.weights, result.of_weights) == (3, 10)
@@ -167,12 +160,9 @@ def test_saturation_is_predicted(tmp_path: Path) -> None:
     result = audit_portability([int8_graph(tmp_path / "m.onnx", weight)]).saturation
     # Pairs: (64, 64) no, (65, 64) yes, (−64, −65) yes, (127, −127) no; below only (127, 127).
     assert result is not None and (result.pairs, result.at_risk) == (8, 3)
-
-
-def test_seven_bits_never_saturate(tmp_path: Path) -> None:
-    weight = np.random.default_rng(0).integers(-64, 65, size=(4, 6)).astype(np.int8)
-    result = audit_portability([int8_graph(tmp_path / "m.onnx", weight)]).saturation
-    assert result is not None and (result.pairs, result.at_risk, result.sums) == (12, 0, None)
+    seven_bits = np.random.default_rng(0).integers(-64, 65, size=(4, 6)).astype(np.int8)
+    result = audit_portability([int8_graph(tmp_path / "m.onnx", seven_bits)]).saturation
+    assert result is not None and (result.pairs, result.at_risk) == (12, 0)
 
 
 def test_exported_int8_does_not_saturate_and_uses_standard_operators() -> None:

@@ -92,12 +92,8 @@ def test_initializers_listed_as_inputs_are_no_inputs(tmp_path: Path) -> None:
     graph.graph.input.append(value("w", FLOAT, [4, 8]))
     converted = convert(graph, tmp_path, feed)
     assert [port.name for port in converted.graph.input] == ["x"]
-    assert (
-        np.abs(
-            answers(converted, feed, tmp_path)["probabilities"] - answers(graph, feed, tmp_path)["probabilities"]
-        ).max()
-        < 0.01
-    )
+    results = [answers(model, feed, tmp_path)["probabilities"] for model in (converted, graph)]
+    assert np.abs(results[0] - results[1]).max() < 0.01
 
 
 def test_values_near_the_fp16_limit_stay_fp32(tmp_path: Path) -> None:
@@ -197,16 +193,11 @@ def test_integers_and_empty_tensors_are_ignored() -> None:
     assert max_abs_activation(model, ids, np.ones((2, 3), dtype=np.int64)) == 0.5
 
 
-def test_hooks_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_are_removed() -> None:
     model = Chain(1.0, 2.0)
     max_abs_activation(model, np.array([1]))
-
-    def broken(self: Times, x: Tensor) -> Tensor:
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(Times, "forward", broken)
-    with pytest.raises(RuntimeError, match="no"):
-        max_abs_activation(model, np.array([1]))
+    with pytest.raises(TypeError):
+        max_abs_activation(model, np.array([1]), np.array([1]))  # one argument too many
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -247,34 +238,21 @@ def test_drift_is_relative_to_the_state_and_per_loop() -> None:
     assert (result.tolerance, result.first_beyond) == (DRIFT_TOLERANCE["fp16"], 3)
 
 
-@pytest.mark.parametrize(("precision", "beyond"), [("fp32", 1), ("fp16", 1), ("int8", None)])
-def test_drift_tolerance_depends_on_the_precision(precision: str, beyond: int | None) -> None:
-    result = drifted(precision, loop1=0.2)
-    assert (result.tolerance, result.first_beyond) == (DRIFT_TOLERANCE[precision], beyond)  # type: ignore[index]
-
-
-def test_drift_equal_to_the_tolerance_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    exactly = drifted(loop1=0.5).loops[0].rms_error
-    monkeypatch.setitem(DRIFT_TOLERANCE, "fp16", exactly)
-    assert drifted(loop1=0.5).first_beyond is None
+def test_drift_tolerance_depends_on_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    for precision, beyond in (("fp32", 1), ("fp16", 1), ("int8", None)):
+        result = drifted(precision, loop1=0.2)
+        assert (result.tolerance, result.first_beyond) == (DRIFT_TOLERANCE[precision], beyond)  # type: ignore[index]
+    monkeypatch.setitem(DRIFT_TOLERANCE, "fp16", drifted(loop1=0.5).loops[0].rms_error)
+    assert drifted(loop1=0.5).first_beyond is None, "equal to the tolerance"
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_infinite_states_exceed_the_tolerance(wrong: float) -> None:
     result = drifted(loop1=0.0, loop2=wrong)
     assert (result.loops[1].rms_error, result.loops[1].max_error, result.first_beyond) == (None, None, 2)
-
-
-def test_zero_reference_has_no_relative_error() -> None:
     zeros = {1: np.zeros((1, 2, 3), dtype=np.float32)}
     result = measure_drift({1: np.ones((1, 2, 3), dtype=np.float32)}, zeros, "fp32")
-    assert (result.loops[0].rms_error, result.first_beyond) == (None, 1)
-
-
-def test_small_errors_of_large_states_are_not_rounded_away() -> None:
-    reference = {1: np.full((1, 1, 4), 2.0**30, dtype=np.float32)}
-    states = {1: reference[1].astype(np.float64) + 1.0}
-    assert measure_drift(states, reference, "fp32").loops[0].max_error == pytest.approx(2.0**-30)  # type: ignore[arg-type]
+    assert (result.loops[0].rms_error, result.first_beyond) == (None, 1), "a reference of zeros has no scale"
 
 
 @pytest.mark.parametrize("size", [1e20, 0.5, 1e-20])
@@ -282,3 +260,6 @@ def test_drift_is_the_same_whatever_the_size_of_the_state(size: float) -> None:
     reference = {1: np.full((1, 2, 3), size, dtype=np.float32)}
     result = measure_drift({1: reference[1] * np.float32(1.5)}, reference, "fp32").loops[0]
     assert (result.rms_error, result.max_error) == (pytest.approx(0.5), pytest.approx(0.5))
+    large = {1: np.full((1, 1, 4), 2.0**30, dtype=np.float32)}
+    states: Any = {1: large[1].astype(np.float64) + 1.0}
+    assert measure_drift(states, large, "fp32").loops[0].max_error == pytest.approx(2.0**-30), "not rounded away"

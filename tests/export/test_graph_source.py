@@ -98,12 +98,17 @@ def test_rejection_names_the_worst_output(tmp_path: Path) -> None:
     assert status == "rejected" and "rms error" in str(reason) and "--inputs FILE.npz" in str(reason)
 
 
-def test_weights_beside_the_graph(tmp_path: Path) -> None:
-    import_onnx(save_beside(tmp_path / "theirs", graphs.embedding(rows=64, width=16)), tmp_path / "bundle")
-    export(tmp_path / "bundle", fp16=True)
-    opened = Bundle.open(tmp_path / "bundle")
+def test_weights_beside_the_graph_are_never_overwritten(tmp_path: Path) -> None:
+    """One graph has a weights file of its own name, the other one with the name that its FP16 graph would have."""
+    for name, status in (("net.weights", "built"), ("model_fp16.onnx_data", "rejected")):
+        folder = tmp_path / name
+        import_onnx(save_beside(tmp_path / "theirs", graphs.embedding(rows=64, width=16), name), folder)
+        old = sha256_of(folder / "onnx" / name)
+        outcome, reason = export(folder, fp16=True)["onnx-fp16"]
+        assert outcome == status and ("keeps its weights in onnx/model_fp16" in str(reason)) == (status == "rejected")
+        assert sha256_of(folder / "onnx" / name) == old and verify(Bundle.open(folder)).exit_code == 0
+    opened = Bundle.open(tmp_path / "net.weights")
     assert opened.artifact("onnx-fp16").weights_file == "onnx/model_fp16.onnx_data"
-    assert verify(opened).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -126,28 +131,22 @@ def test_invalid_options_are_refused(bundle: Path, options: dict[str, object], s
 
 
 def test_target_without_a_device_builder_is_refused(bundle: Path) -> None:
-    with (
-        installed("reference_runtime"),
-        pytest.raises(InputError, match="--target: reference: what it builds is the same"),
-    ):
+    reason = "--target: reference: what it builds is the same"
+    with installed("reference_runtime"), pytest.raises(InputError, match=reason):
         export(bundle, build=("reference",), target="rtx4050")
 
 
-def test_replace_keeps_only_the_imported_graph(bundle: Path) -> None:
+def test_replace_keeps_only_the_imported_graph(bundle: Path, tmp_path: Path) -> None:
     export(bundle, fp16=True)
+    import_onnx(bundle / "onnx/model_fp16.onnx", tmp_path / "half")
+    for flag in ("fp16", "int8", "int4"):
+        with pytest.raises(InputError, match="its graph is FP16 already; import the FP32 one"):
+            export(tmp_path / "half", **{flag: True})
     assert list(export(bundle, int8=True, replace=True)) == ["onnx-fp32", "onnx-int8"]
     assert not (bundle / "onnx/model_fp16.onnx").exists()
     notes = Bundle.open(bundle).manifest.notes
     assert [note.partition(":")[0] for note in notes] == ["golden inputs", "INT8"]
     assert verify(Bundle.open(bundle)).exit_code == 0
-
-
-@pytest.mark.parametrize("flag", ["fp16", "int8", "int4"])
-def test_fp16_graph_cannot_be_converted_again(bundle: Path, tmp_path: Path, flag: str) -> None:
-    export(bundle, fp16=True)
-    import_onnx(bundle / "onnx/model_fp16.onnx", tmp_path / "half")
-    with pytest.raises(InputError, match="its graph is FP16 already; import the FP32 one"):
-        export(tmp_path / "half", **{flag: True})
 
 
 @pytest.fixture(scope="module")
@@ -187,12 +186,8 @@ class TestClassifiers:
         output = self.wrapped(folder, tmp_path / "bundle")
         assert output.artifacts[0].score is not None and output.artifacts[0].score.accuracy == 1.0  # type: ignore[attr-defined]
         assert output.artifacts[0].validation is None and "agreement with FP32" in output.notes[0]
-
-    def test_predict_and_evaluate(self, folder: Path, tmp_path: Path) -> None:
-        self.wrapped(folder, tmp_path / "bundle")
         result = edgeformer("predict", "bundle", "word1 word2", "--json", cwd=tmp_path)
-        assert result.code == 0, result.err
-        assert json.loads(result.out)["predictions"][0]["label"] in ("l0", "l1")
+        assert result.code == 0 and json.loads(result.out)["predictions"][0]["label"] in ("l0", "l1"), result.err
         scored = edgeformer("evaluate", "bundle", "--data", str(folder / "rows.tsv"), "--json", cwd=tmp_path)
         assert scored.code == 0 and json.loads(scored.out)["rows"][0]["n"] == 60, scored.err
         nothing = edgeformer("evaluate", "bundle", cwd=tmp_path)
@@ -216,11 +211,9 @@ class TestClassifiers:
             self.wrapped(folder, tmp_path / "bundle", **options)
 
     def test_graph_without_logits_is_no_classifier(self, folder: Path, tmp_path: Path) -> None:
-        path = save(tmp_path, graphs.embedding())
+        options = OnnxImportOptions(tokenizer=folder / "tokenizer.json", labels=("l0", "l1"))
         with pytest.raises(InputError, match="has an output `logits`, this one has states, length, largest"):
-            import_onnx(
-                path, tmp_path / "b", OnnxImportOptions(tokenizer=folder / "tokenizer.json", labels=("l0", "l1"))
-            )
+            import_onnx(save(tmp_path, graphs.embedding()), tmp_path / "b", options)
 
 
 def test_int4_of_an_imported_graph(bundle: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.progress import Silent
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.export.import_run import HfOptions, import_hf
@@ -36,15 +36,12 @@ LABELS = ("no", "perhaps", "yes")
 CLOSE = 1e-5
 
 
-class RecordedProgress(Progress):
+class RecordedProgress(Silent):
     """Records messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
-    def start(self, subject: str, total: int | None, unit: str) -> None: ...
-    def advance(self, count: int = 1) -> None: ...
-    def stop(self) -> None: ...
     def message(self, text: str) -> None:
         self.messages.append(text)
 
@@ -88,16 +85,6 @@ def test_renumbered_tokens_keep_the_answers_to_pairs(shared_model: Path, tmp_pat
         assert torch.equal(run.model_spec.adapter.trim(model, kept)(**renumbered), model(**batch))
 
 
-def test_repeated_layer_is_counted_once(tmp_path: Path) -> None:
-    counts = []
-    for layers in (2, 6):
-        make_model(tmp_path / f"albert{layers}", "albert", LABELS, num_hidden_layers=layers)
-        run = import_hf(str(tmp_path / f"albert{layers}"), HfOptions(tmp_path / "artifacts"))
-        counts.append(Run.open(run).manifest.parameters)
-        assert Run.open(run).exits == tuple(range(1, layers + 1))
-    assert counts[0] == counts[1]
-
-
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("max", False)])
 def test_pooling_and_normalisation_follow_the_folder(tmp_path: Path, pooling: str, normalize: bool) -> None:
     model = make_model(tmp_path / "encoder", "bert")
@@ -115,8 +102,9 @@ def test_pooling_and_normalisation_follow_the_folder(tmp_path: Path, pooling: st
     assert (opened.manifest.task, opened.data.tokens_at_once, len(opened.exits)) == ("embedding", 48, LAYERS)
 
 
-def test_default_prompt_is_reported(tmp_path: Path) -> None:
-    make_model(tmp_path / "encoder", "bert")
+def test_default_prompt_is_reported(shared_encoder: Path, tmp_path: Path) -> None:
+    shutil.copytree(shared_encoder, tmp_path / "encoder")
+    (tmp_path / "encoder" / "modules.json").unlink()
     settings = tmp_path / "encoder" / "config_sentence_transformers.json"
     settings.write_text('{"prompts": {"q": "query: "}, "default_prompt_name": "q"}', encoding="utf-8")
     progress = RecordedProgress()
@@ -133,17 +121,14 @@ def test_default_prompt_is_reported(tmp_path: Path) -> None:
     [
         ("modules.json", ["a"], r"modules\.json: 0: input should be a valid dictionary"),
         ("modules.json", [{"type": "x.Pooling", "path": ".."}], r"path '\.\.' must be the name of a folder"),
-        ("modules.json", [{"type": "x.Pooling", "path": "a/b"}], "path 'a/b' must be the name of a folder"),
         ("modules.json", [{"type": "x.Dense", "path": "2_Dense"}], "has a module 'Dense', which is not known here"),
         (
             "1_Pooling/config.json",
             {"pooling_mode_cls_token": True, "pooling_mode_mean_sqrt_len_tokens": True},
             "pooling must be one of cls, mean, max, not cls, mean_sqrt_len_tokens",
         ),
-        ("1_Pooling/config.json", {"pooling_mode": ["mean"]}, "pooling must be one of cls, mean, max"),
         ("sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length: input should be a valid integer"),
         ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length: input should be greater than"),
-        ("sentence_bert_config.json", {"max_seq_length": 16.5}, "max_seq_length: input should be a valid integer"),
     ],
 )
 def test_damaged_sentence_transformers_files(
@@ -261,16 +246,11 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
     for number, (config, message) in enumerate(
         (
             ({"id2label": {"0": "LABEL_0"}}, "is a model for regression"),
-            ({"model_type": "gpt2"}, "model_type 'gpt2' is not known here"),
-            ({"model_type": "xlm-roberta"}, r"'xlm-roberta' is not known.*torch\.onnx\.export.*edgeformer import onnx"),
             ({"model_type": "mpnet"}, r"'mpnet' is not known here.*torch\.onnx\.export.*edgeformer import onnx"),
-            ({"id2label": {"0": "stars"}}, r"for regression.*torch\.onnx\.export.*edgeformer import onnx"),
-            ({"architectures": ["BertForTokenClassification"]}, "is a BertForTokenClassification, whose head"),
             (
                 {"architectures": ["BertForTokenClassification"]},
-                r"torch\.onnx\.export.*edgeformer import onnx OUT/model\.onnx",
+                r"is a BertForTokenClassification, whose head.*edgeformer import onnx OUT/model\.onnx",
             ),
-            ({"architectures": ["BertLMHeadModel"]}, "is a BertLMHeadModel, whose head"),
             ({"id2label": {"0": "x", "1": "x"}}, "id2label gives a name twice: x, x; give others with --labels"),
             ({"id2label": {"0": "x", "1": " "}}, "id2label: has a class without a name"),
         )
@@ -319,21 +299,15 @@ def test_custom_code_is_reported_and_not_run(shared_model: Path, tmp_path: Path)
     assert not (tmp_path / "ran").exists()
 
 
-def test_classifier_without_a_trained_head_is_refused(shared_model: Path, tmp_path: Path) -> None:
-    make_model(tmp_path / "bare", "bert")
+def test_classifier_without_a_trained_head_is_refused(
+    shared_model: Path, shared_encoder: Path, tmp_path: Path
+) -> None:
     config = json.loads((shared_model / "config.json").read_text(encoding="utf-8"))
-    headless = changed(
-        tmp_path / "bare", tmp_path / "headless", **{k: config[k] for k in ("architectures", "id2label")}
-    )
+    keys = {key: config[key] for key in ("architectures", "id2label")}
+    headless = changed(shared_encoder, tmp_path / "headless", **keys)
+    (headless / "modules.json").unlink()
     with pytest.raises(ArtifactError, match=r"the weights lack .*never trained for classification"):
         import_hf(str(headless), HfOptions(tmp_path / "artifacts"))
-
-
-def test_a_config_in_another_encoding_is_damaged(shared_model: Path, tmp_path: Path) -> None:
-    path = changed(shared_model, tmp_path / "other") / "config.json"
-    path.write_bytes(path.read_text(encoding="utf-8").encode("utf-16"))
-    with pytest.raises(ArtifactError, match=r"config\.json: missing or damaged: 'utf-8' codec"):
-        import_hf(str(path.parent), HfOptions(tmp_path / "artifacts"))
 
 
 def test_the_command(shared_model: Path, tmp_path: Path) -> None:

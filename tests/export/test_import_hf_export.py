@@ -1,4 +1,4 @@
-"""What was imported exports, is judged, and stores every weight once, however often a layer is called."""
+"""Imported models export, are judged, and store every weight once, however often a layer is called."""
 
 from __future__ import annotations
 
@@ -29,67 +29,44 @@ from tests.cli.run_cli import edgeformer
 from tests.export.hf_models import make_model
 from tests.export.test_import_hf import sentence_transformers
 
-TIMES = 4
-"""How often ALBERT's one layer is called."""
-
-KINDS: dict[str, dict[str, Any]] = {
-    "bert": {},
-    "albert": {"num_hidden_layers": TIMES, "hidden_size": 64, "intermediate_size": 128, "embedding_size": 32},
-}
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "embedding_size": 32}
+LABELS = ("no", "perhaps", "yes")
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A random model of each kind in FP32, FP16 and INT8; of ALBERT also an engine, where one can be built."""
-    kind, folder = request.param, tmp_path_factory.mktemp(request.param)
-    make_model(folder / kind, kind, ("no", "perhaps", "yes"), **KINDS[kind])
-    run = import_hf(str(folder / kind), HfOptions(folder / "artifacts", name=kind))
-    build = {"build": ("tensorrt",), "target": "rtx4050"} if kind == "albert" else {}
-    export(run, ExportOptions(fp16=True, int8=True, keep_going=True, **build))
-    return kind, run
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random ALBERT, whose one layer is called four times: every precision, and an engine if one can be built."""
+    folder = tmp_path_factory.mktemp("albert")
+    make_model(folder / "albert", "albert", LABELS, num_hidden_layers=4, **SIZES)
+    run = import_hf(str(folder / "albert"), HfOptions(folder / "artifacts", name="albert"))
+    export(run, ExportOptions(fp16=True, int8=True, keep_going=True, build=("tensorrt",), target="rtx4050"))
+    return run
 
 
-def test_every_precision_is_judged(exported: tuple[str, Path]) -> None:
-    kind, run = exported
+def test_every_precision_is_judged_and_stores_every_parameter_once(run: Path) -> None:
     artifacts = {artifact.id: artifact for artifact in Bundle.open(run / "bundle").artifacts}
+    once = make_model(run.parent / "once", "albert", LABELS, num_hidden_layers=1, **SIZES)
+    parameters = Run.open(run).manifest.parameters
+    assert parameters == sum(parameter.numel() for parameter in once.parameters())
     for id_ in ("onnx-fp32", "onnx-fp16", "onnx-int8"):
         artifact = artifacts[id_]
         assert artifact.parity is not None and artifact.parity.n == 64 and artifact.parity.max_abs_error is not None
         assert artifact.score is not None and artifact.score.n == 64
+        assert artifact.sharing is not None
+        assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters == parameters, id_
         if id_ == "onnx-fp32":
-            assert artifact.status == "built", (kind, artifact.reason)
+            assert artifact.status == "built" and artifact.parity.max_abs_error < 1e-5, artifact.reason
         elif id_ == "onnx-fp16":  # its tokenizer is trained anew, with ties: the inputs, and so the error, differ
             within = artifact.parity.relative_error <= 0.01  # type: ignore[operator]
-            assert (artifact.status == "built") == within, (kind, artifact.reason)
-            assert artifact.parity.relative_error < 0.05, kind  # type: ignore[operator]
+            assert (artifact.status == "built") == within and artifact.parity.relative_error < 0.05, artifact.reason  # type: ignore[operator]
         else:  # weights at random are sure of little, so that a rounded one may well be rejected
             missing = 1 - artifact.score.accuracy  # type: ignore[attr-defined]
-            assert (artifact.status == "built") == (missing <= 1.5 / 64), (kind, artifact.reason)
-    assert artifacts["onnx-fp32"].parity.max_abs_error < 1e-5  # type: ignore[union-attr]
+            assert (artifact.status == "built") == (missing <= 1.5 / 64), artifact.reason
 
 
-def test_every_parameter_is_stored_once_in_every_precision(exported: tuple[str, Path]) -> None:
-    kind, run = exported
-    parameters = Run.open(run).manifest.parameters
-    for artifact in Bundle.open(run / "bundle").artifacts:
-        if artifact.is_graph:
-            assert artifact.sharing is not None
-            assert artifact.sharing.unique_parameters == parameters, (kind, artifact.id)
-            assert artifact.sharing.stored_parameters == parameters, (kind, artifact.id)
-    if kind == "albert":
-        repeated = make_model(
-            run.parent / "deeper", kind, ("no", "perhaps", "yes"), **{**KINDS[kind], "num_hidden_layers": 1}
-        )
-        assert parameters == sum(parameter.numel() for parameter in repeated.parameters())
-
-
-def test_an_engine_stores_alberts_layer_once(exported: tuple[str, Path]) -> None:
-    kind, run = exported
-    if kind != "albert":
-        pytest.skip("its layers are called once each")
+def test_an_engine_stores_alberts_layer_once(run: Path) -> None:
     bundle = Bundle.open(run / "bundle")
-    engines = [artifact for artifact in bundle.artifacts if artifact.format == "tensorrt-rtx"]
-    halves = [artifact for artifact in engines if artifact.precision == "fp16" and not artifact.trimmed]
+    halves = [item for item in bundle.artifacts if item.format == "tensorrt-rtx" and item.precision == "fp16"]
     if not halves and not (bundle.folder / "onnx" / "model_fp16.onnx").is_file():
         pytest.skip("its FP16 graph was rejected, so engines are of the FP32 one")
     (artifact,) = halves
@@ -100,18 +77,14 @@ def test_an_engine_stores_alberts_layer_once(exported: tuple[str, Path]) -> None
     assert unique * 0.95 < artifact.engine.weight_bytes < unique * 1.15  # type: ignore[operator]
     # The same seen in the engine itself: a row of each matrix, which the layer's calls all use, is there once.
     plan = (bundle.folder / str(artifact.file)).read_bytes()
-    graph = onnx.load(str(bundle.folder / "onnx" / "model_fp16.onnx"))
-    matrices = [numpy_helper.to_array(tensor) for tensor in graph.graph.initializer if _is_matrix(tensor)]
-    result = [plan.count(matrix[3].tobytes()) for matrix in matrices]
-    assert len(result) >= 6 and max(result) == 1 and sum(result) > len(result) / 3, result
+    stored = onnx.load(str(bundle.folder / "onnx" / "model_fp16.onnx")).graph.initializer
+    arrays = [numpy_helper.to_array(tensor) for tensor in stored if tensor.data_type == TensorProto.FLOAT16]
+    matrices = [array for array in arrays if array.ndim == 2 and min(array.shape) >= 16]
+    counts = [plan.count(matrix[3].tobytes()) for matrix in matrices]
+    assert len(counts) >= 6 and max(counts) == 1 and sum(counts) > len(counts) / 3, counts
 
 
-def _is_matrix(tensor: TensorProto) -> bool:
-    return len(tensor.dims) == 2 and min(tensor.dims) >= 16 and tensor.data_type == TensorProto.FLOAT16
-
-
-def test_bundle_verifies_and_predicts(exported: tuple[str, Path], tmp_path: Path) -> None:
-    _, run = exported
+def test_bundle_verifies_and_predicts(run: Path, tmp_path: Path) -> None:
     checked = verify(Bundle.open(run / "bundle"))
     built = {artifact.id for artifact in Bundle.open(run / "bundle").built() if artifact.is_graph}
     assert {check.artifact for check in checked.artifacts if check.status == "verified"} == built
@@ -119,9 +92,8 @@ def test_bundle_verifies_and_predicts(exported: tuple[str, Path], tmp_path: Path
     pair = edgeformer("predict", str(run), "Is it late?", "--pair", "Both will have to pay.", cwd=tmp_path)
     assert pair.code == 0 and "Is it late? ⁄ Both will have to pay." in pair.out
     location = locate(str(run), run.parent)
-    test_texts = predict(location, texts, "torch")[1]
-    for item, other in zip(test_texts, predict(location, texts, "onnx-fp32")[1], strict=True):
-        assert other.probability == pytest.approx(item.probability, abs=1e-5)  # type: ignore[attr-defined]
+    for item, other in zip(predict(location, texts, "torch")[1], predict(location, texts, "onnx-fp32")[1], strict=True):
+        assert other.probability == pytest.approx(item.probability, abs=1e-5)  # type: ignore[union-attr]
     config = json.loads((run / "bundle" / "config.json").read_text(encoding="utf-8"))
     assert config["id2label"] == {"0": "no", "1": "perhaps", "2": "yes"} and config["max_position_embeddings"] == 64
 
@@ -215,20 +187,18 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
 def test_vectors_of_a_file_are_written_and_a_list_has_one_column(encoder: Path, tmp_path: Path) -> None:
     bundle = str(encoder / "bundle")
     (tmp_path / "list.csv").write_text("text,text_pair\nDrink enough.,no\n,no\nRevenue rose.,no\n", encoding="utf-8")
-    listed = edgeformer("predict", bundle, "Drink enough.", "--nearest", "list.csv", "--json", cwd=tmp_path)
-    assert [match["text"] for match in json.loads(listed.out)["nearest"][0]] == ["Drink enough.", "Revenue rose."]
-    other = edgeformer("predict", bundle, "a", "--nearest", "list.csv", "--text", "text_pair", "--json", cwd=tmp_path)
-    assert [match["text"] for match in json.loads(other.out)["nearest"][0]] == ["no"] * 3
+    for options, texts in (((), ["Drink enough.", "Revenue rose."]), (("--text", "text_pair"), ["no"] * 3)):
+        listed = edgeformer(
+            "predict", bundle, "Drink enough.", "--nearest", "list.csv", *options, "--json", cwd=tmp_path
+        )
+        assert [match["text"] for match in json.loads(listed.out)["nearest"][0]] == texts
     empty = edgeformer("predict", bundle, "a", "", cwd=tmp_path)
     assert empty.code == 2 and "text 2 (''): the text is empty" in empty.err
     written = edgeformer("predict", bundle, "--file", "list.csv", "--output", "v.parquet", cwd=tmp_path)
     assert written.code == 3, written.err
     table = parquet.read_table(tmp_path / "v.parquet")
-    assert (
-        str(table.schema.field("vector").type) == "list<element: float>" and table["text"][0].as_py() == "Drink enough."
-    )
-    item = json.loads(edgeformer("predict", bundle, "Drink enough.", "--json", cwd=tmp_path).out)["predictions"][0]
-    assert table["vector"][0].as_py() == pytest.approx(item["vector"], abs=1e-5) and table["error"][1].as_py()
+    assert str(table.schema.field("vector").type) == "list<element: float>"
+    assert table["text"][0].as_py() == "Drink enough." and table["error"][1].as_py()
     refused = edgeformer("predict", bundle, "--file", "list.csv", cwd=tmp_path)
     assert refused.code == 2 and "no table can show" in refused.err
 

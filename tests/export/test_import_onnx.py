@@ -15,7 +15,7 @@ from edgeformer.artifacts.golden import INPUT, OUTPUT
 from edgeformer.artifacts.onnx_outline import Port
 from edgeformer.artifacts.verification import DAMAGED
 from edgeformer.bundle import Bundle
-from edgeformer.export.foreign_graph import GOLDEN_SEQ, find_axes, parse_range, parse_shape, role_of
+from edgeformer.export.foreign_graph import GOLDEN_SEQ, Shape, find_axes, parse_range, parse_shape, role_of
 from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx, import_onnx_cached
 from edgeformer.inference.verify import verify
 from edgeformer.tasks.tensors import Axis
@@ -28,49 +28,26 @@ def port(name: str, *shape: int | str | None) -> Port:
     return Port(name, "tensor", "float32", shape)
 
 
-@pytest.mark.parametrize("name", ["batch", "batch_size", "N", "n", "bs", "Batch", "batch_dim"])
-def test_batch_axis_names(name: str) -> None:
-    assert role_of(name) == "batch"
-
-
 @pytest.mark.parametrize(
-    "name", ["seq", "sequence", "sequence_length", "seq_len", "max_seq_len", "tokens", "length", "S"]
+    ("names", "role"),
+    [
+        (("batch", "batch_size", "N", "n", "bs", "Batch", "batch_dim"), "batch"),
+        (("seq", "sequence", "sequence_length", "seq_len", "max_seq_len", "tokens", "length", "S"), "seq"),
+        (("past_sequence_length", "height", "unk__214", "?", "", 3, None, "nbatch", "p2o.Dim.0"), None),
+    ],
 )
-def test_sequence_axis_names(name: str) -> None:
-    assert role_of(name) == "seq"
-
-
-@pytest.mark.parametrize(
-    "name", ["past_sequence_length", "height", "unk__214", "?", "", 3, None, "nbatch", "p2o.Dim.0"]
-)
-def test_names_without_a_role(name: str | int | None) -> None:
-    assert role_of(name) is None
+def test_axis_names(names: tuple[str | int | None, ...], role: str | None) -> None:
+    assert {role_of(name) for name in names} == {role}
 
 
 def test_sizes_by_name_and_by_letter() -> None:
     result = find_axes([port("x", "batch", 3, "seq_len"), port("y", "unk", 5)], {"y": ("B", 5)}, {})
     row, length = Axis(size=1, takes="batch", role="batch"), Axis(size=GOLDEN_SEQ, takes="seq", role="seq")
     assert result == {"x": (row, Axis(size=3), length), "y": (row, Axis(size=5))}
-
-
-def test_requested_sizes_are_fixed() -> None:
-    (axes,) = find_axes([port("x", "batch", "sequence")], {"x": (1, 512)}, {}).values()
-    assert axes == (Axis(size=1, role="batch"), Axis(size=512, role="seq"))
-
-
-def test_named_sizes_apply_to_every_input() -> None:
-    result = find_axes([port("x", "N", "width"), port("y", "width")], {"x": ("B", 7)}, {})
-    assert result["y"] == (Axis(size=7),)
-
-
-def test_question_marks_are_no_size_names() -> None:
-    with pytest.raises(InputError, match=r"input 'y'.*axis 0 \(\?\)"):
-        find_axes([port("x", "?", "?"), port("y", "?")], {"x": (2, 3)}, {})
-
-
-def test_conflicting_sizes_of_a_name() -> None:
-    with pytest.raises(InputError, match="'width' is 7 in another input"):
-        find_axes([port("x", "width"), port("y", "width")], {"x": (7,), "y": (8,)}, {})
+    (requested,) = find_axes([port("x", "batch", "sequence")], {"x": (1, 512)}, {}).values()
+    assert requested == (Axis(size=1, role="batch"), Axis(size=512, role="seq"))
+    shared = find_axes([port("x", "N", "width"), port("y", "width")], {"x": ("B", 7)}, {})
+    assert shared["y"] == (Axis(size=7),)
 
 
 def test_text_inputs_have_batch_and_sequence() -> None:
@@ -80,34 +57,29 @@ def test_text_inputs_have_batch_and_sequence() -> None:
     assert [(axis.size, axis.takes, axis.role) for axis in fixed] == [(1, None, "batch"), (128, None, "seq")]
 
 
-def test_all_unknown_sizes_are_reported_together() -> None:
-    with pytest.raises(InputError, match=r"input 'x'.*input 'y'.*--shape x=Bx… --shape y=2xBx…"):
-        find_axes([port("x", None, None), port("y", 2, "batch", "h")], {}, {})
-
-
 @pytest.mark.parametrize(
-    ("text", "result"),
-    [("x=1x512", ("x", (1, 512))), ("a=b=Bx3xS", ("a=b", ("B", 3, "S"))), ("x=7", ("x", (7,))), ("x=", ("x", ()))],
+    ("ports", "shapes", "message"),
+    [
+        ([port("x", "?", "?"), port("y", "?")], {"x": (2, 3)}, r"input 'y'.*axis 0 \(\?\)"),
+        ([port("x", "width"), port("y", "width")], {"x": (7,), "y": (8,)}, "'width' is 7 in another input"),
+        ([port("x", None, None), port("y", 2, "batch", "h")], {}, r"'x'.*'y'.*--shape x=Bx… --shape y=2xBx…"),
+    ],
 )
-def test_parse_shape(text: str, result: object) -> None:
-    assert parse_shape(text) == result
+def test_unknown_and_conflicting_sizes(ports: list[Port], shapes: dict[str, Shape], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_axes(ports, shapes, {})
 
 
-@pytest.mark.parametrize("text", ["x", "=3", "x=0x3", "x=-1", "x=1y2", "x=1xb"])
-def test_invalid_shapes(text: str) -> None:
-    with pytest.raises(InputError, match="write NAME=SIZE"):
-        parse_shape(text)
-
-
-@pytest.mark.parametrize(("text", "result"), [("x=0:9", ("x", (0, 9))), ("x=-1.5", ("x", (-1.5, -1.5)))])
-def test_parse_range(text: str, result: object) -> None:
-    assert parse_range(text) == result
-
-
-@pytest.mark.parametrize("text", ["x", "x=9:0", "x=a", "x=0:inf", "=1:2", "x=1:2:3"])
-def test_invalid_ranges(text: str) -> None:
-    with pytest.raises(InputError, match="write NAME=LOW:HIGH"):
-        parse_range(text)
+def test_parse_shape_and_range() -> None:
+    assert parse_shape("x=1x512") == ("x", (1, 512)) and parse_shape("a=b=Bx3xS") == ("a=b", ("B", 3, "S"))
+    assert parse_shape("x=7") == ("x", (7,)) and parse_shape("x=") == ("x", ())
+    assert parse_range("x=0:9") == ("x", (0, 9)) and parse_range("x=-1.5") == ("x", (-1.5, -1.5))
+    for text in ("x", "=3", "x=0x3", "x=-1", "x=1y2", "x=1xb"):
+        with pytest.raises(InputError, match="write NAME=SIZE"):
+            parse_shape(text)
+    for text in ("x", "x=9:0", "x=a", "x=0:inf", "=1:2", "x=1:2:3"):
+        with pytest.raises(InputError, match="write NAME=LOW:HIGH"):
+            parse_range(text)
 
 
 def wrapped(tmp_path: Path, graph: onnx.ModelProto, **options: object) -> Bundle:
@@ -130,13 +102,9 @@ class TestWhatItHolds:
         assert np.allclose(golden.arrays[f"{OUTPUT}probabilities"].sum(-1), 1)
         assert artifact.parity is not None and artifact.parity.top1_agreement == 1.0
         assert verify(bundle).exit_code == 0
-
-    def test_the_same_seed_draws_the_same_inputs(self, tmp_path: Path) -> None:
-        first, repeated, other = (
-            wrapped(tmp_path / str(number), graphs.convolutions(), seed=seed).golden().arrays[f"{INPUT}x"]
-            for number, seed in enumerate((0, 0, 1))
-        )
-        assert np.array_equal(first, repeated) and not np.array_equal(first, other)
+        for seed, is_same in ((0, True), (1, False)):
+            other = wrapped(tmp_path / str(seed), graphs.convolutions(), seed=seed).golden().arrays[f"{INPUT}x"]
+            assert np.array_equal(golden.arrays[f"{INPUT}x"], other) == is_same
 
     def test_recurrent_state_and_scalar_inputs(self, tmp_path: Path) -> None:
         bundle = wrapped(
@@ -154,11 +122,15 @@ class TestWhatItHolds:
         assert any("If, Loop or Scan" in note for note in bundle.manifest.notes)
         assert bundle.manifest.parameters >= 36, "weights inside of a branch count"
 
-    def test_token_ids_by_their_table_and_several_outputs(self, tmp_path: Path) -> None:
-        bundle = wrapped(tmp_path, graphs.embedding(rows=40))
+    @pytest.mark.parametrize("is_bool", [False, True])
+    def test_token_ids_by_their_table_and_several_outputs(self, tmp_path: Path, is_bool: bool) -> None:
+        graph = graphs.embedding(rows=40)
+        if is_bool:
+            graph.graph.input[1].type.tensor_type.elem_type = graphs.BOOL
+        bundle = wrapped(tmp_path, graph)
         golden = bundle.golden().arrays
         ids, mask = golden[f"{INPUT}input_ids"], golden[f"{INPUT}attention_mask"]
-        assert ids.min() >= 0 and ids.max() == 39 and mask.min() == 1
+        assert ids.min() >= 0 and ids.max() == 39 and mask.all() and (mask.dtype == bool) == is_bool
         assert golden[f"{OUTPUT}largest"].dtype == np.int64
         assert verify(bundle).exit_code == 0
 
@@ -217,6 +189,13 @@ class TestTampering:
         assert check.status == "failed" and "probabilities" in str(check.reason)
 
 
+def one_node(operator: str, kind: int = FLOAT, domain: str = "", opset: int = 17) -> onnx.ModelProto:
+    """x [N] → operator → y [N]."""
+    node = helper.make_node(operator, ["x"], ["y"], domain=domain)
+    domains = {domain: 1} if domain else None
+    return graphs.model([node], [value("x", kind, ["N"])], [value("y", kind, ["N"])], opset=opset, domains=domains)
+
+
 class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("graph", "says"),
@@ -224,14 +203,7 @@ class TestWhatIsRefused:
             (graphs.convolutions(None), r"axis 0 \(without a name\) is not known.*--shape x=Bx3x16x16"),
             (graphs.convolutions("unk__7"), r"axis 0 \(unk__7\)"),
             (graphs.recurrent(), r"input 'x'.*axis 0 \(steps\).*--shape x=…xBx4"),
-            (
-                graphs.model(
-                    [helper.make_node("Identity", ["t"], ["u"])],
-                    [value("t", graphs.STRING, ["N"])],
-                    [value("u", graphs.STRING, ["N"])],
-                ),
-                "input 't' holds string, no numbers",
-            ),
+            (one_node("Identity", graphs.STRING), "input 'x' holds string, no numbers"),
             (
                 graphs.model(
                     [helper.make_node("SequenceConstruct", ["x"], ["s"])],
@@ -240,43 +212,10 @@ class TestWhatIsRefused:
                 ),
                 "output 's' is a sequence",
             ),
-            (
-                graphs.model(
-                    [helper.make_node("Strange", ["x"], ["y"], domain="their.own")],
-                    [value("x", FLOAT, ["N"])],
-                    [value("y", FLOAT, ["N"])],
-                    domains={"their.own": 1},
-                ),
-                r"their\.own\.Strange \(1\)",
-            ),
-            (
-                graphs.model(
-                    [helper.make_node("NoSuchThing", ["x"], ["y"])],
-                    [value("x", FLOAT, ["N"])],
-                    [value("y", FLOAT, ["N"])],
-                ),
-                "NoSuchThing",
-            ),
-            (
-                graphs.model(
-                    [helper.make_node("Relu", ["x"], ["y"])],
-                    [value("x", FLOAT, ["N"])],
-                    [value("y", FLOAT, ["N"])],
-                    opset=99,
-                ),
-                "pset",
-            ),
-            (
-                graphs.model(
-                    [
-                        helper.make_node("RandomNormalLike", ["x"], ["noise"]),
-                        helper.make_node("Add", ["x", "noise"], ["y"]),
-                    ],
-                    [value("x", FLOAT, ["N"])],
-                    [value("y", FLOAT, ["N"])],
-                ),
-                "other answers to the same inputs",
-            ),
+            (one_node("Strange", domain="their.own"), r"their\.own\.Strange \(1\)"),
+            (one_node("NoSuchThing"), "NoSuchThing"),
+            (one_node("Relu", opset=99), "pset"),
+            (one_node("RandomNormalLike"), "other answers to the same inputs"),
             (
                 graphs.model(
                     [helper.make_node("NonZero", ["x"], ["where"])],
@@ -285,18 +224,6 @@ class TestWhatIsRefused:
                 ),
                 "'where' has a shape that depends on the numbers",
             ),
-        ],
-        ids=[
-            "unnamed",
-            "unknown",
-            "steps",
-            "text",
-            "sequence",
-            "custom",
-            "unknown-operator",
-            "opset",
-            "noise",
-            "NonZero",
         ],
     )
     def test_graphs(self, tmp_path: Path, graph: onnx.ModelProto, says: str) -> None:
@@ -313,10 +240,8 @@ class TestWhatIsRefused:
             wrapped(tmp_path, graph)
 
     def test_inputs_that_are_too_large(self, tmp_path: Path) -> None:
-        nodes = [helper.make_node("Relu", ["x"], ["y"])]
-        graph = graphs.model(nodes, [value("x", FLOAT, [1 << 40])], [value("y", FLOAT, [1 << 40])])
         with pytest.raises(InputError, match="input 'x' takes"):
-            wrapped(tmp_path, graph)
+            wrapped(tmp_path, one_node("Relu"), shapes={"x": (1 << 40,)})
 
     def test_integers_need_a_range(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"input 'rate' \(int64\).*--range rate=0:"):
@@ -367,6 +292,11 @@ class TestWhatIsRefused:
             import_onnx(path, tmp_path / "bundle")
         assert not (tmp_path / "bundle").exists()
 
+    def test_weights_with_the_name_of_the_graph(self, tmp_path: Path) -> None:
+        path = save_beside(tmp_path / "theirs", graphs.convolutions(), "model.onnx")
+        with pytest.raises(InputError, match=r"its weights are in model\.onnx"):
+            import_onnx(path, tmp_path / "bundle")
+
     def test_weights_behind_a_symbolic_link(self, tmp_path: Path) -> None:
         path = save_beside(tmp_path / "theirs", graphs.convolutions())
         (tmp_path / "theirs/net.weights").rename(tmp_path / "secret")
@@ -394,29 +324,23 @@ class TestWhatIsRefused:
         assert (tmp_path / "mine/notes.txt").read_text() == "mine"
 
 
-class TestCached:
-    def test_one_bundle_for_the_same_file_and_options(self, tmp_path: Path) -> None:
-        path = save(tmp_path / "theirs", graphs.convolutions())
-        first = import_onnx_cached(path, tmp_path / "artifacts", OnnxImportOptions())
-        created = Bundle.open(first).manifest.created
-        assert import_onnx_cached(path, tmp_path / "artifacts", OnnxImportOptions()) == first
-        assert Bundle.open(first).manifest.created == created
-        assert (
-            import_onnx_cached(path, tmp_path / "artifacts", OnnxImportOptions(shapes={"x": (2, 3, 16, 16)})) != first
-        )
-        assert first.parent == tmp_path / "artifacts/wrapped"
-
-    def test_damaged_cached_bundle_is_rebuilt(self, tmp_path: Path) -> None:
-        path = save(tmp_path / "theirs", graphs.convolutions())
-        folder = import_onnx_cached(path, tmp_path / "artifacts", OnnxImportOptions())
-        (folder / "onnx/model.onnx").write_bytes(b"damaged")
-        assert import_onnx_cached(path, tmp_path / "artifacts", OnnxImportOptions()) == folder
-        assert verify(Bundle.open(folder)).exit_code == 0
+def test_one_cached_bundle_for_the_same_file_and_options(tmp_path: Path) -> None:
+    path, artifacts = save(tmp_path / "theirs", graphs.convolutions()), tmp_path / "artifacts"
+    first = import_onnx_cached(path, artifacts, OnnxImportOptions())
+    created = Bundle.open(first).manifest.created
+    assert import_onnx_cached(path, artifacts, OnnxImportOptions()) == first
+    assert Bundle.open(first).manifest.created == created and first.parent == artifacts / "wrapped"
+    assert import_onnx_cached(path, artifacts, OnnxImportOptions(shapes={"x": (2, 3, 16, 16)})) != first
+    (first / "onnx/model.onnx").write_bytes(b"damaged")
+    assert import_onnx_cached(path, artifacts, OnnxImportOptions()) == first
+    assert verify(Bundle.open(first)).exit_code == 0
 
 
 class TestCommands:
     def test_import_and_commands_that_need_text(self, tmp_path: Path) -> None:
         save(tmp_path, graphs.convolutions())
+        refused = edgeformer("verify", "net.onnx", cwd=tmp_path)
+        assert refused.code == 2 and "edgeformer import onnx net.onnx -o BUNDLE" in refused.err
         output = edgeformer("import", "onnx", "net.onnx", "-o", "bundle", "--json", cwd=tmp_path)
         assert output.code == 0, output.err
         document = json.loads(output.out)
@@ -424,8 +348,3 @@ class TestCommands:
         for command in (["evaluate", "bundle"], ["predict", "bundle", "a text"], ["generate", "bundle", "a"]):
             refused = edgeformer(*command, cwd=tmp_path)
             assert refused.code == 2 and "wrapped graph" in refused.err, refused.err
-
-    def test_other_commands_say_how_a_file_becomes_a_bundle(self, tmp_path: Path) -> None:
-        save(tmp_path, graphs.convolutions())
-        refused = edgeformer("verify", "net.onnx", cwd=tmp_path)
-        assert refused.code == 2 and "edgeformer import onnx net.onnx -o BUNDLE" in refused.err

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgeformer.artifacts.manifest import BundleManifest, release
+from edgeformer.artifacts.manifest import release
 from edgeformer.artifacts.onnx_outline import read_outline
 from edgeformer.export.audit import audit_portability, audit_sharing, stored_twice, weight_parts
 from edgeformer.export.export import export
@@ -100,6 +100,10 @@ def test_every_weight_is_stored_once_and_counted(traced: onnx_ir.Model, tmp_path
     parts = weight_parts(graph)
     # 3,000 rows of 32 numbers: half a byte each, and a scale and half a byte of zero point per block.
     assert parts["embeddings"] - 40 * (32 + 4) - 2 * 32 * 4 == 3000 * (16 + 4) + 1500
+    portability = audit_portability([tmp_path / "int4.onnx"])
+    assert portability.needs is not None and release(portability.needs) >= (1, 20)
+    assert any("MatMulNBits (4)" in note for note in portability.notes())
+    assert any("needs ONNX Runtime 1.20" in note for note in portability.notes_here("1.19.2", frozenset()))
     # An id beyond the table is refused before the runtime sees it, as with every other table.
     assert read_outline(tmp_path / "int4.onnx").tables == {"input_ids": 3000}
     expected = run(traced, tmp_path / "fp32.onnx", {"input_ids": IDS})
@@ -124,47 +128,23 @@ def test_pretrained_weights_get_shorter_blocks(traced: onnx_ir.Model, pretrained
     assert {node.attributes.get_int("block_size") for node in products} == {block}
 
 
-def test_audit_reports_the_required_runtime(traced: onnx_ir.Model, tmp_path: Path) -> None:
-    run(quantize_int4(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
-    audit = audit_portability([tmp_path / "int4.onnx"])
-    assert audit.needs is not None
-    assert release(audit.needs) >= (1, 20)
-    assert any("MatMulNBits (4)" in note for note in audit.notes())
-    assert any("needs ONNX Runtime 1.20" in note for note in audit.notes_here("1.19.2", frozenset()))
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> BundleManifest:
-    folder = write_language_run(tmp_path_factory.mktemp("int4") / "run")
-    options = ExportOptions(int4=True, exits="all", keep_going=True)
-    return export(folder, options)
-
-
-def test_a_language_models_graphs_are_judged_like_int8(exported: BundleManifest) -> None:
-    manifest = exported
-    float_names = {artifact.role: artifact for artifact in manifest.artifacts if artifact.precision == "fp32"}
-    result = {artifact.role: artifact for artifact in manifest.artifacts if artifact.precision == "int4"}
-    assert result.keys() == {"full", "exit", "step", "decode"}
-    for artifact in result.values():
-        assert artifact.parity is not None
+def test_a_language_models_graphs_are_judged_like_int8(tmp_path: Path) -> None:
+    run_folder = write_language_run(tmp_path / "run")
+    artifacts = export(run_folder, ExportOptions(int4=True, keep_going=True)).artifacts
+    float_names = {artifact.role: artifact for artifact in artifacts if artifact.precision == "fp32"}
+    result = {artifact.role: artifact for artifact in artifacts if artifact.precision == "int4"}
+    assert result.keys() == {"full", "decode"}
+    for role, artifact in result.items():
+        assert artifact.parity is not None and artifact.sharing is not None and artifact.size_bytes is not None
         assert (artifact.parity.status, artifact.parity.tolerance_kind) == ("measured", "score")
-        assert artifact.sharing is not None
-        assert float_names[artifact.role].sharing is not None
-        assert artifact.sharing.unique_parameters == float_names[artifact.role].sharing.unique_parameters
-        assert artifact.size_bytes is not None
-        assert artifact.size_bytes < 0.6 * float_names[artifact.role].size_bytes
         assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters
+        assert artifact.sharing.unique_parameters == float_names[role].sharing.unique_parameters  # type: ignore[union-attr]
+        assert artifact.size_bytes < 0.6 * float_names[role].size_bytes  # type: ignore[operator]
         assert artifact.quantized["MatMulNBits"] > 0
-    full = result["full"]
-    assert full.drift is not None
-    assert full.drift.tolerance == 0.3
-    assert len(full.drift.loops) == 2
-    built = [artifact for artifact in result.values() if artifact.status == "built"]
-    assert built  # or nothing of what follows was looked at
-    for artifact in built:
-        assert artifact.file is not None
-        assert artifact.file.endswith("_q4.onnx")  # where clients of such repositories look for 4 bits
-        assert artifact.weights_file == "onnx/model_q4.onnx_data"
+        if artifact.status == "built":  # where clients of such repositories look for 4 bits
+            assert str(artifact.file).endswith("_q4.onnx") and artifact.weights_file == "onnx/model_q4.onnx_data"
+    drift = result["full"].drift
+    assert drift is not None and drift.tolerance == 0.3 and len(drift.loops) == 2
 
 
 LOOPS = 3
@@ -177,7 +157,7 @@ def written_out() -> onnx_ir.Model:
     return compose_decode(model, trace_pieces(model)[1])
 
 
-@pytest.mark.parametrize(("batch", "new", "past"), [(1, 1, 9), (2, 1, 9), (2, 5, 0), (2, 5, 9), (1, 1, 0)])
+@pytest.mark.parametrize(("batch", "new", "past"), [(1, 1, 9), (2, 5, 0), (2, 5, 9)])
 def test_merged_attention_computes_the_same(
     written_out: onnx_ir.Model, tmp_path: Path, batch: int, new: int, past: int
 ) -> None:
