@@ -43,15 +43,13 @@ def bundle(tmp_path: Path) -> Path:
     return tmp_path / "bundle"
 
 
-def test_fp16_and_int8(bundle: Path) -> None:
+def test_every_precision_is_built(bundle: Path) -> None:
     old = sha256_of(bundle / "onnx/model.onnx")
-    assert export(bundle, fp16=True, int8=True) == {
-        "onnx-fp32": ("built", None),
-        "onnx-fp16": ("built", None),
-        "onnx-int8": ("built", None),
-    }
+    built = export(bundle, fp16=True, int8=True, int4=True)
+    assert built == dict.fromkeys(("onnx-fp32", "onnx-fp16", "onnx-int8", "onnx-int4"), ("built", None))
     opened = Bundle.open(bundle)
-    full, eighth, half = opened.artifacts
+    full, eighth, narrow, half = opened.artifacts
+    assert narrow.file == "onnx/model_q4.onnx" and narrow.parity is not None and narrow.parity.rms_error is not None
     assert sha256_of(bundle / "onnx/model.onnx") == old
     assert full.sharing and half.sharing and eighth.sharing
     assert half.sharing.weight_bytes < 0.6 * full.sharing.weight_bytes
@@ -214,15 +212,6 @@ class TestClassifiers:
         options = OnnxImportOptions(tokenizer=folder / "tokenizer.json", labels=("l0", "l1"))
         with pytest.raises(InputError, match="has an output `logits`, this one has states, length, largest"):
             import_onnx(save(tmp_path, graphs.embedding()), tmp_path / "b", options)
-
-
-def test_int4_of_an_imported_graph(bundle: Path, tmp_path: Path) -> None:
-    output = edgeformer("export", "bundle", "--int4", "--json", cwd=tmp_path)
-    assert output.code == 0, output.err
-    base, narrow = json.loads(output.out)["artifacts"]
-    assert (narrow["id"], narrow["file"], narrow["precision"]) == ("onnx-int4", "onnx/model_q4.onnx", "int4")
-    assert narrow["sharing"]["stored_parameters"] <= base["sharing"]["stored_parameters"]
-    assert sum(narrow["quantized"].values()) > 0
 
 
 def test_export_works_inside_the_bundle_folder(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
@@ -22,7 +21,6 @@ from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import predict
 from edgeformer.models.pretrained.source import open_source
-from edgeformer.models.weights import load_model
 from edgeformer.run import Location, Run, locate
 from tests.cli.run_cli import edgeformer
 from tests.export.hf_models import LAYERS, OWN, answer, make_model
@@ -71,18 +69,6 @@ def test_a_classifier_computes_what_transformers_does(tmp_path: Path, kind: str)
     assert recipe.data.labels == LABELS and recipe.data.tokens_at_once == 64  # type: ignore[attr-defined]
     chosen, result = predict(Location(run, None), TEXTS, "torch")
     assert chosen == "torch" and [p.label for p in result] == [LABELS[row.argmax()] for row in expected]  # type: ignore[attr-defined]
-
-
-def test_renumbered_tokens_keep_the_answers_to_pairs(shared_model: Path, tmp_path: Path) -> None:
-    """Trimming moves special tokens to the front, also the separator between the texts of a pair."""
-    run = Run.open(import_hf(str(shared_model), HfOptions(tmp_path / "artifacts")))
-    encoded, _ = encode_texts(run.reader().tokenizer, TEXTS, 64)
-    batch = {name: torch.from_numpy(array) for name, array in collate(encoded, np.arange(len(TEXTS)), 0).items()}
-    model: Any = load_model(run.folder)
-    kept = torch.randperm(run.manifest.vocabulary, generator=torch.Generator().manual_seed(1))
-    renumbered = {**batch, "input_ids": kept.argsort()[batch["input_ids"]]}
-    with torch.inference_mode():
-        assert torch.equal(run.model_spec.adapter.trim(model, kept)(**renumbered), model(**batch))
 
 
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("max", False)])
@@ -323,7 +309,3 @@ def test_the_command(shared_model: Path, tmp_path: Path) -> None:
     location = locate("mine", tmp_path / "artifacts")
     (last, *_) = evaluate(location, EvaluateOptions(artifact="torch", data=tmp_path / "test.tsv")).rows
     assert (last.split, last.n) == ("test.tsv", 3)
-    several = edgeformer("predict", "mine", "a", "b", "c", "--pair", "d", "--pair", "e", cwd=tmp_path)
-    assert several.code == 2 and "--pair: 2 second texts for 3 texts" in several.err
-    refused = edgeformer("predict", "mine", "a", "b", "--nearest", "test.tsv", cwd=tmp_path)
-    assert refused.code == 2 and "makes no vectors of texts" in refused.err

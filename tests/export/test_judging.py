@@ -208,17 +208,6 @@ def test_full_graph_entry(bundle: Path) -> None:
     assert subject.validated == [(path, 3)]
 
 
-def test_exit_graph_entry(bundle: Path) -> None:
-    subject = Subject()
-    result = judge(bundle, subject).judge_graph(written(), 1, None)
-    assert (result.id, result.file, result.role, result.exit) == ("onnx-fp32-exit1", "onnx/model_exit1.onnx", "exit", 1)
-    assert result.status == "built" and result.size_bytes == 2000
-    assert result.sharing is not None and result.sharing.unique_parameters == result.sharing.stored_parameters == 43
-    assert_close(result, IDS.size)
-    assert result.parts_bytes == {"embeddings": 96, "block": 16, "heads": 60, "other": 2000 - 172}
-    assert subject.validated == [(bundle / "onnx" / "model_exit1.onnx", 1)] and subject.scored[0][0] == 1
-
-
 def test_weights_stored_twice_are_rejected(bundle: Path) -> None:
     subject = Subject()
     subject.needed[3] = 39
@@ -227,32 +216,6 @@ def test_weights_stored_twice_are_rejected(bundle: Path) -> None:
     subject.finds = "accuracy 0.5 below FP32's"
     fp16 = judge(bundle, subject, Variant("fp16"), baseline={3: (Score(n=1, loss=1.0), None)})
     assert fp16.judge_graph(written(), 3, None).reason == "accuracy 0.5 below FP32's"
-
-
-def test_operator_counts_of_fp16_and_int8(bundle: Path, tmp_path: Path) -> None:
-    fp16 = judge(bundle, Subject(), Variant("fp16")).judge_graph(written(), 3, None)
-    assert (fp16.id, fp16.precision, fp16.quantized) == ("onnx-fp16", "fp16", {})
-    assert list(fp16.ops_in_fp32.items()) == [("Gather", 1), ("MatMul", 1), ("Mul", 3)]
-    quantized_table = np.arange(24, dtype=np.int8).reshape(6, 4)
-    steps: list[Step] = [("Gather", ["table", "input_ids"], "rows"), ("Cast", ["rows"], "state_loop0", {"to": FLOAT})]
-    steps += [*loops(3), ("MatMul", ["state_loop3", "head"], "logits")]
-    stored = {"table": quantized_table, "vector": VECTOR, "head": HEADS[3]}
-    write(tmp_path / "onnx" / "model.onnx", steps, READ, {"logits": LOGITS}, stored)
-    int8 = judge(tmp_path, Subject(), Variant("int8")).judge_graph(written(), 3, None)
-    assert (int8.id, int8.quantized, int8.ops_in_fp32) == ("onnx-int8", {"Gather": 1}, {})
-    assert int8.parts_bytes == {"embeddings": 24, "block": 16, "heads": 48, "other": 1000 - 88}
-
-
-def test_weights_file_is_listed(tmp_path: Path) -> None:
-    path = tmp_path / "trimmed" / "onnx" / "model_fp16.onnx"
-    write_exit(path, 3)
-    files = written(exits={3: "trimmed/onnx/model_fp16.onnx"}, size_bytes={"trimmed/onnx/model_fp16.onnx": 159})
-    maker = judge(tmp_path, Subject(), Variant("fp16", trimmed=True), vocabulary=VOCABULARY)
-    result = maker.judge_graph(files, 3, None)
-    assert (result.id, result.trimmed, result.vocabulary) == ("onnx-fp16-trim", True, VOCABULARY)
-    assert result.weights_file is None and result.parts_bytes["other"] == 0
-    path.with_name("model_fp16.onnx_data").write_bytes(b"weights")
-    assert maker.judge_graph(files, 3, None).weights_file == "trimmed/onnx/model_fp16.onnx_data"
 
 
 def write_probe(bundle: Path, table: np.ndarray) -> None:
@@ -319,33 +282,22 @@ def test_decode_graph_entry(bundle: Path) -> None:
     np.testing.assert_allclose(logits, REFERENCES[3][SECOND_HALF], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("trimmed", [False, True])
-def test_decode_graph_is_compared_on_the_same_tokens(bundle: Path, trimmed: bool) -> None:
+def test_decode_graph_is_rejected_for_its_first_problem(bundle: Path, tmp_path: Path) -> None:
     subject = Subject(("input_ids",))
     subject.finds = "perplexity 9 % above FP32's"
-    result = judge(bundle, subject, Variant("int8", trimmed)).judge_decode(DECODE)
+    result = judge(bundle, subject, Variant("int8", trimmed=True)).judge_decode(DECODE)
     assert (result.status, result.reason) == ("rejected", subject.finds)
     assert result.score == Score(n=12, loss=1.0), "its own, not the reference's"
-    assert subject.compared == [(1.0, 2.0, "int8", trimmed)]
+    assert subject.compared == [(1.0, 2.0, "int8", True)]
     assert [(exit_, rows.tolist()) for exit_, _, rows in subject.scored] == [(3, SECOND_HALF)] * 2
     assert np.array_equal(subject.scored[1][1], REFERENCES[3][SECOND_HALF])
-
-
-def test_decode_graph_out_of_tolerance_is_rejected(bundle: Path, tmp_path: Path) -> None:
-    subject = Subject(("input_ids",))
-    result = judge(bundle, subject, Variant("fp16"), max_activation=1e9).judge_decode(DECODE)
-    assert "FP16 ends at" in str(result.reason) and result.score == Score(n=12, loss=1.0) and subject.compared == []
     write_decode(tmp_path / "onnx" / "decode.onnx", TABLE * np.float32(2))
     result = judge(tmp_path, subject, Variant("fp16"), max_activation=1e9).judge_decode(DECODE)
-    assert "relative error" in str(result.reason) and subject.compared == [], "the first reason"
-    broken = TABLE.copy()
-    broken[1] = np.nan
-    write_decode(tmp_path / "onnx" / "decode.onnx", broken)
+    assert "relative error" in str(result.reason) and len(subject.compared) == 1, "the first reason"
+    write_decode(tmp_path / "onnx" / "decode.onnx", TABLE * np.float32("nan"))
     for precision in ("fp32", "int8"):
-        subject.scored.clear()
         result = judge(tmp_path, subject, Variant(precision)).judge_decode(DECODE)  # type: ignore[arg-type]
         assert "not finite" in str(result.reason) and result.score is None
-        assert subject.scored == subject.compared == []
 
 
 SCORES = {loop: (Score(n=18, loss=loop + 0.5), Score(n=9, loss=10.0 * loop + 5)) for loop in (1, 3)}
@@ -417,7 +369,6 @@ def test_outputs_out_of_tolerance_are_rejected_with_the_references_hint() -> Non
     subject.rejection_hint = "; import real inputs"
     result = compare(subject, error=1.0)
     assert "relative error" in result["reason"] and result["reason"].endswith(subject.rejection_hint)
-    assert result["validation"] == Score(n=9, loss=30.0)
     result = compare(subject, error=float("nan"))
     assert set(result) == {"parity", "reason"} and "not finite" in result["reason"]
 

@@ -18,7 +18,6 @@ from edgeformer.data.tokenization import train_tokenizer
 from edgeformer.data.trimming import Trimmed, trim_tokenizer
 from edgeformer.export.graphs import write_graph
 from edgeformer.export.run_source import write_trimmed_companions
-from edgeformer.models.adapter import count_parameters
 from edgeformer.models.encoder import adapter as graphs
 from edgeformer.models.encoder.adapter import ADAPTER
 from edgeformer.models.encoder.model import EncoderClassifier
@@ -67,19 +66,6 @@ def test_trimmed_logits_are_identical(model: EncoderClassifier, original: Tokeni
             old = model(torch.tensor([original.encode(text).ids]))
             new = small(torch.tensor([trimmed.tokenizer.encode(text).ids]))
             assert torch.equal(old, new)
-
-
-def test_trimming_replaces_only_the_table(model: EncoderClassifier, trimmed: Trimmed) -> None:
-    rows, parameters = model.tokens.num_embeddings, count_parameters(model)
-    small = ADAPTER.trim(model, torch.from_numpy(trimmed.kept))
-    assert model.tokens.num_embeddings == rows and count_parameters(model) == parameters
-    assert count_parameters(small) == parameters - (rows - len(trimmed.kept)) * 32
-    original_parameters = dict(model.named_parameters())
-    for name, parameter in small.named_parameters():
-        assert (parameter is original_parameters[name]) is (name != "tokens.weight")
-    assert small.cos is model.cos
-    assert not small.training
-    assert torch.equal(small.tokens.weight, model.tokens.weight[torch.from_numpy(trimmed.kept)])
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 import os
@@ -79,15 +78,6 @@ class Tab:
                 text = self.run("document.body?.innerText.slice(0, 2000)")
                 pytest.fail(f"{expression}: not within {seconds} s; {self.complaints}; the page says: {text}")
             time.sleep(0.02)
-
-    def picture(self, file: Path, width: int, *, dark: bool = False) -> None:
-        """Write the whole page as PNG."""
-        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.send("Emulation.setEmulatedMedia", features=[feature])
-        metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.send("Emulation.setDeviceMetricsOverride", **metrics)
-        image = self.send("Page.captureScreenshot", captureBeyondViewport=True, format="png")
-        file.write_bytes(base64.b64decode(image["data"]))
 
     def handle_event(self, method: str, parameters: dict[str, Any]) -> None:
         """Record an event of this tab."""

@@ -21,7 +21,7 @@ from edgeformer.bundle import Bundle, seal
 from edgeformer.inference.predict import predict
 from edgeformer.run import locate
 from edgeformer.tasks.task import make_buffers
-from edgeformer.tasks.text_answers import NO_NUMBER, TextPredictor
+from edgeformer.tasks.text_answers import TextPredictor
 from edgeformer.web.publish import PageOptions, publish
 from tests.cli.in_process import Edgeformer
 from tests.docs.test_deploy import SENTENCES, TOO_LONG
@@ -146,24 +146,6 @@ def test_other_artifacts_answer_as_predict_does(site: Path, tab: Tab) -> None:
             prediction: Any = predict(locate(str(CLASSIFIER), CLASSIFIER), [text], artifact)[1][0]
             assert answer(tab, artifact, text)["probabilities"] == pytest.approx(prediction.probabilities, abs=1e-4)
         assert "no label" in answer(tab, "onnx-fp32", "  ")["message"]
-
-
-def test_overflowing_answer_is_reported_as_no_number(
-    confident: tuple[Path, Path], libraries: Path, tab: Tab, tmp_path: Path
-) -> None:
-    bundle = Path(shutil.copytree(confident[0], tmp_path / "bundle"))
-    manifest = Bundle.open(bundle).manifest
-    entry = manifest.artifacts[0]
-    graph = bundle / str(entry.file)
-    scale_logits(graph, factor=3e38, prefix="again")
-    scaled = entry.model_copy(update={"sha256": sha256_of(graph)})
-    seal(bundle, manifest.model_copy(update={"artifacts": (scaled, *manifest.artifacts[1:])}))
-    assert vars(predict(locate(str(bundle), bundle), ["good"], entry.id)[1][0])["error"] == NO_NUMBER
-    publish(Bundle.open(bundle), tmp_path / "site", PageOptions(libraries, (entry.id,), ("wasm",)))
-    with served(tmp_path / "site") as address:
-        tab.open(address)
-        shown = answer(tab, entry.id, "good")
-    assert shown["message"] == NO_NUMBER and shown["probabilities"] == {}
 
 
 def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
