@@ -7,7 +7,7 @@ manifest. The reference is torch FP32 for a run and the FP32 graph for an import
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, lacks_parity
@@ -84,9 +84,9 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             previous = source.previous([target for _, target in plans if isinstance(target, Target)])
             previous.refuse_losses(ignored=previous.rebuilt)
         with replacing_folder(source.folder) as new_folder:
-            protected = source.begin(new_folder)
+            source.begin(new_folder)
             artifacts = _build_artifacts(source, plans, new_folder, previous)
-            merged = remove_rejected(new_folder, [*source.base, *previous.merge(artifacts)], protected)
+            merged = remove_rejected(new_folder, [*source.base, *previous.merge(artifacts)], source.names)
             for artifact in merged:
                 if artifact.portability is not None:
                     source.notes.extend(f"{artifact.id}: {note}" for note in artifact.portability.notes())
@@ -149,7 +149,7 @@ def _build_engines(
 
 
 def remove_rejected(
-    folder: Path, artifacts: Sequence[ArtifactManifest], protected: set[str] | None = None
+    folder: Path, artifacts: Sequence[ArtifactManifest], protected: Collection[str] = ()
 ) -> list[ArtifactManifest]:
     """Delete the files of artifacts that were not built, weights beside them too, and return the entries without them.
 
@@ -163,6 +163,6 @@ def remove_rejected(
     listed = {name for entry in entries for name in (entry.file, entry.weights_file, *entry.parts.values())}
     # Builders may write ONNX files into the engines folder; a set has each path once.
     for path in {*folder.rglob("*.onnx"), *folder.rglob("*.onnx_data"), *(folder / ENGINES_FOLDER).glob("*")}:
-        if path.is_file() and path.relative_to(folder).as_posix() not in listed | (protected or set()):
+        if path.is_file() and path.relative_to(folder).as_posix() not in {*listed, *protected}:
             path.unlink()
     return entries

@@ -52,12 +52,16 @@ class GraphSource:
     """A bundle made by ``import onnx``, as the source of an export.
 
     Attributes:
-        names: files that came with the import, relative to the bundle.
+        folder: of the bundle.
+        base: entry of the imported graph, the one artifact that is in the bundle before the export.
+        names: files that came with the import, relative to the bundle; they stay.
     """
 
     bundle: Bundle
     options: ExportOptions
     progress: Progress
+    folder: Path
+    base: tuple[ArtifactManifest, ...]
     notes: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     default_target = None
@@ -65,24 +69,14 @@ class GraphSource:
     @classmethod
     def open(cls, folder: Path, options: ExportOptions, progress: Progress) -> GraphSource:
         """Open the bundle and check its graph. Raises ArtifactError, InputError."""
-        source = cls(Bundle.open(folder), options, progress)
-        if source.bundle.manifest.wrapped is None:
+        bundle = Bundle.open(folder)
+        if bundle.manifest.wrapped is None:
             raise InputError(f"{folder}: was exported from a run; export that run again")
-        base = source.bundle.artifacts[0]
+        base = bundle.artifacts[0]
         if (options.fp16 or options.int8 or options.int4) and base.precision != "fp32":
             raise InputError(f"{folder}: its graph is {base.precision.upper()} already; import the FP32 one")
-        source.bundle.check(base)
-        return source
-
-    @property
-    def base(self) -> tuple[ArtifactManifest, ...]:
-        """Artifacts that are in the bundle before the export: the imported graph."""
-        return self.bundle.artifacts[:1]
-
-    @property
-    def folder(self) -> Path:
-        """Of the bundle."""
-        return self.bundle.folder
+        bundle.check(base)
+        return cls(bundle, options, progress, bundle.folder, (base,))
 
     @cached_property
     def _validation(self) -> Validation | None:
@@ -102,8 +96,8 @@ class GraphSource:
         requested = Requested(self.options, (), targets, self.base[0].precision)
         return PreviousBundle.of_imported(self.bundle, requested)
 
-    def begin(self, new: Path) -> set[str]:
-        """Bring everything but older conversions into the new folder; returns the names.
+    def begin(self, new: Path) -> None:
+        """Bring everything but older conversions into the new folder.
 
         The graph and its weights are copied, because onnx_ir reads no linked weights; other files are linked.
         """
@@ -120,7 +114,6 @@ class GraphSource:
                 shutil.copyfile(path, new / name)
             else:
                 link(path, new / name)
-        return self.names
 
     def judge(self, folder: Path, entry: ArtifactManifest) -> Judge:
         """Judge of an artifact with this entry's precision."""

@@ -215,10 +215,6 @@ class Judge:
             return f"{reached}; FP16 ends at {FP16_MAX:.0f} (overflow)"
         return None
 
-    def exit_of(self, entry: ArtifactManifest) -> int:
-        """Exit that an artifact answers at."""
-        return self.reference.last if entry.exit is None else entry.exit
-
     def judge_engine(self, entry: ArtifactManifest) -> ArtifactManifest:
         """Add parity and scores to the entry of a builder's artifact that this machine can run, or reject it."""
         parts = {part: self.folder / file for part, file in entry.parts.items()}
@@ -226,15 +222,15 @@ class Judge:
         files = ArtifactFiles(entry, self.folder / str(entry.file), parts, loops, self.reference.max_positions)
         try:
             with opener_of(entry).open(files, OpenOptions()) as session:
-                is_whole = entry.role in ("full", "exit")
-                measured = self.measure(session, self.exit_of(entry), max_batch_rows(entry), validate=is_whole)
+                is_whole, exit_ = entry.role in ("full", "exit"), entry.exit or self.reference.last
+                measured = self.measure(session, exit_, max_batch_rows(entry), validate=is_whole)
         except EdgeformerError as error:
             measured = {"reason": str(error)}
         return entry.model_copy(update={**measured, "status": "rejected" if measured["reason"] else "built"})
 
     def judge_built(self, entry: ArtifactManifest, path: Path, session: Session) -> dict[str, Any]:
         """Measure an ONNX file that a builder made of an FP32 graph, and audit it: fields of its entry."""
-        exit_ = self.exit_of(entry)
+        exit_ = entry.exit or self.reference.last
         graph = onnx.load(str(path))
         sharing = audit_sharing(graph, self.reference.needed[exit_])
         parts, measured = weight_parts(graph), self.measure(session, exit_)
@@ -261,7 +257,8 @@ class Judge:
             except InputError:
                 continue  # the processor lacks the provider
             with session:
-                measured = replace(self, variant=Variant("int8")).measure(session, self.exit_of(entry))
+                judge = replace(self, variant=Variant("int8"))
+                measured = judge.measure(session, entry.exit or self.reference.last)
             rounded[provider] = Rounded.model_validate(measured)
         return entry.model_copy(update={"rounded": rounded})
 

@@ -203,6 +203,7 @@ class RunSource:
     """A finished run, as the source of an export.
 
     Attributes:
+        folder: of the bundle.
         exits: that become graphs, the last one first.
         facts: the task's fields of bundle.json.
         validations: whether the vocabulary is trimmed → scorer of the validation split.
@@ -212,6 +213,7 @@ class RunSource:
     options: ExportOptions
     progress: Progress
     subject: Exportable
+    folder: Path
     exits: list[int]
     tokenizer: Tokenizer
     reader: TextReader
@@ -221,6 +223,7 @@ class RunSource:
     baseline: Baseline = field(default_factory=dict)
     max_activation: float = 0.0
     base: tuple[ArtifactManifest, ...] = ()
+    names: frozenset[str] = frozenset()
 
     @classmethod
     def open(cls, run: Run, options: ExportOptions, progress: Progress) -> RunSource:
@@ -249,12 +252,7 @@ class RunSource:
         except Exception as error:  # tokenizers raises plain Exceptions
             raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
         reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary)
-        return cls(run, options, progress, subject, exits, tokenizer, reader, facts)
-
-    @property
-    def folder(self) -> Path:
-        """Of the bundle."""
-        return self.run.folder / BUNDLE_FOLDER
+        return cls(run, options, progress, subject, run.folder / BUNDLE_FOLDER, exits, tokenizer, reader, facts)
 
     @property
     def default_target(self) -> str | None:
@@ -278,7 +276,7 @@ class RunSource:
         requested = Requested(self.options, self.exits, targets)
         return PreviousBundle.of_run(self.folder, self.subject.golden.arrays, self._sources, requested)
 
-    def begin(self, new: Path) -> set[str]:
+    def begin(self, new: Path) -> None:
         """Write everything beside the graphs, and open the validation data. Raises ArtifactError."""
         self._sources  # noqa: B018 - hash the files of the run before graphs are made of them
         model_folder, subject = self.run.folder / MODEL_FOLDER, self.subject
@@ -311,7 +309,6 @@ class RunSource:
             exits = subject.adapter.exits(subject.model)
             self.max_activation = max_abs_activation(exits, *subject.inputs.values())
             self.notes.append(_FP16_NOTE)
-        return set()
 
     def judge(self, folder: Path, entry: ArtifactManifest | Variant) -> RunJudge:
         """Judge of artifacts of this variant."""
