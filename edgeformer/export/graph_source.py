@@ -62,6 +62,7 @@ class GraphSource:
     progress: Progress
     folder: Path
     base: tuple[ArtifactManifest, ...]
+    unique_parameters: int
     notes: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     default_target = None
@@ -76,7 +77,8 @@ class GraphSource:
         if (options.fp16 or options.int8 or options.int4) and base.precision != "fp32":
             raise InputError(f"{folder}: its graph is {base.precision.upper()} already; import the FP32 one")
         bundle.check(base)
-        return cls(bundle, options, progress, bundle.folder, (base,))
+        unique = base.sharing.unique_parameters if base.sharing is not None else bundle.manifest.parameters
+        return cls(bundle, options, progress, bundle.folder, (base,), unique)
 
     @cached_property
     def _validation(self) -> Validation | None:
@@ -123,7 +125,7 @@ class GraphSource:
         reference = Reference(
             task=bundle.task,
             golden=bundle.golden(),
-            needed={0: base.sharing.unique_parameters if base.sharing else bundle.manifest.parameters},
+            needed={0: self.unique_parameters},
             max_positions=bundle.manifest.max_positions,
             rejection_hint=_RANDOM_HINT if is_random else "",
         )
@@ -162,7 +164,7 @@ class GraphSource:
                 has_shared = base.weights_file is not None
                 with weights_file(folder / variant.weights) if has_shared else nullcontext() as shared:
                     size_bytes = write_graph(model, path, shared)
-            fields = describe_converted(path, size_bytes, base)
+            fields = describe_converted(path, size_bytes, self.unique_parameters)
             if has_shared:
                 fields["weights_file"] = variant.weights
             with OnnxSession(path) as session:

@@ -31,7 +31,6 @@ from edgeformer.artifacts.manifest import (
     Sharing,
     Vocabulary,
 )
-from edgeformer.artifacts.onnx_outline import read_outline
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
 from edgeformer.export.audit import (
@@ -49,7 +48,7 @@ from edgeformer.export.quantize import quantized_nodes, quantized_pairs
 from edgeformer.export.variants import Variant
 from edgeformer.models import ModelSpec
 from edgeformer.models.adapter import ModelAdapter
-from edgeformer.models.tracing import OPSET, state_name
+from edgeformer.models.tracing import state_name
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, library_versions, opener_of, rounding_providers
 from edgeformer.runtimes.onnxruntime.decode import StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -330,73 +329,69 @@ class RunJudge(Judge):
         """Audit the files of one artifact (part → file) and combine that with what was measured."""
         paths = {part: self.folder / file for part, file in files.items()}
         graphs = {part: onnx.load(str(path), load_external_data=False) for part, path in paths.items()}
-        # The parts of a step bundle hold different parameters; together they must hold each once.
-        audits = [audit_sharing(graph, needed).model_dump(exclude={"unique_parameters"}) for graph in graphs.values()]
-        sharing = Sharing(unique_parameters=needed, **sum_counts(audits))
-        precision = self.variant.precision
         # Activations are inspected once per precision: exits and parts compute the same ones, FP16 rounds FP32's.
-        inspects_values = fields.get("role") == "full" and precision != "fp16"
-        reason = fields.pop("reason", None) or stored_twice(sharing)
+        inspects_values = fields.get("role") == "full" and self.variant.precision != "fp16"
+        audit = audit_graphs(paths, graphs, needed, self.reference.inputs if inspects_values else None)
+        reason = fields.pop("reason", None) or stored_twice(audit["sharing"])
         inputs, outputs = describe_io(graphs[LOOP])
         size_bytes = sum(written.size_bytes[file] for file in files.values())
         parts = sum_counts(map(weight_parts, graphs.values()))
-        counts = sum_counts(map(float32_operators if precision == "fp16" else quantized_nodes, graphs.values()))
-        operators = dict(sorted(counts.items()))
         return ArtifactManifest.model_validate(
             {
                 "id": id_,
                 "file": files[LOOP],
                 "format": ONNX,
-                "precision": precision,
+                "precision": self.variant.precision,
                 "trimmed": self.variant.trimmed,
                 "vocabulary": self.vocabulary,
                 "status": "rejected" if reason else "built",
                 "reason": reason,
                 "size_bytes": size_bytes,
-                "sha256": sha256_of(paths[LOOP]),
                 "weights_file": self.variant.weights if (self.folder / self.variant.weights).is_file() else None,
                 "inputs": inputs,
                 "outputs": outputs,
-                "opset": OPSET,
-                "ops_in_fp32": operators if precision == "fp16" else {},
-                "quantized": operators if precision in ("int8", "int4") else {},
-                "sharing": sharing,
-                "portability": audit_portability(
-                    list(paths.values()), self.reference.inputs if inspects_values else None
-                ),
                 "parts_bytes": {**parts, "other": max(0, size_bytes - sum(parts.values()))},
-                "built_with": _versions("torch", "onnx", "onnxscript", "onnxruntime"),
+                **audit,
                 **fields,
             }
         )
 
 
-def _versions(*libraries: str) -> dict[str, str]:
-    return {name: version for name, version in library_versions().items() if name in libraries}
+def audit_graphs(
+    paths: Mapping[str, Path], graphs: Mapping[str, onnx.ModelProto], needed: int,
+    feed: Mapping[str, Array] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Audit the graphs of one artifact, part → graph: fields of its entry. See :func:`audit_portability`."""
+    # The parts of a step bundle hold different parameters; together they must hold each once.
+    audits = [audit_sharing(graph, needed).model_dump(exclude={"unique_parameters"}) for graph in graphs.values()]
+    portability = audit_portability(list(paths.values()), feed)
+    tensors = [tensor for graph in graphs.values() for tensor in graph.graph.initializer]
+    is_fp16 = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in tensors)
+    float32 = sum_counts(map(float32_operators, graphs.values())) if is_fp16 else {}
+    libraries = ("torch", "onnx", "onnxscript", "onnxruntime")
+    return {
+        "sharing": Sharing(unique_parameters=needed, **sum_counts(audits)),
+        "sha256": sha256_of(paths[LOOP]),
+        "opset": portability.opset,
+        "ops_in_fp32": dict(sorted(float32.items())),
+        "quantized": dict(sorted(sum_counts(map(quantized_nodes, graphs.values())).items())),
+        "portability": portability,
+        "built_with": {name: version for name, version in library_versions().items() if name in libraries},
+    }
 
 
-def describe_converted(path: Path, size_bytes: int, base: ArtifactManifest) -> dict[str, Any]:
+def describe_converted(path: Path, size_bytes: int, unique_parameters: int) -> dict[str, Any]:
     """Audit a converted foreign graph: fields of its entry, with a ``reason`` where it stores too many numbers.
 
     Args:
         size_bytes: including weights beside the graph.
-        base: entry of the graph that it was converted from.
+        unique_parameters: of the graph that it was converted from.
     """
-    outline, graph = read_outline(path), onnx.load(str(path), load_external_data=False)
-    unique = base.sharing.unique_parameters if base.sharing is not None else outline.parameters
-    sharing = audit_sharing(graph, unique)
-    fields: dict[str, Any] = {
-        "sharing": sharing,
-        "size_bytes": size_bytes,
-        "sha256": sha256_of(path),
-        "opset": outline.opsets.get(""),
-        "ops_in_fp32": float32_operators(graph) if outline.stored["float16"] > 0 else {},
-        "quantized": quantized_nodes(graph),
-        "portability": audit_portability([path]),
-        "built_with": _versions("onnx", "onnxruntime"),
-    }
-    if sharing.stored_parameters > MAX_STORED_RATIO * unique:
-        fields["reason"] = f"stores {sharing.stored_parameters:,} numbers, the graph that it was made of {unique:,}"
+    graph = onnx.load(str(path), load_external_data=False)
+    fields = {**audit_graphs({LOOP: path}, {LOOP: graph}, unique_parameters), "size_bytes": size_bytes}
+    stored = fields["sharing"].stored_parameters
+    if stored > MAX_STORED_RATIO * unique_parameters:
+        fields["reason"] = f"stores {stored:,} numbers, the graph that it was made of {unique_parameters:,}"
     return fields
 
 
