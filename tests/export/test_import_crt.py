@@ -214,8 +214,8 @@ def test_packed_archive(tmp_path: Path, weights: dict[str, Tensor], tokenizer: P
 
 def test_megabytes_of_objects(tmp_path: Path, tokenizer: Path) -> None:
     path = tmp_path / "objects.pt"
-    torch.save({"history": [[] for _ in range(10**6)] + [0.1] * 400_000}, path)
-    assert "of Python objects" in refusal(path, tokenizer)
+    torch.save({"history": "x" * (import_run.MAX_PICKLE_BYTES + 1)}, path)
+    assert "holds 4 MiB of Python objects" in refusal(path, tokenizer)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.99])

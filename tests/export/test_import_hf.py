@@ -161,6 +161,7 @@ def sentence_transformers(folder: Path, pooling: str, *, normalize: bool) -> Non
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 48}', encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_real_sentence_encoder(tmp_path: Path, minilm: Path) -> None:
     """MiniLM by hand: transformers' states, their mean over the tokens, divided by its length."""
     from transformers import AutoModel
