@@ -169,6 +169,8 @@ class Judge:
     validation: Validation | None
     baseline: Baseline
     max_activation: float = 0.0
+    sets_baseline = False
+    """Whether FP32's scores become the baseline; that of an imported graph is its own entry."""
 
     def measure(
         self, session: Session, exit_: int, max_rows: int | None = None, *, validate: bool = True
@@ -194,8 +196,8 @@ class Judge:
         score = self.validation(run, exit_) if self.validation is not None and run is not None else None
         if score is not None and not isfinite(score.loss):
             return {"parity": parity, "score": golden, "reason": reason or "its loss is not finite on validation text"}
-        if self.variant == Variant("fp32") and exit_ not in self.baseline:
-            self.baseline[exit_] = golden, score
+        if self.variant == Variant("fp32") and self.sets_baseline:
+            self.baseline.setdefault(exit_, (golden, score))
         elif reason is None and exit_ in self.baseline:  # a rejected FP32 graph may have no score
             golden_baseline, validation_baseline = self.baseline[exit_]
             pair = golden, golden_baseline
@@ -268,6 +270,7 @@ class RunJudge(Judge):
 
     reference: Exportable
     vocabulary: Vocabulary | None = None
+    sets_baseline = True
 
     def judge_all(self, written: Written) -> Iterator[ArtifactManifest]:
         """Yield every artifact, the full graph first; each runs when the previous one was consumed."""
