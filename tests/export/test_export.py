@@ -147,6 +147,7 @@ def test_a_damaged_run_keeps_the_old_bundle(run: Path, file: str, content: bytes
     assert not list(run.glob(".bundle*"))
 
 
+@pytest.mark.usefixtures("traced_once")
 def test_keep_going_builds_after_rejected_artifacts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """INT8 fails as a whole, FP16 cannot hold an activation, and the device needs JetPack; FP32 is built."""
 
@@ -170,6 +171,7 @@ def test_keep_going_builds_after_rejected_artifacts(run: Path, monkeypatch: pyte
     assert files == {"model.onnx"}, "a client would open a rejected graph by its name"
 
 
+@pytest.mark.usefixtures("traced_once")
 def test_after_a_rejected_artifact_nothing_is_built(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
 

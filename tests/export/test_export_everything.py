@@ -19,7 +19,7 @@ FORMS = ("", "-exit1", "-step")
 def exported(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("everything")
     shutil.copytree(finished_run, folder / "artifacts" / "small")
-    options = ("--fp16", "--int8", "--vocab-trim", "--trt", "--exit", "all", "--target", "rtx4050", "--json")
+    options = ("--fp16", "--int8", "--int4", "--vocab-trim", "--exit", "all", "--trt", "--target", "rtx4050", "--json")
     outcome = edgeformer("export", "small", *options, cwd=folder)
     assert outcome.code == (0 if find_spec("tensorrt_rtx") else 3), outcome.err
     return folder, {artifact["id"]: artifact for artifact in json.loads(outcome.out)["artifacts"]}
@@ -27,8 +27,8 @@ def exported(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 def test_every_requested_artifact_is_built(exported: tuple[Path, dict[str, Any]]) -> None:
     _, artifacts = exported
-    onnx = {f"onnx-{precision}{form}" for precision in ("fp32", "int8", "fp16") for form in FORMS}
-    onnx |= {"onnx-int8-trim", "onnx-fp16-trim"}
+    onnx = {f"onnx-{precision}{form}" for precision in ("fp32", "int8", "int4", "fp16") for form in FORMS}
+    onnx |= {"onnx-int8-trim", "onnx-int4-trim", "onnx-fp16-trim"}
     assert {name for name in artifacts if name.startswith("onnx")} == onnx
     for name in onnx:
         artifact = artifacts[name]

@@ -39,6 +39,7 @@ def assert_verified(run: Path, expected: set[str]) -> None:
     assert not list(run.glob(".bundle*")), "temporary folders must be removed"
 
 
+@pytest.mark.usefixtures("traced_once")
 def test_artifacts_that_are_not_requested_stay(run: Path) -> None:
     old = contents(run / "bundle")
     with installed("reference_runtime"):
@@ -93,6 +94,7 @@ def damaged_manifest(run: Path) -> str:
     return "bundle.json: damaged"
 
 
+@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("harm", [other_weights, damaged_file, strange_file, damaged_manifest])
 def test_losses_are_listed_and_need_replace(run: Path, harm: Callable[[Path], str]) -> None:
     reason = harm(run)

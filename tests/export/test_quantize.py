@@ -328,6 +328,7 @@ def test_pretrained_weights_get_shorter_blocks(traced: onnx_ir.Model, pretrained
     assert {node.attributes.get_int("block_size") for node in products} == {block}
 
 
+@pytest.mark.slow
 def test_a_language_models_graphs_are_judged_like_int8(tmp_path: Path) -> None:
     run_folder = write_language_run(tmp_path / "run")
     artifacts = export(run_folder, ExportOptions(int4=True, keep_going=True)).artifacts
@@ -347,13 +348,13 @@ def test_a_language_models_graphs_are_judged_like_int8(tmp_path: Path) -> None:
     assert drift is not None and drift.tolerance == 0.3 and len(drift.loops) == 2
 
 
-LOOPS = 3
+LOOPS = 2
 
 
 @pytest.fixture(scope="module")
 def written_out() -> onnx_ir.Model:
     torch.manual_seed(0)
-    model = build_crt(small_config(loops=LOOPS, exits=(2,), cycles=2)).eval()
+    model = build_crt(small_config(loops=LOOPS, exits=(), cycles=1)).eval()
     return compose_decode(model, trace_pieces(model)[1])
 
 

@@ -1,0 +1,30 @@
+"""Graphs of the committed classifier, traced once for all exports of a worker: tracing takes most of their time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeformer.export.judging import Exportable
+from edgeformer.export.run_source import open_exportable
+from edgeformer.models.tracing import Graphs
+from edgeformer.run import Run
+
+
+@pytest.fixture(scope="session")
+def _small_graphs(finished_run: Path) -> tuple[Exportable, Graphs]:
+    subject = open_exportable(Run.open(finished_run))
+    return subject, subject.adapter.trace(subject.model, tuple(subject.inputs), steps=False)
+
+
+@pytest.fixture
+def traced_once(_small_graphs: tuple[Exportable, Graphs], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let exports of copies of ``finished_run`` without steps reuse one trace of its FP32 model."""
+    subject, graphs = _small_graphs
+
+    def trace(*_: object, steps: bool) -> Graphs:
+        assert not steps
+        return graphs
+
+    monkeypatch.setattr(type(subject.adapter), "trace", trace)
