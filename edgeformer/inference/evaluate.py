@@ -7,7 +7,6 @@ computed from these records; that pass is not timed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ from typing import Any
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.scores import EVALUATION_FILE, EarlyExitRow, Evaluation, EvaluationRow, merge_rows
-from edgeformer.inference.predict import Candidate, exit_thresholds, select_candidates
+from edgeformer.inference.predict import Candidate, select_candidates
 from edgeformer.run import Location
 from edgeformer.system.host import cpu_name
 from edgeformer.system.lock import wait_for_lock
 from edgeformer.tasks import Meter, Origin
 from edgeformer.tasks.early_exit import SWEEP, ExitRecords, Rule
+from edgeformer.tasks.metric import perplexity_of
 from edgeformer.tasks.scoring import score_batches
 
 
@@ -65,11 +65,6 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
     Each artifact has one row. An artifact with several exits (the run's own weights, a step artifact) has another row
     for each earlier exit, and early-exit rows.
 
-    Args:
-        location: the run, the bundle, or both.
-        options: artifacts and rows.
-        progress: shows rows.
-
     Raises:
         InputError: unknown artifact or split; unusable data; a threshold for artifacts without exits.
         ArtifactError: a damaged bundle.
@@ -97,14 +92,7 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
 
 @dataclass
 class Evaluator:
-    """Scores of artifacts on one set, which is read once per tokenizer.
-
-    Attributes:
-        options: the set, and rows per call.
-        progress: shows rows.
-        rows: scores so far.
-        early_exit: early-exit scores so far.
-    """
+    """Scores of artifacts on one set, which is read once per tokenizer."""
 
     options: EvaluateOptions
     progress: Progress
@@ -136,8 +124,35 @@ class Evaluator:
             (row,) = task.rows(candidate.id, set_name, score, leaks=owner.leaks)
             earlier.append(row.model_copy(update={"exit": loop, "provider": last.provider}))
         self.rows += earlier
-        if candidate.can_exit_early:
-            self._score_early_exit(candidate, last, records)
+        if not candidate.can_exit_early:
+            return
+        # The schedule of the task's paper (threshold None), the sweep and the requested threshold.
+        exits, requested = records.exits, () if self.options.threshold is None else (self.options.threshold,)
+        settings: list[tuple[Rule, float | None, dict[int, float]]] = []
+        for rule in records.rules:
+            if task.exit_schedule is not None and rule == "confidence":
+                settings.append((rule, None, task.exit_schedule.thresholds(exits)))
+            swept = sorted({*SWEEP, *requested})
+            settings += [(rule, value, dict.fromkeys(exits[:-1], float(value))) for value in swept]
+        for rule, value, thresholds in settings:
+            outcome = records.leave(thresholds, rule)
+            self.early_exit.append(
+                EarlyExitRow(
+                    artifact=last.artifact,
+                    provider=last.provider,
+                    split=last.split,
+                    n=last.n,
+                    rule=rule,
+                    threshold=value,
+                    thresholds={str(loop): threshold for loop, threshold in thresholds.items()},
+                    mean_loops=outcome.mean_loops,
+                    loss=outcome.loss,
+                    accuracy=outcome.right,
+                    perplexity=perplexity_of(outcome.loss) if outcome.right is None else None,
+                    share=outcome.share,
+                    leaks=last.leaks,
+                )
+            )
 
     def record_exits(self, candidate: Candidate) -> tuple[Meter, ExitRecords]:
         """Run the set with answers at every exit; return the summed scores, and the early-exit records of each row."""
@@ -145,34 +160,6 @@ class Evaluator:
         meter = candidate.owner.task.meter(candidate.exits, records, candidate.owner.data)
         self._run(candidate, meter, every_exit=not candidate.answers_with_losses)
         return meter, records
-
-    def _score_early_exit(self, candidate: Candidate, last: EvaluationRow, records: ExitRecords) -> None:
-        """Append rows for the schedule of the task's paper (threshold None), the sweep and the requested threshold."""
-        task = candidate.owner.task
-        schedule = task.exit_thresholds(records.exits[:-1])
-        requested = () if self.options.threshold is None else (self.options.threshold,)
-        swept = {value: exit_thresholds(records.exits, value) for value in sorted({*SWEEP, *requested})}
-        settings: list[tuple[Rule, float | None, Mapping[int, float]]] = []
-        for rule in records.rules:
-            if schedule is not None and rule == "confidence":
-                settings.append((rule, None, schedule))
-            settings += [(rule, value, thresholds) for value, thresholds in swept.items()]
-        for rule, value, thresholds in settings:
-            outcome = records.leave(thresholds, rule)
-            row = EarlyExitRow(
-                artifact=last.artifact,
-                provider=last.provider,
-                split=last.split,
-                n=last.n,
-                rule=rule,
-                threshold=value,
-                thresholds={str(loop): threshold for loop, threshold in thresholds.items()},
-                mean_loops=outcome.mean_loops,
-                share=outcome.share,
-                leaks=last.leaks,
-                **task.departures(outcome),  # type: ignore[arg-type]
-            )
-            self.early_exit.append(row)
 
     def _run(self, candidate: Candidate, meter: Meter, *, every_exit: bool) -> dict[str, Any]:
         """Add an artifact's answers to ``meter``; return the timing fields of its row."""

@@ -27,7 +27,6 @@ from edgeformer.tasks.risk_control import (
     bootstrap_interval,
     choose_thresholds,
     rows_needed,
-    rows_to_pass,
 )
 
 _TIMED_ROWS = 300
@@ -35,6 +34,8 @@ _MIN_TIMED_ROWS = 64
 _TIMING_LIMIT_S = 20.0
 """Timing stops after this time, but not before ``_MIN_TIMED_ROWS``."""
 _WARM_UP_ROWS = 20
+_MAX_ROWS_NEEDED = 200_000
+"""Rows beyond which no more exact number is looked for."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
     evaluator = Evaluator(rows, progress)
     set_name = evaluator.set_name(candidate)
     records = evaluator.record_exits(candidate)[1]
-    right = records.rights()
-    promised = choose_thresholds(records.exits, records.confidences(), right, options.max_drop, options.risk)
+    right = records.stacked("right")
+    promised = choose_thresholds(records.exits, records.stacked("confidence"), right, options.max_drop, options.risk)
     if promised is None or not promised.thresholds:
         raise DataError(_refusal(candidate, records, promised, options, set_name))
     count, full_accuracy = right.shape[1], float(right[-1].mean())
@@ -140,9 +141,9 @@ def _refusal(
     candidate: Candidate, records: ExitRecords, promised: Guarantee | None, options: GuaranteeOptions, set_name: str
 ) -> str:
     """Return why there is no guarantee, and how many rows would be enough."""
-    count, level = records.rights().shape[1], options.risk / (len(records.exits) - 1)
+    count, level = records.stacked("right").shape[1], options.risk / (len(records.exits) - 1)
     goal = f"a loss of at most {100 * options.max_drop:g} points with {100 * (1 - options.risk):.4g} % confidence"
-    needed = rows_needed(options.max_drop, level)
+    needed = rows_needed(options.max_drop, level) or _MAX_ROWS_NEEDED
     if count < needed:
         return (
             f"{set_name}: {count:,} held-out rows are too few to promise {goal}: that takes at least {needed:,}, even "
@@ -152,7 +153,7 @@ def _refusal(
     if promised is None:
         return f"{set_name}: {candidate.id} loses more than {goal} allows wherever a text leaves, even at probability 1"
     losses, gains = promised.stopped_by or (promised.lost, promised.won)
-    enough = rows_to_pass(losses, gains, count, options.max_drop, level)
+    enough = rows_needed(options.max_drop, level, losses, gains, count)
     advice = f"some {enough:,} rows like them would do" if enough else "more rows like them would not help"
     return (
         f"{set_name}: of {count:,} held-out rows none could leave {candidate.id} early under {goal}: the next "

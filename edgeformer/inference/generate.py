@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import PlainText, require_unicode
-from edgeformer.inference.predict import EarlyExit, exit_thresholds
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
+from edgeformer.tasks.early_exit import EarlyExit
 from edgeformer.tasks.metric import top_probability
-from edgeformer.tasks.sampling import Sampler, Sampling
 
 DEFAULT_TOKENS = 64
 """Largest number of new tokens if ``max_tokens`` is None."""
@@ -32,6 +33,104 @@ _INCOMPLETE = "\ufffd"
 _CONTEXT = 8
 """Earlier tokens that are decoded with new ones: enough for the bytes of a character and the space before a word."""
 
+_SORTED_FIRST = 1024
+"""Number of likeliest tokens of a larger vocabulary that are sorted first."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen: temperature, then ``top_k``, then ``top_p``.
+
+    Attributes:
+        temperature: 0: always the likeliest token; 1: the model's own probabilities.
+        top_k: keep only the k likeliest tokens; None: all.
+        top_p: keep only the smallest set of likeliest tokens whose probability reaches p; None: all.
+
+    Raises:
+        InputError: a value is out of its range.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InputError(f"temperature must be 0 (always the likeliest token) or more, not {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top_k must be at least 1, not {self.top_k}; leave it out for all tokens")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(f"top_p must be above 0 and at most 1, not {self.top_p}; leave it out for all tokens")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed must be in 0…{2**32 - 1}, not {self.seed}")
+
+
+class Sampler:
+    """Draws tokens in sequence; the same seed and the same logits give the same tokens."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._generator = np.random.default_rng(sampling.seed)
+
+    def pick(self, logits: NDArray[np.floating]) -> int:
+        """Draw the next token from logits [V]. Raises ArtifactError as :meth:`candidates`."""
+        tokens, probabilities = self.candidates(logits)
+        if len(tokens) == 1:
+            return int(tokens[0])
+        ends = np.cumsum(probabilities)  # inverse transform sampling
+        index = int(np.searchsorted(ends, self._generator.random() * ends[-1], side="right"))
+        return int(tokens[min(index, len(tokens) - 1)])
+
+    def candidates(self, logits: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the tokens that may be chosen and their probabilities, which sum to 1; logits [V].
+
+        Among equally likely tokens at the limit, those with the smaller numbers are kept.
+
+        Raises:
+            ArtifactError: no logit is finite, or one is NaN.
+        """
+        wide = logits.astype(np.float64)
+        largest = wide.max()
+        if not np.isfinite(largest):
+            raise ArtifactError(f"the model's largest logit is {largest}, not a number to choose by; it is damaged")
+        if self._sampling.temperature == 0:
+            return np.array([wide.argmax()], dtype=np.int64), np.ones(1)
+        with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to −∞, as intended
+            scaled = (wide - largest) / self._sampling.temperature
+        k, p = self._sampling.top_k, self._sampling.top_p
+        if k is None or k >= len(scaled):
+            tokens = np.arange(len(scaled))
+        else:
+            limit = np.partition(scaled, -k)[-k]
+            above = np.flatnonzero(scaled > limit)
+            equal = np.flatnonzero(scaled == limit)[: k - len(above)]
+            tokens = np.sort(np.concatenate((above, equal)))
+        probabilities = np.exp(scaled[tokens])
+        tokens, probabilities = tokens[probabilities > 0], probabilities[probabilities > 0]
+        if p is not None and p < 1:
+            kept = _top_p(probabilities / probabilities.sum(), p)
+            tokens, probabilities = tokens[kept], probabilities[kept]
+        return tokens, probabilities / probabilities.sum()
+
+
+def _top_p(shares: NDArray[np.float64], p: float) -> NDArray[np.int64]:
+    """Return the rising indices of the fewest likeliest tokens whose shares sum to p or more; at least one.
+
+    Sorting a large vocabulary takes longer than many a model's forward pass, so the likeliest 1,024 tokens are sorted
+    first and all tokens only if these do not reach p. The result is the same to the last bit of the sums.
+    """
+    subset = np.arange(len(shares))
+    if len(shares) > _SORTED_FIRST:
+        limit = np.partition(shares, -_SORTED_FIRST)[-_SORTED_FIRST]
+        subset = np.flatnonzero(shares >= limit)  # includes all ties with the last token
+    order = subset[np.argsort(-shares[subset], kind="stable")]
+    sums = np.cumsum(shares[order])
+    if len(subset) < len(shares) and sums[-1] < p:
+        order = np.argsort(-shares, kind="stable")
+        sums = np.cumsum(shares[order])
+    return np.sort(order[: int(np.searchsorted(sums, p, side="left")) + 1])
+
 
 @dataclass(frozen=True)
 class GenerateOptions:
@@ -39,7 +138,6 @@ class GenerateOptions:
 
     Attributes:
         max_tokens: new tokens at most; None: ``DEFAULT_TOKENS``, or as many as fit behind the prompt.
-        sampling: how tokens are drawn.
         exit: every token answers after this loop.
         early: every token answers at the first exit that is confident enough.
         artifact: a step or decode artifact of the bundle, or ``torch``; None: FP32 of the bundle, else torch.
@@ -59,6 +157,16 @@ class GenerateOptions:
         if self.exit is not None and self.early is not None:
             raise InputError("either a fixed exit or exit by confidence, not both")
 
+    def thresholds(self, name: str, exits: Sequence[int]) -> dict[int, float]:
+        """Return loop → smallest top probability at which a token answers, in rising order; the last one is 0."""
+        if self.exit is not None and self.exit not in exits:
+            raise InputError(f"--exit {self.exit}: {name} has exits after the loops {', '.join(map(str, exits))}")
+        if self.early is None:
+            return {self.exit or exits[-1]: 0.0}
+        if len(exits) == 1:
+            raise InputError(f"--confidence: {name} has no exit before its last loop")
+        return {**self.early.thresholds(exits), exits[-1]: 0.0}
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -72,7 +180,6 @@ class Generation:
         prompt_seconds: time until the first new token, without loading the model.
         seconds: time until the last token, without loading the model.
         tokens_per_s: new tokens after the first, per second; None where there is only one.
-        notes: for the reader.
     """
 
     run: str
@@ -98,12 +205,9 @@ class Generation:
 def generate(
     location: Location, prompt: str, options: GenerateOptions, on_text: Callable[[str], None] | None = None
 ) -> Generation:
-    """Continue ``prompt`` with the bundle's graphs, or with the run's own weights in torch.
+    """Continue ``prompt`` (which may be empty) with the bundle's graphs, or with the run's own weights in torch.
 
     Args:
-        location: the run, the bundle, or both.
-        prompt: may be empty.
-        options: length, sampling, exits and artifact.
         on_text: called with each piece of new text as soon as it is complete.
 
     Raises:
@@ -111,7 +215,7 @@ def generate(
         ArtifactError: an unfinished or damaged run or bundle, or the graphs that are needed were not exported.
         MissingDependencyError: torch is needed and not installed.
     """
-    artifact = options.artifact or location.artifact
+    artifact, runtime = options.artifact or location.artifact, options.runtime
     model = _select_model(location, artifact)
     if isinstance(model, Run):
         exits = model.exits
@@ -119,20 +223,26 @@ def generate(
     else:
         exits, trained_length = model.manifest.exits, model.manifest.max_length
         max_positions = model.manifest.max_positions or trained_length
-    thresholds = _token_thresholds(model.name, exits, options)
+    thresholds = options.thresholds(model.name, exits)
     tokenizer = model.reader().tokenizer
     plain = PlainText(tokenizer)
     require_unicode("the prompt", prompt)
     ids = [plain.boundary, *plain.encode(prompt).ids]
     max_tokens, notes = _limit_tokens(len(ids), options.max_tokens, max_positions, trained_length)
     if isinstance(model, Run):
-        if options.runtime is not None and not is_torch_provider(options.runtime):
-            raise InputError(f"--runtime {options.runtime}: computes no run's own weights; that is torch")
-        artifact_id, decoder = TORCH, model.decoder(options.runtime)
+        if runtime is not None and not is_torch_provider(runtime):
+            raise InputError(f"--runtime {runtime}: computes no run's own weights; that is torch")
+        artifact_id, decoder = TORCH, model.decoder(runtime)
     else:
         entry = _select_decoder(location, model, artifact, all_loops=set(thresholds) == {exits[-1]})
-        provider = None if options.runtime is None else _first_provider(entry, options.runtime)
-        artifact_id, decoder = entry.id, model.decoder(entry, thresholds, OpenOptions(provider))
+        providers: tuple[str | None, ...] = (None,)
+        if runtime == ALL_RUNTIMES:
+            raise InputError(f"--runtime {runtime}: one of them writes; name it")
+        if runtime is not None:
+            providers = requested_providers(entry, runtime)
+        if not providers:
+            raise InputError(f"--runtime {runtime}: does not open {entry.id}")
+        artifact_id, decoder = entry.id, model.decoder(entry, thresholds, OpenOptions(providers[0]))
 
     stream, pieces = TextStream(tokenizer, ids), list[str]()
 
@@ -184,47 +294,35 @@ def generate(
 
 
 def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
-    """Return the bundle if it holds ``artifact``, or graphs that generate; else the run.
-
-    Args:
-        location: the run, the bundle, or both.
-        artifact: an artifact's id, or ``torch``; None: any.
-
-    Raises:
-        InputError: no causal language model, or no such artifact.
-        ArtifactError: an unfinished or damaged run, or a bundle without its run whose graphs cannot generate.
-    """
-    command = _export_command(location)
+    """Return the bundle if it holds ``artifact`` (None: any graphs that generate), else the run."""
+    model: Bundle | Run | None = None
     if artifact != TORCH and location.bundle is not None:
-        bundle = location.open_bundle()
-        _check_generates(location, bundle)
-        if artifact is not None or _decoder_graphs(bundle):
-            return bundle
-    if artifact not in (None, TORCH):
-        raise InputError(f"--artifact {artifact}: {location.name} has no bundle; make one with: {command}")
-    if location.run is None:
-        raise ArtifactError(f"{location.bundle}: holds no graphs that write text; export its run again with: {command}")
-    run = location.open_run()
-    _check_generates(location, run)
-    run.require_finished()
-    return run
-
-
-def _check_generates(location: Location, model: Bundle | Run) -> None:
-    if not model.task.writes_text:
-        name = location.name
-        text = " TEXT" if model.task.reads_text else ""
-        raise InputError(
-            f"{name}: is a {model.task.noun} and writes no text; use: edgeformer {model.task.use} {name}{text}"
-        )
+        model = location.open_bundle()
+    elif artifact not in (None, TORCH):
+        raise InputError(f"--artifact {artifact}: {location.name} has no bundle; make one with: {_export(location)}")
+    can_write = model is not None and model.task.writes_text and not model.leaks
+    if model is None or (artifact is None and can_write and not _decoder_graphs(model)):
+        if location.run is None:
+            command = _export(location)
+            raise ArtifactError(
+                f"{location.bundle}: holds no graphs that write text; export its run again with: {command}"
+            )
+        model = location.open_run()
+    name, task = location.name, model.task
+    if not task.writes_text:
+        text = " TEXT" if task.reads_text else ""
+        raise InputError(f"{name}: is a {task.noun} and writes no text; use: edgeformer {task.use} {name}{text}")
     if model.leaks:
         raise InputError(
-            f"{location.name}: leaks future tokens, so it cannot write: a token's state depends on the tokens after "
+            f"{name}: leaks future tokens, so it cannot write: a token's state depends on the tokens after "
             "it, which are not there yet, and nothing computed for it could be kept. Train it with model.causal: true"
         )
+    if isinstance(model, Run):
+        model.require_finished()
+    return model
 
 
-def _export_command(location: Location) -> str:
+def _export(location: Location) -> str:
     return f"edgeformer export {location.argument} --exit all"
 
 
@@ -236,7 +334,7 @@ def _decoder_graphs(bundle: Bundle) -> list[ArtifactManifest]:
 
 def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *, all_loops: bool) -> ArtifactManifest:
     """Return the requested artifact, or the preferred one; only step artifacts can answer before the last loop."""
-    name, command, has_run = bundle.name, _export_command(location), location.run is not None
+    name, command, has_run = bundle.name, _export(location), location.run is not None
     graphs = _decoder_graphs(bundle)
     if artifact is None:
         for graph in graphs:
@@ -267,37 +365,10 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
     return entry
 
 
-def _first_provider(artifact: ArtifactManifest, runtime: str) -> str:
-    if runtime == ALL_RUNTIMES:
-        raise InputError(f"--runtime {runtime}: one of them writes; name it")
-    providers = requested_providers(artifact, runtime)
-    if not providers:
-        raise InputError(f"--runtime {runtime}: does not open {artifact.id}")
-    return providers[0]
-
-
-def _token_thresholds(name: str, exits: Sequence[int], options: GenerateOptions) -> Mapping[int, float]:
-    """Return loop → smallest top probability at which a token answers, in rising order; the last one is 0."""
-    last = exits[-1]
-    if options.exit is not None:
-        if options.exit not in exits:
-            raise InputError(f"--exit {options.exit}: {name} has exits after the loops {', '.join(map(str, exits))}")
-        return {options.exit: 0.0}
-    if options.early is None:
-        return {last: 0.0}
-    if len(exits) == 1:
-        raise InputError(f"--confidence: {name} has no exit before its last loop")
-    return {**exit_thresholds(exits, options.early), last: 0.0}
-
-
 def _limit_tokens(
     prompt_tokens: int, requested: int | None, max_positions: int, trained_length: int
 ) -> tuple[int, tuple[str, ...]]:
-    """Return the largest number of new tokens, and notes on a smaller default and on exceeding the trained length.
-
-    Raises:
-        InputError: the prompt, or the requested number of tokens behind it, does not fit.
-    """
+    """Return the largest number of new tokens, and notes on a smaller default and on exceeding the trained length."""
     if prompt_tokens > max_positions:
         raise InputError(f"the prompt has {prompt_tokens} tokens; the model takes at most {max_positions}")
     available = max_positions - prompt_tokens + 1  # the last new token is never read
@@ -318,7 +389,6 @@ class TextStream:
     """Decodes a growing list of tokens piece by piece, and never returns a part of a character.
 
     Args:
-        tokenizer: of the model.
         prompt: tokens before the first new one.
     """
 

@@ -1,9 +1,7 @@
 """The batched prediction core: select a model, open it, answer texts in batches.
 
-Every way from a text to an answer uses it: ``predict`` and the Python API call :func:`predict`, ``predict --file``
-calls :func:`open_predictor`, ``serve`` runs the same :class:`Predictor` in its engine, and ``evaluate`` and ``exits``
-open the same :class:`Candidate` for labelled rows. Early-exit settings become thresholds in :func:`exit_thresholds`,
-and only there.
+``predict`` and the Python API call :func:`predict`, ``predict --file`` and ``serve`` run the same :class:`Predictor`,
+and ``evaluate`` and ``exits`` open the same :class:`Candidate` for labelled rows.
 Importing this module loads neither torch nor onnxruntime.
 """
 
@@ -27,51 +25,14 @@ from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
 from edgeformer.runtimes.session import Session
 from edgeformer.tasks import TextReader
 from edgeformer.tasks import task as calls
-from edgeformer.tasks.scoring import max_batch_rows
+from edgeformer.tasks.scoring import TextPredictor, max_batch_rows, pairs_problem
 from edgeformer.tasks.task import Answer, Unanswered
-from edgeformer.tasks.text_answers import TextPredictor, pairs_problem
 
 NAME_ONE_RUNTIME = f"--runtime {ALL_RUNTIMES}: one of them answers; name it"
 """Message for commands that use a single session and get ``--runtime all``."""
 
 Confidence = float | Literal["auto"] | None
 """Value of ``--confidence``: a top probability, or ``auto`` for the thresholds of the artifact's guarantee."""
-
-
-@dataclass(frozen=True)
-class EarlyExit:
-    """Leave at the first exit whose top probability is at least max(floor, start · decay^(loop − 1)) (paper B, eq. 6).
-
-    Raises:
-        InputError: a value is out of its range.
-    """
-
-    start: float = 0.92
-    floor: float = 0.80
-    decay: float = 0.98
-
-    def __post_init__(self) -> None:
-        for name, value in (("threshold", self.start), ("floor", self.floor), ("decay", self.decay)):
-            if not 0 <= value <= 1:
-                raise InputError(f"{name} must be in 0…1, not {value}")
-
-
-def exit_thresholds(exits: Sequence[int], setting: float | ExitGuarantee | EarlyExit) -> dict[int, float]:
-    """Resolve an early-exit setting: loop → smallest top probability at which a row or token leaves after that loop.
-
-    This is the only place where a setting becomes thresholds. The last exit has none: it answers whatever is left.
-
-    Args:
-        exits: loops that the artifact can answer after, in rising order.
-        setting: a probability for every exit (``predict --confidence P``, ``evaluate --threshold P`` and its sweep);
-            the guarantee in bundle.json (``predict --confidence auto``); or a schedule (``generate --confidence``).
-    """
-    earlier = exits[:-1]
-    if isinstance(setting, ExitGuarantee):
-        return {int(loop): threshold for loop, threshold in setting.thresholds.items()}
-    if isinstance(setting, EarlyExit):
-        return {loop: max(setting.floor, setting.start * setting.decay ** (loop - 1)) for loop in earlier}
-    return dict.fromkeys(earlier, float(setting))
 
 
 @dataclass(frozen=True)
@@ -96,7 +57,10 @@ class Candidate:
     @property
     def exits(self) -> tuple[int, ...]:
         """Loops that it can answer after, in rising order; empty: it has one answer, after an unknown loop."""
-        return self.owner.exits if isinstance(self.owner, Run) else self.owner.exits(self._entry)
+        if isinstance(self.owner, Run):
+            return self.owner.exits
+        assert self.artifact is not None
+        return self.owner.exits(self.artifact)
 
     @property
     def answers_with_losses(self) -> bool:
@@ -123,20 +87,14 @@ class Candidate:
 
     def reader(self) -> TextReader:
         """Return its tokenizer with the model's limits. Raises ArtifactError or DataError."""
-        return self.owner.reader() if isinstance(self.owner, Run) else self.owner.reader(self._entry)
-
-    def providers(self, runtime: str) -> tuple[str, ...]:
-        """Return the providers of ``--runtime`` that open it. Raises InputError for an unknown runtime."""
-        if self.artifact is not None:
-            return requested_providers(self.artifact, runtime)
-        return (runtime,) if is_torch_provider(runtime) else ()
+        return self.owner.reader() if isinstance(self.owner, Run) else self.owner.reader(self.artifact)
 
     def session(self, *, every_exit: bool = False, thresholds: Mapping[int, float] | None = None) -> Session:
         """Open it.
 
         Args:
             every_exit: answer after each of ``exits``.
-            thresholds: let rows leave early, as :func:`exit_thresholds` returns them.
+            thresholds: loop → smallest top probability at which a row leaves early.
 
         Raises:
             InputError: rows cannot leave it early.
@@ -144,23 +102,18 @@ class Candidate:
             MissingDependencyError: its runtime is not installed.
         """
         if not isinstance(self.owner, Run):
+            assert self.artifact is not None
             exits = self.exits if every_exit else ()
-            return self.owner.session(self._entry, OpenOptions(self.provider, early=thresholds, exits=exits))
+            return self.owner.session(self.artifact, OpenOptions(self.provider, early=thresholds, exits=exits))
         if thresholds is not None:
             raise InputError(f"--confidence: needs a step artifact of a bundle, not {TORCH}")
         return self.owner.session(every_exit=every_exit, provider=self.provider)
-
-    @property
-    def _entry(self) -> ArtifactManifest:
-        assert self.artifact is not None
-        return self.artifact
 
 
 def select_candidates(location: Location, artifact: str | None, runtime: str | None = None) -> list[Candidate]:
     """Return what ``--artifact ID|all`` and ``--runtime`` select.
 
     Args:
-        location: the run, the bundle, or both.
         artifact: an artifact's id, ``torch`` or ``all``; None: the artifact that RUN names, else all artifacts of the
             bundle that run on this machine.
         runtime: ``--runtime``: one candidate for each of its providers; None: the provider that a search found fastest
@@ -194,9 +147,13 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
     if runtime is None:
         preferred = load_fastest(location) if bundle is not None else {}
         return [replace(candidate, provider=preferred.get(candidate.id)) for candidate in selected]
-    expanded = [
-        replace(candidate, provider=provider) for candidate in selected for provider in candidate.providers(runtime)
-    ]
+    expanded = []
+    for candidate in selected:
+        if candidate.artifact is not None:
+            providers = requested_providers(candidate.artifact, runtime)
+        else:
+            providers = (runtime,) if is_torch_provider(runtime) else ()
+        expanded += [replace(candidate, provider=provider) for provider in providers]
     if not expanded:
         raise InputError(f"--runtime {runtime}: opens none of {', '.join(candidate.id for candidate in selected)}")
     return expanded
@@ -207,9 +164,7 @@ class Predictor:
     """An opened model.
 
     Attributes:
-        name: the run's name.
         id: the artifact's id, or ``torch``.
-        provider: the execution provider.
         answering: reads texts and turns outputs into answers.
         run: the session's ``run``.
         guarantee: of the early-exit thresholds in use; None: no early exit, or thresholds without a guarantee.
@@ -257,7 +212,6 @@ def predict(
     """Answer raw texts (the tokenizer cleans them).
 
     Args:
-        location: the run, the bundle, or both.
         texts: one or more; for a classifier also pairs of texts.
         artifact: an artifact's id, or ``torch``; None: the one that RUN names, else the bundle's first that runs here.
         confidence: a step artifact stops looping for a text at this top softmax probability; ``auto``: at the
@@ -321,9 +275,9 @@ def open_predictor(
         )
     thresholds = None
     if guarantee is not None:
-        thresholds = exit_thresholds(candidate.exits, guarantee)
+        thresholds = {int(loop): threshold for loop, threshold in guarantee.thresholds.items()}
     elif confidence is not None and confidence != "auto":
-        thresholds = exit_thresholds(candidate.exits, confidence)
+        thresholds = dict.fromkeys(candidate.exits[:-1], float(confidence))
     max_rows = 1 if guarantee is not None and candidate.depends_on_batch else candidate.max_rows
     answering = TextPredictor(owner.task, candidate.reader(), owner.data, max_rows)
     with candidate.session(thresholds=thresholds) as session:
@@ -336,13 +290,7 @@ def predicts_vectors(location: Location) -> bool:
 
 
 def check_answerable(location: Location, confidence: Confidence, *, pairs: bool | None) -> None:
-    """Raise InputError if the model cannot answer such texts.
-
-    Args:
-        location: the run, the bundle, or both.
-        confidence: ``--confidence``.
-        pairs: pairs of texts, or single texts; None: not known yet.
-    """
+    """Raise InputError if the model cannot answer pairs of texts, or single texts (None: not yet known)."""
     owner = location.open_model()
     name, task = location.name, owner.task
     if task.predicts is None:
@@ -367,7 +315,6 @@ class Similarities:
     """Vectors of texts and their cosines.
 
     Attributes:
-        artifact: id of the artifact that computed the vectors.
         predictions: one JSON object with the vector per text.
         cosines: cosine of every pair of texts, [n][n].
         nearest: for each text its nearest texts of the list, closest first; None: there is no list.
@@ -410,12 +357,7 @@ def compare_texts(
 ) -> Similarities:
     """Compute the vectors of texts, their cosines, and for each text its nearest texts of a list.
 
-    Args:
-        location: of an embedding model.
-        texts: one or more.
-        artifact: as in :func:`predict`.
-        among: the list, whose empty texts are skipped; None: no list.
-        runtime: as in :func:`predict`.
+    Empty texts of the list are skipped.
 
     Raises:
         InputError: no text, an empty one, an unknown artifact, or a model without vectors.

@@ -24,8 +24,8 @@ from edgeformer.data.unlabelled import InputRow, Unlabelled, windows
 from edgeformer.inference.predict import Predictor
 from edgeformer.system.signals import switch_threads_often
 from edgeformer.tasks.metric import Arrays
+from edgeformer.tasks.scoring import EncodedTexts
 from edgeformer.tasks.task import Unanswered
-from edgeformer.tasks.text_answers import EncodedTexts
 
 T = TypeVar("T")
 _POLL_S = 0.2

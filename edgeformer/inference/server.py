@@ -36,8 +36,8 @@ from edgeformer.data.rows import Text
 from edgeformer.inference.predict import Predictor
 from edgeformer.inference.serving_engine import Engine, Limits, Metrics, OverloadedError, open_served_predictor
 from edgeformer.system.signals import switch_threads_often
+from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.tasks.task import Unanswered
-from edgeformer.tasks.text_answers import TextPredictor
 
 
 class PredictRequest(BaseModel):

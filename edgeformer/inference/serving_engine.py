@@ -20,9 +20,8 @@ from edgeformer.data.batching import Int64s
 from edgeformer.data.rows import Text
 from edgeformer.inference.predict import Predictor
 from edgeformer.tasks.metric import Arrays
-from edgeformer.tasks.scoring import max_batch_rows, split_calls
+from edgeformer.tasks.scoring import TextPredictor, max_batch_rows, split_calls
 from edgeformer.tasks.task import Answer
-from edgeformer.tasks.text_answers import TextPredictor
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from edgeformer.system.capability import cpu_flags, installed_version
 from edgeformer.system.host import code_version, cpu_name, now
 from edgeformer.tasks import Origin
 from edgeformer.tasks.early_exit import exit_logits
-from edgeformer.tasks.parity import FP16_RELATIVE, out_of_tolerance
+from edgeformer.tasks.metric import FP16_RELATIVE, out_of_tolerance
 from edgeformer.tasks.scoring import max_batch_rows, open_validation, split_calls
 
 INT8_ERROR_FACTOR = 2.0

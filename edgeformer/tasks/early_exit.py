@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgeformer.artifacts.errors import InputError
 
 SWEEP = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
 """Top probabilities that are tried as one threshold for all exits."""
@@ -20,6 +22,30 @@ loop."""
 def exit_logits(loop: int) -> str:
     """Return the output name of the logits after ``loop`` in a model with several exits."""
     return f"logits_exit{loop}"
+
+
+@dataclass(frozen=True)
+class EarlyExit:
+    """Leave at the first exit whose top probability is at least max(floor, start · decay^(loop − 1)) (paper B, eq. 6).
+
+    The released code counts loops from zero, so loop 1 has ``start`` itself.
+
+    Raises:
+        InputError: a value is out of its range.
+    """
+
+    start: float = 0.92
+    floor: float = 0.80
+    decay: float = 0.98
+
+    def __post_init__(self) -> None:
+        for name, value in (("threshold", self.start), ("floor", self.floor), ("decay", self.decay)):
+            if not 0 <= value <= 1:
+                raise InputError(f"{name} must be in 0…1, not {value}")
+
+    def thresholds(self, exits: Sequence[int]) -> dict[int, float]:
+        """Return exit before the last → smallest top probability. The last exit answers whatever remains."""
+        return {loop: max(self.floor, self.start * self.decay ** (loop - 1)) for loop in exits[:-1]}
 
 
 @dataclass(frozen=True)
@@ -70,11 +96,9 @@ class ExitRecords:
         if not exits or list(exits) != sorted(set(exits)):
             raise ValueError(f"exits must rise, not {list(exits)}")
         self.exits = tuple(exits)
-        self._losses: dict[int, list[NDArray[np.float32]]] = {loop: [] for loop in self.exits}
-        self._values: dict[Rule, dict[int, list[NDArray[np.floating]]]] = {
-            rule: {loop: [] for loop in self.exits} for rule in get_args(Rule)
+        self._values: dict[str, dict[int, list[NDArray[Any]]]] = {
+            name: {loop: [] for loop in self.exits} for name in ("losses", "confidence", "cosine", "right")
         }
-        self._right: dict[int, list[NDArray[np.bool_]]] = {loop: [] for loop in self.exits}
 
     def add(
         self,
@@ -87,31 +111,34 @@ class ExitRecords:
         """Record the answers of one exit to the next rows or tokens.
 
         Args:
-            loop: the exit.
             losses: nats, [n].
             confidence: top probability, [n].
             right: whether the likeliest answer is right, [n]; None in all calls: not applicable.
             cosine: cosine of the hidden states before and after the loop, [n]; None in all calls: unknown.
         """
-        self._losses[loop].append(losses.astype(np.float32))
+        self._values["losses"][loop].append(losses.astype(np.float32))
         self._values["confidence"][loop].append(confidence.astype(np.float64))
         if cosine is not None:
             self._values["cosine"][loop].append(cosine.astype(np.float32))
         if right is not None:
-            self._right[loop].append(right)
+            self._values["right"][loop].append(right)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Rules for which values were recorded."""
-        return tuple(rule for rule, values in self._values.items() if any(values.values()))
+        rules: tuple[Rule, ...] = ("confidence", "cosine")
+        return tuple(rule for rule in rules if any(self._values[rule].values()))
 
-    def confidences(self) -> NDArray[np.float64]:
-        """Return the top probability of every answer, [exits, n]. Raises ValueError as :meth:`leave`."""
-        return self._stack(self._values["confidence"])
+    def stacked(self, name: Literal["losses", "confidence", "cosine", "right"]) -> NDArray[Any]:
+        """Return recorded values, [exits, n].
 
-    def rights(self) -> NDArray[np.bool_]:
-        """Return whether every answer is right, [exits, n]. Raises ValueError as :meth:`leave`."""
-        return self._stack(self._right)
+        Raises:
+            ValueError: no answers were recorded, or not the same rows at every exit.
+        """
+        values = self._values[name]
+        if not all(values.values()):
+            raise ValueError("nothing was noted, or not at every exit")
+        return np.stack([np.concatenate(values[loop]) for loop in self.exits])
 
     def leave(self, thresholds: Mapping[int, float], rule: Rule = "confidence") -> EarlyExitResult:
         """Let each row exit at the first loop whose value under ``rule`` reaches its threshold.
@@ -120,22 +147,16 @@ class ExitRecords:
             thresholds: loop → threshold, see :func:`first_exits`.
 
         Raises:
-            ValueError: no answers were recorded, or not the same rows at every exit.
+            ValueError: as :meth:`stacked`.
         """
-        losses = self._stack(self._losses)
-        first = first_exits(self.exits, self._stack(self._values[rule]), thresholds)
+        losses = self.stacked("losses")
+        first = first_exits(self.exits, self.stacked(rule), thresholds)
         all_rows = np.arange(losses.shape[1])
         shares = np.bincount(first, minlength=len(self.exits)) / len(first)
-        has_right = any(self._right.values())
+        has_right = any(self._values["right"].values())
         return EarlyExitResult(
             loss=float(losses[first, all_rows].mean(dtype=np.float64)),
-            right=float(self._stack(self._right)[first, all_rows].mean()) if has_right else None,
+            right=float(self.stacked("right")[first, all_rows].mean()) if has_right else None,
             mean_loops=float(np.dot(shares, self.exits)),
             share={str(loop): float(share) for loop, share in zip(self.exits, shares, strict=True)},
         )
-
-    def _stack(self, values: Mapping[int, Sequence[NDArray[Any]]]) -> NDArray[Any]:
-        """Return the values as [exits, n]."""
-        if not all(values.values()):
-            raise ValueError("nothing was noted, or not at every exit")
-        return np.stack([np.concatenate(values[loop]) for loop in self.exits])

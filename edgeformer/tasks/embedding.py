@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,8 @@ from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared, encode
 from edgeformer.data.rows import LabelledTexts, Text
-from edgeformer.tasks.early_exit import ExitRecords
-from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn
-from edgeformer.tasks.parity import as_parity
-from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Origin, Prediction, TextReader, WholeTextTask
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity
+from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Origin, Prediction, Task, TextReader
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
@@ -75,16 +73,11 @@ def spearman(first: NDArray[np.number[Any]], second: NDArray[np.number[Any]]) ->
     return float((centred[0] * centred[1]).sum()) / spread if spread else float("nan")
 
 
-def pairs_score(vectors: NDArray[np.floating], scores: NDArray[np.int64]) -> EmbeddingScore:
+def pairs_score(vectors: NDArray[np.floating], scores: NDArray[np.int64], data: Any = None) -> EmbeddingScore:
     """Score flat pairs: rows 2i and 2i + 1 of ``vectors`` [2m, d] and ``scores`` [2m] are pair i."""
     cosine = row_cosines(vectors[::2], vectors[1::2])
     similarity = spearman(cosine, scores[::2]) if np.isfinite(cosine).all() else float("nan")
-    return _embedding_score(len(vectors) // 2, similarity, "pairs")
-
-
-def reference_score(vectors: NDArray[np.floating], reference: NDArray[np.floating]) -> EmbeddingScore:
-    """Score ``vectors`` [n, d] by their mean cosine with those of the whole model in FP32."""
-    return _embedding_score(len(vectors), float(row_cosines(vectors, reference).mean()), "fp32")
+    return _embedding_score(len(cosine), similarity, "pairs")
 
 
 def _embedding_score(n: int, similarity: float, compared_with: Literal["pairs", "fp32"]) -> EmbeddingScore:
@@ -145,28 +138,31 @@ MAX_TRIMMED_DROP = {"fp32": 0.03, "pairs": 0.015}
 """Largest allowed drop with a trimmed vocabulary, by the reference of the score, at any precision."""
 
 
-class Embedding(WholeTextTask):
+class Embedding(Task):
     """One vector per text. Models are imported with their weights, not trained."""
 
-    name: ClassVar[str] = "embedding"
-    noun: ClassVar[str] = "sentence encoder"
-    recipe_type: ClassVar[type[Recipe]] = EmbeddingRecipe
-    score_type: ClassVar[type[Score]] = EmbeddingScore
-    metric: ClassVar[Metric] = Metric("similarity", True, 4, 0.0, 1.0, "--min-similarity")
-    columns: ClassVar[tuple[ScoreColumn, ...]] = (
+    name = "embedding"
+    noun = "sentence encoder"
+    recipe_type = EmbeddingRecipe
+    score_type = EmbeddingScore
+    metric = Metric("similarity", True, 4, 0.0, 1.0, "--min-similarity")
+    columns = (
         ScoreColumn("n", "pairs", None),
         ScoreColumn("similarity", "similarity", 4),
         ScoreColumn("loss", "loss", 4),
     )
-    predicts: ClassVar[Literal["labels", "vectors"] | None] = "vectors"
-    has_confidence: ClassVar[bool] = False
-    pipeline_tag: ClassVar[str] = "sentence-similarity"
-    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ()
-    score_note: ClassVar[str] = (
+    predicts = "vectors"
+    has_confidence = False
+    pipeline_tag = "sentence-similarity"
+    golden_names = ("input_ids", "attention_mask"), ()
+    score_note = (
         "Similarity: Spearman's rank correlation of the cosines of pairs with their scores; on golden inputs the mean "
         "cosine with the vectors of the whole model in FP32. Loss is 1 − similarity."
     )
-    few: ClassVar[str] = "they show how close vectors are to those of FP32, not how good they are"
+    few = "they show how close vectors are to those of FP32, not how good they are"
+
+    score_rows = staticmethod(pairs_score)
+    parity = staticmethod(vector_parity)
 
     def prepare(self, recipe: EmbeddingRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
         raise InputError(
@@ -181,19 +177,15 @@ class Embedding(WholeTextTask):
         return data.model_copy(update={"parts": parts}), notes
 
     def read_set(self, data: PairsConfig, reader: TextReader, split: str, origin: Origin) -> Encoded:
-        pairs = self._pairs(data, split)
+        pairs = self.set_texts(data, split)
         if pairs.fingerprint() != origin.trained_on.get(split, pairs.fingerprint()):
             raise DataError(
                 f"the {split} set is not the one that this model was imported with; its data changed since. Restore "
                 "the data, or score a file of its own with --data FILE"
             )
+        if split == "train":
+            raise InputError("--split train: has texts without scores, so there is nothing to compare cosines with")
         return encode(pairs, reader.tokenizer, data.max_length, origin.cache)
-
-    def _pairs(self, data: PairsConfig, split: str) -> LabelledTexts:
-        from edgeformer.data.prepare import pair_part, read_pairs
-
-        part = pair_part(data, split)
-        return read_pairs(data.parts[part], f"data.parts.{part}")
 
     def read_file(
         self,
@@ -206,19 +198,19 @@ class Embedding(WholeTextTask):
     ) -> Encoded:
         from edgeformer.data.prepare import pairs_file
 
-        return encode(pairs_file(path, data, columns), reader.tokenizer, data.max_length)
+        return self.encode_rows(data, reader, pairs_file(path, data, columns))
 
     def available_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
-        names = (("train",) if "train" in data.parts else ()) + (
-            ("validation", "test") if data.parts.keys() - {"train"} else ()
-        )
+        names = [name for name in ("train",) if name in data.parts]
+        names += ["validation", "test"] if data.parts.keys() - {"train"} else []
         return {name: self.set_texts(data, name) for name in names}
 
     def set_texts(self, data: PairsConfig, name: str) -> LabelledTexts:
         """Read one set: ``train`` is texts without scores, every other set is flat pairs."""
-        from edgeformer.data.prepare import pair_part, read_texts
+        from edgeformer.data.prepare import pair_part, read_pairs, read_texts
 
-        return read_texts(data.parts[pair_part(data, "train")]) if name == "train" else self._pairs(data, name)
+        part = pair_part(data, name)
+        return read_texts(data.parts[part]) if name == "train" else read_pairs(data.parts[part], f"data.parts.{part}")
 
     def file_texts(self, data: PairsConfig, path: Path) -> LabelledTexts:
         from edgeformer.data.prepare import pairs_file
@@ -229,10 +221,10 @@ class Embedding(WholeTextTask):
         self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
     ) -> tuple[Trimmed, Vocabulary]:
         """Trim to the part ``train``; measure the effect on the other parts, or on every tenth text of ``train``."""
-        from edgeformer.data.prepare import pair_part, read_texts
+        from edgeformer.data.prepare import read_texts
         from edgeformer.data.trimming import trim_to_texts
 
-        train = read_texts(data.parts[pair_part(data, "train")])
+        train = self.set_texts(data, "train")
         if train.fingerprint() != trained_on.get("train", train.fingerprint()):
             raise DataError(
                 "data.parts.train: is not the text that this model was imported with; restore it, or export without "
@@ -250,9 +242,6 @@ class Embedding(WholeTextTask):
     ) -> dict[str, Int64s]:
         """Return input_ids, attention_mask int64 [B, S]; labels (scores in millionths) and row numbers, int64 [B]."""
         return {**super().batch(rows, numbers, pad), "rows": np.asarray(numbers, dtype=np.int64)}
-
-    def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
-        return RowsMeter(pairs_score, exits)  # vectors have no probability, so early exit has no records
 
     def row_figures(self, answers: Array, rows: Encoded, data: PairsConfig) -> Float64s:
         """Return cosine and score of every pair: [n / 2, 2]."""
@@ -284,11 +273,9 @@ class Embedding(WholeTextTask):
             (MAX_PAIRS_DROP if by_pairs else MAX_COSINE_DROP)[precision],
             1 / reference.n if by_pairs else 0.0,
         )
-        if drop > limit:
-            return (
-                f"{figure} {score.similarity:.4f} is {drop:.4f} below FP32's on {rows}; at most {limit:.4f} may be lost"
-            )
-        return None
+        if drop <= limit:
+            return None
+        return f"{figure} {score.similarity:.4f} is {drop:.4f} below FP32's on {rows}; at most {limit:.4f} may be lost"
 
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: PairsConfig
@@ -312,11 +299,10 @@ class Embedding(WholeTextTask):
     def golden_score(
         self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None, data: Any = None
     ) -> EmbeddingScore:
+        """Score vectors [n, d] by their mean cosine with those of the whole model in FP32."""
         reference = answers[f"reference_exit{exit_}"]
-        return reference_score(logits, reference if rows is None else reference[rows])
-
-    def parity(self, logits: Array, reference: Array, precision: Precision, provider: str) -> Parity:
-        return vector_parity(logits, reference, precision, provider)
+        reference = reference if rows is None else reference[rows]
+        return _embedding_score(len(logits), float(row_cosines(logits, reference).mean()), "fp32")
 
     def card_lines(self, recipe: EmbeddingRecipe) -> list[str]:
         return [f"**Input:** one text of at most {recipe.data.max_length} tokens; compare vectors by their cosine"]

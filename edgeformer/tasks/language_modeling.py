@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from edgeformer.artifacts.golden import GoldenError
 from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
-from edgeformer.artifacts.scores import EarlyExitScore, EvaluationRow, ExitScore, Score
+from edgeformer.artifacts.scores import EarlyExitScore, ExitScore, Score
 from edgeformer.data.batching import IGNORED, TextRows, text_batch
 from edgeformer.data.encoding import Prepared
 from edgeformer.data.language import (
@@ -32,9 +31,18 @@ from edgeformer.data.language import (
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import Columns, local_text_parts
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
-from edgeformer.tasks.early_exit import EarlyExitResult, ExitRecords, exit_logits, first_exits
-from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn, token_losses, top_probability
-from edgeformer.tasks.parity import as_parity
+from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits, first_exits
+from edgeformer.tasks.metric import (
+    Array,
+    Arrays,
+    Meter,
+    Metric,
+    ScoreColumn,
+    as_parity,
+    perplexity_of,
+    token_losses,
+    top_probability,
+)
 from edgeformer.tasks.scoring import LOGITS_BYTES, cut_batches
 from edgeformer.tasks.task import Float64s, Int64s, Origin, Task, TextReader
 
@@ -102,21 +110,6 @@ class LanguageScore(Score):
         return self.early_exit
 
 
-def exit_thresholds(
-    exits: Sequence[int], start: float = 0.92, floor: float = 0.80, decay: float = 0.98
-) -> dict[int, float]:
-    """Return loop → smallest top probability for an exit there: max(floor, start · decay^(loop − 1)).
-
-    Paper B, eq. 6. The released code counts loops from zero, so loop 1 has ``start`` itself.
-    """
-    return {loop: max(floor, start * decay ** (loop - 1)) for loop in exits}
-
-
-def perplexity_of(loss: float) -> float:
-    """Return exp(loss), limited to the largest float, because JSON has no infinity."""
-    return math.exp(min(loss, 709.0))
-
-
 class LanguageMeter(Meter):
     """Sums the losses of all tokens of a set, batch by batch.
 
@@ -129,7 +122,7 @@ class LanguageMeter(Meter):
         if not exits or list(exits) != sorted(set(exits)):
             raise ValueError(f"exits must rise, not {list(exits)}")
         self._exits = tuple(exits)
-        self._thresholds = exit_thresholds(self._exits[:-1])
+        self._thresholds = EarlyExit().thresholds(self._exits)
         self._tokens = 0
         self._loss_sums = dict.fromkeys(self._exits, 0.0)
         self._early_loss_sum = 0.0
@@ -233,39 +226,45 @@ EVALUATION_TOKENS = 8192
 """Tokens per call of models that return losses."""
 
 
+def _row_config(data: TextConfig, *, as_trained: bool = False) -> TextConfig:
+    return data if as_trained else data.model_copy(update={"mode": "paragraphs"})
+
+
 class LanguageModeling(Task):
     """The next token of a text."""
 
-    name: ClassVar[str] = "language-modeling"
-    noun: ClassVar[str] = "language model"
-    recipe_type: ClassVar[type[Recipe]] = LanguageRecipe
-    score_type: ClassVar[type[Score]] = LanguageScore
-    metric: ClassVar[Metric] = Metric("perplexity", False, 2, 1.0, None, "--max-perplexity")
-    columns: ClassVar[tuple[ScoreColumn, ...]] = (
+    name = "language-modeling"
+    noun = "language model"
+    recipe_type = LanguageRecipe
+    score_type = LanguageScore
+    metric = Metric("perplexity", False, 2, 1.0, None, "--max-perplexity")
+    columns = (
         ScoreColumn("n", "tokens", None),
         ScoreColumn("loss", "loss", 4),
         ScoreColumn("perplexity", "perplexity", 2),
         ScoreColumn("word_perplexity", "per word", 2),
     )
-    unit: ClassVar[str] = "tokens"
-    writes_text: ClassVar[bool] = True
-    pipeline_tag: ClassVar[str] = "text-generation"
-    use: ClassVar[str] = "generate"
-    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids",), ("targets",)
-    score_note: ClassVar[str] = (
+    unit = "tokens"
+    writes_text = True
+    can_trim = False
+    phase = "decode"
+    exit_schedule = EarlyExit()
+    pipeline_tag = "text-generation"
+    use = "generate"
+    golden_names = ("input_ids",), ("targets",)
+    length_key = "sequence_length"
+    pad_key = "boundary_token_id"
+    score_note = (
         "Loss is in nats per token. Perplexity per token depends on the tokenizer, per word it does not. *By "
         "confidence*: every token leaves at the first exit that is sure enough; loops are a mean, and no time."
     )
-    few: ClassVar[str] = "their number is small"
+    few = "their number is small"
+
+    local_data = staticmethod(local_text_parts)
+    set_name = staticmethod(text_set_name)
 
     def prepare(self, recipe: LanguageRecipe, cache: Path, progress: Progress) -> Prepared[TextRows]:
         return prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
-
-    def local_data(self, data: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
-        return local_text_parts(data, folder)
-
-    def set_name(self, data: TextConfig, split: str) -> str:
-        return text_set_name(data, split)
 
     def read_set(self, data: TextConfig, reader: TextReader, split: str, origin: Origin) -> TextRows:
         """Encode one set: packed as in training, or one row per document for exported graphs.
@@ -275,7 +274,7 @@ class LanguageModeling(Task):
         the end of a packed row (training forgets the part in front), and a document that is longer than the model
         reads (its rest is not in ``n``).
         """
-        config = self._row_config(data, as_trained=origin.as_trained)
+        config = _row_config(data, as_trained=origin.as_trained)
         return prepare_text_set(config, reader.tokenizer, origin.cache, split, origin.trained_on)
 
     def read_file(
@@ -287,7 +286,7 @@ class LanguageModeling(Task):
         *,
         as_trained: bool = False,
     ) -> TextRows:
-        return encode_text_file(path, self._row_config(data, as_trained=as_trained), reader.tokenizer, columns)
+        return encode_text_file(path, _row_config(data, as_trained=as_trained), reader.tokenizer, columns)
 
     def set_texts(self, data: TextConfig, name: str) -> LabelledTexts:
         return LabelledTexts.unlabelled(set_paragraphs(data, name))
@@ -296,10 +295,7 @@ class LanguageModeling(Task):
         return LabelledTexts.unlabelled(text_file(path, data))
 
     def encode_rows(self, data: TextConfig, reader: TextReader, texts: LabelledTexts) -> TextRows:
-        return encode_paragraphs([str(text) for text in texts.texts], self._row_config(data), reader.tokenizer)
-
-    def _row_config(self, data: TextConfig, *, as_trained: bool = False) -> TextConfig:
-        return data if as_trained else data.model_copy(update={"mode": "paragraphs"})
+        return encode_paragraphs([str(text) for text in texts.texts], _row_config(data), reader.tokenizer)
 
     def reader(self, tokenizer: Path, data: TextConfig, vocabulary: int) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer))
@@ -329,9 +325,6 @@ class LanguageModeling(Task):
         tokens = EVALUATION_TOKENS if losses else LOGITS_BYTES // (4 * vocabulary)
         return cut_batches(rows.lengths[:first], max_rows, max(1, tokens))
 
-    def words(self, rows: TextRows, *, cut: bool = False) -> int | None:
-        return None if cut and rows.truncated else rows.words
-
     def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> LanguageMeter:
         return LanguageMeter(exits, records)
 
@@ -347,37 +340,6 @@ class LanguageModeling(Task):
     def metric_of(self, figures: Float64s) -> float:
         loss, count = figures.sum(axis=0)
         return perplexity_of(loss / count)
-
-    def exit_thresholds(self, exits: Sequence[int]) -> dict[int, float]:
-        return exit_thresholds(exits)
-
-    def departures(self, result: EarlyExitResult) -> dict[str, float | None]:
-        return {"loss": result.loss, "perplexity": perplexity_of(result.loss)}
-
-    def record(self, score: LanguageScore) -> dict[str, float]:
-        values = super().record(score) | {f"val_loss_exit{loop}": exit_.loss for loop, exit_ in score.exits.items()}
-        if score.early_exit is not None:
-            values["early_exit_loss"] = score.early_exit.loss
-            values["early_exit_mean_loops"] = score.early_exit.mean_loops
-        return values
-
-    def describe(self, score: LanguageScore) -> str:
-        exits = ", ".join(f"loop {loop} {exit_.perplexity:.2f}" for loop, exit_ in score.exits.items())
-        return f"validation loss {score.loss:.4f}, perplexity per token: {exits}"
-
-    def rows(self, artifact: str, split: str, score: LanguageScore, *, leaks: bool = False) -> list[EvaluationRow]:
-        full = EvaluationRow(
-            artifact=artifact,
-            split=split,
-            n=score.n,
-            loss=score.loss,
-            perplexity=score.perplexity,
-            word_perplexity=score.word_perplexity,
-            leaks=leaks,
-        )
-        *earlier, _ = score.by_exit.items()
-        changes = ({"exit": loop, **exit_.model_dump(), "word_perplexity": None} for loop, exit_ in earlier)
-        return [full, *(full.model_copy(update=update) for update in changes)]
 
     def lost(
         self, score: LanguageScore, reference: LanguageScore, precision: Precision, *, trimmed: bool
@@ -415,7 +377,7 @@ class LanguageModeling(Task):
     def golden_score(
         self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None, data: Any = None
     ) -> LanguageScore:
-        """Score logits [n, V] of flat positions; see :meth:`Task.golden_score`."""
+        """Score logits [n, V] of flat positions."""
         targets = answers["targets"].reshape(-1)
         targets = targets if rows is None else targets[rows]
         counted = targets != IGNORED
@@ -452,9 +414,6 @@ class LanguageModeling(Task):
             error = np.full(1, np.nan)
         return as_parity(error, float(spread), logits.argmax(-1).reshape(-1) == likeliest, precision, provider)
 
-    def client_config(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, object]:
-        return {"sequence_length": recipe.data.sequence_length, "boundary_token_id": prepared.pad}
-
     def tokenizer_config(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, object]:
         boundary = prepared.tokenizer.id_to_token(prepared.pad)
         return {
@@ -464,9 +423,6 @@ class LanguageModeling(Task):
             "bos_token": boundary,
             "eos_token": boundary,
         }
-
-    def bundle_facts(self, recipe: LanguageRecipe, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {"max_length": recipe.data.sequence_length, "pad_id": int(config["boundary_token_id"])}
 
     def card_lines(self, recipe: LanguageRecipe) -> list[str]:
         data = recipe.data

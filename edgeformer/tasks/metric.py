@@ -1,20 +1,25 @@
-"""Figures of a task: its metric, table columns, meters that collect a score, and losses of logits."""
+"""Figures of a task: metric, table columns, meters, losses of logits, and numerical parity with torch FP32."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.scores import Score
 from edgeformer.tasks.early_exit import ExitRecords, exit_logits
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
+
+_BLOCK = 128
+"""Rows converted to float64 at a time: a thousand rows of 50,000 logits are 400 MB."""
 
 
 @dataclass(frozen=True)
@@ -123,21 +128,19 @@ class RowsMeter(Meter):
                 right = logits.argmax(axis=-1) == labels
                 self._records.add(loop, token_losses(logits, labels), top_probability(logits), right)
 
-    def score(self, words: int | None = None) -> Score:
-        """Return the score of the last exit. Raises ValueError for an empty set."""
-        return self._score_of(list(self._loops)[-1])
-
-    def earlier(self) -> dict[int, Score]:
-        return {loop: self._score_of(name) for name, loop in list(self._loops.items())[:-1]}
-
-    def _score_of(self, name: str) -> Score:
+    def score(self, words: int | None = None, loop: int | None = None) -> Score:
+        """Return the score of an exit, by default the last one. Raises ValueError for an empty set."""
         if not self._labels:
             raise ValueError("cannot score an empty set")
+        name = list(self._loops)[-1] if loop is None else exit_logits(loop)
         logits, labels = np.concatenate(self._logits[name]), np.concatenate(self._labels)
         if self._numbers:
             order = np.argsort(np.concatenate(self._numbers))
             logits, labels = logits[order], labels[order]
         return self._score_rows(logits, labels)
+
+    def earlier(self) -> dict[int, Score]:
+        return {loop: self.score(loop=loop) for loop in list(self._loops.values())[:-1]}
 
 
 def token_losses(logits: NDArray[np.floating], targets: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -149,7 +152,8 @@ def token_losses(logits: NDArray[np.floating], targets: NDArray[np.integer]) -> 
     if len(targets) and not 0 <= targets.min() <= targets.max() < logits.shape[1]:
         raise ValueError(f"targets must be in 0…{logits.shape[1] - 1}; leave out what is not predicted")
     losses = np.empty(len(targets), dtype=np.float64)
-    for rows in _row_blocks(len(targets)):
+    for start in range(0, len(targets), _BLOCK):
+        rows = slice(start, start + _BLOCK)
         wide = logits[rows].astype(np.float64)
         top = wide.max(axis=-1)
         log_sum = top + np.log(np.exp(wide - top[:, None]).sum(axis=-1))
@@ -160,12 +164,82 @@ def token_losses(logits: NDArray[np.floating], targets: NDArray[np.integer]) -> 
 def top_probability(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return the probability of the likeliest class or token, float64 [n]; logits [n, V]. Early exit compares it."""
     confidence = np.empty(len(logits), dtype=np.float64)
-    for rows in _row_blocks(len(logits)):
+    for start in range(0, len(logits), _BLOCK):
+        rows = slice(start, start + _BLOCK)
         wide = logits[rows].astype(np.float64)
         confidence[rows] = 1 / np.exp(wide - wide.max(axis=-1, keepdims=True)).sum(axis=-1)
     return confidence
 
 
-def _row_blocks(count: int, size: int = 128) -> list[slice]:
-    # In float64 a thousand rows of 50,000 logits are 400 MB.
-    return [slice(start, start + size) for start in range(0, count, size)]
+def perplexity_of(loss: float) -> float:
+    """Return exp(loss), limited to the largest float, because JSON has no infinity."""
+    return math.exp(min(loss, 709.0))
+
+
+def ratio(numerator: float, denominator: float) -> float:
+    """Return the quotient as a Python float; 0 if the denominator is 0."""
+    return float(numerator / denominator) if denominator else 0.0
+
+
+FP32_ABSOLUTE = 1e-4
+FP16_RELATIVE = 1e-2
+"""Relative to the standard deviation of the reference logits."""
+
+Kind = Literal["absolute", "relative", "rms", "score"]
+TOLERANCES: dict[Precision, tuple[Kind, float | None]] = {
+    "fp32": ("absolute", FP32_ABSOLUTE),
+    "fp16": ("relative", FP16_RELATIVE),
+    "int8": ("score", None),
+    "int4": ("score", None),
+}
+"""INT8 and INT4 are judged by the drop of the task score, which errors of the logits hardly predict."""
+
+
+def measure_parity(
+    logits: NDArray[np.float32], reference: NDArray[np.float32], precision: Precision, provider: str
+) -> Parity:
+    """Compare logits [n, C] computed with ``provider`` with those of torch FP32; n counts rows or tokens."""
+    error = np.abs(logits - reference)  # in float32: the difference of close numbers is exact
+    return as_parity(error, float(reference.std()), logits.argmax(-1) == reference.argmax(-1), precision, provider)
+
+
+def as_parity(
+    error: NDArray[np.floating], spread: float, agrees: NDArray[np.bool_], precision: Precision, provider: str
+) -> Parity:
+    """Return errors of logits in the form of a manifest.
+
+    Args:
+        error: absolute errors; if one is not finite, all errors of the result are None.
+        spread: standard deviation of the reference logits.
+        agrees: whether the likeliest class or token is the same, [n].
+    """
+    finite = bool(np.isfinite(error).all())
+    kind, tolerance = TOLERANCES[precision]
+    return Parity(
+        status="measured",
+        n=len(agrees),
+        provider=provider,
+        max_abs_error=float(error.max()) if finite else None,
+        mean_abs_error=float(error.mean(dtype=np.float64)) if finite else None,
+        relative_error=float(error.max()) / spread if spread and finite else None,
+        top1_agreement=float(agrees.mean()),
+        tolerance=tolerance,
+        tolerance_kind=kind,
+    )
+
+
+def out_of_tolerance(parity: Parity) -> str | None:
+    """Explain why an artifact fails parity; None if it is within tolerance or judged by task score."""
+    if parity.max_abs_error is None:
+        outputs = f"output {parity.output!r} is" if parity.output is not None else "its logits are"
+        return f"{outputs} not finite on real inputs (overflow)"
+    if parity.tolerance is None:
+        return None
+    figures = {"absolute": parity.max_abs_error, "relative": parity.relative_error, "rms": parity.rms_error}
+    kind, error = parity.tolerance_kind, figures[parity.tolerance_kind]
+    if error is None:
+        return "the reference logits do not vary, so a relative error is undefined"
+    if error > parity.tolerance:
+        output = f" of output {parity.output!r}" if parity.output is not None else ""
+        return f"parity: {kind} error {error:.2e}{output} is above the tolerance {parity.tolerance:.0e}"
+    return None

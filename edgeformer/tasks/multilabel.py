@@ -1,11 +1,11 @@
-"""Multi-label classification: any number of labels per text, each with its own threshold."""
+"""Multi-label classification: none, one or several labels per text, each with its own threshold."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,9 @@ from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.encoding import Encoded, Prepared
-from edgeformer.data.rows import MAX_LABELS, LabelledTexts, Text, label_sets
-from edgeformer.tasks.classification import MAX_SCORE_DROP, LabelTask, ratio
-from edgeformer.tasks.early_exit import ExitRecords
-from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn
-from edgeformer.tasks.task import Float64s, Int64s, Origin, Prediction, TextReader, text_fields
-
-if TYPE_CHECKING:
-    from edgeformer.data.sources import Columns
+from edgeformer.data.rows import MAX_LABELS, Text, label_sets
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, ratio
+from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction, Task, text_fields
 
 DEFAULT_THRESHOLD = 0.5
 Threshold = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -210,15 +205,15 @@ class LabelsPrediction(Prediction):
         }
 
 
-class MultiLabel(LabelTask):
+class MultiLabel(Task):
     """Any number of labels per text. Labels of a set are int64 [n, C] of 0 and 1."""
 
-    name: ClassVar[str] = "multi-label-classification"
-    noun: ClassVar[str] = "multi-label classifier"
-    recipe_type: ClassVar[type[Recipe]] = MultiLabelRecipe
-    score_type: ClassVar[type[Score]] = MultiLabelScore
-    metric: ClassVar[Metric] = Metric("f1", True, 4, 0.0, 1.0, "--min-f1")
-    columns: ClassVar[tuple[ScoreColumn, ...]] = (
+    name = "multi-label-classification"
+    noun = "multi-label classifier"
+    recipe_type = MultiLabelRecipe
+    score_type = MultiLabelScore
+    metric = Metric("f1", True, 4, 0.0, 1.0, "--min-f1")
+    columns = (
         ScoreColumn("n", "rows", None),
         ScoreColumn("f1", "F1", 4),
         ScoreColumn("precision", "precision", 4),
@@ -227,45 +222,31 @@ class MultiLabel(LabelTask):
         ScoreColumn("accuracy", "all right", 4),
         ScoreColumn("loss", "loss", 4),
     )
-    has_confidence: ClassVar[bool] = False
-    score_note: ClassVar[str] = (
+    recorded = ("macro_f1",)
+    predicts = "labels"
+    has_confidence = False
+    score_note = (
         "F1, precision and recall over all labels of all rows (micro), at the thresholds that were best on the "
         "validation set. All right: rows whose labels are all right."
     )
-    few: ClassVar[str] = f"{MAX_SCORE_DROP['int8']:.1%} of F1 is less than one of these rows"
+    few = f"{MAX_SCORE_DROP['int8']:.1%} of F1 is less than one of these rows"
 
     def prepare(self, recipe: MultiLabelRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
         prepared = super().prepare(recipe, cache, progress)
         train, _ = prepared.train.loaded(np.empty(0, np.int64))
         return replace(
             prepared,
-            train=_with_label_columns(train, recipe.data),
-            validation=_with_label_columns(prepared.validation, recipe.data),
-            tests={name: _with_label_columns(rows, recipe.data) for name, rows in prepared.tests.items()},
+            train=self.decode_labels(train, recipe.data),
+            validation=self.decode_labels(prepared.validation, recipe.data),
+            tests={name: self.decode_labels(rows, recipe.data) for name, rows in prepared.tests.items()},
         )
 
-    def read_set(self, data: MultiLabelData, reader: TextReader, split: str, origin: Origin) -> Encoded:
-        return _with_label_columns(super().read_set(data, reader, split, origin), data)
+    def decode_labels(self, rows: Encoded, data: MultiLabelData) -> Encoded:
+        """Replace label sets, stored as one number per row, by labels [n, C]."""
+        return replace(rows, labels=label_sets(rows.labels, len(data.labels)))
 
-    def read_file(
-        self,
-        data: MultiLabelData,
-        reader: TextReader,
-        path: Path,
-        columns: Columns | None = None,
-        *,
-        as_trained: bool = False,
-    ) -> Encoded:
-        return _with_label_columns(super().read_file(data, reader, path, columns, as_trained=as_trained), data)
-
-    def encode_rows(self, data: MultiLabelData, reader: TextReader, texts: LabelledTexts) -> Encoded:
-        return _with_label_columns(super().encode_rows(data, reader, texts), data)
-
-    def example(self, recipe: MultiLabelRecipe, rows: int) -> dict[str, Int64s]:
-        return {**super().example(recipe, rows), "labels": np.zeros((rows, recipe.classes), dtype=np.int64)}
-
-    def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
-        return RowsMeter(lambda logits, labels: score(logits, labels, data.labels, data.thresholds), exits)
+    def score_rows(self, logits: Array, labels: Array, data: Any = None) -> MultiLabelScore:
+        return score(logits, labels, data.labels, data.thresholds)
 
     def row_figures(self, answers: Array, rows: Encoded, data: MultiLabelData) -> Float64s:
         """Return twice the true positives, and predicted plus actual labels, whose sums give micro F1: [n, 2]."""
@@ -283,15 +264,6 @@ class MultiLabel(LabelTask):
         data = recipe.data.model_copy(update={"thresholds": validation.thresholds})
         return recipe.model_copy(update={"data": data})
 
-    def record(self, score: MultiLabelScore) -> dict[str, float]:
-        return {**super().record(score), "val_macro_f1": score.macro_f1}
-
-    def golden_score(
-        self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None, data: Any = None
-    ) -> MultiLabelScore:
-        labels = answers["labels"] if rows is None else answers["labels"][rows]
-        return score(logits, labels, data.labels, data.thresholds)
-
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: MultiLabelData
     ) -> list[LabelsPrediction]:
@@ -302,25 +274,13 @@ class MultiLabel(LabelTask):
             predictions.append(LabelsPrediction(text, truncated, tuple(reversed(labels)), by_label))
         return predictions
 
-    def client_config(self, prepared: Prepared[Encoded], recipe: MultiLabelRecipe) -> dict[str, object]:
-        return {
-            **super().client_config(prepared, recipe),
-            "problem_type": "multi_label_classification",
-            **self.answer_config(recipe.data),
-        }
-
     def answer_config(self, data: MultiLabelData) -> dict[str, object]:
-        return {"thresholds": data.effective_thresholds}
+        return {"problem_type": "multi_label_classification", "thresholds": data.effective_thresholds}
 
     def card_lines(self, recipe: MultiLabelRecipe) -> list[str]:
         thresholds = recipe.data.effective_thresholds
         limits = (f"{markdown(label)} from {threshold:.3f} on" for label, threshold in thresholds.items())
         return [*super().card_lines(recipe), f"**Given at a probability:** {', '.join(limits)}"]
-
-
-def _with_label_columns(rows: Encoded, data: MultiLabelData) -> Encoded:
-    """Replace label sets, stored as one number per row, by labels [n, C]."""
-    return replace(rows, labels=label_sets(rows.labels, len(data.labels)))
 
 
 TASK = MultiLabel()

@@ -42,7 +42,7 @@ THRESHOLDS = (
 _INTERVAL_ERROR = 0.001
 """Error γ of the interval of the share of rows whose answers differ; part of every p-value (Berger and Boos)."""
 
-_MAX_ROWS = 10_000_000
+_MAX_ROWS = 200_000
 
 
 @dataclass(frozen=True)
@@ -84,36 +84,25 @@ def choose_thresholds(
         None if no hypothesis can be rejected: there are too few rows (:func:`rows_needed`).
     """
     sequences = [exits[place:-1] for place in range(len(exits) - 1)]
+    level, full, all_rows = risk / len(sequences), right[-1], np.arange(right.shape[1])
     best: Guarantee | None = None
     for early_exits in sequences:
-        candidate = _test_sequence(early_exits, exits, confidence, right, max_drop, risk / len(sequences))
+        candidate: Guarantee | None = None
+        for threshold in THRESHOLDS:
+            thresholds = dict.fromkeys(early_exits, threshold)
+            first = first_exits(exits, confidence, thresholds)
+            early = right[first, all_rows]
+            newly_wrong, newly_right = int((full & ~early).sum()), int((early & ~full).sum())
+            p_value = drop_p_value(newly_wrong, newly_right, len(full), max_drop)
+            if p_value > level:
+                if candidate is not None:
+                    candidate = replace(candidate, stopped_by=(newly_wrong, newly_right))
+                break
+            shares = np.bincount(first, minlength=len(exits)) / len(first)
+            used = thresholds if shares[:-1].any() else {}
+            candidate = Guarantee(used, newly_wrong, newly_right, p_value, level, tuple(shares.tolist()), None)
         if candidate is not None and (best is None or np.dot(candidate.shares, exits) < np.dot(best.shares, exits)):
             best = candidate
-    return best
-
-
-def _test_sequence(
-    early_exits: Sequence[int],
-    exits: Sequence[int],
-    confidence: NDArray[Any],
-    right: NDArray[np.bool_],
-    max_drop: float,
-    level: float,
-) -> Guarantee | None:
-    """Test one threshold after the other at ``early_exits``; return the last one before the first that fails."""
-    all_rows, full = np.arange(right.shape[1]), right[-1]
-    best: Guarantee | None = None
-    for threshold in THRESHOLDS:
-        thresholds = dict.fromkeys(early_exits, threshold)
-        first = first_exits(exits, confidence, thresholds)
-        early = right[first, all_rows]
-        newly_wrong, newly_right = int((full & ~early).sum()), int((early & ~full).sum())
-        p_value = drop_p_value(newly_wrong, newly_right, len(full), max_drop)
-        if p_value > level:
-            return None if best is None else replace(best, stopped_by=(newly_wrong, newly_right))
-        shares = np.bincount(first, minlength=len(exits)) / len(first)
-        used = thresholds if shares[:-1].any() else {}
-        best = Guarantee(used, newly_wrong, newly_right, p_value, level, tuple(shares.tolist()), None)
     return best
 
 
@@ -155,29 +144,28 @@ def _net_loss_probability(net: int, rows: int, share: float, drop: float) -> flo
     return float((weights * cumulative).sum() + max(0.0, 1 - weights.sum()))
 
 
-def rows_needed(max_drop: float, level: float) -> int:
-    """Return the smallest number of rows with which any hypothesis can be rejected: no answer differs."""
-    return _smallest_count(lambda rows: drop_p_value(0, 0, rows, max_drop) <= level, 1) or _MAX_ROWS
+def rows_needed(
+    max_drop: float, level: float, newly_wrong: int = 0, newly_right: int = 0, rows: int = 1
+) -> int | None:
+    """Return the smallest number of rows, within 0.5 %, with which a candidate passes; None: its drop is too large.
 
-
-def rows_to_pass(newly_wrong: int, newly_right: int, rows: int, max_drop: float, level: float) -> int | None:
-    """Return the number of rows with which a candidate with the same shares would pass; None: its drop is too large."""
+    Args:
+        newly_wrong, newly_right, rows: the candidate's result, whose shares are kept; by default no answer differs, so
+            that fewer rows cannot reject any hypothesis.
+    """
 
     def passes(count: int) -> bool:
         scale = count / rows
         return drop_p_value(round(newly_wrong * scale), round(newly_right * scale), count, max_drop) <= level
 
-    return _smallest_count(passes, rows) if (newly_wrong - newly_right) / rows < max_drop else None
-
-
-def _smallest_count(passes: Callable[[int], bool], start: int) -> int | None:
-    """Return the smallest count from ``start`` that passes, within 0.5 %; None: larger than 1/50 of the maximum."""
-    high = start
+    if (newly_wrong - newly_right) / rows >= max_drop:
+        return None
+    high = rows
     while not passes(high):
         high *= 2
-        if high > _MAX_ROWS // 50:
+        if high > _MAX_ROWS:
             return None
-    low = high // 2 if high > start else start - 1
+    low = high // 2 if high > rows else rows - 1
     while high - low > max(1, high // 200):
         middle = (low + high) // 2
         low, high = (low, middle) if passes(middle) else (middle, high)

@@ -1,10 +1,11 @@
-"""Running a model over a whole set: outputs of every row, or a score."""
+"""Running a model over rows: outputs of labelled rows, scores, and predictions for texts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,13 @@ from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import collate, ordered_batches
-from edgeformer.data.encoding import Encoded
+from edgeformer.data.encoding import Encoded, encode_texts
+from edgeformer.data.rows import Text, Unreadable
 from edgeformer.tasks.metric import Arrays, Meter
-from edgeformer.tasks.task import Int64s, Origin, Run, Task, TextReader
+from edgeformer.tasks.task import Answer, Int64s, Origin, Run, Task, TextReader, Unanswered
+
+if TYPE_CHECKING:
+    from edgeformer.artifacts.data_config import DataSection
 
 LOGITS_BYTES = 256 * 10**6
 """Size of the logits that one call may return: 1,273 tokens of a vocabulary of 50,257."""
@@ -24,19 +29,19 @@ LOGITS_BYTES = 256 * 10**6
 SCORED_TOKENS = 2048
 """Validation tokens on which artifacts of a task that counts tokens are scored: enough to detect a change of 2 %."""
 
+BATCH_ROWS, BATCH_TOKENS = 32, 4096
+"""Limits of one call for texts. On CPUs larger batches are no faster and need more memory."""
+
+EMPTY = "the text is empty"
+NOTHING_LEFT = "nothing is left of the text when it is cleaned"
+NO_NUMBER = "the model's answer is no number (overflow)"
+
 Validation = Callable[[Run, int], Score]
 """Maps the ``run`` method of a session and the loop that answers to a score on the validation split."""
 
 
 def answer_rows(run: Run, encoded: Encoded, pad: int, batch: int) -> dict[str, NDArray[Any]]:
-    """Return all outputs [n, …] of a model in the order of the rows.
-
-    Args:
-        run: ``run`` method of a session.
-        encoded: rows; each is run once, with rows of similar length, longest first.
-        pad: padding token.
-        batch: rows per call.
-    """
+    """Return all outputs [n, …] of a model in the order of the rows; calls have ``batch`` rows of similar length."""
     if not len(encoded):
         raise ValueError("no rows to run")
     return answer_batches(run, encoded, pad, ordered_batches(encoded.lengths, batch))
@@ -59,7 +64,6 @@ def score_batches(
     """Run a model on all batches and add its answers to ``meter``.
 
     Args:
-        run: ``run`` method of a session.
         batches: arrays of each call, from :meth:`Task.batch`.
         warm_up: run the first batch once more, untimed and not counted; the extra run pays for allocations.
         advance: is called with the number of finished rows.
@@ -100,11 +104,8 @@ def open_validation(
     """Read the validation split and return a function that scores an artifact on it, or why it cannot be read.
 
     Args:
-        task: task of the model.
         data: data section of the model.
         reader: tokenizer of the model, or of its trimmed vocabulary.
-        origin: origin of the run's data.
-        progress: receives rows.
         split: another split, for imported models.
     """
     try:
@@ -149,3 +150,122 @@ def split_calls(run: Run, max_rows: int | None) -> Run:
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
     return run_in_pieces
+
+
+def reads_pairs(task: Task, data: DataSection) -> bool | None:
+    """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
+    if task.predicts == "vectors":
+        return False  # its training data is pairs, but it reads each text separately
+    has_pair = {getattr(source, "text_pair", None) is not None for part in data.parts.values() for source in part}
+    return has_pair.pop() if len(has_pair) == 1 else None
+
+
+def pairs_problem(task: Task, data: DataSection, *, pairs: bool) -> str | None:
+    """Explain why a model cannot read pairs (``pairs``) or single texts; None: it can."""
+    if reads_pairs(task, data) in (None, pairs):
+        return None
+    if not pairs:
+        return f"this {task.noun} was trained on pairs of texts; give each text its second one"
+    if task.predicts == "vectors":
+        return f"this {task.noun} reads each text by itself; give both as texts"
+    return f"this {task.noun} was trained on single texts; leave out the second ones"
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Some texts and their encoded rows.
+
+    Attributes:
+        texts: n texts or pairs.
+        encoded: rows of the m texts that are not empty.
+        cut: whether each row was longer than the model reads, bool [m].
+        places: index of each row's text, int64 [m].
+        errors: index → why a text has no row.
+    """
+
+    texts: Sequence[Text]
+    encoded: Encoded
+    cut: NDArray[np.bool_]
+    places: Int64s
+    errors: dict[int, str]
+
+    def batches(self, max_rows: int = BATCH_ROWS) -> list[Int64s]:
+        """Return row numbers of each call: at most ``max_rows`` rows of similar length, longest first."""
+        return cut_batches(self.encoded.lengths, max_rows, BATCH_TOKENS) if len(self.encoded) else []
+
+
+@dataclass(frozen=True)
+class TextPredictor:
+    """Predictions of one model for texts.
+
+    The steps are separate methods, so that each can have its own thread: reading the next texts while a session
+    computes the current ones, and writing the previous predictions.
+
+    Attributes:
+        reader: tokenizer of the model.
+        data: data section of the model, for labels and the length limit.
+        max_rows: rows of one call at most; None: 32.
+    """
+
+    task: Task
+    reader: TextReader
+    data: DataSection
+    max_rows: int | None = None
+
+    def read(self, texts: Sequence[Text]) -> EncodedTexts:
+        """Encode texts; those without content get an error. Not thread-safe."""
+        errors: dict[int, str] = {}
+        for place, text in enumerate(texts):
+            for part in (text,) if isinstance(text, str) else text:
+                if isinstance(part, Unreadable):
+                    errors.setdefault(place, part.problem)
+                elif not part or part.isspace():
+                    errors.setdefault(place, EMPTY)
+        places = np.array([place for place in range(len(texts)) if place not in errors], dtype=np.int64)
+        tokenizer = self.reader.tokenizer
+        readable = [texts[place] for place in places.tolist()] if errors else texts
+        encoded, cut = encode_texts(tokenizer, readable, self.data.tokens_at_once)
+        special_tokens = {pairs: tokenizer.num_special_tokens_to_add(pairs) for pairs in (False, True)}
+        shortest = np.array([special_tokens[not isinstance(text, str)] for text in readable], dtype=np.int64)
+        has_content = encoded.lengths > shortest
+        if not has_content.all():
+            errors.update(dict.fromkeys(places[~has_content].tolist(), NOTHING_LEFT))
+            rows = [encoded.row(number) for number in np.flatnonzero(has_content).tolist()]
+            encoded = Encoded(
+                np.concatenate([np.empty(0, dtype=np.int32), *rows]),
+                np.cumsum([0, *map(len, rows)], dtype=np.int64),
+                encoded.labels[has_content],
+                0,
+            )
+            cut, places = cut[has_content], places[has_content]
+        return EncodedTexts(texts, encoded, cut, places, errors)
+
+    def run(self, run: Run, window: EncodedTexts, batches: Sequence[Int64s] | None = None) -> dict[str, NDArray[Any]]:
+        """Return all outputs [m, …] in the order of the rows; empty without rows.
+
+        Args:
+            run: ``run`` method of a session.
+            window: from :meth:`read`.
+            batches: row numbers of each call; None: :meth:`EncodedTexts.batches`.
+        """
+        if batches is None:
+            batches = window.batches(min(BATCH_ROWS, self.max_rows or BATCH_ROWS))
+        return answer_batches(run, window.encoded, self.reader.pad, batches)
+
+    def answers(self, window: EncodedTexts, outputs: Arrays) -> list[Answer]:
+        """Return the prediction or error of each text; outputs that are not finite are errors."""
+        logits = outputs["logits"].reshape(len(window.places), -1) if len(window.places) else np.empty((0, 1))
+        finite = np.isfinite(logits).all(axis=1)
+        if not window.errors and finite.all():
+            return [*self.task.predictions(window.texts, outputs, window.cut, self.data)]
+        answers: list[Answer] = [
+            Unanswered(text, window.errors.get(place, NO_NUMBER)) for place, text in enumerate(window.texts)
+        ]
+        places = window.places[finite].tolist()
+        if places:
+            texts = [window.texts[place] for place in places]
+            finite_outputs = {name: array[finite] for name, array in outputs.items()}
+            predictions = self.task.predictions(texts, finite_outputs, window.cut[finite], self.data)
+            for place, prediction in zip(places, predictions, strict=True):
+                answers[place] = prediction
+        return answers

@@ -1,4 +1,7 @@
-"""Interface of a task: data preparation, scoring, golden inputs and the files that clients of its models read."""
+"""Interface of a task: data, scoring, golden inputs, and the files that clients of its models read.
+
+The defaults are those of a task that reads a whole text and returns one row of numbers, with labelled texts as data.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.data_config import FileTokenizer
+from edgeformer.artifacts.data_config import DataConfig, FileTokenizer
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.golden import Golden, GoldenError, Tokens
 from edgeformer.artifacts.manifest import DataFinding, Parity, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import EvaluationRow, Score
+from edgeformer.artifacts.units import markdown
 from edgeformer.data.batching import collate, ordered_batches
-from edgeformer.data.encoding import Encoded, Prepared, Rows, encode
+from edgeformer.data.encoding import Encoded, Prepared, encode
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import load_tokenizer, special_ids
-from edgeformer.tasks.early_exit import EarlyExitResult, ExitRecords, exit_logits
-from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn
-from edgeformer.tasks.parity import measure_parity
+from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits
+from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn, measure_parity
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
@@ -42,6 +45,17 @@ Axes = Mapping[str, tuple[str, ...]]
 
 GOLDEN_ROWS = 64
 EVALUATION_ROWS = 128
+
+MAX_SCORE_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003, "int4": 0.01}
+"""Largest allowed drop of the metric of label tasks against FP32 on the same rows."""
+
+MAX_TRIMMED_SCORE_DROP = 0.005
+"""Largest allowed drop for an artifact with a trimmed vocabulary, at any precision."""
+
+
+def text_fields(text: Text) -> dict[str, object]:
+    """Return a text, or both texts of a pair, as JSON keys."""
+    return {"text": text} if isinstance(text, str) else {"text": text[0], "pair": text[1]}
 
 
 @dataclass(frozen=True)
@@ -69,17 +83,11 @@ class Unanswered:
     error: str
 
     def as_dict(self) -> dict[str, object]:
-        """Return the text and the error for JSON output."""
         return {**text_fields(self.text), "error": self.error}
 
 
 Answer = Prediction | Unanswered
 """Result for one text."""
-
-
-def text_fields(text: Text) -> dict[str, object]:
-    """Return a text, or both texts of a pair, as JSON keys."""
-    return {"text": text} if isinstance(text, str) else {"text": text[0], "pair": text[1]}
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,8 @@ class Origin:
     as_trained: bool = False
 
 
-class Task(ABC):
-    """One task. ``recipe``, ``data`` and ``score`` arguments are of the task's own types.
+class TaskFacts:
+    """What a task is.
 
     Attributes:
         name: name in recipes and manifests.
@@ -116,15 +124,20 @@ class Task(ABC):
         score_type: type of its scores.
         metric: the figure that decides between two models.
         columns: the figures of its scores in tables.
+        recorded: figures of a validation score in metrics.jsonl besides loss and metric.
         unit: what ``n`` of a score counts: ``rows``, ``tokens`` or ``calls``.
         trained: whether recipes can name the task; otherwise its models are ONNX files without a recipe.
         reads_text: whether its models come with a tokenizer.
         writes_text: whether its models generate text; their step and decode artifacts keep a cache of earlier tokens.
+        can_trim: whether unused tokens can be removed from the vocabulary: only where the model predicts no tokens.
+        phase: call that latency budgets limit: a whole input, or one decoded token.
         predicts: what :meth:`predictions` returns, ``labels`` or ``vectors``; None: it raises.
         has_confidence: whether its answers have a top probability, which early exit needs.
+        exit_schedule: early-exit thresholds of the task's paper; None: it has none.
         pipeline_tag: name of the task on model hubs.
         use: the edgeformer command that runs such a model, for messages.
         golden_names: arrays of :meth:`golden_inputs`: graph inputs, and right answers.
+        length_key, pad_key: keys of config.json for the maximum length and the padding token.
         score_note: how to read its scores, for the model card.
         few: what scores on the golden inputs alone cannot show, for a note.
     """
@@ -135,55 +148,61 @@ class Task(ABC):
     score_type: ClassVar[type[Score]]
     metric: ClassVar[Metric]
     columns: ClassVar[tuple[ScoreColumn, ...]]
+    recorded: ClassVar[tuple[str, ...]] = ()
     unit: ClassVar[str] = "rows"
     trained: ClassVar[bool] = True
     reads_text: ClassVar[bool] = True
     writes_text: ClassVar[bool] = False
+    can_trim: ClassVar[bool] = True
+    phase: ClassVar[Literal["steady", "decode"]] = "steady"
     predicts: ClassVar[Literal["labels", "vectors"] | None] = None
     has_confidence: ClassVar[bool] = True
-    pipeline_tag: ClassVar[str]
+    exit_schedule: ClassVar[EarlyExit | None] = None
+    pipeline_tag: ClassVar[str] = "text-classification"
     use: ClassVar[str] = "predict"
-    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
+    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ("labels",)
+    length_key: ClassVar[str] = "max_length"
+    pad_key: ClassVar[str] = "pad_token_id"
     score_note: ClassVar[str]
     few: ClassVar[str]
 
-    @property
-    def phase(self) -> Literal["steady", "decode"]:
-        """Call that latency budgets limit: a whole input, or one decoded token."""
-        return "decode" if self.writes_text else "steady"
 
-    @property
-    def can_trim(self) -> bool:
-        """Whether unused tokens can be removed from the vocabulary: only where the model does not predict tokens."""
-        return self.reads_text and not self.writes_text
+class TaskData(TaskFacts):
+    """Data of a task: read, split, encode, batch. ``recipe`` and ``data`` arguments are of the task's own types."""
 
-    # ---- Data: read, split, encode, batch ----
+    # edgeformer.data.prepare is imported in functions: predictions from a bundle need no data sets.
 
-    @abstractmethod
-    def prepare(self, recipe: Any, cache: Path, progress: Progress) -> Prepared:
+    def prepare(self, recipe: Any, cache: Path, progress: Progress) -> Prepared[Any]:
         """Read, split and encode the data of a recipe. Raises DataError, MissingDependencyError."""
+        from edgeformer.data.prepare import prepare
 
-    @abstractmethod
+        return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
+
     def local_data(self, data: Any, folder: Path) -> tuple[Any, list[str]]:
         """Return the data section with the files of ``--data DIR`` instead of its own, and notes. Raises DataError."""
+        from edgeformer.data.sources import local_parts
+
+        return local_parts(data, folder)
 
     def set_name(self, data: Any, split: str) -> str:
         """Return the name of the set that ``split`` selects: ``test`` is the test set of the protocol."""
-        return split
+        return getattr(data, "test_set", split) if split == "test" else split
 
-    @abstractmethod
-    def read_set(self, data: Any, reader: TextReader, split: str, origin: Origin) -> Rows:
+    def read_set(self, data: Any, reader: TextReader, split: str, origin: Origin) -> Any:
         """Encode one set of a trained model's data: ``test`` (of the protocol), ``validation`` or a test set by name.
 
         Raises:
             InputError: no such set.
             DataError: the set cannot be read, or differs from the one of training.
         """
+        from edgeformer.data.prepare import prepare_test
 
-    @abstractmethod
+        rows = prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
+        return self.decode_labels(rows, data)
+
     def read_file(
         self, data: Any, reader: TextReader, path: Path, columns: Columns | None = None, *, as_trained: bool = False
-    ) -> Rows:
+    ) -> Any:
         """Encode a labelled or plain file as the sets of the model were encoded.
 
         Args:
@@ -192,12 +211,18 @@ class Task(ABC):
         Raises:
             DataError: the file, its columns or its rows are wrong.
         """
+        from edgeformer.data.prepare import encode_file
+
+        return self.decode_labels(encode_file(path, data, reader.tokenizer, columns), data)
 
     def available_sets(self, data: Any) -> dict[str, LabelledTexts]:
         """Return the texts of every set that exists for an imported model. Raises DataError."""
-        return {}
+        from edgeformer.data.sources import load_parts
+        from edgeformer.data.splits import make_sets, set_parts
 
-    @abstractmethod
+        names = [name for name, parts in set_parts(data).items() if parts]
+        return make_sets(data, names, load_parts(data))
+
     def set_texts(self, data: Any, name: str) -> LabelledTexts:
         """Read one set without encoding it: ``train``, ``validation`` or a test set by name.
 
@@ -207,22 +232,36 @@ class Task(ABC):
             DataError: the set is unknown or cannot be read.
             InputError: the task has no texts.
         """
+        from edgeformer.data.prepare import set_texts
 
-    @abstractmethod
+        return set_texts(data, name)
+
     def file_texts(self, data: Any, path: Path) -> LabelledTexts:
         """Read a file without encoding it, with the columns and labels of ``data``. Raises as :meth:`set_texts`."""
+        from edgeformer.data.prepare import file_texts
 
-    @abstractmethod
-    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts) -> Rows:
+        return file_texts(path, data)
+
+    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts) -> Any:
         """Encode texts of :meth:`set_texts` or :meth:`file_texts` as exported artifacts read them."""
+        return self.decode_labels(encode(texts, reader.tokenizer, data.max_length), data)
+
+    def decode_labels(self, rows: Encoded, data: Any) -> Encoded:
+        """Return the rows with labels as scores compare them; files and caches store one number per row."""
+        return rows
 
     def findings(self, data: Any) -> Sequence[DataFinding]:
         """Read the data and return warnings about it. Raises DataError."""
-        return ()
+        from edgeformer.data.prepare import data_findings
 
-    @abstractmethod
+        return data_findings(data) if isinstance(data, DataConfig) else ()
+
     def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
         """Load the tokenizer file of a trained model. Raises DataError."""
+        config = FileTokenizer(kind="file", path=str(tokenizer))
+        cleaning = getattr(data, "cleaning", "none")  # data of imported encoders has no cleaning step
+        loaded = load_tokenizer(config, cleaning=cleaning, vocab_size=vocabulary, training_texts=None)
+        return TextReader(loaded, special_ids(loaded).pad, vocabulary)
 
     def trim(
         self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
@@ -237,12 +276,16 @@ class Task(ABC):
             InputError: the vocabulary of this task's models cannot be trimmed.
             DataError: the text is missing or differs from that of training, or the tokenizer cannot be trimmed.
         """
-        raise InputError(
-            "--vocab-trim: only vocabularies of classifiers and embedding models can be trimmed; a language model's is "
-            "what it predicts, so without some tokens it is another model, whose perplexity compares with nothing"
-        )
+        if not self.can_trim:
+            raise InputError(
+                "--vocab-trim: only vocabularies of classifiers and embedding models can be trimmed; a language "
+                "model's is what it predicts, so without some tokens it is another model, whose perplexity compares "
+                "with nothing"
+            )
+        from edgeformer.data.trimming import trim_to_training
 
-    @abstractmethod
+        return trim_to_training(data, tokenizer, trained_on, keeping)
+
     def batch(
         self, rows: Any, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
     ) -> dict[str, Int64s]:
@@ -250,21 +293,27 @@ class Task(ABC):
 
         Args:
             pad_to: pad to this many tokens and count padding as text (reproduces a defect of published code).
-        """
 
-    @abstractmethod
+        Returns:
+            By default input_ids, attention_mask [B, S] and labels [B, …].
+        """
+        return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
+
     def weight(self, batch: Arrays) -> int:
         """Return the number of rows or predicted tokens that count in the loss of a batch."""
+        return len(batch["labels"])
 
-    @abstractmethod
     def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
         """Return a batch of zeros with ``rows`` rows of the recipe's full length, for memory planning."""
+        length = recipe.data.max_length
+        offsets = length * np.arange(rows + 1, dtype=np.int64)
+        encoded = Encoded(np.zeros(rows * length, dtype=np.int32), offsets, np.zeros(rows, dtype=np.int64), 0)
+        return self.batch(self.decode_labels(encoded, recipe.data), np.arange(rows), 0)
 
-    @abstractmethod
     def evaluation_rows(self, longest: int) -> int:
         """Return how many rows training evaluates in one call if the longest has ``longest`` tokens."""
+        return EVALUATION_ROWS
 
-    @abstractmethod
     def call_batches(
         self, rows: Any, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
     ) -> list[Int64s]:
@@ -276,14 +325,20 @@ class Task(ABC):
             losses: the model returns losses instead of logits.
             first: use only this many rows from the start; None: all.
         """
+        return ordered_batches(rows.lengths[:first], max_rows)
 
     def words(self, rows: Any, *, cut: bool = False) -> int | None:
         """Return the number of words of a set if scores need it; ``cut``: None if rows were truncated."""
-        return None
+        return None if cut and rows.truncated else getattr(rows, "words", None)
 
-    # ---- Scoring: meters, metric, comparison with a reference, predictions ----
 
-    @abstractmethod
+class Scoring(TaskFacts):
+    """Scores of a task: meters, metric, selection of the kept weights, limits of a score drop, predictions."""
+
+    def score_rows(self, logits: Array, labels: Array, data: Any = None) -> Score:
+        """Score answers [n, …] to rows with these labels [n, …]. Tasks with their own meter do not need it."""
+        raise NotImplementedError
+
     def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
         """Return a new meter.
 
@@ -292,18 +347,12 @@ class Task(ABC):
             records: receives every answer at every exit, for early exit.
             data: data section of the model.
         """
+        records = records if self.has_confidence else None
+        return RowsMeter(lambda logits, labels: self.score_rows(logits, labels, data), exits, records)
 
     def settled(self, recipe: Any, validation: Any) -> Any:
         """Return the recipe with the settings that the validation score of the kept weights decides."""
         return recipe
-
-    def exit_thresholds(self, exits: Sequence[int]) -> Mapping[int, float] | None:
-        """Return the early-exit thresholds of the task's paper for the exits before the last; None: it has none."""
-        return None
-
-    def departures(self, result: EarlyExitResult) -> dict[str, float | None]:
-        """Return the loss and the metric with early exit, as keys of evaluation.json."""
-        return {"loss": result.loss, self.metric.name: result.right}
 
     def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
         """Return the part of a call's outputs that :meth:`row_figures` needs, [B, …]."""
@@ -321,29 +370,58 @@ class Task(ABC):
     def metric_of(self, figures: Float64s) -> float:
         """Compute the metric from the figures of some rows; resampling may repeat rows."""
 
-    def criterion(self, score: Any, training: Any) -> float:
-        """Return the value that selects the kept epoch; smaller is better."""
-        return float(score.loss)
-
     def selected_by(self, training: TrainingConfig) -> str:
         """Return the name of the validation figure that selects the kept epoch."""
         return str(getattr(training, "select_by", "loss"))
 
+    def criterion(self, score: Any, training: Any) -> float:
+        """Return the value that selects the kept epoch, smaller is better: the loss, or the negative metric."""
+        name = self.selected_by(training)
+        return float(score.loss if name == "loss" else -getattr(score, name))
+
     def record(self, score: Any) -> dict[str, float]:
         """Return a validation score as figures for metrics.jsonl."""
-        return {"val_loss": score.loss, f"val_{self.metric.name}": getattr(score, self.metric.name)}
+        values = {"val_loss": score.loss, f"val_{self.metric.name}": getattr(score, self.metric.name)}
+        values |= {f"val_{name}": getattr(score, name) for name in self.recorded}
+        values |= {f"val_loss_exit{loop}": exit_.loss for loop, exit_ in score.by_exit.items()}
+        if (early := score.leaving_early) is not None:
+            values |= {"early_exit_loss": early.loss, "early_exit_mean_loops": early.mean_loops}
+        return values
 
-    @abstractmethod
+    @property
+    def metric_label(self) -> str:
+        """Heading of the metric in tables, such as ``F1``."""
+        return next(column.heading for column in self.columns if column.key == self.metric.name)
+
     def describe(self, score: Any) -> str:
         """Return a validation score as one line of text."""
+        if score.by_exit:
+            exits = ", ".join(f"loop {loop} {exit_.perplexity:.2f}" for loop, exit_ in score.by_exit.items())
+            return f"validation loss {score.loss:.4f}, perplexity per token: {exits}"
+        return f"validation loss {score.loss:.4f}, {self.metric_label} {getattr(score, self.metric.name):.4f}"
 
-    @abstractmethod
     def rows(self, artifact: str, split: str, score: Any, *, leaks: bool = False) -> list[EvaluationRow]:
         """Return a score as rows of evaluation.json, without times: the full model first, then each earlier exit."""
+        figures: dict[str, Any] = {column.key: getattr(score, column.key) for column in self.columns}
+        full = EvaluationRow(artifact=artifact, split=split, leaks=leaks, **figures)
+        earlier = list(score.by_exit.items())[:-1]
+        changes = ({"exit": loop, **exit_.model_dump(), "word_perplexity": None} for loop, exit_ in earlier)
+        return [full, *(full.model_copy(update=update) for update in changes)]
 
-    @abstractmethod
     def lost(self, score: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
-        """Explain why the score drop against FP32 on the same rows exceeds its limit; None: it does not."""
+        """Explain why the score drop against FP32 on the same rows exceeds its limit; None: it does not.
+
+        A drop of one row in ``n`` is within chance and always allowed.
+        """
+        value = getattr(score, self.metric.name)
+        drop = getattr(reference, self.metric.name) - value
+        limit = max(MAX_TRIMMED_SCORE_DROP if trimmed else MAX_SCORE_DROP[precision], 1.5 / reference.n)
+        if drop <= limit:
+            return None
+        return (
+            f"{self.metric_label} {value:.4f} is {drop:.4f} below FP32's on {score.n:,} rows; "
+            f"at most {limit:.4f} may be lost"
+        )
 
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: Any
@@ -360,21 +438,24 @@ class Task(ABC):
         """
         raise InputError(f"a {self.noun} has no labels; use edgeformer {self.use}")
 
-    # ---- Golden inputs: the inputs that export and devices check, and benchmarks run ----
 
-    @abstractmethod
+class GoldenInputs(TaskData, Scoring):
+    """Golden inputs of a task: the inputs that export and devices check, and benchmarks run."""
+
+    parity: Callable[[Array, Array, Precision, str], Parity] = staticmethod(measure_parity)
+    """Compare logits [n, C] computed with a provider with those of torch FP32; n counts rows or tokens."""
+
     def golden_inputs(self, prepared: Any, recipe: Any) -> dict[str, Int64s]:
-        """Select validation rows with their right answers, int64 [n, …]."""
+        """Select validation rows with their right answers, int64 [n, …]; by default 64, by the recipe's seed."""
+        validation = prepared.validation
+        count = min(GOLDEN_ROWS, len(validation))
+        rows = np.random.default_rng(recipe.seed).choice(len(validation), count, replace=False)
+        return self.batch(validation, rows, prepared.pad)
 
-    @abstractmethod
     def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
-        """Return the arrays that golden.npz keeps of torch FP32 logits. ``references``: exit → logits."""
-
-    @abstractmethod
-    def golden_score(
-        self, exit_: int, logits: Any, answers: Arrays, rows: Int64s | None = None, data: Any = None
-    ) -> Score:
-        """Score logits [n, C] of an exit on the golden inputs, or on the ``rows`` of them."""
+        """Return the arrays that golden.npz keeps of torch FP32 logits. ``references``: exit → logits [n, C]."""
+        by_exit = {exit_logits(exit_): logits for exit_, logits in references.items()}
+        return {"logits": references[max(references)], **by_exit}
 
     def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
         """Return the arrays that :meth:`golden_score` compares with.
@@ -385,11 +466,12 @@ class Task(ABC):
         """
         return answers
 
-    def parity(self, logits: Array, reference: Array, precision: Precision, provider: str) -> Parity:
-        """Compare logits [n, C] computed with ``provider`` with those of torch FP32; n counts rows or tokens."""
-        return measure_parity(logits, reference, precision, provider)
+    def golden_score(
+        self, exit_: int, logits: Any, answers: Arrays, rows: Int64s | None = None, data: Any = None
+    ) -> Score:
+        """Score logits [n, C] of an exit on the golden inputs, or on the ``rows`` of them."""
+        return self.score_rows(logits, answers["labels"] if rows is None else answers["labels"][rows], data)
 
-    @abstractmethod
     def golden_parity(
         self, golden: Arrays, logits: Any, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
@@ -403,6 +485,12 @@ class Task(ABC):
         Raises:
             GoldenError: golden.npz lacks an array, or its shape differs.
         """
+        name = "logits" if exit_ is None else exit_logits(exit_)
+        if name not in golden:
+            raise GoldenError(f"golden.npz holds no {name!r}; it is of an older version: export the run again")
+        if golden[name].shape != logits.shape:
+            raise GoldenError(f"golden.npz has logits {golden[name].shape}, the artifact computes {logits.shape}")
+        return self.parity(logits, golden[name], precision, provider)
 
     def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> Any:
         """Run a model on the golden inputs and return the logits of all rows.
@@ -447,92 +535,26 @@ class Task(ABC):
         """Make ``count`` different inputs of one shape (batch size, length) from the golden inputs."""
         return [dict(call) for call in make_buffers(golden, *shape, count)]
 
-    # ---- Files of clients ----
 
-    @abstractmethod
+class Task(GoldenInputs, ABC):
+    """One task: data, scoring and golden inputs, and the files that clients of its models read."""
+
     def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
         """Return the keys of a run's config.json that belong to the task."""
+        config: dict[str, object] = {}
+        if self.predicts == "labels":
+            labels = recipe.data.labels
+            config["id2label"] = {str(number): label for number, label in enumerate(labels)}
+            config["label2id"] = {label: number for number, label in enumerate(labels)}
+        lengths = {self.length_key: recipe.data.tokens_at_once, self.pad_key: prepared.pad}
+        return {**config, **lengths, **self.answer_config(recipe.data)}
 
     def answer_config(self, data: Any) -> dict[str, object]:
         """Return the keys of config.json that say how to read answers."""
         return {}
 
-    @abstractmethod
     def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
         """Return tokenizer_config.json in the format of Hugging Face clients."""
-
-    @abstractmethod
-    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return fields of bundle.json: labels, max_length, pad_id. ``config``: config.json of the run."""
-
-    @abstractmethod
-    def card_lines(self, recipe: Any) -> list[str]:
-        """Return Markdown list items for the model card, such as labels and lengths."""
-
-
-class WholeTextTask(Task):
-    """Base of tasks whose models read a whole text and its attention mask and return one row: logits or a vector."""
-
-    def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
-        config = FileTokenizer(kind="file", path=str(tokenizer))
-        cleaning = getattr(data, "cleaning", "none")  # data of imported encoders has no cleaning step
-        loaded = load_tokenizer(config, cleaning=cleaning, vocab_size=vocabulary, training_texts=None)
-        return TextReader(loaded, special_ids(loaded).pad, vocabulary)
-
-    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts) -> Encoded:
-        return encode(texts, reader.tokenizer, data.max_length)
-
-    def batch(
-        self, rows: Encoded, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
-    ) -> dict[str, Int64s]:
-        """Return input_ids, attention_mask int64 [B, S] and labels int64 [B]."""
-        return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
-
-    def weight(self, batch: Arrays) -> int:
-        return len(batch["labels"])
-
-    def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
-        ids = np.zeros((rows, recipe.data.max_length), dtype=np.int64)
-        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": np.zeros(rows, dtype=np.int64)}
-
-    def evaluation_rows(self, longest: int) -> int:
-        return EVALUATION_ROWS
-
-    def call_batches(
-        self, rows: Encoded, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
-    ) -> list[Int64s]:
-        return ordered_batches(rows.lengths[:first], max_rows)
-
-    def metric_label(self) -> str:
-        """Return the heading of the metric in tables, such as ``F1``."""
-        return next(column.heading for column in self.columns if column.key == self.metric.name)
-
-    def describe(self, score: Any) -> str:
-        return f"validation loss {score.loss:.4f}, {self.metric_label()} {getattr(score, self.metric.name):.4f}"
-
-    def rows(self, artifact: str, split: str, score: Any, *, leaks: bool = False) -> list[EvaluationRow]:
-        figures: dict[str, Any] = {column.key: getattr(score, column.key) for column in self.columns}
-        return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **figures)]
-
-    def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
-        """Return the answers [n, C] of every exit; ``logits`` are those of the last."""
-        by_exit = {exit_logits(exit_): logits for exit_, logits in references.items()}
-        return {"logits": references[max(references)], **by_exit}
-
-    def golden_parity(
-        self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
-    ) -> Parity:
-        name = "logits" if exit_ is None else exit_logits(exit_)
-        if name not in golden:
-            raise GoldenError(f"golden.npz holds no {name!r}; it is of an older version: export the run again")
-        if golden[name].shape != logits.shape:
-            raise GoldenError(f"golden.npz has logits {golden[name].shape}, the artifact computes {logits.shape}")
-        return self.parity(logits, golden[name], precision, provider)
-
-    def client_config(self, prepared: Prepared[Encoded], recipe: Any) -> dict[str, object]:
-        return {"max_length": recipe.data.max_length, "pad_token_id": prepared.pad}
-
-    def tokenizer_config(self, prepared: Prepared[Encoded], recipe: Any) -> dict[str, object]:
         token_of, special = prepared.tokenizer.id_to_token, special_ids(prepared.tokenizer)
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -544,7 +566,22 @@ class WholeTextTask(Task):
         }
 
     def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {"max_length": recipe.data.max_length, "pad_id": int(config["pad_token_id"])}
+        """Return fields of bundle.json: labels, max_length, pad_id. ``config``: config.json of the run."""
+        labels = {"labels": recipe.data.labels} if self.predicts == "labels" else {}
+        return {**labels, "max_length": recipe.data.tokens_at_once, "pad_id": int(config[self.pad_key])}
+
+    def card_lines(self, recipe: Any) -> list[str]:
+        """Return Markdown list items for the model card, such as labels and lengths."""
+        data: DataConfig = recipe.data
+        lines = [f"**Labels:** {', '.join(map(markdown, data.labels))}; at most {data.max_length} tokens"]
+        omitted = [f"some rows of a source of the part {part}" for part in data.parts if data.sampled(part)]
+        for key in ("longest", "shortest"):
+            if (share := getattr(data, key)) is not None:
+                omitted.append(f"the {key} {share:.4g} of the texts, by words")
+        if data.balance is not None:
+            omitted.append(f"equal numbers of each {data.balance.replace('-and-', ' of each ')}")
+        omitted += [f"of the {name} set {amount:,}" for name, amount in data.rows.items()]
+        return [*lines, f"**Only some rows:** {markdown('; '.join(omitted))}"] if omitted else lines
 
 
 def max_call_tokens(task: Task, max_positions: int | None, max_length: int | None) -> int | None:

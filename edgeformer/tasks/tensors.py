@@ -16,8 +16,7 @@ from edgeformer.artifacts.golden import INPUT, OUTPUT, Golden, GoldenError
 from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn
-from edgeformer.tasks.parity import Kind
+from edgeformer.tasks.metric import Array, Arrays, Kind, Metric, ScoreColumn
 from edgeformer.tasks.task import Axes, Int64s, Run, Task
 
 Takes = Literal["batch", "seq"]
@@ -84,28 +83,16 @@ class OutputError:
     """Error of one output against its reference. Figures are None if a number is unexpectedly not finite.
 
     Attributes:
-        spread: standard deviation of the reference; root mean square if it is constant; 1 for integers.
+        relative_rms, relative_largest: root mean square and largest error over the spread: the standard deviation of
+            the reference, or its root mean square if it is constant, or 1 for integers.
     """
 
     name: str
     largest: float | None
     mean: float | None
-    rms: float | None
     cosine: float | None
-    spread: float
-
-    @property
-    def relative_rms(self) -> float:
-        """Root mean square error over the spread; infinite if it is unknown."""
-        return float("inf") if self.rms is None else self._relative(self.rms)
-
-    @property
-    def relative_largest(self) -> float | None:
-        """Largest error over the spread; None if it is unknown."""
-        return None if self.largest is None else self._relative(self.largest)
-
-    def _relative(self, error: float) -> float:
-        return error / self.spread if self.spread else (float("inf") if error else 0.0)
+    relative_rms: float
+    relative_largest: float | None
 
 
 def measure_error(name: str, output: Array, reference: Array) -> OutputError:
@@ -115,27 +102,32 @@ def measure_error(name: str, output: Array, reference: Array) -> OutputError:
     """
     if reference.dtype.kind not in "f":
         share = float((output != reference).mean()) if reference.size else 0.0
-        return OutputError(name, share, share, share, 1.0 - share, 1.0)
+        return OutputError(name, share, share, 1.0 - share, share, share)
     wide, expected = output.astype(np.float64), reference.astype(np.float64)
     finite = np.isfinite(expected)
     masks_equal = np.array_equal(wide[~finite], expected[~finite], equal_nan=True)
     wide, expected = wide[finite], expected[finite]
-    spread = float(expected.std()) or float(np.sqrt(np.square(expected).mean())) if expected.size else 1.0
     if not masks_equal or not np.isfinite(wide).all():
-        return OutputError(name, None, None, None, None, spread)
+        return OutputError(name, None, None, None, float("inf"), None)
     error = np.abs(wide - expected)
-    if not error.size:
-        return OutputError(name, 0.0, 0.0, 0.0, 1.0, spread)
+    if not error.any():
+        return OutputError(name, 0.0, 0.0, 1.0, 0.0, 0.0)
     norms = float(np.linalg.norm(wide) * np.linalg.norm(expected))
-    cosine = min(1.0, float(wide @ expected) / norms) if norms else float(not error.any())
-    rms = float(np.sqrt(np.square(error).mean()))
-    return OutputError(name, float(error.max()), float(error.mean()), rms, cosine, spread)
+    cosine = min(1.0, float(wide @ expected) / norms) if norms else 0.0
+    spread = float(expected.std()) or float(np.sqrt(np.square(expected).mean()))
+    rms, largest = float(np.sqrt(np.square(error).mean())), float(error.max())
+    relative = [figure / spread if spread else float("inf") for figure in (rms, largest)]
+    return OutputError(name, largest, float(error.mean()), cosine, *relative)
 
 
 def measure_errors(outputs: Arrays, reference: Arrays) -> list[OutputError]:
     """Compare every output with its reference; the largest relative error comes first."""
     errors = [measure_error(name, outputs[name], array) for name, array in reference.items()]
     return sorted(errors, key=lambda error: -error.relative_rms)
+
+
+_MAX_ERROR = 1e9
+"""Stands for infinity, which JSON lacks: the error of an output that is constantly zero in FP32 only."""
 
 
 def as_parity(
@@ -161,8 +153,8 @@ def as_parity(
         provider=provider,
         max_abs_error=max(largest) if finite else None,
         mean_abs_error=max(mean) if finite else None,
-        relative_error=_bounded(max(relative)) if finite else None,
-        rms_error=_bounded(errors[0].relative_rms) if finite else None,
+        relative_error=min(max(relative), _MAX_ERROR) if finite else None,
+        rms_error=min(errors[0].relative_rms, _MAX_ERROR) if finite else None,
         output=worst.name,
         top1_agreement=agreement,
         tolerance=tolerance,
@@ -175,12 +167,7 @@ def score_of(errors: Sequence[OutputError], n: int) -> TensorScore | None:
     cosines = [error.cosine for error in errors if error.cosine is not None]
     if len(cosines) < len(errors):
         return None
-    return TensorScore(n=n, loss=_bounded(errors[0].relative_rms), cosine=min(cosines))
-
-
-def _bounded(error: float) -> float:
-    # JSON has no infinity, which is the error of an output that is constantly zero in FP32 only.
-    return min(error, 1e9)
+    return TensorScore(n=n, loss=min(errors[0].relative_rms, _MAX_ERROR), cosine=min(cosines))
 
 
 def agreement(outputs: Arrays, reference: Arrays) -> float | None:
@@ -202,24 +189,25 @@ def agreement(outputs: Arrays, reference: Arrays) -> float | None:
 class Tensors(Task):
     """Any named inputs, any named outputs. The reference is what the graph computes in FP32."""
 
-    name: ClassVar[str] = "tensors"
-    noun: ClassVar[str] = "wrapped graph"
-    recipe_type: ClassVar[type[Recipe]] = Recipe
-    score_type: ClassVar[type[Score]] = TensorScore
-    metric: ClassVar[Metric] = Metric("cosine", True, 4, -1.0, 1.0, "--min-cosine", "golden inputs")
-    columns: ClassVar[tuple[ScoreColumn, ...]] = (
+    name = "tensors"
+    noun = "wrapped graph"
+    recipe_type = Recipe
+    score_type = TensorScore
+    metric = Metric("cosine", True, 4, -1.0, 1.0, "--min-cosine", "golden inputs")
+    columns = (
         ScoreColumn("n", "calls", None),
         ScoreColumn("cosine", "cosine with FP32", 4),
         ScoreColumn("loss", "RMS error", 4),
     )
-    unit: ClassVar[str] = "calls"
-    trained: ClassVar[bool] = False
-    reads_text: ClassVar[bool] = False
-    pipeline_tag: ClassVar[str] = "other"
-    use: ClassVar[str] = "profile"
-    golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = (), ()
-    score_note: ClassVar[str] = "Of every output, how close it is to the FP32 graph's on the golden inputs; the worst."
-    few: ClassVar[str] = "their number is small"
+    unit = "calls"
+    trained = False
+    reads_text = False
+    can_trim = False
+    pipeline_tag = "other"
+    use = "profile"
+    golden_names = (), ()
+    score_note = "Of every output, how close it is to the FP32 graph's on the golden inputs; the worst."
+    few = "their number is small"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise InputError(
@@ -227,8 +215,8 @@ class Tensors(Task):
         )
 
     prepare = local_data = set_name = read_set = read_file = set_texts = file_texts = encode_rows = reader = _refuse
-    batch = weight = example = evaluation_rows = call_batches = _refuse
-    meter = row_figures = metric_of = departures = criterion = record = describe = rows = _refuse
+    available_sets = batch = weight = example = evaluation_rows = call_batches = _refuse
+    score_rows = meter = row_figures = metric_of = criterion = record = describe = rows = _refuse
     golden_inputs = golden_answers = client_config = tokenizer_config = bundle_facts = card_lines = _refuse
 
     def lost(self, score: TensorScore, reference: TensorScore, precision: Precision, *, trimmed: bool) -> str | None:

@@ -20,13 +20,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from edgeformer.artifacts.errors import ArtifactError, InputError, MissingDependencyError
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.encoding import PlainText
-from edgeformer.inference.generate import GenerateOptions, Generation, TextStream, generate
-from edgeformer.inference.predict import EarlyExit
+from edgeformer.inference.generate import GenerateOptions, Generation, Sampling, TextStream, generate
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate
-from edgeformer.tasks.language_modeling import exit_thresholds
+from edgeformer.tasks.early_exit import EarlyExit
 from edgeformer.tasks.metric import top_probability
-from edgeformer.tasks.sampling import Sampling
 from tests.cli.run_cli import edgeformer
 from tests.export.language_run import EXIT, LOOPS, exported_language_run
 from tests.inference.language_run import TEXT, tokenizer_of, write_language_run
@@ -97,7 +95,7 @@ def test_a_fixed_exit_uses_the_head_of_that_exit(language_run: Path, loop: int) 
 def test_a_token_leaves_at_the_first_confident_exit(tmp_path: Path) -> None:
     run = write_language_run(tmp_path / "artifacts" / "half", steps=18)  # confident of some tokens only
     generation = run_generate(run, PROMPT, GREEDY, early=EarlyExit(0.58, 0.5, 0.95), max_tokens=40)
-    thresholds = exit_thresholds((1, 2), 0.58, 0.5, 0.95)
+    thresholds = EarlyExit(0.58, 0.5, 0.95).thresholds((1, 2, 3))
     logits = uncached_logits(run, generation, (1, 2, 3))
     for number, loop in enumerate(generation.loops):
         confidence = {early: top_probability(logits[early][number][None])[0] for early in thresholds}

@@ -77,7 +77,7 @@ def test_confidence_just_below_one_is_not_rounded() -> None:
     assert 1 - 1e-8 < confidence[0] < 1 == confidence[1] == np.float32(confidence[0])
     records = two_exits(np.zeros(2), confidence)
     assert records.leave({1: 1.0}).share == {"1": 0.5, "2": 0.5}
-    assert (records.confidences() == confidence).all()
+    assert (records.stacked("confidence") == confidence).all()
 
 
 def test_losses_are_float32_and_averaged_in_float64() -> None:

@@ -27,7 +27,6 @@ from edgeformer.tasks.embedding import (
     cosines,
     nearest,
     pairs_score,
-    reference_score,
     row_cosines,
     spearman,
     vector_parity,
@@ -105,8 +104,8 @@ def test_parity_compares_direction_and_neighbours() -> None:
     parity = vector_parity(close, reference, "fp32", "CPU")
     assert parity.top1_agreement == 1.0 and parity.max_abs_error == pytest.approx(4e-4, rel=0.6)
     assert vector_parity(reference[::-1].copy(), reference, "fp32", "CPU").top1_agreement < 0.5
-    assert reference_score(3 * reference, reference).similarity == pytest.approx(1)
-    assert reference_score(-reference, reference).similarity == pytest.approx(-1)
+    assert TASK.golden_score(1, 3 * reference, {"reference_exit1": reference}).similarity == pytest.approx(1)
+    assert TASK.golden_score(1, -reference, {"reference_exit1": reference}).similarity == pytest.approx(-1)
     close[0, 0] = np.nan
     assert vector_parity(close, reference, "fp32", "CPU").max_abs_error is None
 
@@ -152,7 +151,7 @@ def test_vectors_that_rank_nothing_are_refused(tmp_path: Path, nan_rows: int) ->
     nan = score.model_copy(update={"similarity": float("nan")})
     assert TASK.lost(nan, full, "int8", trimmed=False) and TASK.lost(full, nan, "int8", trimmed=False)
     if nan_rows:
-        assert reference_score(vectors, np.ones_like(vectors)).similarity == 0.0
+        assert TASK.golden_score(1, vectors, {"reference_exit1": np.ones_like(vectors)}).similarity == 0.0
 
 
 def test_trimmed_models_are_compared_with_the_vectors_of_the_whole_model() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from edgeformer.data.batching import IGNORED
 from edgeformer.tasks import get_task
-from edgeformer.tasks.early_exit import ExitRecords
-from edgeformer.tasks.language_modeling import LanguageMeter, LanguageScore, exit_thresholds
+from edgeformer.tasks.early_exit import EarlyExit, ExitRecords
+from edgeformer.tasks.language_modeling import LanguageMeter, LanguageScore
 from edgeformer.tasks.metric import token_losses, top_probability
 
 EXITS = (2, 4, 6, 8)
@@ -39,14 +39,14 @@ def score_in_batches(losses, confidence, sizes, words=None) -> LanguageScore:
 
 
 def test_thresholds_fall_to_their_floor():
-    thresholds = exit_thresholds(range(1, 12))
+    thresholds = EarlyExit().thresholds(range(1, 13))
     assert thresholds[1] == 0.92
     assert thresholds[3] == pytest.approx(0.92 * 0.98 * 0.98)
     assert thresholds[7] == pytest.approx(0.81497499)
     assert thresholds[8] == thresholds[11] == 0.80  # 0.92 · 0.98⁷ is 0.7987
-    assert exit_thresholds([2], start=0.5, floor=0.1, decay=0.5) == {2: 0.25}
-    assert get_task("language-modeling").exit_thresholds((1, 8)) == {1: 0.92, 8: 0.8}
-    assert get_task("classification").exit_thresholds((1, 8)) is None
+    assert EarlyExit(start=0.5, floor=0.1, decay=0.5).thresholds([2, 3]) == {2: 0.25}
+    assert get_task("language-modeling").exit_schedule == EarlyExit()
+    assert get_task("classification").exit_schedule is None
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any), st.integers(0, 99))
@@ -170,7 +170,7 @@ def test_every_token_is_recorded_at_every_exit():
     meter = LanguageMeter(EXITS, records)
     del confidence[8]  # the last loop needs no confidence
     meter.add_tokens(losses, confidence)
-    early, result = meter.score().early_exit, records.leave(exit_thresholds(EXITS[:-1]))
+    early, result = meter.score().early_exit, records.leave(EarlyExit().thresholds(EXITS))
     assert (result.loss, result.mean_loops, result.share) == (pytest.approx(early.loss), early.mean_loops, early.share)
     assert records.leave({}).loss == pytest.approx(float(losses[8].mean()))
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeformer.tasks.parity import FP16_RELATIVE, FP32_ABSOLUTE, as_parity, measure_parity, out_of_tolerance
+from edgeformer.tasks.metric import FP16_RELATIVE, FP32_ABSOLUTE, as_parity, measure_parity, out_of_tolerance
 
 REFERENCE = np.array([[4.0, 1.0, 0.0], [0.0, 2.0, 1.0], [0.0, 3.0, 2.0], [5.0, 1.0, 0.0]], dtype=np.float32)
 

@@ -16,7 +16,6 @@ from edgeformer.tasks.risk_control import (
     choose_thresholds,
     drop_p_value,
     rows_needed,
-    rows_to_pass,
     share_interval,
 )
 
@@ -77,10 +76,10 @@ def test_number_of_rows_needed() -> None:
     assert 59 < needed < 110
     assert drop_p_value(0, 0, needed, 0.05) <= 0.05 < drop_p_value(0, 0, needed - 2, 0.05)
     assert (rows_needed(0.01, 0.05), rows_needed(0.005, 0.05)) == (482, 964), "docs/deploy.md says so"
-    enough = rows_to_pass(6, 4, 400, 0.01, 0.05)
+    enough = rows_needed(0.01, 0.05, 6, 4, 400)
     assert enough is not None and enough > 400
     assert drop_p_value(round(6 * enough / 400), round(4 * enough / 400), enough, 0.01) <= 0.05
-    assert rows_to_pass(9, 4, 400, 0.01, 0.05) is None, "the drop is more than 1 %"
+    assert rows_needed(0.01, 0.05, 9, 4, 400) is None, "the drop is more than 1 %"
 
 
 def two_exit_model(rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:

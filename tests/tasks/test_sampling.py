@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.inference.generate import Sampler, Sampling
 from edgeformer.tasks.classification import softmax
-from edgeformer.tasks.sampling import Sampler, Sampling
 
 # A small set of values, so that equal logits are common.
 all_logits = arrays(np.float32, st.integers(1, 30), elements=st.sampled_from([-4.0, -1.0, 0.0, 0.5, 1.0, 3.0]))

@@ -11,7 +11,7 @@ import pytest
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.golden import Golden, GoldenError
 from edgeformer.tasks import get_task
-from edgeformer.tasks.parity import out_of_tolerance
+from edgeformer.tasks.metric import out_of_tolerance
 from edgeformer.tasks.tensors import Axis, TensorData, agreement, as_parity, measure_error, measure_errors, score_of
 
 GENERATOR = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.inference.predict import predict
 from edgeformer.run import Run, locate
 from edgeformer.tasks import get_task
-from edgeformer.tasks.text_answers import pairs_problem, reads_pairs
+from edgeformer.tasks.scoring import pairs_problem, reads_pairs
 
 OLD = Path(__file__).parents[1] / "old_format"
 SINGLE = FileSource(kind="file", path="x")
