@@ -48,7 +48,7 @@ def answers_of(arguments: argparse.Namespace) -> tuple[str, str, str, Answers]:
         location.name,
         candidate.id,
         evaluator.set_name(candidate),
-        (notes.exits, notes.confidences(), notes.rights()),
+        (notes.exits, notes.stacked("confidence"), notes.stacked("right")),
     )
 
 

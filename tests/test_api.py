@@ -24,8 +24,7 @@ from edgeformer.benchmark.profile import ProfileOptions
 from edgeformer.export.import_onnx import OnnxImportOptions
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.evaluate import EvaluateOptions
-from edgeformer.inference.generate import GenerateOptions
-from edgeformer.tasks.sampling import Sampling
+from edgeformer.inference.generate import GenerateOptions, Sampling
 from edgeformer.training.train import TrainOptions
 from tests.cli.run_cli import edgeformer as command
 from tests.export import graphs

@@ -81,9 +81,8 @@ def command(
       edgeformer generate path/to/bundle "The album was" --exit 4 --artifact onnx-fp16-step
     """
     from edgeformer.cli.console import say
-    from edgeformer.inference.generate import GenerateOptions, generate
-    from edgeformer.inference.predict import EarlyExit
-    from edgeformer.tasks.sampling import Sampling
+    from edgeformer.inference.generate import GenerateOptions, Sampling, generate
+    from edgeformer.tasks.early_exit import EarlyExit
 
     location, prompts = split_run_and_texts([*(words or ())], artifacts, run, "generate")
     if len(prompts) > 1:

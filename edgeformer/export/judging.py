@@ -54,7 +54,7 @@ from edgeformer.runtimes.onnxruntime.decode import StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array, Session
 from edgeformer.tasks import Run, Task
-from edgeformer.tasks.parity import out_of_tolerance
+from edgeformer.tasks.metric import out_of_tolerance
 from edgeformer.tasks.scoring import Validation, max_batch_rows, split_calls
 
 DRIFT_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 1e-1, "int4": 3e-1}

@@ -21,7 +21,7 @@ from edgeformer.export.variants import ExportOptions, Variant, requested_variant
 from edgeformer.models.weights import GOLDEN_INPUTS, MODEL_FOLDER, WEIGHTS
 from edgeformer.runtimes.runtime import Target
 from edgeformer.runtimes.session import Array
-from edgeformer.tasks.parity import FP32_ABSOLUTE
+from edgeformer.tasks.metric import FP32_ABSOLUTE
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SOURCES = (*(f"{MODEL_FOLDER}/{name}" for name in (WEIGHTS, TOKENIZER_FILE, GOLDEN_INPUTS)), RECIPE_FILE)

@@ -48,8 +48,8 @@ from edgeformer.runtimes.web.libraries import TOKENIZER_LIBRARY, LibraryFile, fi
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
+from edgeformer.tasks.scoring import reads_pairs
 from edgeformer.tasks.task import max_call_tokens
-from edgeformer.tasks.text_answers import reads_pairs
 
 DEFAULT_SHAPES = ((1, 16), (1, 128))
 _TEMPLATE = "index.html"

@@ -370,7 +370,7 @@ def test_the_variance_of_a_formula_is_that_of_what_decides_it() -> None:
 
 def test_constants_and_defaults_are_read_from_the_code() -> None:
     assert from_code("edgeformer.models.crt.model:KERNEL") == 3
-    assert from_code("edgeformer.tasks.language_modeling:exit_thresholds.decay") == 0.98
+    assert from_code("edgeformer.tasks.early_exit:EarlyExit.decay") == 0.98
     for wrong in ("edgeformer.nowhere:KERNEL", "edgeformer.models.crt.model:NONE", "math:floor", "math:pi.x"):
         with pytest.raises(InputError, match="code"):
             from_code(wrong)

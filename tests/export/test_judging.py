@@ -23,7 +23,7 @@ from edgeformer.export.fp16 import FP16_MAX
 from edgeformer.export.graphs import Written
 from edgeformer.export.judging import RunJudge, describe_converted
 from edgeformer.export.variants import Variant
-from edgeformer.tasks.parity import measure_parity
+from edgeformer.tasks.metric import measure_parity
 
 LOOPS = 3
 RNG = np.random.default_rng(3)

@@ -20,8 +20,8 @@ from edgeformer.benchmark.measure import drifted, summarise, windows_agree
 from edgeformer.bundle import Bundle, seal
 from edgeformer.inference.predict import predict
 from edgeformer.run import locate
+from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.tasks.task import make_buffers
-from edgeformer.tasks.text_answers import TextPredictor
 from edgeformer.web.publish import PageOptions, publish
 from tests.cli.in_process import Edgeformer
 from tests.docs.test_deploy import SENTENCES, TOO_LONG

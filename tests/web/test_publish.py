@@ -35,7 +35,7 @@ from edgeformer.runtimes.web.libraries import (
     find_local,
     integrity_of,
 )
-from edgeformer.tasks.text_answers import NO_NUMBER
+from edgeformer.tasks.scoring import NO_NUMBER
 from edgeformer.web.publish import PageOptions, publish
 from tests.cli.in_process import Edgeformer
 from tests.docs.document import ROOT, programs

@@ -18,7 +18,7 @@ from edgeformer.runtimes.runtime import ENGINES_FOLDER, Builder, BuildJob, Targe
 from edgeformer.runtimes.session import KEPT
 from edgeformer.runtimes.tensorrt.state import ENGINE_SUFFIX, REMEDIES, RTX_CAPABILITIES, TensorRTState, tensorrt_state
 from edgeformer.system.capability import installed_version
-from edgeformer.tasks.parity import TOLERANCES
+from edgeformer.tasks.metric import TOLERANCES
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile

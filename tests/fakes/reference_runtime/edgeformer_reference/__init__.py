@@ -26,7 +26,7 @@ from edgeformer.runtimes.runtime import (
 )
 from edgeformer.runtimes.session import Session
 from edgeformer.system.capability import Capability, ask_installed, describe_package, installed_version
-from edgeformer.tasks.parity import TOLERANCES
+from edgeformer.tasks.metric import TOLERANCES
 
 FORMAT = "onnx-reference"
 _REMEDY = "pip install onnx"
