@@ -5,13 +5,13 @@ One thread reads and tokenizes the texts, one runs the model, and the caller's t
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -32,88 +32,64 @@ _POLL_S = 0.2
 """How often a waiting thread checks whether it should stop."""
 
 
-@dataclass(frozen=True)
-class _End(Generic[T]):
-    """Marks the end of the items in a queue; ``error``: the exception that ended them, if any."""
-
-    error: BaseException | None
-
-
 def run_ahead(
-    items: Iterable[T],
-    max_ahead: int = 1,
+    items: Iterator[T],
     *,
     stopped: threading.Event | None = None,
     taker: threading.Event | None = None,
     leave: Callable[[], bool] = lambda: False,
 ) -> Generator[T]:
-    """Yield the same items, produced by a thread that is up to ``max_ahead`` items ahead.
+    """Yield the same items; a thread produces the next one while the consumer works on the current one.
 
-    An exception of ``items`` is raised in the place of its item. Closing this generator ends the thread after the item
-    that it is working on, and waits for it.
+    An exception of ``items`` is raised in the place of its item. Closing this generator waits for the item that the
+    thread works on.
 
     Args:
-        items: to produce; the thread closes a generator.
-        max_ahead: capacity of the queue.
         stopped: set when this generator is closed.
         taker: set when the consumer stops waiting; the items then end.
         leave: called when this generator is closed; True: do not wait for the thread, which may be blocked on input
             that never comes.
     """
-    produced: queue.Queue[T | _End[T]] = queue.Queue(max_ahead)
-    closed = stopped or threading.Event()
 
-    def put(item: T | _End[T]) -> None:
-        while not closed.is_set():
-            with suppress(queue.Full):
-                produced.put(item, timeout=_POLL_S)
-                break
-
-    def produce() -> None:
-        error: BaseException | None = None
+    def produce(result: Future[T]) -> None:
         try:
-            for item in items:
-                put(item)
-                if closed.is_set():
-                    break
-        except BaseException as raised:  # the consumer raises it
-            error = raised
-        finally:
+            result.set_result(next(items))
+        except BaseException as error:  # the consumer raises it
+            result.set_exception(error)
+
+    def start() -> tuple[threading.Thread, Future[T]]:
+        result: Future[T] = Future()
+        # Not a pool, whose threads would keep the process waiting for input that never comes.
+        thread = threading.Thread(target=produce, args=(result,), name="ahead", daemon=True)
+        thread.start()
+        return thread, result
+
+    thread, result = start()
+    try:
+        while True:
+            # With a timeout, because on Windows Ctrl-C does not interrupt a wait without one. Not on the thread: in
+            # Python 3.11 an interrupted join() calls a running thread finished.
+            while not result.done() and (taker is None or not taker.is_set()):
+                wait((result,), _POLL_S)
+            if not result.done() or isinstance(result.exception(), StopIteration):
+                return
+            item = result.result()
+            thread, result = start()
+            yield item
+    finally:
+        if stopped is not None:
+            stopped.set()
+        while not result.done() and not leave():
+            wait((result,), _POLL_S)
+        if result.done():
+            thread.join()
             if isinstance(items, Generator):
                 items.close()
-        put(_End(error))
-
-    def take() -> T | _End[T]:
-        # With a timeout, because on Windows Ctrl-C does not interrupt a wait without one.
-        while taker is None or not taker.is_set():
-            with suppress(queue.Empty):
-                return produced.get(timeout=_POLL_S)
-        return _End(None)
-
-    thread = threading.Thread(target=produce, name="ahead", daemon=True)
-    thread.start()
-    try:
-        while not isinstance(item := take(), _End):
-            yield item
-        if item.error is not None:
-            raise item.error
-    finally:
-        closed.set()
-        while thread.is_alive() and not leave():
-            thread.join(_POLL_S)
 
 
 @dataclass(frozen=True)
 class FileSummary:
-    """Summary of an answered file.
-
-    Attributes:
-        artifact: id of the artifact.
-        rows: number of texts.
-        errors: rows without an answer.
-        truncated: texts of which only the beginning was read.
-        seconds: from the first row to the last.
-    """
+    """Summary of an answered file: texts, those without an answer, and those of which only the beginning was read."""
 
     artifact: str
     rows: int
@@ -229,10 +205,7 @@ def predict_file(
     """Answer all texts, in their order.
 
     Args:
-        model: as :func:`~edgeformer.inference.predict.open_predictor` opens it.
-        texts: the texts.
         writer: of the answers as JSON objects; the caller closes it.
-        progress: a bar with rows per second.
         columns: of the input, which are written in front of the answers.
 
     Raises:

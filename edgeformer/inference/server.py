@@ -11,13 +11,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -36,7 +37,7 @@ from edgeformer.data.rows import Text
 from edgeformer.inference.predict import Predictor
 from edgeformer.inference.serving_engine import Engine, Limits, Metrics, OverloadedError, open_served_predictor
 from edgeformer.system.signals import switch_threads_often
-from edgeformer.tasks.scoring import TextPredictor
+from edgeformer.tasks.scoring import TextPredictor, pairs_problem
 from edgeformer.tasks.task import Unanswered
 
 
@@ -98,12 +99,7 @@ class Refusal(BaseModel):
 
 
 class RefusedError(InputError):
-    """A request that gets an error response.
-
-    Args:
-        status: of the response.
-        message: what is wrong.
-    """
+    """A request that gets an error response of this status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -111,12 +107,7 @@ class RefusedError(InputError):
 
 
 def read_request(body: bytes, limits: Limits, answering: TextPredictor) -> list[Text]:
-    """Parse the body of a request for predictions.
-
-    Args:
-        body: JSON.
-        limits: of the server.
-        answering: of the model, which may take single texts only, or pairs only.
+    """Parse the JSON body of a request for predictions.
 
     Raises:
         RefusedError: invalid JSON, more than the limits allow, or texts that the model does not take.
@@ -132,7 +123,7 @@ def read_request(body: bytes, limits: Limits, answering: TextPredictor) -> list[
         raise RefusedError(422, "; ".join(problems)) from None
     if len(rows) > limits.texts:
         raise RefusedError(422, f"texts: {len(rows):,}, but at most {limits.texts:,} in one request; send several")
-    mismatch = answering.pairs_problem(pairs=not isinstance(rows[0], str))
+    mismatch = pairs_problem(answering.task, answering.data, pairs=not isinstance(rows[0], str))
     if mismatch is not None:
         raise RefusedError(422, f"pairs: {mismatch}")
     for number, row in enumerate(rows):
@@ -148,52 +139,44 @@ def read_request(body: bytes, limits: Limits, answering: TextPredictor) -> list[
 
 
 def openapi(name: str, limits: Limits) -> dict[str, object]:
-    """Return the OpenAPI 3.1 document of a server.
+    """Return the OpenAPI 3.1 document of the server of the run ``name``."""
+    models: tuple[type[BaseModel], ...] = (PredictRequest, PredictResponse, Refusal)
+    _, document = models_json_schema(
+        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+    )
 
-    Args:
-        name: of the run.
-        limits: which the document states.
-    """
-    schemas: dict[str, Any] = {}
+    def response(text: str, schema: str | dict[str, str], kind: str = "application/json") -> dict[str, object]:
+        body = {"$ref": f"#/components/schemas/{schema}"} if isinstance(schema, str) else schema
+        return {"description": text, "content": {kind: {"schema": body}}}
 
-    def content(schema: dict[str, str], kind: str = "application/json") -> dict[str, object]:
-        return {"content": {kind: {"schema": schema}}}
-
-    def reference(model: type[BaseModel]) -> dict[str, str]:
-        document = model.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas.update(document.pop("$defs", {}))
-        schemas[model.__name__] = document
-        return {"$ref": f"#/components/schemas/{model.__name__}"}
-
-    def get(summary: str, body: dict[str, object]) -> dict[str, object]:
-        return {"get": {"summary": summary, "responses": {"200": {**body, "description": summary}}}}
-
-    refusal = content(reference(Refusal))
-    responses: dict[str, Any] = {
-        "200": {"description": "answers in the order of the texts", **content(reference(PredictResponse))},
-        "408": {"description": "the body did not come in time", **refusal},
-        "413": {"description": f"the body is larger than {limits.body_bytes:,} bytes", **refusal},
-        "415": {"description": "the body is not called application/json", **refusal},
-        "422": {"description": "not what is expected, or more than the limits allow", **refusal},
-        "500": {"description": "the model failed: not enough memory for instance", **refusal},
-        "503": {"description": "overloaded, or stopping; Retry-After says when to come again", **refusal},
-        "504": {"description": f"no answer within {limits.timeout_s:g} s", **refusal},
+    refusals = {
+        "408": "the body did not come in time",
+        "413": f"the body is larger than {limits.body_bytes:,} bytes",
+        "415": "the body is not called application/json",
+        "422": "not what is expected, or more than the limits allow",
+        "500": "the model failed: not enough memory for instance",
+        "503": "overloaded, or stopping; Retry-After says when to come again",
+        "504": f"no answer within {limits.timeout_s:g} s",
     }
+    responses = {status: response(text, "Refusal") for status, text in refusals.items()}
+    responses["200"] = response("answers in the order of the texts", "PredictResponse")
     predict = {
         "summary": "Answer one text or many",
         "description": f"At most {limits.texts:,} texts of {limits.characters:,} characters.",
-        "requestBody": {"required": True, **content(reference(PredictRequest))},
+        "requestBody": {**response("texts", "PredictRequest"), "required": True},
         "responses": responses,
     }
+    paths: dict[str, object] = {"/predict": {"post": predict}}
+    for path, summary, schema, kind in (
+        ("/healthz", "It answers; 503 while it stops", {"type": "object"}, "application/json"),
+        ("/metrics", "Counts for Prometheus", {"type": "string"}, "text/plain"),
+    ):
+        paths[path] = {"get": {"summary": summary, "responses": {"200": response(summary, schema, kind)}}}
     return {
         "openapi": "3.1.0",
         "info": {"title": f"edgeformer serve: {name}", "version": __version__},
-        "paths": {
-            "/predict": {"post": predict},
-            "/healthz": get("It answers; 503 while it stops", content({"type": "object"})),
-            "/metrics": get("Counts for Prometheus", content({"type": "string"}, "text/plain")),
-        },
-        "components": {"schemas": schemas},
+        "paths": paths,
+        "components": {"schemas": document["$defs"]},
     }
 
 
@@ -207,51 +190,43 @@ def protocol_within(limits: Limits) -> type[asyncio.Protocol]:
     time; otherwise it is closed. If more than ``limits.waiting`` connections have sent no complete head, the oldest of
     them is closed, so that health checks can always connect.
     """
+    head_timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}  # oldest first
+    write_timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}
 
-    def abort_later(transport: asyncio.Transport) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(limits.timeout_s, transport.abort)
+    def start(timers: dict[asyncio.Transport, asyncio.TimerHandle], transport: asyncio.Transport) -> None:
+        if transport not in timers:
+            timers[transport] = asyncio.get_running_loop().call_later(limits.timeout_s, transport.abort)
+
+    def stop(timers: dict[asyncio.Transport, asyncio.TimerHandle], transport: asyncio.Transport) -> None:
+        if (timer := timers.pop(transport, None)) is not None:
+            timer.cancel()
 
     class Protocol(_Protocol):  # type: ignore[misc]
-        _head_timers: ClassVar[dict[Protocol, asyncio.TimerHandle]] = {}  # oldest first
-        _write_timer: asyncio.TimerHandle | None = None
-
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
-            self._await_head()
-            if len(self._head_timers) > limits.waiting:
-                oldest = next(iter(self._head_timers))
-                oldest._cancel_timers()
-                oldest.transport.abort()
+            start(head_timers, self.transport)
+            if len(head_timers) > limits.waiting:
+                oldest = next(iter(head_timers))
+                stop(head_timers, oldest)
+                oldest.abort()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            if self.cycle is not None and not self.cycle.response_complete:
-                if timer := self._head_timers.pop(self, None):
-                    timer.cancel()
-            else:  # no head yet, or a part of one
-                self._await_head()
+            has_request = self.cycle is not None and not self.cycle.response_complete
+            (stop if has_request else start)(head_timers, self.transport)  # no head yet, or a part of one
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._write_timer = abort_later(self.transport)
+            start(write_timers, self.transport)
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            if self._write_timer is not None:
-                self._write_timer.cancel()
+            stop(write_timers, self.transport)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._cancel_timers()
+            stop(head_timers, self.transport)
+            stop(write_timers, self.transport)
             super().connection_lost(exc)
-
-        def _await_head(self) -> None:
-            if self not in self._head_timers:
-                self._head_timers[self] = abort_later(self.transport)
-
-        def _cancel_timers(self) -> None:
-            for timer in (self._head_timers.pop(self, None), self._write_timer):
-                if timer is not None:
-                    timer.cancel()
 
     return Protocol
 
@@ -267,14 +242,7 @@ _PAGE_HEADERS = {
 
 
 class Application:
-    """The routes of a server.
-
-    Args:
-        model: the served model.
-        engine: that runs it.
-        limits: of a request.
-        metrics: of the server.
-    """
+    """The routes of a server."""
 
     def __init__(self, model: Predictor, engine: Engine, limits: Limits, metrics: Metrics) -> None:
         self._model, self._engine, self._limits, self._metrics = model, engine, limits, metrics
@@ -292,12 +260,29 @@ class Application:
             methods, headers = ["GET", "POST"], ["content-type"]
             cors = Middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=methods, allow_headers=headers)
             middleware.append(cors)
+
+        async def health(_: Request) -> Response:
+            healthy = self._engine.healthy
+            facts = {"status": "ok" if healthy else "stopping", "run": self._model.name, "artifact": self._model.id}
+            return JSONResponse(facts, 200 if healthy else 503)
+
+        async def metrics(_: Request) -> Response:
+            return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+        async def describe(_: Request) -> Response:
+            return JSONResponse(openapi(self._model.name, self._limits))
+
+        async def page(request: Request) -> Response:
+            name = request.url.path.lstrip("/") or "page.html"
+            return Response(_PAGE.joinpath(name).read_bytes(), media_type=_PAGE_FILES[name], headers=_PAGE_HEADERS)
+
+        paths = ["/" if name == "page.html" else f"/{name}" for name in _PAGE_FILES]
         routes = [
             Route("/predict", self._predict, methods=["POST"]),
-            Route("/healthz", self._health),
-            Route("/metrics", self._show_metrics),
-            Route("/openapi.json", self._openapi),
-            *(Route("/" if name == "page.html" else f"/{name}", _page(name)) for name in _PAGE_FILES),
+            Route("/healthz", health),
+            Route("/metrics", metrics),
+            Route("/openapi.json", describe),
+            *(Route(path, page) for path in paths),
         ]
         return Starlette(routes=routes, middleware=middleware)
 
@@ -355,26 +340,6 @@ class Application:
                 raise RefusedError(413, f"the body is larger than {self._limits.body_bytes:,} bytes; send fewer texts")
         return bytes(body)
 
-    async def _health(self, _: Request) -> Response:
-        healthy = self._engine.healthy
-        facts = {"status": "ok" if healthy else "stopping", "run": self._model.name, "artifact": self._model.id}
-        return JSONResponse(facts, 200 if healthy else 503)
-
-    async def _show_metrics(self, _: Request) -> Response:
-        return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4")
-
-    async def _openapi(self, _: Request) -> Response:
-        return JSONResponse(openapi(self._model.name, self._limits))
-
-
-def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
-    content = (_PAGE / name).read_text(encoding="utf-8")
-
-    async def show(_: Request) -> Response:
-        return Response(content, media_type=_PAGE_FILES[name], headers=_PAGE_HEADERS)
-
-    return show
-
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -402,8 +367,6 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Predictor, str
     """Answer until SIGTERM or Ctrl-C, then finish the accepted requests.
 
     Args:
-        bundle: of a classifier or an embedding model.
-        options: address, artifact and limits.
         ready: called with the model and the server's address once it listens.
 
     Returns:

@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import psutil
@@ -61,30 +62,24 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "edgeformer_requests_total",
-            "Requests for predictions, by the status of their response.",
-            ["status"],
-            registry=registry,
+        counter, gauge, histogram = (partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram))
+        self.requests: Counter = counter(
+            "edgeformer_requests_total", "Requests for predictions, by the status of their response.", ["status"]
         )
-        self.running = Gauge("edgeformer_requests_running", "Requests that have no response yet.", registry=registry)
-        self.request_s = Histogram(
+        self.running: Gauge = gauge("edgeformer_requests_running", "Requests that have no response yet.")
+        self.request_s: Histogram = histogram(
             "edgeformer_request_seconds",
             "From a request's first byte to its response.",
-            registry=registry,
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
         )
-        self.texts = Counter("edgeformer_texts_total", "Texts in responses.", registry=registry)
-        self.unanswered = Counter("edgeformer_texts_without_answer_total", "Of these, empty ones.", registry=registry)
-        self.waiting = Gauge("edgeformer_queue_texts", "Texts that wait.", registry=registry)
-        self.call_rows = Histogram(
-            "edgeformer_call_rows",
-            "Texts in one call of the model.",
-            registry=registry,
-            buckets=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
+        self.texts: Counter = counter("edgeformer_texts_total", "Texts in responses.")
+        self.unanswered: Counter = counter("edgeformer_texts_without_answer_total", "Of these, empty ones.")
+        self.waiting: Gauge = gauge("edgeformer_queue_texts", "Texts that wait.")
+        self.call_rows: Histogram = histogram(
+            "edgeformer_call_rows", "Texts in one call of the model.", buckets=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
         )
-        self.call_s = Counter("edgeformer_call_seconds_total", "Time in the model.", registry=registry)
-        resident = Gauge("process_resident_memory_bytes", "Resident memory of the server.", registry=registry)
+        self.call_s: Counter = counter("edgeformer_call_seconds_total", "Time in the model.")
+        resident: Gauge = gauge("process_resident_memory_bytes", "Resident memory of the server.")
         resident.set_function(lambda: psutil.Process().memory_info().rss)
 
     @property
@@ -99,11 +94,7 @@ class Metrics:
 
 @contextmanager
 def open_served_predictor(bundle: Bundle, artifact: str | None) -> Generator[Predictor]:
-    """Open an artifact of a bundle to answer whole texts.
-
-    Args:
-        bundle: of a classifier or an embedding model.
-        artifact: an artifact's id; None: the first that runs here.
+    """Open an artifact of a bundle to answer whole texts; ``artifact``: its id; None: the first that runs here.
 
     Raises:
         InputError: a model without labels or vectors, an unknown artifact, or one that takes a text token by token.
@@ -136,12 +127,7 @@ def open_served_predictor(bundle: Bundle, artifact: str | None) -> Generator[Pre
 
 
 class OverloadedError(EdgeformerError):
-    """Too many texts wait, or the server is stopping.
-
-    Args:
-        message: what is wrong.
-        retry_after_s: when to try again.
-    """
+    """Too many texts wait, or the server is stopping. ``retry_after_s``: when to try again."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -159,11 +145,7 @@ class Engine:
 
     While a call runs, new requests queue up, and the next call takes them together. A single text is therefore answered
     at once, and the batches grow with the load. As a context manager it answers the accepted requests at its end.
-
-    Args:
-        model: which only this engine's thread calls.
-        limits: of batch and queue.
-        metrics: to update.
+    Only the engine's thread may call ``model``.
     """
 
     def __init__(self, model: Predictor, limits: Limits, metrics: Metrics) -> None:
@@ -249,28 +231,24 @@ class Engine:
         texts = [text for request in requests for text in request.texts]
         window = answering.read(texts)
         batches = batch_by_length(window.encoded.lengths, self._limits.batch)
-        answers = answering.answers(window, answering.run(self._run_and_count, window, batches))
+
+        def run_and_count(inputs: Arrays) -> Arrays:
+            called = time.perf_counter()
+            outputs = self._model.run(inputs)
+            self._metrics.call_s.inc(time.perf_counter() - called)
+            self._metrics.call_rows.observe(len(inputs["input_ids"]))
+            return outputs
+
+        answers = answering.answers(window, answering.run(run_and_count, window, batches))
         self._seconds_per_text = (time.perf_counter() - started) / len(texts)
         start = 0
         for request in requests:
             request.answers.set_result(answers[start : start + len(request.texts)])
             start += len(request.texts)
 
-    def _run_and_count(self, inputs: Arrays) -> Arrays:
-        started = time.perf_counter()
-        outputs = self._model.run(inputs)
-        self._metrics.call_s.inc(time.perf_counter() - started)
-        self._metrics.call_rows.observe(len(inputs["input_ids"]))
-        return outputs
-
 
 def batch_by_length(lengths: Int64s, max_rows: int) -> list[Int64s]:
-    """Return the row numbers of each call, longest rows first. No row is shorter than half the longest of its call.
-
-    Args:
-        lengths: tokens of each row.
-        max_rows: of one call.
-    """
+    """Return the row numbers of each call, longest rows first. No row is shorter than half the longest of its call."""
     order = np.argsort(-lengths, kind="stable").astype(np.int64)
     batches: list[Int64s] = []
     start = 0
