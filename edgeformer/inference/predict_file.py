@@ -5,11 +5,11 @@ One thread reads and tokenizes the texts, one runs the model, and the caller's t
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -39,52 +39,57 @@ def run_ahead(
     taker: threading.Event | None = None,
     leave: Callable[[], bool] = lambda: False,
 ) -> Generator[T]:
-    """Yield the same items; a thread produces the next one while the consumer works on the current one.
+    """Yield the same items, produced by a thread that is one item ahead of the consumer.
 
-    An exception of ``items`` is raised in the place of its item. Closing this generator waits for the item that the
-    thread works on.
+    An exception of ``items`` is raised in the place of its item. Closing this generator ends the thread after the item
+    that it is working on, and waits for it.
 
     Args:
+        items: a generator is closed by the thread.
         stopped: set when this generator is closed.
         taker: set when the consumer stops waiting; the items then end.
         leave: called when this generator is closed; True: do not wait for the thread, which may be blocked on input
             that never comes.
     """
+    produced: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(1)  # an item, an error, or the end
+    closed = stopped or threading.Event()
 
-    def produce(result: Future[T]) -> None:
+    def put(entry: tuple[T] | BaseException | None) -> None:
+        while not closed.is_set():
+            with suppress(queue.Full):
+                produced.put(entry, timeout=_POLL_S)
+                break
+
+    def produce() -> None:
+        end: BaseException | None = None
         try:
-            result.set_result(next(items))
+            for item in items:
+                put((item,))
+                if closed.is_set():
+                    break
         except BaseException as error:  # the consumer raises it
-            result.set_exception(error)
-
-    def start() -> tuple[threading.Thread, Future[T]]:
-        result: Future[T] = Future()
-        # Not a pool, whose threads would keep the process waiting for input that never comes.
-        thread = threading.Thread(target=produce, args=(result,), name="ahead", daemon=True)
-        thread.start()
-        return thread, result
-
-    thread, result = start()
-    try:
-        while True:
-            # With a timeout, because on Windows Ctrl-C does not interrupt a wait without one. Not on the thread: in
-            # Python 3.11 an interrupted join() calls a running thread finished.
-            while not result.done() and (taker is None or not taker.is_set()):
-                wait((result,), _POLL_S)
-            if not result.done() or isinstance(result.exception(), StopIteration):
-                return
-            item = result.result()
-            thread, result = start()
-            yield item
-    finally:
-        if stopped is not None:
-            stopped.set()
-        while not result.done() and not leave():
-            wait((result,), _POLL_S)
-        if result.done():
-            thread.join()
+            end = error
+        finally:
             if isinstance(items, Generator):
                 items.close()
+        put(end)
+
+    thread = threading.Thread(target=produce, name="ahead", daemon=True)
+    thread.start()
+    try:
+        while taker is None or not taker.is_set():
+            with suppress(queue.Empty):
+                # With a timeout, because on Windows Ctrl-C does not interrupt a wait without one.
+                entry = produced.get(timeout=_POLL_S)
+                if isinstance(entry, BaseException):
+                    raise entry
+                if entry is None:
+                    break
+                yield entry[0]
+    finally:
+        closed.set()
+        while thread.is_alive() and not leave():
+            thread.join(_POLL_S)
 
 
 @dataclass(frozen=True)
