@@ -20,7 +20,6 @@ from edgeformer.inference.predict import NAME_ONE_RUNTIME, Candidate, select_can
 from edgeformer.run import Location
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run
 from edgeformer.system.host import cpu_name, default_threads, now
-from edgeformer.tasks.early_exit import ExitRecords
 from edgeformer.tasks.risk_control import (
     METHOD,
     Guarantee,
@@ -34,8 +33,6 @@ _MIN_TIMED_ROWS = 64
 _TIMING_LIMIT_S = 20.0
 """Timing stops after this time, but not before ``_MIN_TIMED_ROWS``."""
 _WARM_UP_ROWS = 20
-_MAX_ROWS_NEEDED = 200_000
-"""Rows beyond which no more exact number is looked for."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +60,6 @@ def calibrate_exits(
     location: Location, options: GuaranteeOptions, progress: Progress = SILENT
 ) -> dict[str, ExitGuarantee]:
     """Choose thresholds for each step artifact, measure the time they save, and write both into bundle.json.
-
-    Args:
-        location: of a bundle.
-        options: the guarantee and the rows.
-        progress: shows rows.
 
     Returns:
         Artifact id → guarantee, as bundle.json now has it.
@@ -112,9 +104,10 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
     set_name = evaluator.set_name(candidate)
     records = evaluator.record_exits(candidate)[1]
     right = records.stacked("right")
-    promised = choose_thresholds(records.exits, records.stacked("confidence"), right, options.max_drop, options.risk)
+    confidence = records.stacked("confidence")
+    promised = choose_thresholds(records.exits, confidence, right, options.max_drop, options.risk)
     if promised is None or not promised.thresholds:
-        raise DataError(_refusal(candidate, records, promised, options, set_name))
+        raise DataError(f"{set_name}: {_refusal(candidate.id, promised, options, right)}")
     count, full_accuracy = right.shape[1], float(right[-1].mean())
     return ExitGuarantee(
         max_drop=options.max_drop,
@@ -137,26 +130,26 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
     )
 
 
-def _refusal(
-    candidate: Candidate, records: ExitRecords, promised: Guarantee | None, options: GuaranteeOptions, set_name: str
-) -> str:
-    """Return why there is no guarantee, and how many rows would be enough."""
-    count, level = records.stacked("right").shape[1], options.risk / (len(records.exits) - 1)
-    goal = f"a loss of at most {100 * options.max_drop:g} points with {100 * (1 - options.risk):.4g} % confidence"
-    needed = rows_needed(options.max_drop, level) or _MAX_ROWS_NEEDED
-    if count < needed:
+def _refusal(id_: str, promised: Guarantee | None, options: GuaranteeOptions, right: NDArray[np.bool_]) -> str:
+    """Return why there is no guarantee, and how many rows would be enough. ``right``: [exits, n]."""
+    (exits, count), max_drop = right.shape, options.max_drop
+    level = options.risk / (exits - 1)
+    goal = f"a loss of at most {100 * max_drop:g} points with {100 * (1 - options.risk):.4g} % confidence"
+    needed = rows_needed(max_drop, level)
+    if needed is None or count < needed:
+        least = "more than 200,000" if needed is None else f"at least {needed:,}"
         return (
-            f"{set_name}: {count:,} held-out rows are too few to promise {goal}: that takes at least {needed:,}, even "
+            f"{count:,} held-out rows are too few to promise {goal}: that takes {least}, even "
             "if early exit changes the answer to none of them. Give more rows (--data FILE), or ask for less "
             "(--max-drop)"
         )
     if promised is None:
-        return f"{set_name}: {candidate.id} loses more than {goal} allows wherever a text leaves, even at probability 1"
+        return f"{id_} loses more than {goal} allows wherever a text leaves, even at probability 1"
     losses, gains = promised.stopped_by or (promised.lost, promised.won)
-    enough = rows_needed(options.max_drop, level, losses, gains, count)
+    enough = rows_needed(max_drop, level, losses, gains, count)
     advice = f"some {enough:,} rows like them would do" if enough else "more rows like them would not help"
     return (
-        f"{set_name}: of {count:,} held-out rows none could leave {candidate.id} early under {goal}: the next "
+        f"of {count:,} held-out rows none could leave {id_} early under {goal}: the next "
         f"threshold gets {losses:,} rows wrong that are right with all loops, and {gains:,} the other way; {advice}, "
         "or a larger --max-drop"
     )
@@ -171,11 +164,12 @@ def _measure_time(
     """
     bundle, step, provider = candidate.owner, candidate.artifact, candidate.provider
     assert isinstance(bundle, Bundle) and step is not None
-    full_graph = None
-    for graph in bundle.built("full"):
-        is_same_model = (graph.format, graph.precision, graph.trimmed) == (step.format, step.precision, step.trimmed)
-        if full_graph is None and is_same_model and cannot_run(graph, provider) is None:
-            full_graph = graph
+    full_graphs = [
+        graph
+        for graph in bundle.built("full")
+        if (graph.format, graph.precision, graph.trimmed) == (step.format, step.precision, step.trimmed)
+    ]
+    full_graph = next((graph for graph in full_graphs if cannot_run(graph, provider) is None), None)
     rows, pad = evaluator.labelled_rows(candidate), candidate.reader().pad
     numbers = np.random.default_rng(0).permutation(len(rows))[:_TIMED_ROWS]
     batches = [bundle.task.batch(rows, numbers[place : place + 1], pad) for place in range(len(numbers))]

@@ -295,13 +295,15 @@ def generate(
 
 def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
     """Return the bundle if it holds ``artifact`` (None: any graphs that generate), else the run."""
-    model: Bundle | Run | None = None
+    bundle: Bundle | None = None
     if artifact != TORCH and location.bundle is not None:
-        model = location.open_bundle()
+        bundle = location.open_bundle()
     elif artifact not in (None, TORCH):
         raise InputError(f"--artifact {artifact}: {location.name} has no bundle; make one with: {_export(location)}")
-    can_write = model is not None and model.task.writes_text and not model.leaks
-    if model is None or (artifact is None and can_write and not _decoder_graphs(model)):
+    model: Bundle | Run | None = bundle
+    if bundle is not None and artifact is None and bundle.task.writes_text and not bundle.leaks:
+        model = bundle if _decoder_graphs(bundle) else None
+    if model is None:
         if location.run is None:
             command = _export(location)
             raise ArtifactError(

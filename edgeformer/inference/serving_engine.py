@@ -62,24 +62,25 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
-        counter, gauge, histogram = (partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram))
-        self.requests: Counter = counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.requests = counter(
             "edgeformer_requests_total", "Requests for predictions, by the status of their response.", ["status"]
         )
-        self.running: Gauge = gauge("edgeformer_requests_running", "Requests that have no response yet.")
-        self.request_s: Histogram = histogram(
+        self.running = gauge("edgeformer_requests_running", "Requests that have no response yet.")
+        self.request_s = histogram(
             "edgeformer_request_seconds",
             "From a request's first byte to its response.",
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
         )
-        self.texts: Counter = counter("edgeformer_texts_total", "Texts in responses.")
-        self.unanswered: Counter = counter("edgeformer_texts_without_answer_total", "Of these, empty ones.")
-        self.waiting: Gauge = gauge("edgeformer_queue_texts", "Texts that wait.")
-        self.call_rows: Histogram = histogram(
+        self.texts = counter("edgeformer_texts_total", "Texts in responses.")
+        self.unanswered = counter("edgeformer_texts_without_answer_total", "Of these, empty ones.")
+        self.waiting = gauge("edgeformer_queue_texts", "Texts that wait.")
+        self.call_rows = histogram(
             "edgeformer_call_rows", "Texts in one call of the model.", buckets=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
         )
-        self.call_s: Counter = counter("edgeformer_call_seconds_total", "Time in the model.")
-        resident: Gauge = gauge("process_resident_memory_bytes", "Resident memory of the server.")
+        self.call_s = counter("edgeformer_call_seconds_total", "Time in the model.")
+        resident = gauge("process_resident_memory_bytes", "Resident memory of the server.")
         resident.set_function(lambda: psutil.Process().memory_info().rss)
 
     @property

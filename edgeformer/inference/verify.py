@@ -51,7 +51,6 @@ def verify(
     Args:
         bundle: opened just before: files that it has hashed are not hashed again.
         artifact: run this artifact only; the files of all artifacts are checked in any case.
-        progress: shows files and artifacts.
         runtime: ``--runtime``: one check for each of its providers; None: one check with the default provider.
 
     Raises:
@@ -90,8 +89,8 @@ def verify(
 def _check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
     """Hash all files that bundle.json names, and report files that it does not name.
 
-    Hidden files and folders (``.git``, ``.DS_Store``) are skipped: other tools write them, and nothing opens them. Also
-    skipped are targets.json and the reports that ``profile`` writes into a bundle without a run. Raises ArtifactError.
+    Skipped are hidden files and folders (``.git``, ``.DS_Store``), which other tools write and nothing opens,
+    targets.json, and the reports that ``profile`` writes into a bundle without a run.
     """
     needed = {name for artifact in bundle.built() for name in bundle.contents.needed_by(artifact)}
     expected = sorted({*bundle.contents.checksums, *needed})
@@ -100,8 +99,7 @@ def _check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
         for name in expected:
             checks.append(bundle.contents.inspect(name))
             progress.advance()
-    paths = sorted(path.relative_to(bundle.folder) for path in bundle.folder.rglob("*") if path.is_file())
-    for path in paths:
+    for path in sorted(path.relative_to(bundle.folder) for path in bundle.folder.rglob("*") if path.is_file()):
         is_skipped = path.parts[0] in (REPORTS_FOLDER, TARGETS_FILE) or any(part.startswith(".") for part in path.parts)
         name = path.as_posix()
         if not is_skipped and name not in expected and name != BUNDLE_FILE:
@@ -140,8 +138,8 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         with bundle.session(artifact, OpenOptions(provider)) as session:
             outputs = bundle.task.golden_outputs(golden, session.run, max_batch_rows(artifact))
             used_provider = session.provider
-        last_exit = bundle.manifest.exits[-1] if bundle.manifest.exits else None
-        loop = last_exit if artifact.exit is None else artifact.exit
+        exits = bundle.manifest.exits
+        loop = (exits[-1] if exits else None) if artifact.exit is None else artifact.exit
         rounds = provider_facts(used_provider).rounds_to is not None
         precision: Precision = "int8" if rounds else artifact.precision  # the tolerance that export used
         parity = bundle.task.golden_parity(golden.arrays, outputs, loop, precision, used_provider)
@@ -162,14 +160,10 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
 
 
 def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str | None]:
-    """Return the tolerance on this machine, and the problem if there is one.
+    """Return the tolerance on this machine, and the problem if there is one. ``recorded``: measured at export.
 
     FP32 and FP16 have export's own tolerances. Export judged INT8 by its task score, which needs the data set; here it
     must be about as close to torch as at export.
-
-    Args:
-        parity: measured here.
-        recorded: measured at export.
     """
     if parity.tolerance is not None:
         return f"{parity.tolerance_kind} error ≤ {parity.tolerance:.0e}", out_of_tolerance(parity)
@@ -190,16 +184,7 @@ def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str |
 
 
 def golden_score(bundle: Bundle, artifact: ArtifactManifest, outputs: Any) -> Score:
-    """Return the score of an artifact's answers to the golden inputs.
-
-    Args:
-        bundle: of the artifact.
-        artifact: whose answers they are.
-        outputs: as :meth:`Task.golden_outputs` returns them.
-
-    Raises:
-        GoldenError: golden.npz lacks the right answers.
-    """
+    """Return the score of an artifact's :meth:`Task.golden_outputs`. Raises GoldenError without right answers."""
     task, loop = bundle.task, _answering_loop(bundle, artifact)
     if not task.reads_text:
         return task.golden_score(loop, outputs, bundle.golden(artifact).answers)
@@ -220,18 +205,12 @@ def score_drop(bundle: Bundle, artifact: ArtifactManifest, scores: Mapping[str, 
     """Return by how much an artifact's score is worse than the FP32 graph's, if that is more than allowed.
 
     Args:
-        bundle: of the artifact.
-        artifact: whose scores they are.
-        scores: ``validation`` and ``score``, as in the manifest, as far as they are known.
-
-    Returns:
-        None: within the limit, or there is no score on the same rows to compare with.
+        scores: ``validation`` and ``score``, as in the manifest. Without a score of FP32 on the same rows nothing is
+            compared.
     """
-    reference = None
-    for entry in bundle.artifacts:
-        is_reference = entry.is_graph and entry.precision == "fp32" and not entry.trimmed
-        if reference is None and is_reference and (entry.role, entry.exit) == (artifact.role, artifact.exit):
-            reference = entry
+    references = [entry for entry in bundle.artifacts if entry.is_graph and entry.precision == "fp32"]
+    same_exit = [entry for entry in references if (entry.role, entry.exit) == (artifact.role, artifact.exit)]
+    reference = next((entry for entry in same_exit if not entry.trimmed), None)
     for name in ("validation", "score"):
         score: Score | None = scores.get(name)
         expected: Score | None = getattr(reference, name, None)
@@ -248,10 +227,8 @@ def record(
     """Score the artifacts that ran here for the first time, as export would have, and add them to targets.json.
 
     Args:
-        bundle: the verified bundle.
-        verification: of it on this machine.
+        verification: of the bundle on this machine.
         cache: folder for encoded sets; None: no cache.
-        progress: shows rows.
 
     Returns:
         The verification with the records that were written, or the reason why there are none.
@@ -280,12 +257,7 @@ def record(
 
 
 def _target_record(
-    bundle: Bundle,
-    artifact: ArtifactManifest,
-    check: ArtifactCheck,
-    parity: Parity,
-    cache: Path | None,
-    progress: Progress,
+    bundle: Bundle, artifact: ArtifactManifest, check: ArtifactCheck, parity: Parity, cache: Path | None, bars: Progress
 ) -> TargetRecord:
     """Score an artifact on the golden inputs, and on the validation split where its data can be read."""
     scores: dict[str, Any] = {}
@@ -300,7 +272,7 @@ def _target_record(
                 # A wrapped model has one set of labelled rows, its test set.
                 split = "validation" if bundle.manifest.wrapped is None else "test"
                 origin = Origin(cache, bundle.trained_on)
-                validate, missing = open_validation(task, bundle.data, bundle.reader(artifact), origin, progress, split)
+                validate, missing = open_validation(task, bundle.data, bundle.reader(artifact), origin, bars, split)
                 if validate is None:
                     scores["unscored"] = missing
                 else:

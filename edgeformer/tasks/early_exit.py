@@ -108,13 +108,13 @@ class ExitRecords:
         right: NDArray[np.bool_] | None = None,
         cosine: NDArray[np.floating] | None = None,
     ) -> None:
-        """Record the answers of one exit to the next rows or tokens.
+        """Record the answers of the exit ``loop`` to the next rows or tokens, [n] each.
 
         Args:
-            losses: nats, [n].
-            confidence: top probability, [n].
-            right: whether the likeliest answer is right, [n]; None in all calls: not applicable.
-            cosine: cosine of the hidden states before and after the loop, [n]; None in all calls: unknown.
+            losses: nats.
+            confidence: top probability.
+            right: whether the likeliest answer is right; None in all calls: not applicable.
+            cosine: cosine of the hidden states before and after the loop; None in all calls: unknown.
         """
         self._values["losses"][loop].append(losses.astype(np.float32))
         self._values["confidence"][loop].append(confidence.astype(np.float64))

@@ -198,7 +198,7 @@ class Embedding(Task):
     ) -> Encoded:
         from edgeformer.data.prepare import pairs_file
 
-        return self.encode_rows(data, reader, pairs_file(path, data, columns))
+        return encode(pairs_file(path, data, columns), reader.tokenizer, data.max_length)
 
     def available_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
         names = [name for name in ("train",) if name in data.parts]

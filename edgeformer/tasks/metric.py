@@ -206,12 +206,10 @@ def measure_parity(
 def as_parity(
     error: NDArray[np.floating], spread: float, agrees: NDArray[np.bool_], precision: Precision, provider: str
 ) -> Parity:
-    """Return errors of logits in the form of a manifest.
+    """Return absolute errors of logits as a manifest has them; if one is not finite, all errors are None.
 
-    Args:
-        error: absolute errors; if one is not finite, all errors of the result are None.
-        spread: standard deviation of the reference logits.
-        agrees: whether the likeliest class or token is the same, [n].
+    ``spread``: standard deviation of the reference logits. ``agrees``: whether the likeliest class or token is the
+    same, [n].
     """
     finite = bool(np.isfinite(error).all())
     kind, tolerance = TOLERANCES[precision]

@@ -245,7 +245,7 @@ class MultiLabel(Task):
         """Replace label sets, stored as one number per row, by labels [n, C]."""
         return replace(rows, labels=label_sets(rows.labels, len(data.labels)))
 
-    def score_rows(self, logits: Array, labels: Array, data: Any = None) -> MultiLabelScore:
+    def score_rows(self, logits: Array, labels: Array, data: Any = None, /) -> MultiLabelScore:
         return score(logits, labels, data.labels, data.thresholds)
 
     def row_figures(self, answers: Array, rows: Encoded, data: MultiLabelData) -> Float64s:

@@ -110,13 +110,8 @@ def choose_thresholds(
 def drop_p_value(newly_wrong: int, newly_right: int, rows: int, max_drop: float) -> float:
     """Return the p-value of the hypothesis that the share of right answers falls by ``max_drop`` or more.
 
-    Exact unconditional test (Hsueh, Liu and Chen) with a restricted nuisance parameter (Berger and Boos).
-
-    Args:
-        newly_wrong: rows that only the full model answers right.
-        newly_right: rows that only the cheaper model answers right.
-        rows: all rows, independent of each other and of the model.
-        max_drop: above 0 and below 1.
+    Exact unconditional test (Hsueh, Liu and Chen) with a restricted nuisance parameter (Berger and Boos). Rows have to
+    be independent of each other and of the model.
     """
     low, high = share_interval(newly_wrong + newly_right, rows, _INTERVAL_ERROR / 2)
     if high < max_drop:  # answers differ too rarely for such a drop
@@ -129,8 +124,7 @@ def drop_p_value(newly_wrong: int, newly_right: int, rows: int, max_drop: float)
 def _net_loss_probability(net: int, rows: int, share: float, drop: float) -> float:
     """Return P(newly wrong − newly right ≤ net) if a ``share`` of rows differs and the score falls by ``drop`` ≤ share.
 
-    The number of differing rows D is binomial (rows, share); of them, the newly wrong ones are binomial
-    (D, (1 + drop / share) / 2).
+    Differing rows D are binomial (rows, share); of them, the newly wrong ones are binomial (D, (1 + drop / share) / 2).
     """
     spread = 12 * np.sqrt(rows * share * (1 - share)) + 40
     differing = np.arange(max(0, int(rows * share - spread)), min(rows, int(rows * share + spread)) + 1)
@@ -174,12 +168,9 @@ def rows_needed(
 
 @lru_cache(maxsize=256)
 def share_interval(hits: int, rows: int, error: float) -> tuple[float, float]:
-    """Return the exact confidence interval of a share (Clopper and Pearson, Biometrika 26, 1934).
+    """Return the exact confidence interval of the share ``hits`` / ``rows`` (Clopper and Pearson, Biometrika 26, 1934).
 
-    Args:
-        hits: rows that count, 0 to ``rows``.
-        rows: all rows, at least 1.
-        error: probability that the interval misses the share, on each side.
+    ``error``: probability that the interval misses the share, on each side.
     """
     # Not scipy.stats.binomtest: `profile` and `exits` run on devices, and the base installation has no scipy.
 

@@ -103,10 +103,7 @@ def open_validation(
 ) -> tuple[Validation | None, str | None]:
     """Read the validation split and return a function that scores an artifact on it, or why it cannot be read.
 
-    Args:
-        data: data section of the model.
-        reader: tokenizer of the model, or of its trimmed vocabulary.
-        split: another split, for imported models.
+    ``reader``: tokenizer of the model, or of its trimmed vocabulary. ``split``: another one, for imported models.
     """
     try:
         rows = task.read_set(data, reader, split, origin)
@@ -241,13 +238,7 @@ class TextPredictor:
         return EncodedTexts(texts, encoded, cut, places, errors)
 
     def run(self, run: Run, window: EncodedTexts, batches: Sequence[Int64s] | None = None) -> dict[str, NDArray[Any]]:
-        """Return all outputs [m, …] in the order of the rows; empty without rows.
-
-        Args:
-            run: ``run`` method of a session.
-            window: from :meth:`read`.
-            batches: row numbers of each call; None: :meth:`EncodedTexts.batches`.
-        """
+        """Return all outputs [m, …] in the order of the rows; ``batches``: row numbers of each call."""
         if batches is None:
             batches = window.batches(min(BATCH_ROWS, self.max_rows or BATCH_ROWS))
         return answer_batches(run, window.encoded, self.reader.pad, batches)

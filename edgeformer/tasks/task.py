@@ -178,13 +178,13 @@ class TaskData(TaskFacts):
 
         return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
-    def local_data(self, data: Any, folder: Path) -> tuple[Any, list[str]]:
+    def local_data(self, data: Any, folder: Path, /) -> tuple[Any, list[str]]:
         """Return the data section with the files of ``--data DIR`` instead of its own, and notes. Raises DataError."""
         from edgeformer.data.sources import local_parts
 
         return local_parts(data, folder)
 
-    def set_name(self, data: Any, split: str) -> str:
+    def set_name(self, data: Any, split: str, /) -> str:
         """Return the name of the set that ``split`` selects: ``test`` is the test set of the protocol."""
         return getattr(data, "test_set", split) if split == "test" else split
 
@@ -335,7 +335,7 @@ class TaskData(TaskFacts):
 class Scoring(TaskFacts):
     """Scores of a task: meters, metric, selection of the kept weights, limits of a score drop, predictions."""
 
-    def score_rows(self, logits: Array, labels: Array, data: Any = None) -> Score:
+    def score_rows(self, logits: Array, labels: Array, data: Any = None, /) -> Score:
         """Score answers [n, …] to rows with these labels [n, …]. Tasks with their own meter do not need it."""
         raise NotImplementedError
 

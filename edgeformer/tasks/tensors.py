@@ -62,12 +62,9 @@ OUTPUT_TOLERANCES: dict[Precision, tuple[Kind, float]] = {
 }
 """Largest allowed error of an output, relative to its standard deviation over all golden calls (root mean square if it
 is constant). FP32 limits the largest error, since processors only differ in the order of sums. The other precisions
-limit the root mean square error: one far-off number in a million does no harm.
-
-An error of 0.01 has no visible effect on later computations; 0.2 leaves the cosine of both outputs at 0.98. For
-comparison, the states of MiniLM, a sentence encoder widely used in dynamic INT8, have an error of 0.15 (cosine of its
-embeddings: 0.991) on sentences of SST-2. Integer and boolean outputs have no such scale: their error is the share of
-numbers that differ."""
+limit the root mean square error: one far-off number in a million does no harm. An error of 0.2 leaves the cosine of
+both outputs at 0.98; MiniLM in dynamic INT8 has 0.15. Integer and boolean outputs have no such scale: their error is
+the share of numbers that differ."""
 
 
 class TensorScore(Score):
@@ -133,13 +130,7 @@ _MAX_ERROR = 1e9
 def as_parity(
     errors: Sequence[OutputError], agreement: float | None, n: int, precision: Precision, provider: str
 ) -> Parity:
-    """Return the errors of all outputs in the form of a manifest.
-
-    Args:
-        errors: from :func:`measure_errors`.
-        agreement: share of equal answers; None if no output has answers.
-        n: golden calls.
-    """
+    """Return the errors from :func:`measure_errors` as a manifest has them; ``agreement``: share of equal answers."""
     kind, tolerance = OUTPUT_TOLERANCES[precision]
     largest = [error.largest for error in errors if error.largest is not None]
     mean = [error.mean for error in errors if error.mean is not None]
@@ -160,14 +151,6 @@ def as_parity(
         tolerance=tolerance,
         tolerance_kind=kind,
     )
-
-
-def score_of(errors: Sequence[OutputError], n: int) -> TensorScore | None:
-    """Return the errors of :func:`measure_errors` as a score; None if a number is not finite."""
-    cosines = [error.cosine for error in errors if error.cosine is not None]
-    if len(cosines) < len(errors):
-        return None
-    return TensorScore(n=n, loss=min(errors[0].relative_rms, _MAX_ERROR), cosine=min(cosines))
 
 
 def agreement(outputs: Arrays, reference: Arrays) -> float | None:
@@ -287,10 +270,11 @@ class Tensors(Task):
     ) -> TensorScore:
         """Score outputs, name → [calls, …], against those in ``answers``."""
         errors = measure_errors(logits, answers)
-        score = score_of(errors, len(next(iter(answers.values()))))
-        if score is None:
+        cosines = [error.cosine for error in errors if error.cosine is not None]
+        if len(cosines) < len(errors):
             raise GoldenError(f"output {errors[0].name!r} is not finite")
-        return score
+        loss, n = min(errors[0].relative_rms, _MAX_ERROR), len(next(iter(answers.values())))
+        return TensorScore(n=n, loss=loss, cosine=min(cosines))
 
     def golden_parity(
         self, golden: Arrays, logits: Arrays, exit_: int | None, precision: Precision, provider: str
