@@ -44,15 +44,6 @@ def test_probabilities_depend_on_their_row_only() -> None:
     assert result == pytest.approx(np.array([[0.73105857863, 0.26894142137]] * 2))
 
 
-@pytest.mark.parametrize("exits", [(), (8,)])
-def test_single_answers_are_called_logits(exits: tuple[int, ...]) -> None:
-    meter = TASK.meter(exits)
-    for right in (True, False):
-        meter.add({"logits": np.eye(2)[[0, int(right)]]}, {"labels": np.array([0, 1])})
-    result: Any = meter.score()
-    assert (result.n, result.accuracy, meter.earlier()) == (4, 0.75, {})
-
-
 def test_two_exits_have_two_scores() -> None:
     meter = TASK.meter((1, 2))
     meter.add({"logits_exit1": np.eye(2)[[0, 0]], "logits_exit2": np.eye(2)[[0, 1]]}, {"labels": np.array([0, 1])})

@@ -7,7 +7,7 @@ import pytest
 
 from edgeformer.tasks import get_task
 from edgeformer.tasks.classification import score, softmax
-from edgeformer.tasks.early_exit import SWEEP, ExitRecords, exit_logits
+from edgeformer.tasks.early_exit import ExitRecords, exit_logits
 from edgeformer.tasks.metric import top_probability
 
 EXITS, ROWS, CLASSES = (1, 2, 4), 40, 3
@@ -36,7 +36,7 @@ def two_exits(losses: np.ndarray, confidence: np.ndarray) -> ExitRecords:
     return records
 
 
-@pytest.mark.parametrize("threshold", [*SWEEP, 0.0, 1.0])
+@pytest.mark.parametrize("threshold", [0.0, 0.4, 0.7, 0.95, 1.0])
 def test_rows_exit_where_confidence_reaches_the_threshold(threshold: float, records: ExitRecords) -> None:
     total, right, loops = 0.0, 0, []
     for row in range(ROWS):
@@ -54,16 +54,6 @@ def test_rows_exit_where_confidence_reaches_the_threshold(threshold: float, reco
     assert result.share == {str(loop): pytest.approx(loops.count(loop) / ROWS) for loop in EXITS}
 
 
-def test_exits_without_a_threshold_are_skipped(records: ExitRecords) -> None:
-    result = records.leave({2: 0.0})
-    assert result.share == {"1": 0.0, "2": 1.0, "4": 0.0} and result.mean_loops == 2
-
-
-def test_right_answers_are_optional() -> None:
-    result = two_exits(np.array([1.0, 2.0]), np.array([0.9, 0.1])).leave({1: 0.5})
-    assert result.right is None and result.loss == 1.5 and result.mean_loops == 1.5
-
-
 @pytest.mark.parametrize("threshold", [0.8, 0.9])  # float32 rounds one up, the other down
 def test_confidence_equal_to_the_threshold_exits(threshold: float) -> None:
     records = two_exits(np.zeros(1), np.array([threshold]))
@@ -78,11 +68,6 @@ def test_confidence_just_below_one_is_not_rounded() -> None:
     records = two_exits(np.zeros(2), confidence)
     assert records.leave({1: 1.0}).share == {"1": 0.5, "2": 0.5}
     assert (records.stacked("confidence") == confidence).all()
-
-
-def test_losses_are_float32_and_averaged_in_float64() -> None:
-    assert two_exits(np.array([0.1]), np.ones(1)).leave({}).loss == float(np.float32(0.1))
-    assert two_exits(np.array([2.0**24, 1.0, 1.0, 1.0]), np.ones(4)).leave({}).loss == (2**24 + 3) / 4
 
 
 def test_incomplete_records_are_refused() -> None:

@@ -20,7 +20,6 @@ from edgeformer.data.sources import file_source
 from edgeformer.data.trimming import ALL_USED
 from edgeformer.models import load_recipe
 from edgeformer.tasks import TextReader, get_task
-from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.embedding import (
     EmbeddingScore,
     TextVector,
@@ -85,16 +84,6 @@ def test_pairs_are_joined_across_batches(tmp_path: Path) -> None:
     expected = spearman((unit[::2] * unit[1::2]).sum(axis=1), np.array([4.25, 1, 2.5]))
     assert (score.n, score.compared_with) == (3, "pairs")
     assert (score.similarity, score.loss) == (pytest.approx(expected), pytest.approx(1 - expected))
-
-
-def test_every_exit_has_a_score() -> None:
-    meter = TASK.meter((1, 2))
-    with pytest.raises(ValueError, match="empty"):
-        meter.score()
-    generator = np.random.default_rng(0)
-    vectors = {exit_logits(loop): generator.normal(size=(8, 4)) for loop in (1, 2)}
-    meter.add(vectors, {"rows": np.arange(8), "labels": np.repeat([1, 5, 3, 9], 2)})
-    assert meter.earlier()[1] != meter.score()
 
 
 def test_parity_compares_direction_and_neighbours() -> None:
@@ -205,13 +194,9 @@ def test_files_need_pairs_with_detectable_columns(tmp_path: Path) -> None:
 
 def test_trimming_is_measured_on_other_text(tmp_path: Path) -> None:
     document = json.loads(tiny_tokenizer().to_str())
-    document["model"] = {
-        "type": "WordPiece",
-        "unk_token": "[UNK]",
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100,
-        "vocab": document["model"]["vocab"],
-    }
+    vocabulary = document["model"]["vocab"]
+    pieces = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    document["model"] = {"type": "WordPiece", "vocab": vocabulary, **pieces}
     tokenizer = Tokenizer.from_str(json.dumps(document))
     data = pairs_data(tmp_path, train="text\na b\nb c\n", test=PAIRS)
     trimmed, vocabulary = TASK.trim(data, tokenizer, {}, ALL_USED)

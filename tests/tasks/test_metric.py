@@ -1,32 +1,37 @@
-"""Formatted figures, and the memory that losses of many rows need."""
+"""Figures: losses of logits, and parity with torch FP32 within the tolerance of each precision."""
 
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edgeformer.tasks.classification import ClassificationScore
-from edgeformer.tasks.metric import Metric, ScoreColumn, token_losses, top_probability
+from edgeformer.tasks.metric import (
+    FP16_RELATIVE,
+    FP32_ABSOLUTE,
+    Metric,
+    ScoreColumn,
+    as_parity,
+    measure_parity,
+    out_of_tolerance,
+    token_losses,
+    top_probability,
+)
 
 ACCURACY = Metric("accuracy", True, 4, 0.0, 1.0, "--min-accuracy")
 SCORE = ClassificationScore(n=12345, accuracy=0.5, precision=0.0, recall=0.0, f1=0.0, loss=1.0)
 
 
-def test_a_metric_reads_its_figure_from_a_score() -> None:
-    assert ACCURACY.of(SCORE) == 0.5
-    assert ACCURACY.of(None) is None
-    assert Metric("perplexity", False, 2, 1.0, None, "--max-perplexity").of(SCORE) is None
-
-
-def test_figures_are_formatted_for_tables() -> None:
-    assert ACCURACY.text(0.87654) == "0.8765"
-    assert ACCURACY.text(None) == "–"
-    assert Metric("perplexity", False, 2, 1.0, None, "").text(12345.678) == "12,345.68"
-    assert ScoreColumn("loss", "loss", 3).text(1234.56789) == "1,234.568"
-    assert ScoreColumn("n", "rows", None).text(12345) == "12,345"
-    assert ScoreColumn("n", "rows", None).text(None) == ScoreColumn("loss", "loss", 3).text(None) == "–"
+def test_figures_of_a_score_are_formatted_for_tables() -> None:
+    perplexity = Metric("perplexity", False, 2, 1.0, None, "--max-perplexity")
+    assert (ACCURACY.of(SCORE), ACCURACY.of(None), perplexity.of(SCORE)) == (0.5, None, None)
+    assert (ACCURACY.text(0.87654), ACCURACY.text(None), perplexity.text(12345.678)) == ("0.8765", "–", "12,345.68")
+    columns = ScoreColumn("loss", "loss", 3), ScoreColumn("n", "rows", None)
+    assert [column.text(12345) for column in columns] == ["12,345.000", "12,345"]
+    assert [column.text(None) for column in columns] == ["–", "–"]
 
 
 def test_losses_use_less_memory_than_the_logits() -> None:
@@ -56,3 +61,41 @@ def test_targets_outside_the_vocabulary_are_refused(target: int) -> None:
     with pytest.raises(ValueError, match=r"targets must be in 0…2"):
         token_losses(np.zeros((2, 3)), np.array([0, target]))
     assert token_losses(np.zeros((0, 3)), np.zeros(0, dtype=np.int64)).shape == (0,)
+
+
+REFERENCE = np.array([[4.0, 1.0, 0.0], [0.0, 2.0, 1.0], [0.0, 3.0, 2.0], [5.0, 1.0, 0.0]], dtype=np.float32)
+
+
+def test_errors_of_logits() -> None:
+    logits = REFERENCE.copy()
+    logits[2] = [0.0, 3.0, 3.5]  # another class, in this row only
+    parity = measure_parity(logits, REFERENCE, "fp16", "CUDA")
+    assert (parity.status, parity.n, parity.provider) == ("measured", 4, "CUDA")
+    assert (parity.max_abs_error, parity.mean_abs_error) == (1.5, 1.5 / 12)
+    assert parity.relative_error == pytest.approx(1.5 / REFERENCE.std())
+    assert parity.top1_agreement == 0.75
+    assert (parity.tolerance_kind, parity.tolerance) == ("relative", FP16_RELATIVE)
+
+
+def test_errors_that_are_not_finite_are_out_of_tolerance() -> None:
+    """INT8 is judged by the task score, but not if it overflows."""
+    assert out_of_tolerance(measure_parity(REFERENCE * 2, REFERENCE, "int8", "CPU")) is None
+    parity = measure_parity(np.where(REFERENCE == 4, np.inf, REFERENCE), REFERENCE, "int8", "CPU")
+    assert (parity.max_abs_error, parity.mean_abs_error, parity.relative_error) == (None, None, None)
+    assert out_of_tolerance(parity) == "its logits are not finite on real inputs (overflow)"
+
+
+def test_a_constant_reference_has_no_relative_error() -> None:
+    parity = as_parity(np.array([0.5]), 0.0, np.array([True]), "fp16", "CPU")
+    assert (parity.max_abs_error, parity.relative_error) == (0.5, None)
+    assert out_of_tolerance(parity) == "the reference logits do not vary, so a relative error is undefined"
+
+
+@pytest.mark.parametrize(
+    ("precision", "kind", "tolerance", "spread"),
+    [("fp32", "absolute", FP32_ABSOLUTE, 100.0), ("fp16", "relative", FP16_RELATIVE, 1.0)],
+)
+def test_an_error_up_to_the_tolerance_passes(precision: Any, kind: str, tolerance: float, spread: float) -> None:
+    for error, rejected in ((0.0, False), (tolerance, False), (np.nextafter(tolerance, 1), True)):
+        reason = out_of_tolerance(as_parity(np.array([error]), spread, np.array([True]), precision, "CPU"))
+        assert reason is None if not rejected else f"parity: {kind} error" in str(reason)

@@ -14,14 +14,13 @@ from pyarrow import parquet
 from sklearn import metrics
 
 import edgeformer
-from edgeformer.artifacts.data_config import DataSection
-from edgeformer.artifacts.errors import DataError, RecipeError
+from edgeformer.artifacts.errors import DataError
 from edgeformer.data.data_warnings import label_findings, rows_per_label
 from edgeformer.data.rows import label_counts, label_sets
 from edgeformer.data.sources import load_part, load_parts
 from edgeformer.data.splits import split
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-from edgeformer.models import load_recipe, read_run_recipe
+from edgeformer.models import read_run_recipe
 from edgeformer.run import Run, locate
 from edgeformer.tasks import get_task
 from edgeformer.tasks.multilabel import MultiLabelData, best_thresholds, probabilities, score
@@ -78,12 +77,6 @@ def test_unknown_labels_are_refused(tmp_path: Path, name: str, content: str, mes
         load_part(data_of(tmp_path, name, content), "train")
 
 
-def test_unlabelled_rows_can_be_skipped(tmp_path: Path) -> None:
-    source = {"kind": "file", "path": str(tmp_path / "a.csv"), "skip_unlabelled": True}
-    data = data_of(tmp_path, "a.csv", "text;label\na;food\nb;\n", parts={"train": [source]})
-    assert load_part(data, "train").texts == ["a"]
-
-
 def test_rare_combinations_are_in_every_set(tmp_path: Path) -> None:
     """Ten labels in 200 combinations, each used once."""
     names = [f"l{number}" for number in range(10)]
@@ -124,11 +117,6 @@ def test_impossible_data_sections_are_refused(tmp_path: Path, changes: dict[str,
         data_of(tmp_path, "a.csv", "text;label\n", **changes)
 
 
-def test_data_sections_are_recognised(tmp_path: Path) -> None:
-    data = data_of(tmp_path, "a.csv", "text;label\n")
-    assert isinstance(DataSection.recognise(data.model_dump(mode="json")), MultiLabelData)
-
-
 def test_scores_equal_scikit_learn() -> None:
     generator = np.random.default_rng(5)
     logits = generator.normal(size=(200, 3)).astype(np.float32)
@@ -146,7 +134,7 @@ def test_scores_equal_scikit_learn() -> None:
     assert list(result.label_f1.values()) == pytest.approx(metrics.f1_score(actual, predicted, average=None))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_best_thresholds_equal_a_grid_search(seed: int) -> None:
     generator = np.random.default_rng(seed)
     confidence = np.round(generator.random((60, 1)), 2)  # rounded, so that some are equal
@@ -249,8 +237,3 @@ def test_thresholds_of_a_recipe_are_kept(trained: Path) -> None:
     data = recipe.data.model_copy(update={"thresholds": dict.fromkeys(LABELS, 0.9)})
     recipe = recipe.model_copy(update={"data": data})
     assert TASK.settled(recipe, score(np.zeros((1, 3)), np.ones((1, 3)), LABELS, None)) == recipe
-
-
-def test_teachers_are_refused(trained: Path) -> None:
-    with pytest.raises(RecipeError, match=r"unknown key 'training\.teacher'"):
-        load_recipe(str(trained / "recipe.yaml"), ["training.teacher=x"])

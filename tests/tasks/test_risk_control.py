@@ -53,23 +53,6 @@ def test_the_test_has_power() -> None:
     assert sum(outcome_probability(counts, ROWS, (DROP + 0.01, 0.01)) for counts in ACCEPTED) > LEVEL / 10
 
 
-def test_p_value_is_close_to_the_multinomial_probability() -> None:
-    """At least the probability at any share of differing answers within the interval."""
-    newly_wrong, newly_right, rows, drop = 3, 2, 60, 0.2
-    p_value = drop_p_value(newly_wrong, newly_right, rows, drop)
-    largest = max(
-        sum(
-            outcome_probability((wrong, right), rows, ((share + drop) / 2, (share - drop) / 2))
-            for wrong in range(rows + 1)
-            for right in range(rows + 1 - wrong)
-            if wrong - right <= newly_wrong - newly_right
-        )
-        for share in (0.2, 0.22, 0.25)
-    )
-    assert largest <= p_value <= 2 * largest + 0.002
-    assert drop_p_value(4, 1, rows, drop) > p_value > drop_p_value(2, 3, rows, drop)
-
-
 def test_number_of_rows_needed() -> None:
     """More than ln δ / ln(1 − ε) of the binomial, which assumes that no row is newly right."""
     needed = rows_needed(0.05, 0.05)

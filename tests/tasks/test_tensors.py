@@ -12,7 +12,7 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.golden import Golden, GoldenError
 from edgeformer.tasks import get_task
 from edgeformer.tasks.metric import out_of_tolerance
-from edgeformer.tasks.tensors import Axis, TensorData, agreement, as_parity, measure_error, measure_errors, score_of
+from edgeformer.tasks.tensors import Axis, TensorData, agreement, as_parity, measure_error, measure_errors
 
 GENERATOR = np.random.default_rng(0)
 REFERENCE = GENERATOR.normal(size=(4, 2, 5)).astype(np.float32)
@@ -61,14 +61,8 @@ def test_the_worst_output_counts() -> None:
     errors = measure_errors({"a": REFERENCE, "b": REFERENCE * 1.5}, {"a": REFERENCE, "b": REFERENCE})
     parity = as_parity(errors, None, 4, "int8", "CPU")
     assert parity.output == "b" and "output 'b'" in str(out_of_tolerance(parity))
-    score = score_of(errors, 4)
-    expected = 0.5 * np.sqrt(np.square(REFERENCE).mean()) / REFERENCE.std()
-    assert score is not None and score.loss == pytest.approx(expected)
-
-
-def test_integers_are_compared_by_the_share_that_differs() -> None:
-    reference = np.arange(10)
-    assert measure_error("y", np.where(reference < 2, -1, reference), reference).relative_rms == 0.2
+    score = TASK.golden_score(0, {"a": REFERENCE, "b": REFERENCE * 1.5}, {"a": REFERENCE, "b": REFERENCE})
+    assert score.loss == pytest.approx(0.5 * np.sqrt(np.square(REFERENCE).mean()) / REFERENCE.std())
 
 
 def test_infinite_numbers_must_be_those_of_the_reference() -> None:
@@ -76,10 +70,13 @@ def test_infinite_numbers_must_be_those_of_the_reference() -> None:
     masked[0, 0, 0] = -np.inf
     assert measure_error("y", masked, masked).relative_rms == 0
     assert "output 'y' is not finite" in str(failure(masked, REFERENCE, "fp16"))
-    assert score_of([measure_error("y", masked, REFERENCE)], 4) is None
+    with pytest.raises(GoldenError, match="output 'y' is not finite"):
+        TASK.golden_score(0, {"y": masked}, {"y": REFERENCE})
 
 
-def test_constant_outputs_are_compared_with_their_root_mean_square() -> None:
+def test_constant_and_integer_outputs_have_other_scales() -> None:
+    reference = np.arange(10)
+    assert measure_error("y", np.where(reference < 2, -1, reference), reference).relative_rms == 0.2
     ones = np.ones((2, 3), np.float32)
     assert measure_error("y", ones * 1.1, ones).relative_rms == pytest.approx(0.1, rel=1e-5)
     assert measure_error("y", ones, ones * 0).relative_rms == np.inf
