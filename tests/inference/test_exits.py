@@ -16,7 +16,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ExitGuarantee
 from edgeformer.bundle import Bundle, seal
@@ -215,32 +214,14 @@ def test_early_exit_faster_than_all_loops_is_recommended(
     assert "early exit is faster" in printed and f"--confidence auto --artifact {STEP}" in printed
 
 
-def test_unclear_timing_is_not_said_to_pay(promised: Path) -> None:
-    timing = guarantee_of(promised).time
+def test_sentences_of_a_guarantee(promised: Path) -> None:
+    guarantee = guarantee_of(promised)
+    timing = guarantee.time
     unclear = timing.model_copy(update={"ratio_low": 0.9, "ratio_high": 1.1})
     assert unclear.pays is None and "cannot be told from 300 texts" in unclear.sentence()
     older = timing.model_copy(update={"quickest_ratio": None, "ratio_low": None, "ratio_high": None})
     assert older.pays is None and "run edgeformer exits again" in older.sentence()
-
-
-def test_timing_ends_at_its_time_limit(bundle: Path, held_out: HeldOut, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exits, "_TIMING_LIMIT_S", 0.0)
-    options = GuaranteeOptions(EvaluateOptions(STEP, data=held_out(ROWS)), 0.08, 0.1)
-    assert calibrate_exits(at(bundle), options)[STEP].time.rows == 64
-
-
-def test_exits_of_the_current_folder(
-    bundle: Path, held_out: HeldOut, edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(bundle)
-    edgeformer("exits", ".", "--data", str(held_out(ROWS)), *GOAL, "--artifact", STEP)
-    assert guarantee_of(bundle).rows == ROWS
-    assert not [path.name for path in (*bundle.glob("*.lock"), *bundle.parent.glob(".*"))]
-
-
-def test_a_guarantee_from_reused_rows_says_so(promised: Path) -> None:
-    guarantee = guarantee_of(promised)  # from a file
-    assert guarantee.reused is False and "independent" not in guarantee.sentence()
+    assert guarantee.reused is False and "independent" not in guarantee.sentence()  # from a file
     reused = guarantee.model_copy(update={"reused": True})
     assert "the same rows chose the epoch or judged the artifact, so this is no independent proof" in reused.sentence()
 
@@ -328,17 +309,6 @@ def test_a_file_is_answered_with_the_guaranteed_thresholds(
     assert "loops" in table and table.count("\n") >= 90
 
 
-def test_the_guarantee_of_a_file_is_printed_only_with_auto(
-    promised: Path, text_file: tuple[Path, list[dict[str, Any]]], edgeformer: Edgeformer, messages: list[str]
-) -> None:
-    command = ["predict", str(promised), "--file", str(text_file[0])]
-    edgeformer(*command, "--format", "jsonl", "--confidence", "auto", code=3)
-    assert sum("accuracy falls by at most 8 points with 90 % confidence" in line for line in messages) == 1
-    messages.clear()
-    document = json.loads(edgeformer(*command, "--json", "--confidence", "0.9", code=3))
-    assert "guarantee" not in document and not any("accuracy falls" in line for line in messages)
-
-
 def test_auto_without_a_guarantee_is_refused(bundle: Path, edgeformer: Edgeformer, tmp_path: Path) -> None:
     command = ("predict", str(bundle), "--confidence", "auto")
     message = edgeformer(*command, "a film", code=2)
@@ -376,16 +346,6 @@ def test_exits_with_too_large_a_drop_are_refused(
     message = edgeformer("exits", str(bundle), "--data", str(file), "--max-drop", "5%", "--artifact", STEP, code=2)
     assert "none could leave" in message and re.search(r"some [\d,]+ rows like them would do", message)
     assert Bundle.open(bundle).artifact(STEP).guarantee is None
-
-
-def test_held_out_rows_in_another_encoding(
-    bundle: Path, held_out: HeldOut, tmp_path: Path, edgeformer: Edgeformer
-) -> None:
-    file = tmp_path / "held-cp1252.tsv"
-    file.write_bytes((held_out(100).read_text(encoding="utf-8") + "positive\tschön und größer\n").encode("cp1252"))
-    command = ("exits", str(bundle), "--data", str(file), "--max-drop", "1%")
-    assert "--encoding cp1252 (evaluate, exits, init, predict)" in edgeformer(*command, code=2)
-    assert "101 held-out rows are too few" in edgeformer(*command, "--encoding", "cp1252", code=2)
 
 
 def test_nothing_is_written_if_one_artifact_fails(
@@ -426,15 +386,5 @@ def test_nothing_is_written_if_one_artifact_fails(
 )
 def test_bad_input(arguments: tuple[str, ...], message: str, bundle: Path, edgeformer: Edgeformer) -> None:
     assert message in edgeformer("exits", str(bundle), *arguments, code=2)
-
-
-def test_a_language_model_is_refused(edgeformer: Edgeformer) -> None:
     language = OLD.parents[1] / "language-v1" / "bundle"
     assert "cannot be promised" in edgeformer("exits", str(language), code=2)
-
-
-def test_a_concurrent_change_is_not_overwritten(bundle: Path) -> None:
-    opened = Bundle.open(bundle)
-    Bundle.open(bundle).record(opened.artifact(STEP).model_copy(update={"reason": "changed"}))
-    with pytest.raises(ArtifactError, match="changed while it was worked on"):
-        opened.record(opened.artifact(STEP))

@@ -128,17 +128,6 @@ def test_an_overflow_is_an_error_and_no_label(
     assert OVERFLOW in (tmp_path / "out.csv").read_text(encoding="utf-8")
 
 
-def test_a_file_has_all_columns_if_every_answer_overflows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgeformer: Edgeformer
-) -> None:
-    overflow_above(monkeypatch, 0)
-    file, out = tmp_path / "texts.txt", tmp_path / "out.csv"
-    file.write_text("a fine film\n", encoding="utf-8")
-    edgeformer("predict", str(CLASSIFIER), "--file", str(file), "--output", str(out), code=3)
-    head, row = out.read_text(encoding="utf-8").splitlines()
-    assert head.startswith("text,label,probability") and row.endswith(OVERFLOW)
-
-
 def test_answers_keep_their_order_and_do_not_depend_on_the_batch(location: Location) -> None:
     texts = [f"{'very ' * (number % 7)}good film number {number}" for number in range(70)]
     batched = answers_of(location, texts)
@@ -146,13 +135,6 @@ def test_answers_keep_their_order_and_do_not_depend_on_the_batch(location: Locat
     for number in (0, 13, 69):
         (single,) = answers_of(location, [texts[number]])
         assert single.probability == pytest.approx(batched[number].probability, abs=1e-5)
-
-
-def test_the_tokenizer_is_left_without_truncation(location: Location) -> None:
-    long_text = "good film " * 200
-    assert [answer.truncated for answer in answers_of(location, [long_text, "good film"])] == [True, False]
-    tokenizer = location.open_bundle().reader().tokenizer
-    assert tokenizer.truncation is None and len(tokenizer.encode(long_text).ids) > 200
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.5001, 1.0])

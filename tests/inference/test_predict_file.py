@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -15,16 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyarrow import parquet
 
-from edgeformer.artifacts.data_config import FileSource
-from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.row_files import Row
-from edgeformer.data.sources import Columns
-from edgeformer.data.unlabelled import WINDOW_ROWS, InputRow, Reading, Unlabelled, unlabelled, windows
+from edgeformer.data.unlabelled import WINDOW_ROWS, InputRow, Unlabelled, windows
 from edgeformer.inference import predict_file as module
 from edgeformer.inference.predict import Predictor, open_predictor, predict
 from edgeformer.inference.predict_file import predict_file, run_ahead
@@ -42,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(CLASSIFIER, folder / "artifacts" / "small")
     with (folder / "in.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([["id", "text"], *([f"{number}", text] for number, text in enumerate(TEXTS))])
+    (folder / "clash.csv").write_text("text,label,input_label\ngood film,x,y\n", encoding="utf-8")
     lines = [json.dumps({"text": text or None}) for text in TEXTS]
     (folder / "in.jsonl").write_text("\n".join(lines), encoding="utf-8")
     (folder / "in.txt").write_text("\ufeff" + "\r\n".join(TEXTS), encoding="utf-8", newline="")
@@ -83,6 +80,9 @@ def check_rows(rows: Sequence[Row]) -> None:
 def test_input_formats(folder: Path, name: str) -> None:
     rows = parse_lines(run_predict(folder, "--file", name, "--format", "jsonl"))
     check_rows(rows)
+    check_rows(json.loads(run_predict(folder, "--file", name, "--json").out)["predictions"])
+    summary = json.loads(run_predict(folder, "--file", name, "--json", "--output", "x.jsonl").out)
+    assert (summary["rows"], summary["errors"], summary["truncated"]) == (6, 2, 1)
     assert rows[1]["error"] == "the text is empty" and "label" not in rows[1]
     assert rows[4]["error"] == "nothing is left of the text when it is cleaned"
 
@@ -121,14 +121,6 @@ def test_table_has_one_line_per_text_and_cuts_long_texts(folder: Path) -> None:
     assert lines[8].endswith("…")
 
 
-def test_one_json_document(folder: Path) -> None:
-    document = json.loads(run_predict(folder, "--file", "in.csv", "--json").out)
-    assert document["run"] == "classifier-v1" and document["artifact"] == "onnx-fp32"
-    check_rows(document["predictions"])
-    summary = json.loads(run_predict(folder, "--file", "in.csv", "--json", "--output", "x.jsonl").out)
-    assert (summary["rows"], summary["errors"], summary["truncated"]) == (6, 2, 1)
-
-
 def test_standard_input(folder: Path) -> None:
     rows = parse_lines(run_predict(folder, "--file", "-", "--format", "jsonl", stdin="good film\n\ndull\n"))
     assert [row["text"] for row in rows] == ["good film", "", "dull"]
@@ -159,6 +151,9 @@ def test_standard_input(folder: Path) -> None:
         (("--columns", "a", "a text"), "--columns: belongs to --file FILE"),
         (("--output", "x.csv", "a text"), "--output: belongs to --file"),
         (("--text", "x", "a text"), "--text: names a column"),
+        (("--file", "in.csv", "--format", "csv", "--columns", "idd"), "has no column 'idd'; did you mean 'id'?"),
+        (("--file", "clash.csv", "--format", "csv"), "is the name of a column of the answers, and 'input_label' is"),
+        (("--file", "in.csv", "--encoding", "cp9"), "--encoding cp9: is no known text encoding"),
     ],
 )
 def test_bad_options(folder: Path, options: tuple[str, ...], message: str) -> None:
@@ -173,22 +168,6 @@ def test_a_file_that_breaks_later_leaves_no_output(folder: Path) -> None:
     document = run_predict(folder, "--file", "broken.csv", "--json", code=2)
     assert json.loads(document.out)["exit_code"] == 2
     assert not [path for path in folder.iterdir() if "b.jsonl" in path.name]
-
-
-def test_cells_without_text_have_errors_and_long_ones_are_truncated(model: Predictor, tmp_path: Path) -> None:
-    def answers(name: str, content: str) -> list[dict[str, Any]]:
-        (tmp_path / name).write_text(content, encoding="utf-8")
-        with unlabelled(tmp_path / name, io.BytesIO(), Reading({})) as texts:
-            return [answer.as_dict() for answer in model.answer(list(texts.texts()))]
-
-    values = ["good film", 7, None, [1], "\ud800x", "dull"]
-    rows = answers("odd.jsonl", "\n".join(json.dumps({"text": value}) for value in values))
-    assert ["label" in row for row in rows] == [True, False, False, False, False, True]
-    assert rows[1] == {"text": "7", "error": "column 'text' holds an int; it must hold text"}
-    assert rows[2]["error"] == "the text is empty" and "holds a list" in rows[3]["error"]
-    assert rows[4]["text"] == '"\\ud800x"' and "surrogate" in rows[4]["error"]
-    rows = answers("long.csv", f"id,text\n1,good film\n2,{'very ' * 30_000}\n3,dull\n")
-    assert [row["truncated"] for row in rows] == [False, True, False]
 
 
 COMMAND = [sys.executable, "-m", "edgeformer", "predict", str(CLASSIFIER), "--file", "-", "--output", "out.jsonl"]
@@ -317,25 +296,6 @@ def test_ahead_stops_when_it_is_closed() -> None:
     assert len(produced) == count <= 5
 
 
-def test_text_columns_are_those_of_the_models_data(tmp_path: Path) -> None:
-    path = tmp_path / "in.csv"
-    path.write_text("sentence1,sentence2,body,text\na,b,c,d\n", encoding="utf-8")
-    pairs = {"train": (FileSource(kind="file", path="x", text="sentence1", text_pair="sentence2"),)}
-    body = {"train": (FileSource(kind="file", path="x", text="body"),)}
-
-    def texts(reading: Reading) -> list[object]:
-        with unlabelled(path, io.BytesIO(), reading) as opened_file:
-            return list(opened_file.texts())
-
-    assert texts(Reading(pairs)) == [("a", "b")]
-    assert texts(Reading(body)) == ["c"]
-    assert texts(Reading(pairs, single=True)) == ["d"]
-    assert texts(Reading(pairs, Columns(text="text"))) == ["d"]
-    assert texts(Reading(body, Columns(text="text", text_pair="body"))) == [("d", "c")]
-    with pytest.raises(InputError, match=r"--text text, or --text sentence1 --pair sentence2"):
-        texts(Reading({}))
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
 def test_links_and_pipes_are_not_replaced(folder: Path) -> None:
     (folder / "real.jsonl").write_text("kept", encoding="utf-8")
@@ -369,15 +329,6 @@ def test_columns_delimiter_and_byte_order_mark_are_kept(folder: Path) -> None:
     assert without.lstrip("\ufeff").startswith("text;label;probability;")
 
 
-def test_columns_that_cannot_be_kept(folder: Path) -> None:
-    (folder / "clash.csv").write_text("text,Datum,label,input_label\ngood film,1,x,y\n", encoding="utf-8")
-    for columns, message in (
-        ("Dtum", "has no column 'Dtum'; did you mean 'Datum'? columns: text, Datum, label, input_label"),
-        ("all", "'label' is the name of a column of the answers, and 'input_label' is in the input, too"),
-    ):
-        assert message in refused(folder, "--file", "clash.csv", "--format", "jsonl", "--columns", columns)
-
-
 def test_keys_of_json_lines_are_kept(folder: Path) -> None:
     rows = [{"text": "good film", "n": [1, {"a": float("nan")}]}, {"text": "dull", "error": "\ud800", "more": 1.5}]
     (folder / "keys.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -394,25 +345,6 @@ def test_keys_of_json_lines_are_kept(folder: Path) -> None:
     assert parquet.read_table(folder / "keys.parquet")["n"].to_pylist() == ['[1, {"a": null}]', None]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "records"),
-    [
-        ("n.csv", 'id,text\n1,"one\ntext\n\nin lines"\n\n2,two\n', 2),
-        ("n.csv", 'sep=;\nid;text\n1;"one;\ntext"\n2;two', 2),
-        ("n.tsv", "id\ttext\n1\tone\n\n2\ttwo\n", 2),
-        ("n.jsonl", '{"text": "one"}\n\n  \n{"text": "two"}\n{"text": "three"}', 3),
-        ("n.txt", "one\n\ntwo", 3),
-        ("n.csv", 'id,text\n1,"not closed\n', 1),
-    ],
-)
-@pytest.mark.parametrize("encoding", [None, "utf-16"])
-def test_progress_counts_records(tmp_path: Path, name: str, content: str, records: int, encoding: str | None) -> None:
-    (tmp_path / name).write_bytes(content.encode(encoding or "utf-8"))
-    reading = Reading({}, Columns(encoding=encoding))
-    with contextlib.suppress(DataError), unlabelled(tmp_path / name, io.BytesIO(), reading) as texts:
-        assert texts.expected == records == len(list(texts.rows()))
-
-
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
 def test_encodings(folder: Path, encoding: str) -> None:
     (folder / "enc.csv").write_bytes("Nr;text\n1;schön und größer\n2;café\n".encode(encoding))
@@ -425,12 +357,3 @@ def test_encodings(folder: Path, encoding: str) -> None:
     assert [row["text"] for row in parse_lines(lines)] == ["größer", "café"]
     hint = f"it is likely {encoding}: save the file as UTF-8, or state its encoding: --encoding {encoding} ("
     assert hint in refused(folder, "--file", "enc.csv", "--output", "enc_out.csv")
-
-
-def test_bad_encodings(folder: Path) -> None:
-    (folder / "bad.csv").write_bytes("Nr;text\n1;größer\n".encode("utf-16"))
-    for encoding, message in (
-        ("cp9", "--encoding cp9: is no known text encoding; examples: utf-8, cp1252"),
-        ("shift_jis", "bad.csv: not shift_jis text ("),
-    ):
-        assert message in refused(folder, "--file", "bad.csv", "--encoding", encoding)

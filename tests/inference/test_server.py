@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import signal
@@ -26,7 +25,6 @@ from tests.cli.run_cli import edgeformer
 
 pytest.importorskip("uvicorn")
 
-from edgeformer.inference.server import _listen
 
 OLD = Path(__file__).parents[1] / "old_format"
 CLASSIFIER = OLD / "classifier-v1"
@@ -251,25 +249,6 @@ def test_sigterm_under_load_finishes_the_accepted_requests() -> None:
         assert child.wait(60) == 0
         assert child.stderr is not None and "stopped; 12 requests" in child.stderr.read()
     assert replies == [200] * 12
-
-
-def test_nagle_is_off_for_accepted_connections() -> None:
-    """With Nagle's algorithm, the body of an answer follows its head 40 ms later."""
-
-    async def nodelay() -> int:
-        option: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        async def read_option(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            option.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            writer.close()
-
-        async with await asyncio.start_server(read_option, sock=_listen("127.0.0.1", 0)) as server:
-            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            value = await option
-            writer.close()
-            return value
-
-    assert asyncio.run(nodelay())
 
 
 @pytest.mark.parametrize(

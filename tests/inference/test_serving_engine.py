@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.bundle import Bundle
 from edgeformer.inference.predict import Predictor
 from edgeformer.inference.serving_engine import (
@@ -77,13 +77,6 @@ def test_waiting_requests_are_batched_and_each_gets_its_own_answers(model: Predi
     assert run.rows[0] == 1 and max(run.rows) > 4 and sum(run.rows) == len(texts)
 
 
-def test_batch_1_runs_every_text_alone(model: Predictor) -> None:
-    with blocked_engine(model, Limits(batch=1)) as (engine, run):
-        run.go.set()
-        wait([engine.submit(["good", "bad film"]), engine.submit(["dull"])], 30)
-    assert run.rows == [1, 1, 1]
-
-
 def test_a_full_queue_refuses_with_a_retry_time(model: Predictor) -> None:
     with blocked_engine(model, Limits(queue=3)) as (engine, run):
         first = engine.submit(["good"])
@@ -144,31 +137,3 @@ def test_rows_of_a_call_have_similar_lengths() -> None:
     assert sorted(np.concatenate(batches).tolist()) == list(range(8))
     assert batch_by_length(np.array([], dtype=np.int64), 4) == []
     assert [len(batch) for batch in batch_by_length(np.full(5, 7), 2)] == [2, 2, 1]
-
-
-def test_a_language_model_is_refused() -> None:
-    opening = open_served_predictor(Bundle.open(OLD / "language-v1" / "bundle"), None)
-    message = "has no labels, so there is nothing to serve; use edgeformer generate"
-    with pytest.raises(InputError, match=message), opening:
-        pass
-
-
-def test_metrics_are_in_prometheus_format() -> None:
-    metrics = Metrics()
-    metrics.requests.labels(200).inc()
-    metrics.request_s.observe(0.003)
-    metrics.call_rows.observe(3)
-    metrics.call_s.inc(0.25)
-    lines = metrics.text().splitlines()
-    assert {
-        'edgeformer_requests_total{status="200"} 1.0',
-        "edgeformer_requests_running 0.0",
-        'edgeformer_request_seconds_bucket{le="0.0025"} 0.0',
-        'edgeformer_request_seconds_bucket{le="0.005"} 1.0',
-        'edgeformer_request_seconds_bucket{le="+Inf"} 1.0',
-        'edgeformer_call_rows_bucket{le="4.0"} 1.0',
-        "edgeformer_call_seconds_total 0.25",
-    } <= {*lines}
-    names = {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")}
-    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in names} == typed

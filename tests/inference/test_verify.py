@@ -10,13 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
-from rich.console import Console
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import Engine, Parity
 from edgeformer.bundle import Bundle
 from edgeformer.inference.verify import INT8_AGREEMENT_LOSS, INT8_ERROR_FACTOR, verify
-from edgeformer.report.tables import print_verification
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array
 from edgeformer.runtimes.tensorrt import state as tensorrt_state_module
@@ -123,12 +121,6 @@ def test_shared_weights_and_parts_belong_to_the_artifact(bundle: Path, shared: s
     assert status == "damaged" and reason.startswith(f"{shared} is changed")
 
 
-def test_a_part_without_a_checksum_is_damage(bundle: Path) -> None:
-    (bundle / "x.onnx").write_bytes(b"weights")
-    change(bundle, "model", weights_file="x.onnx")
-    assert status_of(verify(Bundle.open(bundle)))[0] == "damaged"
-
-
 @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "C:\\outside", "a/../../b"])
 def test_a_listed_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
     update(bundle, files={name: "0" * 64})
@@ -159,19 +151,6 @@ def test_a_changed_manifest_is_refused(bundle: Path, edit: Callable[[str], str],
     path.write_text(edit(path.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(ArtifactError, match=rf"bundle\.json: {message}"):
         verify(Bundle.open(bundle))
-
-
-def test_an_older_manifest_without_a_checksum_is_reported(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = bundle / "bundle.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
-    del document["manifest_sha256"]
-    path.write_text(json.dumps(document), encoding="utf-8")
-    result = verify(Bundle.open(bundle))
-    assert result.exit_code == 0 and not result.manifest_protected
-    # Checks of two runtimes count as one artifact.
-    print_verification(result.model_copy(update={"artifacts": result.artifacts * 2}), Console())
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "bundle.json itself is not protected" in printed and "1 of 2 artifacts verified" in printed
 
 
 def test_a_graph_that_does_not_open_is_damaged(bundle: Path) -> None:
@@ -270,11 +249,6 @@ def test_a_requested_artifact_that_cannot_be_checked_fails(bundle: Path) -> None
         verify(Bundle.open(bundle), "absent")
 
 
-def test_a_bundle_of_which_nothing_runs_is_not_verified(bundle: Path) -> None:
-    change(bundle, "model", status="unavailable", reason="no builder")
-    assert verify(Bundle.open(bundle)).exit_code == 3
-
-
 def test_an_engine_for_another_gpu_is_unavailable(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = TensorRTState("tensorrt-rtx", "1.7", gpus=(Device(0, "Some Other GPU", "8.6"),))
     monkeypatch.setattr(tensorrt_state_module, "tensorrt_state", lambda name: state)
@@ -351,22 +325,6 @@ def test_a_wrong_logit_of_a_language_model_fails(language_bundle: Path, array: s
     result = verify(Bundle.open(language_bundle))
     assert status_of(result, "model")[0] == "failed" and status_of(result, "model_exit1")[0] == "verified"
     assert parity_of(language_bundle).max_abs_error == pytest.approx(1e-3, rel=0.01)
-
-
-def test_older_golden_inputs_of_a_language_model_are_unavailable(language_bundle: Path) -> None:
-    with np.load(language_bundle / "golden.npz") as golden:
-        arrays = {name: golden[name] for name in golden.files if "std" not in name}
-    np.savez(language_bundle / "golden.npz", **arrays)  # type: ignore[arg-type]
-    change_golden(language_bundle)
-    status, reason = status_of(verify(Bundle.open(language_bundle)), "model")
-    assert status == "unavailable" and "logits_std_exit2" in reason and "export the run again" in reason
-
-
-def test_an_exported_classifier_is_verified(finished_run: Path) -> None:
-    result = verify(Bundle.open(finished_run / "bundle"))
-    assert result.exit_code == 0 and result.damaged == ()
-    assert {check.artifact for check in result.artifacts} >= {"onnx-fp32", "onnx-fp16"}
-    assert {check.status for check in result.artifacts} == {"verified"}
 
 
 def test_an_exported_language_model_is_verified(tmp_path_factory: pytest.TempPathFactory) -> None:
