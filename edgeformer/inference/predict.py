@@ -74,7 +74,6 @@ class Candidate:
 
     @property
     def max_rows(self) -> int | None:
-        """Rows that one call takes; None: any number."""
         return max_batch_rows(self.artifact) if self.artifact is not None else None
 
     @property

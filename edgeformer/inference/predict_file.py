@@ -161,7 +161,6 @@ def choose_columns(texts: Unlabelled, columns: str | None, example: Row, *, as_t
     """Choose the columns of the input that are copied to the output.
 
     Args:
-        texts: the input.
         columns: ``all``, ``none``, or names separated by commas; None: all.
         example: an answer, see :func:`example_row`.
         as_table: every row of the output has the same columns.

@@ -68,12 +68,9 @@ class EarlyExitResult:
 def first_exits(
     exits: Sequence[int], confidence: NDArray[np.floating], thresholds: Mapping[int, float]
 ) -> NDArray[np.intp]:
-    """Return the index into ``exits`` of the first exit whose confidence reaches its threshold, or the last, [n].
+    """Return the index into ``exits`` of the first exit whose confidence [exits, n] reaches its threshold, [n].
 
-    Args:
-        exits: loops that answer, in rising order.
-        confidence: [exits, n].
-        thresholds: loop → threshold. No row exits where it is missing; every remaining row exits at the last loop.
+    No row exits at a loop without a threshold; every remaining row exits at the last loop.
     """
     limits = np.array([thresholds.get(loop, np.inf) for loop in exits], dtype=confidence.dtype)
     reached = confidence >= limits[:, None]

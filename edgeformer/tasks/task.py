@@ -203,14 +203,7 @@ class TaskData(TaskFacts):
     def read_file(
         self, data: Any, reader: TextReader, path: Path, columns: Columns | None = None, *, as_trained: bool = False
     ) -> Any:
-        """Encode a labelled or plain file as the sets of the model were encoded.
-
-        Args:
-            columns: columns that the user named; None: detect them.
-
-        Raises:
-            DataError: the file, its columns or its rows are wrong.
-        """
+        """Encode a labelled or plain file as the model's sets; ``columns``: None: detect them. Raises DataError."""
         from edgeformer.data.prepare import encode_file
 
         return self.decode_labels(encode_file(path, data, reader.tokenizer, columns), data)
@@ -268,10 +261,6 @@ class TaskData(TaskFacts):
     ) -> tuple[Trimmed, Vocabulary]:
         """Remove the tokens that the training text does not use, and measure the effect on other text.
 
-        Args:
-            trained_on: set → fingerprint recorded by training.
-            keeping: which tokens stay.
-
         Raises:
             InputError: the vocabulary of this task's models cannot be trimmed.
             DataError: the text is missing or differs from that of training, or the tokenizer cannot be trimmed.
@@ -291,11 +280,8 @@ class TaskData(TaskFacts):
     ) -> dict[str, Int64s]:
         """Return inputs and right answers of the rows ``numbers``, int64 [B, …], padded to the longest row.
 
-        Args:
-            pad_to: pad to this many tokens and count padding as text (reproduces a defect of published code).
-
-        Returns:
-            By default input_ids, attention_mask [B, S] and labels [B, …].
+        By default these are input_ids, attention_mask [B, S] and labels [B, …]. ``pad_to``: pad to this many tokens
+        and count padding as text (reproduces a defect of published code).
         """
         return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
 
@@ -317,10 +303,9 @@ class TaskData(TaskFacts):
     def call_batches(
         self, rows: Any, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
     ) -> list[Int64s]:
-        """Return row numbers of batches whose outputs fit memory, longest rows first.
+        """Return row numbers of batches of at most ``max_rows`` rows whose outputs fit memory, longest rows first.
 
         Args:
-            max_rows: rows per batch at most.
             vocabulary: vocabulary size, times the number of exits that answer.
             losses: the model returns losses instead of logits.
             first: use only this many rows from the start; None: all.
@@ -458,11 +443,9 @@ class GoldenInputs(TaskData, Scoring):
         return {"logits": references[max(references)], **by_exit}
 
     def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
-        """Return the arrays that :meth:`golden_score` compares with.
+        """Return the arrays that :meth:`golden_score` compares with. ``references``: exit → torch FP32 logits.
 
-        Args:
-            answers: right answers of the run's golden inputs, or of the model that this one was derived from.
-            references: exit → torch FP32 logits.
+        ``answers`` are those of the run's golden inputs, or of the model that this one was derived from.
         """
         return answers
 
@@ -475,15 +458,10 @@ class GoldenInputs(TaskData, Scoring):
     def golden_parity(
         self, golden: Arrays, logits: Any, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
-        """Compare the logits of an artifact on the golden inputs with the arrays of golden.npz.
+        """Compare :meth:`golden_outputs` of an artifact with the arrays of golden.npz.
 
-        Args:
-            logits: outputs of a session, or of :meth:`golden_outputs`. Decode graphs may return only the last
-                positions.
-            exit_: loop that answered; None: the only or last one.
-
-        Raises:
-            GoldenError: golden.npz lacks an array, or its shape differs.
+        Decode graphs may return only the last positions. ``exit_``: loop that answered; None: the only or last one.
+        Raises GoldenError if golden.npz lacks an array, or its shape differs.
         """
         name = "logits" if exit_ is None else exit_logits(exit_)
         if name not in golden:
@@ -495,14 +473,8 @@ class GoldenInputs(TaskData, Scoring):
     def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> Any:
         """Run a model on the golden inputs and return the logits of all rows.
 
-        It uses as few calls as possible: INT8 graphs scale activations by the whole batch, so results depend on it.
-
-        Args:
-            max_rows: rows of one call at most; None: any number.
-
-        Raises:
-            GoldenError: an input is missing.
-            ArtifactError: the model has no output ``logits``.
+        It uses as few calls of at most ``max_rows`` (None: any number) rows as possible: INT8 graphs scale activations
+        by the whole batch. Raises GoldenError for a missing input, ArtifactError without an output ``logits``.
         """
         inputs = golden.inputs(self.golden_names[0])
         step = max_rows or len(golden)
@@ -587,10 +559,7 @@ class Task(GoldenInputs, ABC):
 def max_call_tokens(task: Task, max_positions: int | None, max_length: int | None) -> int | None:
     """Return the largest number of tokens in one call of a model; None: unlimited.
 
-    Args:
-        max_positions: tokens that the model accepts; None: any number.
-        max_length: length to which its texts are truncated; None: unknown. A model that generates text continues
-            beyond this length.
+    ``max_length``: length to which its texts are truncated. A model that generates text continues beyond it.
     """
     truncation = max_length if task.reads_text and not task.writes_text else None
     return min((length for length in (max_positions, truncation) if length is not None), default=None)
