@@ -128,15 +128,6 @@ def test_an_overflow_is_an_error_and_no_label(
     assert OVERFLOW in (tmp_path / "out.csv").read_text(encoding="utf-8")
 
 
-def test_answers_keep_their_order_and_do_not_depend_on_the_batch(location: Location) -> None:
-    texts = [f"{'very ' * (number % 7)}good film number {number}" for number in range(70)]
-    batched = answers_of(location, texts)
-    assert [answer.text for answer in batched] == texts
-    for number in (0, 13, 69):
-        (single,) = answers_of(location, [texts[number]])
-        assert single.probability == pytest.approx(batched[number].probability, abs=1e-5)
-
-
 @pytest.mark.parametrize("confidence", [0.0, 0.5001, 1.0])
 def test_texts_leave_a_step_artifact_at_the_confidence(location: Location, confidence: float) -> None:
     artifact, answers = predict(location, TEXTS, confidence=confidence)

@@ -27,6 +27,7 @@ from edgeformer.tasks.multilabel import MultiLabelData, best_thresholds, probabi
 from tests.cli.run_cli import edgeformer as command
 
 LABELS = ("food", "service", "price")
+GIVEN = {name: [{"kind": "file", "path": "a.csv"}] for name in ("train", "validation", "test")}
 TASK = get_task("multi-label-classification")
 
 
@@ -64,11 +65,7 @@ def test_rows_have_any_number_of_labels(tmp_path: Path, name: str, content: str)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "a.csv",
-            'text;label\na;food\nb;"food, drinks"\n',
-            r"line 3: label 'drinks' is not in the set; allowed: food",
-        ),
+        ("a.csv", 'text;label\na;food\nb;"food, drinks"\n', r"line 3: label 'drinks' is not in the set; allowed: food"),
         ("a.jsonl", '{"text": "a", "label": [1.5]}\n', "its items must be names or numbers"),
     ],
 )
@@ -99,14 +96,7 @@ def test_labels_without_rows_are_a_data_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {
-                "stream": True,
-                "split": "given",
-                "parts": {name: [{"kind": "file", "path": "a.csv"}] for name in ("train", "validation", "test")},
-            },
-            "stream: is not possible",
-        ),
+        ({"stream": True, "split": "given", "parts": GIVEN}, "stream: is not possible"),
         ({"labels": ("a,b", "c")}, "label_separator: is in the label 'a,b'"),
         ({"labels": tuple(f"l{number}" for number in range(63))}, "labels: at most 62"),
         ({"thresholds": {"food": 0.5}}, "thresholds: needs one for each"),

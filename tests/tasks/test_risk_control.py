@@ -96,6 +96,10 @@ def test_more_rows_allow_more_exits() -> None:
     small, large = guarantee(200, 1), guarantee(6000, 1)
     assert small is not None and large is not None and large.shares[0] > small.shares[0]
     assert guarantee(60, 1) is None, "too few rows"
+    full = np.ones(1000, dtype=bool)
+    confidence = np.stack([np.full(1000, 0.95), full]).astype(np.float32)
+    useless = choose_thresholds((1, 2), confidence, np.stack([~full, full]), 0.02, 0.05)
+    assert useless is not None and useless.thresholds == {} and useless.stopped_by == (1000, 0)
     assert guarantee(500, 1, max_drop=0.001) is None
 
 
@@ -110,14 +114,6 @@ def test_a_confident_wrong_exit_is_skipped() -> None:
     assert result is not None and set(result.thresholds) == {4}
     assert result.shares[0] == 0 and result.shares[1] > 0.9
     assert result.level == 0.025 and result.lost == result.won == 0
-
-
-def test_no_early_exit_reports_the_first_failed_candidate() -> None:
-    rows = 1000
-    full = np.ones(rows, dtype=bool)
-    confidence = np.stack([np.full(rows, 0.95), np.ones(rows)]).astype(np.float32)
-    result = choose_thresholds((1, 2), confidence, np.stack([~full, full]), 0.02, 0.05)
-    assert result is not None and result.thresholds == {} and result.stopped_by == (rows, 0)
 
 
 @pytest.mark.parametrize(("hits", "rows"), [(393, 422), (0, 5), (5, 5), (1, 1), (930, 1000), (17, 40)])
