@@ -30,6 +30,7 @@ from tabulate import tabulate
 from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.row_files import JsonLines
 from edgeformer.bundle import Bundle
+from edgeformer.data.batching import collate
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.unlabelled import Reading, unlabelled, windows
 from edgeformer.inference.predict import open_predictor
@@ -62,9 +63,10 @@ def ratio(folder: Path, rows: int, rounds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as work:
         path = Path(work) / "texts.csv"
         write_texts(path, rows)
-        with unlabelled(path, sys.stdin.buffer, Reading({})) as parameters, open_predictor(location) as model:
-            read = [model.answering.read(texts) for texts in windows(parameters.texts())]
-            batches = [model.answering.inputs(window, numbers) for window in read for numbers in window.batches()]
+        with unlabelled(path, sys.stdin.buffer, Reading({})) as table, open_predictor(location) as model:
+            read = [model.answering.read(texts) for texts in windows(table.texts())]
+            pad = model.answering.reader.pad
+            batches = [collate(window.encoded, numbers, pad) for window in read for numbers in window.batches()]
             results: dict[str, list[tuple[float, float]]] = {"bare": [], "predict": []}
             for number in range(rounds + 1):
                 started, used = time.perf_counter(), time.process_time()

@@ -41,7 +41,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "system/leftovers.py": ("system/test_leftovers.py",),
     "tasks/early_exit.py": ("tasks/test_early_exit.py",),
     "tasks/metric.py": ("tasks",),
-    "tasks/parity.py": ("tasks/test_parity.py",),
     "tasks/classification.py": ("tasks",),
     "tasks/language_modeling.py": ("tasks",),
     "data/batching.py": ("data/test_batching.py", "data/test_language.py"),
