@@ -188,3 +188,10 @@ def test_incomplete_tokens_are_refused():
     meter.add_tokens(losses, confidence)
     with pytest.raises(ValueError, match="every batch comes with confidence, or none"):
         meter.add_tokens(losses)
+
+
+def test_sums_are_double_precision():
+    meter = LanguageMeter([1])
+    for _ in range(4):
+        meter.add_tokens({1: np.array([2.0**24, 1.0, 1.0, 1.0], dtype=np.float32)})
+    assert meter.score().loss == (2**24 + 3) / 4

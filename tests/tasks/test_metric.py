@@ -85,6 +85,11 @@ def test_errors_that_are_not_finite_are_out_of_tolerance() -> None:
     assert out_of_tolerance(parity) == "its logits are not finite on real inputs (overflow)"
 
 
+def test_errors_are_averaged_in_double_precision() -> None:
+    error = np.concatenate([[2.0**24], np.ones(3)]).astype(np.float32)
+    assert as_parity(error, 1.0, np.ones(4, dtype=bool), "fp32", "CPU").mean_abs_error == (2**24 + 3) / 4
+
+
 def test_a_constant_reference_has_no_relative_error() -> None:
     parity = as_parity(np.array([0.5]), 0.0, np.array([True]), "fp16", "CPU")
     assert (parity.max_abs_error, parity.relative_error) == (0.5, None)
