@@ -103,7 +103,7 @@ def open_validation(
 ) -> tuple[Validation | None, str | None]:
     """Read the validation split and return a function that scores an artifact on it, or why it cannot be read.
 
-    ``reader``: tokenizer of the model, or of its trimmed vocabulary. ``split``: another one, for imported models.
+    ``reader``: tokenizer of the model, or of its trimmed vocabulary. ``split``: a test set of imported models.
     """
     try:
         rows = task.read_set(data, reader, split, origin)
