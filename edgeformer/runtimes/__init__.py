@@ -27,50 +27,21 @@ if TYPE_CHECKING:
     from edgeformer.artifacts.manifest import ArtifactManifest
 
 __all__ = [
-    "ALL_RUNTIMES",
-    "REGISTRY",
-    "ArtifactFiles",
-    "BuildJob",
-    "Builder",
-    "Kind",
-    "OpenOptions",
-    "ProviderFacts",
-    "Runtime",
-    "Target",
-    "Unavailable",
-    "all_builders",
-    "all_runtimes",
-    "builder_of",
-    "cannot_estimate",
-    "cannot_run",
-    "default_provider",
-    "find_builder",
-    "how_to_use_card",
-    "library_versions",
-    "never_runs",
-    "on_gpu",
-    "opener_of",
-    "provider_facts",
-    "provider_of",
-    "requested_providers",
-    "rounding_providers",
-    "runtime_names",
-    "runtime_of",
+    "ALL_RUNTIMES", "REGISTRY", "ArtifactFiles", "BuildJob", "Builder", "Kind", "OpenOptions",
+    "ProviderFacts", "Runtime", "Target", "Unavailable", "all_builders", "all_runtimes", "builder_of",
+    "cannot_estimate", "cannot_run", "default_provider", "find_builder", "how_to_use_card",
+    "library_versions", "never_runs", "on_gpu", "opener_of", "provider_facts", "provider_of",
+    "requested_providers", "rounding_providers", "runtime_of",
 ]  # fmt: skip
+
+ALL_RUNTIMES = "all"
+"""Value of ``--runtime`` for every installed runtime."""
 
 # In addition to the distributions of the runtimes.
 _RECORDED = ("edgeformer", "onnx", "onnxscript", "tokenizers", "datasets", "numpy")
 
 REGISTRY: Registry[Runtime] = Registry(__name__, "RUNTIME", Runtime, lambda runtime: (runtime.name, *runtime.formats))
-
-
-def all_runtimes() -> tuple[Runtime, ...]:
-    """Return every built-in and registered runtime.
-
-    Raises:
-        EdgeformerError: a registered runtime cannot be imported, or its name or format is already in use.
-    """
-    return REGISTRY.all()
+all_runtimes = REGISTRY.all
 
 
 def runtime_of(artifact: ArtifactManifest | str) -> Runtime:
@@ -94,12 +65,7 @@ def runtime_of(artifact: ArtifactManifest | str) -> Runtime:
 def opener_of(artifact: ArtifactManifest, provider: str | None = None) -> Runtime:
     """Return the runtime that opens an artifact with a provider: its format's runtime or another that reads it.
 
-    Args:
-        artifact: of any format.
-        provider: the requested provider; None or an unknown one: the format's runtime.
-
-    Raises:
-        ArtifactError: as :func:`runtime_of`.
+    Without a provider, or with an unknown one, it is the format's runtime. Raises as :func:`runtime_of`.
     """
     if provider is None:  # the common case; does not import the other runtimes
         return runtime_of(artifact)
@@ -107,50 +73,36 @@ def opener_of(artifact: ArtifactManifest, provider: str | None = None) -> Runtim
     return next((reader for reader in readers if reader.provider_facts(provider) is not None), runtime_of(artifact))
 
 
-ALL_RUNTIMES = "all"
-"""Value of ``--runtime`` for every installed runtime."""
-
-
-def runtime_names() -> tuple[str, ...]:
-    """Return the values of ``--runtime``: runtimes that share a format with another runtime, and ``all``."""
-    readers = [runtime for runtime in all_runtimes() if runtime.reads]
-    shared = {format_ for runtime in readers for format_ in runtime.reads}
-    owners = [runtime for runtime in all_runtimes() if shared.intersection(runtime.formats)]
-    return (
-        *(runtime.name for runtime in owners + [reader for reader in readers if reader not in owners]),
-        ALL_RUNTIMES,
-    )
-
-
 def requested_providers(artifact: ArtifactManifest, runtime: str) -> tuple[str, ...]:
-    """Return the providers that run an artifact if a runtime is requested.
+    """Return the providers that run an artifact if a runtime is requested; empty: the runtime does not open it.
 
     Args:
         artifact: of any format.
-        runtime: one of :func:`runtime_names`, or a provider's name; ``all``: the installed runtimes.
-
-    Returns:
-        Names of providers; empty if that runtime does not open the artifact.
+        runtime: a runtime that shares a format with another one; ``all``: the installed runtimes; or a provider.
 
     Raises:
         InputError: no such runtime.
     """
-    is_provider = any(candidate.provider_facts(runtime) for candidate in all_runtimes())
-    if not is_provider and runtime not in runtime_names():
-        raise InputError(f"--runtime {runtime}: no such runtime; there are: {', '.join(runtime_names())}")
-    openers = [candidate for candidate in all_runtimes() if artifact.format in (*candidate.formats, *candidate.reads)]
+    runtimes = all_runtimes()
+    openers = [candidate for candidate in runtimes if artifact.format in (*candidate.formats, *candidate.reads)]
     openers.sort(key=lambda candidate: artifact.format not in candidate.formats)
-    if is_provider:
+    if any(candidate.provider_facts(runtime) for candidate in runtimes):
         return (runtime,) if any(candidate.provider_facts(runtime) for candidate in openers) else ()
+    shared = {format_ for candidate in runtimes for format_ in candidate.reads}
+    owners = [candidate.name for candidate in runtimes if shared.intersection(candidate.formats)]
+    readers = [candidate.name for candidate in runtimes if candidate.reads]
+    names = (*dict.fromkeys(owners + readers), ALL_RUNTIMES)
+    if runtime not in names:
+        raise InputError(f"--runtime {runtime}: no such runtime; there are: {', '.join(names)}")
     if runtime == ALL_RUNTIMES:
-        chosen = [
+        selected = [
             candidate
             for candidate in openers
             if artifact.format in candidate.formats or candidate.cannot_run(artifact) is None
         ]
     else:
-        chosen = [candidate for candidate in openers if candidate.name == runtime]
-    return tuple(provider for runtime in chosen for provider in runtime.offers(artifact))
+        selected = [candidate for candidate in openers if candidate.name == runtime]
+    return tuple(provider for candidate in selected for provider in candidate.offers(artifact))
 
 
 def rounding_providers(artifact: ArtifactManifest) -> tuple[str, ...]:
@@ -165,9 +117,7 @@ def rounding_providers(artifact: ArtifactManifest) -> tuple[str, ...]:
 def cannot_run(artifact: ArtifactManifest, provider: str | None = None) -> str | None:
     """Return why this system cannot run an artifact (format, package, libraries, driver, GPU, version), or None.
 
-    Args:
-        artifact: of any format.
-        provider: the requested provider; None: the format's runtime decides.
+    Without a ``provider``, the format's runtime decides.
     """
     try:
         return opener_of(artifact, provider).cannot_run(artifact)
@@ -176,12 +126,7 @@ def cannot_run(artifact: ArtifactManifest, provider: str | None = None) -> str |
 
 
 def never_runs(artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-    """Return why such a device can never run an artifact, or None if it can or if that is not known.
-
-    Args:
-        artifact: of any format.
-        device: the device's profile.
-    """
+    """Return why such a device can never run an artifact, or None if it can or if that is not known."""
     try:
         return runtime_of(artifact).never_runs(artifact, device)
     except ArtifactError:
@@ -189,12 +134,7 @@ def never_runs(artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
 
 
 def cannot_estimate(artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-    """Return why an artifact's latency cannot be estimated for a device, or None.
-
-    Args:
-        artifact: of any format.
-        device: the device's profile.
-    """
+    """Return why an artifact's latency cannot be estimated for a device, or None."""
     try:
         return runtime_of(artifact).estimable(artifact, device)
     except ArtifactError as error:
@@ -202,12 +142,7 @@ def cannot_estimate(artifact: ArtifactManifest, device: DeviceProfile) -> str | 
 
 
 def provider_of(artifact: ArtifactManifest, kind: Kind | None = None) -> str:
-    """Return an artifact's provider, see :meth:`Runtime.provider`; for an unknown format, the format's name.
-
-    Args:
-        artifact: of any format.
-        kind: device kind; None: this system.
-    """
+    """Return an artifact's provider, see :meth:`Runtime.provider`; for an unknown format, the format's name."""
     try:
         return runtime_of(artifact).provider(artifact, kind=kind)
     except ArtifactError:
@@ -221,12 +156,10 @@ def all_builders() -> tuple[Builder, ...]:
 
 def find_builder(name: str) -> Builder:
     """Return the builder with a name of ``export --build``. Raises InputError if there is none."""
-    for builder in all_builders():
-        if builder.name == name:
-            return builder
-    raise InputError(
-        f"--build {name}: no such builder; there are: {', '.join(builder.name for builder in all_builders())}"
-    )
+    builders = {builder.name: builder for builder in all_builders()}
+    if name not in builders:
+        raise InputError(f"--build {name}: no such builder; there are: {', '.join(builders)}")
+    return builders[name]
 
 
 def builder_of(format_: str) -> Builder | None:
@@ -240,11 +173,7 @@ def on_gpu(provider: str) -> bool:
 
 
 def default_provider(kind: Kind | None = None) -> str:
-    """Return the default provider of ONNX graphs.
-
-    Args:
-        kind: device kind; None: this system.
-    """
+    """Return the default provider of ONNX graphs on a kind of device; None: this system."""
     from edgeformer.runtimes.onnxruntime.providers import default_provider as choose
 
     return choose(kind)

@@ -1,4 +1,8 @@
-"""Decoder: read and generate texts token by token with caches, independent of the runtime.
+"""Decoder: read and generate texts token by token with caches; and sessions of step and decode artifacts.
+
+The host calls the graphs of these artifacts once per loop or per token. A step artifact holds embed, loop and readout
+graphs. A decode graph is the whole model in one call, with keys and values of earlier tokens as inputs and outputs.
+Any runtime can open the graphs.
 
 **Early exit.** A token that exits after loop e has no state in the loops behind e. Its hidden state waits in front of
 loop e + 1. When a subsequent token enters that loop, all waiting tokens run through it first, in one batch, in order.
@@ -9,15 +13,21 @@ postponed, and saved if the text ends first; in a batch, the weights are read on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from edgeformer.artifacts.errors import InputError
-from edgeformer.runtimes.session import Array
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.runtimes.session import PAST, PRESENT, Array, Graph, Session
+from edgeformer.tasks.early_exit import exit_logits
+from edgeformer.tasks.metric import top_probability
 
 State = TypeVar("State")
+OpenPart = Callable[[Path], Graph]
 
 
 class LoopEngine(Protocol[State]):
@@ -34,6 +44,9 @@ class LoopEngine(Protocol[State]):
 
     max_positions: int | None
     """Tokens of the longest text; None: not known."""
+
+    session: Session | None = None
+    """Opened graphs that compute: their caveats and settings are the decoder's, which closes them."""
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> State:
         """Embed new tokens int64 [B, n] from position ``start``; ``keep`` False: do not cache them."""
@@ -55,14 +68,8 @@ class LoopEngine(Protocol[State]):
 
     def close(self) -> None:
         """Free the memory."""
-
-    def caveats(self) -> tuple[str, ...]:
-        """As :meth:`~edgeformer.runtimes.session.Session.caveats`."""
-        return ()
-
-    def settings(self) -> dict[str, Any]:
-        """As :meth:`~edgeformer.runtimes.session.Session.settings`."""
-        return {}
+        if self.session is not None:
+            self.session.close()
 
 
 class Decoder(Generic[State]):
@@ -105,8 +112,8 @@ class Decoder(Generic[State]):
             if not states:
                 continue
             self._waiting[stretch] = []
-            waited = states[0] if len(states) == 1 else self._engine.joined(states)
-            state = self._engine.advance(stretch, waited, keep=True)
+            waiting = states[0] if len(states) == 1 else self._engine.joined(states)
+            state = self._engine.advance(stretch, waiting, keep=True)
             self._waiting[stretch + 1].append(state)
             newest = state if stretch == last - 1 else None
         if newest is None:
@@ -153,11 +160,11 @@ class Decoder(Generic[State]):
 
     def caveats(self) -> tuple[str, ...]:
         """As :meth:`~edgeformer.runtimes.session.Session.caveats`."""
-        return self._engine.caveats()
+        return () if self._engine.session is None else self._engine.session.caveats()
 
     def settings(self) -> dict[str, Any]:
         """As :meth:`~edgeformer.runtimes.session.Session.settings`."""
-        return self._engine.settings()
+        return {} if self._engine.session is None else self._engine.session.settings()
 
     def close(self) -> None:
         """Free the engine's memory."""
@@ -176,3 +183,310 @@ class Decoder(Generic[State]):
         length, max_positions = self.length + added, self._engine.max_positions
         if max_positions is not None and length > max_positions:
             raise InputError(f"the text has {length} tokens; the model takes at most {max_positions}")
+
+
+class CachedGraph:
+    """Calls a graph for consecutive tokens and passes each call's ``present…`` outputs to the next call."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._caches: dict[str, Array] | None = None
+        # past_key → present_key, past_key_values.0.key → present.0.key, past_conv.0 → present_conv.0
+        self.outputs = {
+            name: name.replace("past_key_values", PRESENT).replace(PAST, PRESENT)
+            for name in graph.inputs
+            if name.startswith(PAST)
+        }
+
+    def run(self, tokens: Mapping[str, Array], *, keep: bool, **others: Array) -> list[dict[str, Array]]:
+        """Run tokens [B, n, …], in several calls if they are more than the graph takes at once.
+
+        Args:
+            tokens: inputs that are split along the tokens.
+            keep: False: do not cache the tokens.
+            others: inputs that are the same in every call.
+
+        Returns:
+            The outputs of every call.
+        """
+        rows, length = next(iter(tokens.values())).shape[:2]
+        caches = self._caches
+        if caches is None:
+            caches = {name: self._graph.empty(name, rows) for name in self.outputs}
+        calls = []
+        call_length = self._graph.most_tokens() or max(1, length)
+        for start in range(0, max(1, length), call_length):
+            call = {name: array[:, start : start + call_length] for name, array in tokens.items()}
+            outputs = self._graph.run({**call, **others, **caches})
+            caches = {name: outputs[output] for name, output in self.outputs.items()}
+            calls.append(outputs)
+        if keep:
+            self._caches = caches
+        return calls
+
+
+class GraphSession(Session):
+    """Several opened graphs that run as one artifact; ``main`` has the provider and the settings of all.
+
+    Args:
+        graphs: part → graph; the part "" has no name in caveats.
+        main: one of the parts.
+    """
+
+    def __init__(self, graphs: Mapping[str, Graph], main: str = "") -> None:
+        self.graphs = graphs
+        self._main = graphs[main]
+        self.provider = self._main.provider
+
+    def placement(self) -> dict[str, int] | None:
+        """Provider → number of nodes, summed over the graphs. See :meth:`Session.placement`."""
+        node_counts: Counter[str] = Counter()
+        for graph in self.graphs.values():
+            node_counts.update(graph.placement() or {})
+        return dict(node_counts) or None
+
+    def caveats(self) -> tuple[str, ...]:
+        """Return the caveats of every graph, prefixed with the part's name."""
+        notes = [(part, note) for part, graph in self.graphs.items() for note in graph.caveats()]
+        return tuple(f"{part}: {note}" if part else note for part, note in notes)
+
+    def settings(self) -> dict[str, Any]:
+        return self._main.settings()
+
+    def close(self) -> None:
+        for graph in self.graphs.values():
+            graph.close()
+
+
+class StepParts(GraphSession):
+    """The opened graphs of a step artifact.
+
+    Args:
+        parts: embed, loop, readout… → file.
+        loops: number of loops of the model.
+        answers: loops after which logits may be requested; only their readouts are opened.
+        open_part: opens a graph file; None: with ONNX Runtime on the CPU.
+
+    Raises:
+        ArtifactError: a part is missing from the bundle, or cannot be opened.
+        InputError: there is no such loop.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Path], loops: int, answers: Collection[int], open_part: OpenPart | None = None
+    ) -> None:
+        if open_part is None:
+            from edgeformer.runtimes.onnxruntime.session import OnnxSession
+
+            def open_part(path: Path) -> Graph:
+                return OnnxSession(path, in_turns=True)
+
+        self._readouts: dict[int, str] = {}
+        for loop in answers:
+            if not 1 <= loop <= loops:
+                raise InputError(f"there is no exit after loop {loop}: the model has {loops} loops")
+            # The loop's exit head, the head that all exits share, or the last loop's head.
+            candidates = (f"readout_exit{loop}", "readout_exit") if loop != loops else ()
+            self._readouts[loop] = next((name for name in candidates if name in parts), "readout")
+        graphs: dict[str, Graph] = {}
+        for name in ("embed", "loop", *sorted(set(self._readouts.values()))):
+            if name not in parts:
+                raise ArtifactError(f"a step bundle without a part {name!r}; export the run again")
+            graphs[name] = open_part(parts[name])
+        super().__init__(graphs, "loop")
+        self.loops, self.embed, self.loop = loops, graphs["embed"], graphs["loop"]
+        self.is_decoder = f"{PAST}_key" in self.loop.inputs  # a language model; otherwise a classifier
+
+    def readout(self, state: Array, loop: int, inputs: Mapping[str, Array] = MappingProxyType({})) -> Array:
+        """Return the logits of the state after ``loop``, one of ``answers``.
+
+        Args:
+            inputs: the model's inputs; a readout that pools over the text needs the mask.
+        """
+        return self.graphs[self._readouts[loop]].run({**inputs, "state": state})["logits"]
+
+
+class StepEngine(LoopEngine[Array]):
+    """Loop engine on the step graphs; stops after every loop. A state holds hidden states of tokens, [B, n, C].
+
+    Args:
+        parts: the opened graphs; several engines may share them.
+    """
+
+    def __init__(self, parts: StepParts) -> None:
+        self.session = self._parts = parts
+        self.provider = parts.provider
+        self.stops = tuple(range(1, parts.loops + 1))
+        self.max_positions = parts.embed.max_positions
+        self._embed = CachedGraph(parts.embed)
+        self._loops = [CachedGraph(parts.loop) for _ in self.stops]
+
+    def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
+        calls = self._embed.run(with_positions(ids, start), keep=keep)
+        return self.joined([outputs["state"] for outputs in calls])
+
+    def advance(self, stretch: int, state: Array, *, keep: bool) -> Array:
+        calls = self._loops[stretch].run({"state": state}, keep=keep, loop=_loop_index(stretch))
+        return self.joined([outputs["next_state"] for outputs in calls])
+
+    def joined(self, states: Sequence[Array]) -> Array:
+        return states[0] if len(states) == 1 else np.concatenate(states, axis=1)
+
+    def readout(self, state: Array, loop: int) -> Array:
+        result: Array = self._parts.readout(state[:, -1:], loop)[:, -1]
+        return result
+
+
+class StepSession(StepParts):
+    """Run a step artifact like one graph, optionally with several exits or with early exit per row.
+
+    Args:
+        parts: embed, loop, readout… → file.
+        loops: number of loops of the model.
+        open_part: as in :class:`StepParts`.
+        early: as in :class:`~edgeformer.runtimes.runtime.OpenOptions`; the result then has ``loops`` int64 [batch].
+        exits: loops that return logits, each as ``logits_exitN``; the largest is the last loop that is run. Empty: the
+            model's last loop, as ``logits``.
+
+    Raises:
+        ArtifactError: a part is missing from the bundle, or cannot be opened.
+        InputError: there is no such loop, or ``early`` is set for a language model, which exits per token instead.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Path],
+        loops: int,
+        open_part: OpenPart | None = None,
+        early: Mapping[int, float] | None = None,
+        exits: Collection[int] = (),
+    ) -> None:
+        self._last = max(exits, default=loops)
+        threshold_loops = [loop for loop in early or () if loop < self._last]
+        super().__init__(parts, loops, {*threshold_loops, *exits, self._last}, open_part)
+        if early is not None and self.is_decoder:
+            raise InputError("rows of a language model cannot leave early: its tokens do, while they are written")
+        self._early, self._threshold_loops, self._exits = early, frozenset(threshold_loops), frozenset(exits)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run embed, the loops and the readouts. See :meth:`Session.run`."""
+        if self._early is not None:
+            return self._run_with_early_exit(inputs, self._early)
+        answers: dict[str, Array] = {}
+        for loop, state in enumerate(self._states(inputs), start=1):
+            if loop in self._exits:
+                answers[exit_logits(loop)] = self.readout(state, loop, inputs)
+            elif loop == self._last and not self._exits:
+                answers["logits"] = self.readout(state, loop, inputs)
+        return answers
+
+    def _states(self, inputs: Mapping[str, Array]) -> Iterator[Array]:
+        """Yield the state after every loop; a language model reads the text in one call."""
+        if self.is_decoder:
+            if "input_ids" not in inputs:
+                raise InputError("input 'input_ids' is missing")
+            engine = StepEngine(self)
+            state = engine.embed(inputs["input_ids"], 0, keep=False)
+            for stretch in range(self._last):
+                state = engine.advance(stretch, state, keep=False)
+                yield state
+            return
+        state = self.embed.run(inputs)["state"]
+        for number in range(self._last):
+            state = self.loop.run({**inputs, "state": state, "loop": _loop_index(number)})["next_state"]
+            yield state
+
+    def _run_with_early_exit(self, inputs: Mapping[str, Array], thresholds: Mapping[int, float]) -> dict[str, Array]:
+        state = self.embed.run(inputs)["state"]
+        active = np.arange(len(state))
+        loops = np.full(len(state), self._last, dtype=np.int64)
+        logits: Array | None = None
+        for loop in range(1, self._last + 1):
+            rows = {name: array[active] for name, array in inputs.items()}
+            state = self.loop.run({**rows, "state": state, "loop": _loop_index(loop - 1)})["next_state"]
+            if loop != self._last and loop not in self._threshold_loops:
+                continue
+            answer = self.readout(state, loop, rows)
+            logits = np.empty((len(loops), answer.shape[-1]), answer.dtype) if logits is None else logits
+            answered = np.ones(len(active), dtype=bool)
+            if loop != self._last:
+                answered = top_probability(answer) >= thresholds[loop]
+            logits[active[answered]], loops[active[answered]] = answer[answered], loop
+            active, state = active[~answered], state[~answered]
+            if not len(active):
+                break
+        assert logits is not None
+        return {"logits": logits, "loops": loops}
+
+
+def _loop_index(number: int) -> Array:
+    """Return the loop input (loop index from 0) of graphs whose loops differ."""
+    return np.array([number], dtype=np.int64)
+
+
+class FullDepthEngine(LoopEngine[dict[str, Array]]):
+    """Loop engine on the decode graph: every token runs through all loops in one call.
+
+    A state holds ``input_ids`` and ``position_ids`` before the call and ``logits`` after it; if the tokens need several
+    calls, those of the last one.
+
+    Args:
+        graph: the opened decode graph; several engines may share it.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.session = graph
+        self.provider = graph.provider
+        self.max_positions = graph.max_positions
+        self._cached = CachedGraph(graph)
+        self.stops = (sum(name.endswith(".key") for name in self._cached.outputs),)
+
+    def embed(self, ids: Array, start: int, *, keep: bool) -> dict[str, Array]:
+        """Return the call's inputs without computing anything. See :meth:`LoopEngine.embed`."""
+        return with_positions(ids, start)
+
+    def advance(self, stretch: int, state: dict[str, Array], *, keep: bool) -> dict[str, Array]:
+        return {"logits": self._cached.run(state, keep=keep)[-1]["logits"]}
+
+    def joined(self, states: Sequence[dict[str, Array]]) -> dict[str, Array]:
+        return {name: np.concatenate([state[name] for state in states], axis=1) for name in states[0]}
+
+    def readout(self, state: dict[str, Array], loop: int) -> Array:
+        result: Array = state["logits"][:, -1]
+        return result
+
+
+def with_positions(ids: Array, start: int) -> dict[str, Array]:
+    """Return token ids int64 [B, n] and their positions, which begin at ``start``."""
+    positions = np.arange(start, start + ids.shape[-1], dtype=np.int64)
+    return {"input_ids": ids, "position_ids": np.tile(positions, (len(ids), 1))}
+
+
+def decode_windows(graph: Graph, ids: Array, first: int) -> Array:
+    """Return the logits of a decode graph under teacher forcing.
+
+    Args:
+        graph: the opened decode graph.
+        ids: texts of the same length, int64 [B, n].
+        first: tokens read in the first call, 1 … n; the rest follow one by one.
+
+    Returns:
+        Logits after the token at position first − 1 and each subsequent one, float32 [B, n − first + 1, V].
+    """
+    decoder = Decoder(FullDepthEngine(graph))
+    logits = []
+    for piece in np.split(ids, range(first, ids.shape[1]), axis=1):
+        decoder.read_rows(piece)
+        decoder.advance(decoder.loops)
+        logits.append(decoder.row_logits(decoder.loops))
+    return np.stack(logits, axis=1)
+
+
+class DecodeSession(GraphSession):
+    """Run a decode graph like the full graph: it reads its input token by token."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Call the graph once per token. See :meth:`Session.run`."""
+        if "input_ids" not in inputs or inputs["input_ids"].ndim != 2 or not inputs["input_ids"].size:
+            raise InputError("input 'input_ids' must be int64[batch, sequence] and not empty")
+        return {"logits": decode_windows(self._main, inputs["input_ids"], 1)}

@@ -8,18 +8,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, Precision
 from edgeformer.runtimes.session import Array
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
-    from edgeformer.artifacts.manifest import ArtifactManifest, Precision
     from edgeformer.artifacts.progress import Progress
     from edgeformer.runtimes.decoder import Decoder
-    from edgeformer.runtimes.session import Session
+    from edgeformer.runtimes.session import Graph, Session
     from edgeformer.system.capability import Capability
 
 Kind = Literal["cpu", "cuda"]
@@ -186,20 +188,56 @@ class Builder(ABC):
 
     @abstractmethod
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        """Return what can be built for a device on this system, or why nothing can. Called before anything is built.
+        """Return what can be built for a device on this system, or why nothing can; called before anything is built.
 
-        Args:
-            device: never None if ``needs_device``.
+        ``device`` is never None if ``needs_device``.
         """
 
     @abstractmethod
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        """Build the artifacts and yield each one's manifest entry: ``built``, or ``rejected`` with the reason.
+        """Build the artifacts and yield each one's manifest entry: ``built``, or ``rejected`` with the reason."""
 
-        Args:
-            target: from :meth:`plan`.
-            job: source graphs and options.
-        """
+
+def full_text_graphs(job: BuildJob, precision: Precision) -> list[ArtifactManifest]:
+    """Return a job's full and exit graphs of a precision with the full vocabulary."""
+    graphs = [graph for graph in job.graphs if graph.role in ("full", "exit") and not graph.trimmed]
+    return [graph for graph in graphs if graph.precision == precision and graph.is_graph]
+
+
+def initial_entry(graph: ArtifactManifest, format_: str, precision: Precision, **fields: Any) -> ArtifactManifest:
+    """Return the manifest entry of an artifact that is to be built from a graph: rejected, without a file."""
+    return ArtifactManifest(
+        id=graph.id.replace(ONNX, format_, 1).replace(graph.precision, precision, 1),
+        file=None,
+        role=graph.role,
+        exit=graph.exit,
+        format=format_,
+        precision=precision,
+        status="rejected",
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        **fields,
+    )
+
+
+def built_entry(
+    entry: ArtifactManifest, bundle: Path, file: str, packages: Sequence[str], **fields: Any
+) -> ArtifactManifest:
+    """Complete the entry of an artifact that was written to ``file`` with the installed versions of ``packages``.
+
+    A ``reason`` in ``fields`` keeps it rejected.
+    """
+    from edgeformer.system.capability import installed_version
+
+    path, versions = bundle / file, {name: installed_version(name) for name in packages}
+    update = {
+        "file": file,
+        "size_bytes": path.stat().st_size,
+        "sha256": sha256_of(path),
+        "status": "rejected" if fields.get("reason") else "built",
+        "built_with": {name: version for name, version in versions.items() if version is not None},
+    }
+    return entry.model_copy(update=update | fields)
 
 
 class Runtime(ABC):
@@ -224,11 +262,18 @@ class Runtime(ABC):
         opens = artifact.format in (*self.formats, *self.reads)
         return None if opens else f"{self.name} opens nothing of the format {artifact.format}"
 
+    def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
+        """Open one file of an artifact. Runtimes with ``formats`` override this, or :meth:`open`.
+
+        Raises as :meth:`open`.
+        """
+        raise ArtifactError(f"{path}: {self.name} opens nothing of the format {files.artifact.format}")
+
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        """Open an artifact of any role as one session. Every runtime with ``formats`` overrides this.
+        """Open an artifact of any role as one session; step and decode artifacts run once per loop or token.
 
         Args:
-            files: files of an artifact in one of ``formats``; step and decode artifacts run once per loop or token.
+            files: files of an artifact in one of ``formats`` or ``reads``.
             options: how to open it.
 
         Raises:
@@ -236,7 +281,18 @@ class Runtime(ABC):
             InputError: the provider is not available here, or the artifact does not support early exit.
             MissingDependencyError: the runtime is not installed.
         """
-        raise ArtifactError(f"{files.file}: {self.name} opens nothing of the format {files.artifact.format}")
+        from edgeformer.runtimes.decoder import DecodeSession, StepSession
+
+        id_, role = files.artifact.id, files.artifact.role
+        open_part = partial(self.open_graph, files=files, options=options)
+        if role == "step":
+            assert files.loops is not None  # bundles know the loops of their step artifacts
+            return StepSession(files.parts, files.loops, open_part, early=options.early, exits=options.exits)
+        if options.early is not None:
+            raise InputError(f"artifact {id_!r} always runs all of its loops; rows can leave a step artifact early")
+        if options.exits:
+            raise InputError(f"artifact {id_!r} answers after its last loop only; a step artifact at all")
+        return DecodeSession({"": open_part(files.file)}) if role == "decode" else open_part(files.file)
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
         """Open a language model's step or decode artifact for generation.
@@ -247,13 +303,17 @@ class Runtime(ABC):
             options: how to open it.
 
         Raises:
-            InputError: the runtime or the artifact does not support decoding; otherwise as :meth:`open`.
+            InputError: the artifact does not support decoding; otherwise as :meth:`open`.
         """
-        raise InputError(f"{files.artifact.id}: {self.name} keeps nothing of earlier tokens here, so it cannot decode")
+        from edgeformer.runtimes.decoder import Decoder, FullDepthEngine, StepEngine, StepParts
 
-    def providers(self) -> tuple[str, ...]:
-        """Return the providers that its sessions can use on this system; empty if there is no choice or none."""
-        return ()
+        open_part = partial(self.open_graph, files=files, options=options)
+        if files.artifact.role == "decode":
+            return Decoder(FullDepthEngine(open_part(files.file)))
+        if files.artifact.role != "step":
+            raise InputError(f"artifact {files.artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
+        assert files.loops is not None  # bundles know the loops of their step artifacts
+        return Decoder(StepEngine(StepParts(files.parts, files.loops, exits or (files.loops,), open_part)))
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
         """Return the providers to measure an artifact with if this runtime is requested by name.
@@ -264,12 +324,9 @@ class Runtime(ABC):
         return (self.provider(artifact),)
 
     def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
-        """Return the ``provider`` of a session of an artifact.
+        """Return the ``provider`` of a session of an artifact on a kind of device (None: this system).
 
-        Args:
-            artifact: in one of ``formats``.
-            requested: the user's provider; ignored by runtimes without a choice.
-            kind: device kind; None: this system.
+        Runtimes without a choice of providers ignore ``requested``, the user's choice.
         """
         return artifact.format
 
@@ -286,21 +343,11 @@ class Runtime(ABC):
         """Return its lines of ``doctor``. Imports that may crash run in child processes, each for ``timeout_s``."""
 
     def never_runs(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """Return why such a device can never run the artifact, whatever is installed there, or None.
-
-        Args:
-            artifact: in one of ``formats``.
-            device: the device's profile.
-        """
+        """Return why such a device can never run the artifact, whatever is installed there, or None."""
         return None
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """Return why an artifact's latency cannot be estimated for another device, or None.
-
-        Args:
-            artifact: in one of ``formats``.
-            device: the device's profile.
-        """
+        """Return why an artifact's latency cannot be estimated for another device, or None."""
         return f"edgeformer has no estimates for {self.name}; profile on the device itself"
 
     def fuses(self, artifact: ArtifactManifest) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,56 +13,63 @@ from typing_extensions import Self
 
 from edgeformer.artifacts.errors import InputError
 
-KEPT = "past"
-"""Prefix of the inputs that hold caches of earlier tokens; they are empty at the start of a text."""
+Array = npt.NDArray[Any]
 
-InputType = tuple[str, Sequence[int | str | None]]
-"""numpy's name of an input's type, and its axes: a size, or the name of a dynamic axis."""
+PAST, PRESENT = "past", "present"
+"""Prefixes of inputs with caches of earlier tokens (empty at the start of a text), and of outputs that replace them."""
 
 
-def checked(
-    graph: str, name: str, input_type: InputType, inputs: Mapping[str, Array], max_positions: int | None = None
-) -> Array:
-    """Return the input ``name`` of a call after checking its type and shape.
+class InputType(NamedTuple):
+    """Type of a graph's input: numpy's name, and per axis a size, a range of sizes, or a dynamic axis (its name)."""
+
+    dtype: str
+    axes: Sequence[int | range | str | None]
+
+
+class DeviceCache:
+    """A ``present…`` output that stays on its device and is passed to the next call in place of an array."""
+
+    shape: tuple[int, ...]
+
+
+def check_inputs(
+    graph: str, types: Mapping[str, InputType], inputs: Mapping[str, Array], max_positions: int | None = None
+) -> dict[str, Array]:
+    """Return the inputs of a call that a graph has, after checking their types and shapes.
 
     Args:
         graph: the file's name, for messages.
-        name: name of the input.
-        input_type: its type and axes.
-        inputs: all inputs of the call.
+        types: name → type of every input of the graph.
+        inputs: all inputs of the call; a :class:`DeviceCache` is not checked.
         max_positions: longest sequence that the model takes; None: not known.
 
     Raises:
-        InputError: it is missing, empty, of another type or shape, or too long.
+        InputError: an input is missing, empty, of another type or shape, or too long.
     """
-    if name not in inputs:
-        provided = ", ".join(sorted(inputs)) or "none"
-        raise InputError(f"{graph}: input {name!r} is missing (given: {provided})")
-    dtype, shape = input_type
-    array = inputs[name]
-    kept = name.startswith(KEPT)
-    fits = len(array.shape) == len(shape) and all(
-        (actual > 0 or kept) and (not isinstance(size, int) or actual == size)
-        for actual, size in zip(array.shape, shape, strict=True)
-    )
-    if array.dtype != dtype or not fits:
-        expected = f"{dtype}[{', '.join(map(str, shape))}]"
-        raise InputError(f"{graph}: input {name!r} must be {expected} and not empty, but is {shape_text(array)}")
-    if max_positions is not None and not kept and len(array.shape) > 1 and array.shape[1] > max_positions:
-        raise InputError(
-            f"{graph}: the sequence is {array.shape[1]} tokens long, "
-            f"but the model takes at most {max_positions}; shorten it"
-        )
-    return array
-
-
-def empty(input_type: InputType, rows: int) -> Array:
-    """Return the initial value of a ``past…`` input for ``rows`` texts: zeros, with size 0 in dynamic axes."""
-    dtype, (_, *sizes) = input_type
-    return np.zeros((rows, *(size if isinstance(size, int) else 0 for size in sizes)), dtype)
-
-
-Array = npt.NDArray[Any]
+    for name, (dtype, axes) in types.items():
+        if name not in inputs:
+            provided = ", ".join(sorted(inputs)) or "none"
+            raise InputError(f"{graph}: input {name!r} is missing (given: {provided})")
+        array = inputs[name]
+        if isinstance(array, DeviceCache):
+            continue
+        is_cache, fits = name.startswith(PAST), array.dtype == dtype and array.ndim == len(axes)
+        if fits:
+            for size, axis in zip(array.shape, axes, strict=True):
+                if isinstance(axis, range):
+                    fits = fits and size in axis
+                else:
+                    fits = fits and (size > 0 or is_cache) and (size == axis or not isinstance(axis, int))
+        if not fits:
+            sizes = [f"{axis[0]} to {axis[-1]}" if isinstance(axis, range) else str(axis) for axis in axes]
+            expected = f"{dtype}[{', '.join(sizes)}]"
+            raise InputError(f"{graph}: input {name!r} must be {expected} and not empty, but is {shape_text(array)}")
+        if max_positions is not None and not is_cache and array.ndim > 1 and array.shape[1] > max_positions:
+            raise InputError(
+                f"{graph}: the sequence is {array.shape[1]} tokens long, "
+                f"but the model takes at most {max_positions}; shorten it"
+            )
+    return {name: inputs[name] for name in types}
 
 
 class Session(Protocol):
@@ -92,10 +100,7 @@ class Session(Protocol):
         """Free the memory. A closed session cannot run again."""
 
     def device_ms(self, inputs: Mapping[str, Array]) -> float | None:
-        """Return the milliseconds of one run on the GPU, without copies; None if the runtime cannot time it.
-
-        Raises what :meth:`run` raises.
-        """
+        """Return the milliseconds of one run on the GPU, without copies; None if the runtime cannot time it."""
         return None
 
     def memory_by_name(self) -> dict[str, int]:
@@ -109,10 +114,6 @@ class Session(Protocol):
     def settings(self) -> dict[str, Any]:
         """Return the runtime's effective settings for reports; empty: it reports none."""
         return {}
-
-    def most_tokens(self) -> int | None:
-        """Return the longest sequence of one call, if it may be shorter than the model's limit; None: not known."""
-        return None
 
     def caveats(self) -> tuple[str, ...]:
         """Return notes for readers of this session's measurements, e.g. nodes that another provider computes."""
@@ -128,17 +129,28 @@ class Session(Protocol):
 
 
 class Graph(Session, Protocol):
-    """An opened graph, possibly one part of a step artifact."""
+    """An opened graph file, possibly one part of a step artifact."""
 
+    path: Path
+    inputs: Mapping[str, InputType]
     max_positions: int | None
     """Longest sequence that the model takes; None: not known."""
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of its inputs."""
+    def most_tokens(self) -> int | None:
+        """Return the longest sequence of one call, if it may be shorter than the model's limit; None: not known."""
+        axes = [axes[1] for name, (_, axes) in self.inputs.items() if len(axes) > 1 and not name.startswith(PAST)]
+        return min((axis[-1] for axis in axes if isinstance(axis, range)), default=None)
 
     def empty(self, name: str, rows: int) -> Array:
         """Return the initial value of a ``past…`` input for ``rows`` texts: zeros, with size 0 in dynamic axes."""
+        dtype, (_, *axes) = self.inputs[name]
+        return np.zeros((rows, *(axis if isinstance(axis, int) else 0 for axis in axes)), dtype)
+
+    def refusal(self, feed: Mapping[str, Array], why: str) -> InputError:
+        """Return the error for inputs that the runtime does not take."""
+        shapes = ", ".join(f"{name} {shape_text(array)}" for name, array in feed.items())
+        longer = "; the sequence may be longer than the model's positional table" if "input_ids" in feed else ""
+        return InputError(f"{self.path.name}: the graph refuses {shapes}{longer} ({why})")
 
 
 def shape_text(array: Array) -> str:

@@ -71,7 +71,8 @@ def check_capabilities(runtime: Runtime) -> None:
 
 def check_providers(runtime: Runtime) -> None:
     """It knows what it names, whatever asks; and is silent about what is not its own."""
-    computing = [*runtime.providers(), *(runtime.provider(entry(format_)) for format_ in runtime.formats)]
+    computing = [runtime.provider(entry(format_)) for format_ in runtime.formats]
+    computing += [provider for format_ in runtime.formats for provider in runtime.offers(entry(format_))]
     for provider in computing:
         facts = runtime.provider_facts(provider)
         assert facts is not None and facts.label, f"{provider}: its runtime does not know it"

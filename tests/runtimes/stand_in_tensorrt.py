@@ -21,7 +21,6 @@ import onnx
 import pytest
 
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.runtimes.tensorrt import session as graph_module
 from edgeformer.runtimes.tensorrt import session as session_module
 from edgeformer.runtimes.tensorrt import state as state_module
 from edgeformer.runtimes.tensorrt.state import TensorRTState
@@ -237,7 +236,6 @@ def stand_in() -> Iterator[None]:
         patch.setattr(session_module, "tensorrt_log", lambda module: log)
         patch.setattr(session_module, "Cuda", StandInCuda)
         patch.setattr(session_module, "DeviceMemory", StandInMemory)
-        patch.setattr(graph_module, "DeviceMemory", StandInMemory)
         patch.setattr(state_module, "tensorrt_state", lambda name: state)
         patch.setattr(cuda_driver, "devices", lambda: (CARD,))
         yield

@@ -13,8 +13,7 @@ import pytest
 
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import OpenOptions, runtime_of
-from edgeformer.runtimes.decoder import Decoder
-from edgeformer.runtimes.onnxruntime.decode import FullDepthEngine, StepEngine, StepParts
+from edgeformer.runtimes.decoder import Decoder, FullDepthEngine, StepEngine, StepParts
 from edgeformer.runtimes.onnxruntime.providers import CPU, CUDA
 from edgeformer.runtimes.onnxruntime.session import Cache, OnnxSession
 

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -20,8 +21,17 @@ from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.run import read_run
 from edgeformer.runtimes.runtime import BuildJob, Target
-from edgeformer.runtimes.tensorrt.engine import BuiltEngine, build_engine, graph_bytes, why_engine_rejected
-from edgeformer.runtimes.tensorrt.log import PARTS, Phases, read_inspector, read_listing, read_total
+from edgeformer.runtimes.tensorrt.engine import (
+    PARTS,
+    BuiltEngine,
+    build_engine,
+    graph_bytes,
+    progress_monitor,
+    read_inspector,
+    read_listing,
+    read_total,
+    why_engine_rejected,
+)
 
 needs_rtx = pytest.mark.skipif(
     util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx, of the extra rtx, is not installed"
@@ -268,22 +278,22 @@ class TestListings:
         assert read_inspector(json.dumps({"Layers": ["only", "names"]})) is None
         assert read_inspector("no JSON") is None
         assert read_listing("Layers:\nsomething in another format") is None
-        assert read_total(["Total Weights Memory: 4096 bytes"], "weights") == 4096
-        assert read_total(["something else"], "weights") is None
+        assert read_total("Total Weights Memory: 4096 bytes", "Total Weights Memory") == 4096
+        assert read_total("something else", "Total Weights Memory") is None
 
     def test_phases_within_phases_make_one_bar(self) -> None:
         progress = Counting()
-        phases = Phases(progress)
-        phases.start("build", 2)
-        phases.step("build")
+        monitor = progress_monitor(SimpleNamespace(IProgressMonitor=object), progress)
+        monitor.phase_start("build", None, 2)
+        monitor.step_complete("build", 0)
         assert progress.done == 50
-        phases.start("part", 5)
-        for _ in range(4):
-            phases.step("part")
+        monitor.phase_start("part", "build", 5)
+        for step in range(4):
+            monitor.step_complete("part", step)
         assert progress.done == 90
-        phases.finish("part")
-        phases.start("part", 5)  # a repeated phase takes nothing back
-        phases.step("part")
+        monitor.phase_finish("part")
+        monitor.phase_start("part", "build", 5)  # a repeated phase takes nothing back
+        monitor.step_complete("part", 0)
         assert progress.done == 90
-        phases.step("build")
+        monitor.step_complete("build", 1)
         assert progress.done == PARTS

@@ -12,9 +12,9 @@ from edgeformer.artifacts.device import DeviceProfile, Fact
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import install_hint
 from edgeformer.artifacts.progress import SILENT
-from edgeformer.runtimes.runtime import Builder, BuildJob
-from edgeformer.runtimes.tensorrt import builders
-from edgeformer.runtimes.tensorrt.builders import Target, TensorRTBuilder, TorchTensorRTBuilder, Unavailable
+from edgeformer.runtimes import tensorrt as builders
+from edgeformer.runtimes.runtime import Builder, BuildJob, Target, Unavailable
+from edgeformer.runtimes.tensorrt import TensorRTBuilder, TorchTensorRTBuilder
 from edgeformer.runtimes.tensorrt.engine import text_shapes
 from edgeformer.runtimes.tensorrt.state import TensorRTState, judge
 from edgeformer.system.capability import Answer

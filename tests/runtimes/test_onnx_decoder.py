@@ -19,8 +19,7 @@ from edgeformer.models.crt.graphs import compose_decode, step_specs
 from edgeformer.models.tracing import export_graph
 from edgeformer.models.weights import load_model
 from edgeformer.runtimes import OpenOptions
-from edgeformer.runtimes.decoder import Decoder
-from edgeformer.runtimes.onnxruntime.decode import StepEngine, StepParts, decode_windows
+from edgeformer.runtimes.decoder import Decoder, StepEngine, StepParts, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from tests.export.language_run import EXIT, LOOPS, POSITIONS, WORDS, exported_language_run
 from tests.models.crt_oracle import small_config

@@ -29,7 +29,9 @@ def rotated(**changes: Any) -> Any:
     comes together; ``same``: the sum is of the difference's own products; ``other_x``: of another x; ``kind``: numpy's
     name of the type; ``turned_round``: factors and terms stand in the other order.
     """
-    package = runtime.openvino()
+    runtime.core()
+    import openvino as package
+
     ops = package.opset13
     kind = np.dtype(changes.get("kind", "float32"))
     axis, parts = changes.get("axis", 3), changes.get("parts", 2)

@@ -30,7 +30,7 @@ from edgeformer.runtimes.onnxruntime.providers import (
     SCRIPTS,
     TENSORRT,
     load_cuda_libraries,
-    profile_shapes,
+    rtx_options,
     rtx_plugin,
 )
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -279,7 +279,7 @@ def test_a_cache_folder_that_cannot_be_made_is_left_out(tmp_path: Path, monkeypa
 
 
 def test_shapes_of_graphs_with_caches_and_of_foreign_graphs(tmp_path: Path) -> None:
-    loop = profile_shapes(OLD / "language-v1" / "bundle" / "onnx" / "step_loop.onnx", 64)
+    loop = rtx_options(OLD / "language-v1" / "bundle" / "onnx" / "step_loop.onnx", 64)
     assert loop["nv_profile_min_shapes"].startswith("state:1x1x16,past_key:1x2x0x8,")
     assert loop["nv_profile_opt_shapes"].startswith("state:1x1x16,past_key:1x2x64x8,")
     assert loop["nv_profile_max_shapes"].startswith("state:1024x64x16,past_key:1024x2x64x8,")
@@ -288,7 +288,7 @@ def test_shapes_of_graphs_with_caches_and_of_foreign_graphs(tmp_path: Path) -> N
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
     output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 3, "height", "width"])
     onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [output])), tmp_path / "f.onnx")
-    assert profile_shapes(tmp_path / "f.onnx", None) == {}
+    assert rtx_options(tmp_path / "f.onnx", None) == {}
 
 
 def test_nothing_of_this_prints_in_a_process_of_its_own(graph: Path) -> None:

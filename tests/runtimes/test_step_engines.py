@@ -21,9 +21,8 @@ from edgeformer.inference.generate import GenerateOptions, generate
 from edgeformer.inference.verify import record, verify
 from edgeformer.run import Location
 from edgeformer.runtimes.runtime import BuildJob, OpenOptions, Target
-from edgeformer.runtimes.tensorrt import RUNTIME
-from edgeformer.runtimes.tensorrt.builders import RTX_INT8, TensorRTBuilder
-from edgeformer.runtimes.tensorrt.session import OnCard, TensorRTGraph
+from edgeformer.runtimes.tensorrt import RTX_INT8, RUNTIME, TensorRTBuilder
+from edgeformer.runtimes.tensorrt.session import GpuCache, TensorRTSession
 from edgeformer.tasks.scoring import max_batch_rows
 from tests.runtimes.stand_in_tensorrt import CARD, LONGEST, VERSION, StandInCuda, stand_in
 from tests.test_old_format import OLD
@@ -246,14 +245,14 @@ def test_a_token_costs_no_copy_of_what_is_kept(bundle: Path) -> None:
 def test_memory_is_used_again_and_given_back(bundle: Path) -> None:
     opened = Bundle.open(bundle)
     files = opened.files(opened.artifact("tensorrt-rtx-fp32-step"))
-    graph = TensorRTGraph(files.file, "tensorrt-rtx", files.artifact, LONGEST)
+    graph = TensorRTSession(files.file, files.artifact, LONGEST)
     state = np.ones((1, 1, 16), np.float32)
     kept = {name: graph.empty(name, 1) for name in ("past_key", "past_value", "past_conv")}
     assert kept["past_key"].shape == (1, 2, 0, 8) and kept["past_conv"].shape == (1, 10, 16)
     sizes = []
     for _ in range(20):
         actual = graph.run({"state": state, "loop": np.array([0]), **kept})
-        assert isinstance(actual["present_key"], OnCard) and isinstance(actual["next_state"], np.ndarray)
+        assert isinstance(actual["present_key"], GpuCache) and isinstance(actual["next_state"], np.ndarray)
         kept = {name: actual[name.replace("past", "present")] for name in kept}
         sizes.append(graph.memory_by_name()["kept of earlier tokens"])
     assert kept["past_key"].shape == (1, 2, 20, 8)
@@ -261,7 +260,7 @@ def test_memory_is_used_again_and_given_back(bundle: Path) -> None:
     assert sizes[-1] <= 4 * sum(int(np.prod(element.shape)) * 4 for element in kept.values()) + 6 * 1024
     assert len(set(sizes)) < 6, "blocks grow by doubling"
     too_long = {**kept, "past_key": np.zeros((1, 2, LONGEST, 8), np.float32)}
-    with pytest.raises(InputError, match=r"past_key.*for which the engine was built"):
+    with pytest.raises(InputError, match=r"past_key.*0 to 63"):
         graph.run({"state": state, "loop": np.array([0]), **too_long})
     graph.close()  # the stand-in looks that all memory is freed
     del kept

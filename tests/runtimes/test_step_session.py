@@ -22,7 +22,7 @@ from edgeformer.models.encoder.model import EncoderClassifier
 from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.weights import load_model
 from edgeformer.runtimes import OpenOptions
-from edgeformer.runtimes.onnxruntime.decode import StepSession
+from edgeformer.runtimes.decoder import StepSession
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.metric import top_probability
 from tests.export.language_run import LOOPS, POSITIONS, WORDS, exported_language_run

@@ -144,7 +144,7 @@ def session(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         inputs={"input_ids": "int64[batch, sequence]"},
         outputs={"logits": "float32[batch, 2]"},
     )
-    return TensorRTSession(tmp_path / "model.engine", "tensorrt", artifact)
+    return TensorRTSession(tmp_path / "model.engine", artifact)
 
 
 def text(*rows: list[int]) -> Mapping[str, np.ndarray[Any, Any]]:
@@ -154,7 +154,7 @@ def text(*rows: list[int]) -> Mapping[str, np.ndarray[Any, Any]]:
 def test_inputs_go_in_and_outputs_come_back(session: TensorRTSession) -> None:
     assert session.run(text([1, 2, 3], [4, 5, 6]))["logits"].tolist() == [[6, 6], [15, 15]]
     assert session.run(text([7]))["logits"].tolist() == [[7, 7]]
-    with pytest.raises(InputError, match=r"must be int64 between \[1, 1\] and \[4, 16\]"):
+    with pytest.raises(InputError, match=r"must be int64\[1 to 4, 1 to 16\]"):
         session.run(text([1] * 17))
     session.close()
 

@@ -18,8 +18,8 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import cannot_run
+from edgeformer.runtimes.tensorrt import TorchTensorRTBuilder
 from edgeformer.runtimes.tensorrt import state as tensorrt_state_module
-from edgeformer.runtimes.tensorrt.builders import TorchTensorRTBuilder
 from edgeformer.runtimes.tensorrt.state import TensorRTState
 from edgeformer.system.cuda_driver import Device
 from tests.runtimes.tiny_bundle import artifact_of, write_bundle, write_manifest
@@ -112,7 +112,7 @@ def test_what_is_missing_to_compile_is_said() -> None:
 @pytest.mark.parametrize("version", ["2.11", "newer"])
 def test_it_is_asked_for_strong_types_where_it_must_be(version: str) -> None:
     """Newer versions know nothing else, and take no such argument."""
-    from edgeformer.runtimes.tensorrt.torch_tensorrt import _convert
+    from edgeformer.runtimes.tensorrt.torch_tensorrt import convert
 
     arguments: dict[str, Any] = {}
 
@@ -124,7 +124,7 @@ def test_it_is_asked_for_strong_types_where_it_must_be(version: str) -> None:
         arguments.update(tf32=not disable_tf32, typed=True, inputs=arg_inputs)
         return b"engine"
 
-    convert = {"2.11": of_2_11, "newer": newer}[version]
-    package = SimpleNamespace(dynamo=SimpleNamespace(convert_exported_program_to_serialized_trt_engine=convert))
-    assert _convert(package, None, ("ids", "mask")) == b"engine"  # type: ignore[arg-type]
+    of_version = {"2.11": of_2_11, "newer": newer}[version]
+    package = SimpleNamespace(dynamo=SimpleNamespace(convert_exported_program_to_serialized_trt_engine=of_version))
+    assert convert(package, None, ("ids", "mask")) == b"engine"  # type: ignore[arg-type]
     assert arguments == {"tf32": False, "typed": True, "inputs": ["ids", "mask"]}

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgeformer.artifacts.manifest import ONNX
-from edgeformer.runtimes.onnxruntime.providers import (
-    PLUGIN,
-    SCRIPTS,
-    available_providers,
-    default_provider,
-    describe,
-    facts_of,
-)
-from edgeformer.runtimes.onnxruntime.roles import open_role, open_role_decoder
+from edgeformer.runtimes.onnxruntime.providers import PLUGIN, SCRIPTS, default_provider, describe, facts_of
 from edgeformer.runtimes.runtime import ArtifactFiles, Kind, OpenOptions, ProviderFacts, Runtime
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
     from edgeformer.artifacts.manifest import ArtifactManifest
-    from edgeformer.runtimes.decoder import Decoder
-    from edgeformer.runtimes.onnxruntime.session import OnnxSession
-    from edgeformer.runtimes.session import Session
+    from edgeformer.runtimes.session import Graph
     from edgeformer.system.capability import Capability
 
 
@@ -32,19 +22,21 @@ class OnnxRuntime(Runtime):
     formats = (ONNX,)
     distributions = ("onnxruntime", "onnxruntime-gpu")
 
-    def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        """Return None: the package is a base dependency, and its CPU provider runs every graph."""
-        return None
+    def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
+        from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
-    def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        return open_role(files, options, _opener(files, options))
-
-    def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
-        return open_role_decoder(files, exits, _opener(files, options))
-
-    def providers(self) -> tuple[str, ...]:
-        """Return the execution providers built into the installed ONNX Runtime (a driver may still be missing)."""
-        return tuple(available_providers())
+        provider, role = options.provider or default_provider(), files.artifact.role
+        facts = facts_of(provider)
+        # On the CPU, arrays are cheaper than I/O binding: ONNX Runtime returns them without a copy.
+        on_card = role in ("step", "decode") and facts is not None and facts.kind == "cuda"
+        return OnnxSession(
+            path,
+            provider,
+            options.threads,
+            files.max_positions,
+            in_turns=options.in_turns or role == "step",
+            cache_device="cuda" if on_card else None,
+        )
 
     def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
         return requested or default_provider(kind)
@@ -53,7 +45,7 @@ class OnnxRuntime(Runtime):
         return facts_of(provider)
 
     def load(self, artifact: ArtifactManifest) -> None:
-        import edgeformer.runtimes.onnxruntime.decode
+        import edgeformer.runtimes.decoder
         import edgeformer.runtimes.onnxruntime.session  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
@@ -74,29 +66,6 @@ class OnnxRuntime(Runtime):
         if device.kind == "cuda" and artifact.precision == "int4":
             return "no estimate of products with 4-bit weights was ever checked on a card"
         return None
-
-
-def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], OnnxSession]:
-    in_turns = options.in_turns or files.artifact.role == "step"
-    keeps_caches = files.artifact.role in ("step", "decode")
-
-    def open_part(path: Path) -> OnnxSession:
-        from edgeformer.runtimes.onnxruntime.session import OnnxSession
-
-        provider = options.provider or default_provider()
-        facts = facts_of(provider)
-        # On the CPU, arrays are cheaper than I/O binding: ONNX Runtime returns them without a copy.
-        on_card = keeps_caches and facts is not None and facts.kind == "cuda"
-        return OnnxSession(
-            path,
-            provider,
-            options.threads,
-            files.max_positions,
-            in_turns=in_turns,
-            cache_device="cuda" if on_card else None,
-        )
-
-    return open_part
 
 
 RUNTIME = OnnxRuntime()

@@ -11,7 +11,6 @@ import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +72,18 @@ class ProfiledGraph:
         prepacked: prepack weights, as in production. If False, events show the weights' shapes, but matrix products are
             slower than in production.
 
+    Attributes:
+        inputs: name → ONNX type and shape; None for a dynamic axis.
+
     Raises:
         ArtifactError: ONNX Runtime cannot open it.
     """
 
     def __init__(self, path: Path, threads: int = 1, *, prepacked: bool = False) -> None:
-        self.path = path
-        self._folder = tempfile.TemporaryDirectory(prefix="edgeformer-nodes-")
         import onnxruntime as ort
 
+        self.path = path
+        self._folder = tempfile.TemporaryDirectory(prefix="edgeformer-nodes-")
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = _SILENT
@@ -94,11 +96,7 @@ class ProfiledGraph:
         except Exception as error:  # onnxruntime's exceptions share no base class
             self._folder.cleanup()
             raise ArtifactError(f"{path}: cannot be opened to list its nodes ({str(error)[:200]})") from None
-
-    @property
-    def inputs(self) -> dict[str, tuple[str, tuple[int | None, ...]]]:
-        """Name → ONNX type and shape; None for a dynamic axis."""
-        return {
+        self.inputs: dict[str, tuple[str, tuple[int | None, ...]]] = {
             node.name: (node.type, tuple(size if isinstance(size, int) else None for size in node.shape))
             for node in self._session.get_inputs()
         }
@@ -123,42 +121,30 @@ class ProfiledGraph:
             events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
             self._session = None
             self._folder.cleanup()
-        recorded_calls = iter(_calls(events))
-        return [_typical(list(islice(recorded_calls, calls))) for _ in feeds]
+        recorded_calls: list[list[dict[str, Any]]] = [[]]
+        for event in events:
+            if event.get("cat") == "Node" and event["name"].endswith(_ENDING):
+                recorded_calls[-1].append(event)
+            elif event.get("name") == "model_run":  # follows the nodes of a call
+                recorded_calls.append([])
+        return [_average(recorded_calls[index * calls :][:calls]) for index in range(len(feeds))]
 
 
-def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Group node events by call; ONNX Runtime writes a `model_run` event after the nodes of a call."""
-    calls: list[list[dict[str, Any]]] = [[]]
-    for event in events:
-        if event.get("cat") == "Node" and event["name"].endswith(_ENDING):
-            calls[-1].append(event)
-        elif event.get("name") == "model_run":
-            calls.append([])
-    return calls[:-1]
-
-
-def _typical(calls: list[list[dict[str, Any]]]) -> tuple[ExecutedNode, ...]:
+def _average(calls: list[list[dict[str, Any]]]) -> tuple[ExecutedNode, ...]:
     """Return the last call's nodes with mean durations; the slower half is dropped as noise of other processes."""
-    length = len(calls[-1])
-    alike = [call for call in calls if len(call) == length]
-    durations = np.sort(np.array([[event["dur"] for event in call] for call in alike], dtype=np.float64), axis=0)
+    events = calls[-1]
+    durations = np.array([[event["dur"] for event in call] for call in calls if len(call) == len(events)], np.float64)
     # Durations are truncated to whole microseconds, so a mean resolves more than a median.
-    typical = durations[: (len(alike) + 1) // 2].mean(axis=0) if length else np.empty(0)
-    return tuple(_node(event, float(duration)) for event, duration in zip(calls[-1], typical, strict=True))
-
-
-def _node(event: dict[str, Any], duration_us: float) -> ExecutedNode:
-    arguments = event["args"]
-    inputs, outputs = (
-        tuple(Tensor(dtype, tuple(shape)) for entry in arguments.get(key, []) for dtype, shape in entry.items())
-        for key in ("input_type_shape", "output_type_shape")
-    )
-    return ExecutedNode(
-        op=arguments["op_name"],
-        name=event["name"].removesuffix(_ENDING),
-        inputs=inputs,
-        outputs=outputs,
-        parameter_bytes=int(arguments.get("parameter_size", 0)),
-        duration_us=duration_us,
-    )
+    means = np.sort(durations, axis=0)[: (len(durations) + 1) // 2].mean(axis=0)
+    nodes = []
+    for event, duration_us in zip(events, means, strict=True):
+        arguments = event["args"]
+        inputs, outputs = (
+            tuple(Tensor(dtype, tuple(shape)) for entry in arguments.get(key, []) for dtype, shape in entry.items())
+            for key in ("input_type_shape", "output_type_shape")
+        )
+        name, parameter_bytes = event["name"].removesuffix(_ENDING), int(arguments.get("parameter_size", 0))
+        nodes.append(
+            ExecutedNode(arguments["op_name"], name, inputs, outputs, parameter_bytes, float(duration_us))
+        )
+    return tuple(nodes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import platform
+import re
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeformer.runtimes.runtime import Kind, ProviderFacts
-from edgeformer.runtimes.session import KEPT
+from edgeformer.runtimes.session import PAST
 
 if TYPE_CHECKING:
     from edgeformer.system.capability import Answer, Capability
@@ -137,10 +137,8 @@ def _missing_libraries(printed: str) -> str | None:
     It first tries the copy in pip's nvidia packages and reports a failure with its path, then the bare name on the
     loader's default path. The library is missing only if the bare name fails.
     """
-    prefix = "Failed to load "
-    failed = [line.removeprefix(prefix) for line in printed.splitlines() if line.startswith(prefix)]
-    libraries = [line.partition(": ")[0] for line in failed]
-    return ", ".join(library for library in libraries if not {"/", "\\"} & set(library)) or None
+    libraries = re.findall(r"^Failed to load ([^/\\\n]+?): ", printed, re.MULTILINE)
+    return ", ".join(libraries) or None
 
 
 @dataclass(frozen=True)
@@ -174,18 +172,40 @@ _MAX_ROWS, _MAX_POSITIONS, _TUNED_LENGTH = 1024, 32767, 128
 def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
     """Return the RTX provider's options for a graph: a folder for compiled kernels, and the expected shapes.
 
-    By default the provider compiles again in every process, and plans each axis from 0 to 32,767, tuned for 1.
+    By default the provider compiles again in every process, and plans each axis from 0 to 32,767, tuned for 1. That
+    default range applies if a dynamic axis is not ``batch``, ``sequence`` or ``past``.
 
     Args:
         graph: the .onnx file.
         max_positions: tokens of the longest text; None: not known.
     """
     from edgeformer.artifacts.files import sha256_of
+    from edgeformer.artifacts.onnx_outline import read_outline
     from edgeformer.system import cuda_driver
     from edgeformer.system.capability import installed_version
     from edgeformer.system.leftovers import cache_folder, compiled_name
 
-    options = profile_shapes(graph, max_positions)
+    inputs = read_outline(graph).inputs
+    has_caches = any(port.name.startswith(PAST) for port in inputs)
+    longest = max_positions or _MAX_POSITIONS
+    tuned = min(_TUNED_LENGTH, longest)
+    axes = {
+        "batch": (1, 1, _MAX_ROWS),
+        "sequence": (1, 1 if has_caches else tuned, longest),  # with caches a text grows by one token at a time
+        "past": (0, tuned, longest),
+    }
+    options: dict[str, str] = {}
+    dims = {dim for port in inputs for dim in (port.shape if port.shape is not None else (None,))}
+    dims = {dim for dim in dims if not isinstance(dim, int)}
+    if dims <= axes.keys():
+        for index, size in enumerate(("min", "opt", "max")):
+            shapes = [
+                f"{port.name}:" + "x".join(str(axes[dim][index] if isinstance(dim, str) else dim) for dim in port.shape)
+                for port in inputs
+                if port.shape is not None and any(isinstance(dim, str) for dim in port.shape)
+            ]
+            if shapes:
+                options[f"nv_profile_{size}_shapes"] = ",".join(shapes)
     gpu = next(iter(cuda_driver.devices()), None)
     if gpu is not None:
         name = compiled_name(sha256_of(graph), gpu, installed_version(*_RTX_DISTRIBUTIONS) or "unknown")
@@ -196,89 +216,37 @@ def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
     return options
 
 
-def profile_shapes(graph: Path, max_positions: int | None) -> dict[str, str]:
-    """Return smallest, best and largest shapes of a graph's inputs in the RTX provider's format.
-
-    Empty if a dynamic axis is not ``batch``, ``sequence`` or ``past``; the provider's default range then applies.
-    """
-    from edgeformer.artifacts.onnx_outline import read_outline
-
-    inputs = read_outline(graph).inputs
-    has_caches = any(port.name.startswith(KEPT) for port in inputs)
-    longest = max_positions or _MAX_POSITIONS
-    tuned = min(_TUNED_LENGTH, longest)
-    axes = {
-        "batch": (1, 1, _MAX_ROWS),
-        "sequence": (1, 1 if has_caches else tuned, longest),  # with caches a text grows by one token at a time
-        "past": (0, tuned, longest),
-    }
-    columns: tuple[list[str], list[str], list[str]] = ([], [], [])
-    for port in inputs:
-        if port.shape is None:
-            return {}
-        sizes = [axes.get(dim) if isinstance(dim, str) else dim for dim in port.shape]
-        if None in sizes:
-            return {}
-        if all(isinstance(size, int) for size in sizes):
-            continue
-        for index, column in enumerate(columns):
-            shape = "x".join(str(size[index] if isinstance(size, tuple) else size) for size in sizes)
-            column.append(f"{port.name}:{shape}")
-    names = ("nv_profile_min_shapes", "nv_profile_opt_shapes", "nv_profile_max_shapes")
-    return {name: ",".join(column) for name, column in zip(names, columns, strict=True) if column}
-
-
 @dataclass(frozen=True)
-class _ProviderInfo:
-    """Facts about a provider, installed or not.
-
-    Attributes:
-        use: when edgeformer uses it.
-        remedy: how to install it.
-        kind: kind of its device; None: another kind.
-        system: the only operating system that it exists for.
-    """
+class _Provider:
+    """When edgeformer uses a provider, how to install it, and the kind of its device (None: another kind)."""
 
     use: str
     remedy: str | None = None
     kind: Kind | None = None
-    system: str | None = None
 
 
 _PROVIDERS = {
-    CPU: _ProviderInfo("used where no NVIDIA card is present, and for CPU targets", kind="cpu"),
-    CUDA: _ProviderInfo(
+    CPU: _Provider("used where no NVIDIA card is present, and for CPU targets", kind="cpu"),
+    CUDA: _Provider(
         "used by default where an NVIDIA card is present and the RTX provider is not",
         _SWAP.format('"onnxruntime-gpu[cuda,cudnn]"'),
-        kind="cuda",
+        "cuda",
     ),
-    TENSORRT: _ProviderInfo(
+    TENSORRT: _Provider(
         "used only on request: it builds engines for minutes when a graph is opened, and needs the "
         "libraries of TensorRT 10",
         _SWAP.format("onnxruntime-gpu") + "; TensorRT 10 from NVIDIA",
-        kind="cuda",
+        "cuda",
     ),
-    RTX: _ProviderInfo(
+    RTX: _Provider(
         "used by default on RTX cards (Ampere or newer)",
         "pip install onnxruntime-ep-nv-tensorrt-rtx (beside onnxruntime, not beside onnxruntime-gpu)",
-        kind="cuda",
+        "cuda",
     ),
-    "DmlExecutionProvider": _ProviderInfo(
-        "DirectML; used only on request", _SWAP.format("onnxruntime-directml"), system="Windows"
-    ),
-    "OpenVINOExecutionProvider": _ProviderInfo(
-        "Intel processors and GPUs; used only on request", _SWAP.format("onnxruntime-openvino")
-    ),
-    "CoreMLExecutionProvider": _ProviderInfo(
-        "Apple devices; used only on request", "pip install onnxruntime", system="Darwin"
-    ),
-    "XnnpackExecutionProvider": _ProviderInfo(
-        "Arm processors; used only on request",
-        "needs an onnxruntime that was built with --use_xnnpack",
-        kind="cpu",
-    ),
-    "AzureExecutionProvider": _ProviderInfo("calls a remote service; edgeformer never uses it"),
-}  # fmt: skip
+    "XnnpackExecutionProvider": _Provider("used only on request", kind="cpu"),
+    "AzureExecutionProvider": _Provider("calls a remote service; edgeformer never uses it"),
+}
+"""Providers that edgeformer knows more about than their name. ``doctor`` lists those of NVIDIA cards in any case."""
 
 
 def facts_of(provider: str) -> ProviderFacts | None:
@@ -289,37 +257,8 @@ def facts_of(provider: str) -> ProviderFacts | None:
     return ProviderFacts(provider.removesuffix(SUFFIX), kind, counts_threads=provider == CPU)
 
 
-def _explain(
-    name: str, built_in: bool, plugin: Answer | None, driver: str | None, too_old: str | None, libraries: str | None
-) -> Capability:
-    from edgeformer.system.capability import Capability
-
-    info = _PROVIDERS.get(name, _ProviderInfo("used only on request"))
-    version, remedy, works = None, None, False
-    if name == RTX and plugin is not None and not built_in:
-        version, devices = plugin.facts.get("version"), plugin.facts.get("devices")
-        reason = driver or plugin.error or "it finds no RTX card (Ampere or newer)"
-        works = bool(devices)
-        detail = f"plugin works on {devices} card(s)" if works else f"plugin installed, but {reason}"
-    elif not built_in:
-        is_other_system = info.system not in (None, platform.system())
-        detail = f"exists only on {info.system}" if is_other_system else "not built into the installed onnxruntime"
-        # Another wheel does not help if the driver is missing or the operating system is the wrong one.
-        remedy = info.remedy if not is_other_system and (driver is None or info.kind != "cuda") else None
-    else:
-        not_loaded = f"cannot load {libraries}" if libraries else None
-        problem = driver or too_old or not_loaded if info.kind == "cuda" else None
-        works = problem is None
-        detail = "built in" if works else f"built in, but {problem}"
-        if problem == not_loaded and not works:
-            remedy = _CUDA_LIBRARIES
-    return Capability(
-        f"onnxruntime: {name}", "available" if works else "unavailable", version, f"{detail}; {info.use}", remedy
-    )
-
-
 def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = None) -> list[Capability]:
-    """Describe ONNX Runtime and every built-in or known provider, in alphabetical order.
+    """Describe ONNX Runtime, every built-in provider and those of NVIDIA cards, in alphabetical order.
 
     Args:
         answer: probe of ONNX Runtime; None: it is not installed.
@@ -339,9 +278,27 @@ def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = 
     if len(owners) > 1:
         detail = f"{' and '.join(owners)} are both installed and overwrite each other's files"
         remedy = f"pip uninstall -y {' '.join(owners)}, then install one of them"
-    package = Capability("onnxruntime", "available", answer.facts.get("version"), detail, remedy)
-    built_in = answer.facts.get("providers", [])
-    names = sorted({*built_in, *_PROVIDERS} - {"AzureExecutionProvider"} | {*built_in})
+    lines = [Capability("onnxruntime", "available", answer.facts.get("version"), detail, remedy)]
     libraries = _missing_libraries(answer.facts.get("preload", ""))
     too_old = driver_too_old(answer.facts.get("cuda"), nvidia.driver_version())
-    return [package, *(_explain(name, name in built_in, plugin, driver, too_old, libraries) for name in names)]
+    built_in = answer.facts.get("providers", [])
+    for name in sorted({*built_in, CPU, CUDA, TENSORRT, RTX}):
+        provider, version = _PROVIDERS.get(name, _Provider("used only on request")), None
+        problem = remedy = None
+        if name in built_in:
+            detail = "built in"
+            if provider.kind == "cuda":
+                problem = driver or too_old or (f"cannot load {libraries}" if libraries else None)
+                remedy = _CUDA_LIBRARIES if libraries and not (driver or too_old) else None
+        elif name == RTX and plugin is not None:
+            version, devices = plugin.facts.get("version"), plugin.facts.get("devices")
+            detail = f"plugin works on {devices} card(s)" if devices else "plugin installed"
+            if not devices:
+                problem = driver or plugin.error or "it finds no RTX card (Ampere or newer)"
+        else:
+            detail, problem = "not built into the installed onnxruntime", ""
+            remedy = provider.remedy if driver is None else None  # another wheel does not help without a driver
+        detail += f", but {problem}" if problem else ""
+        status = "available" if problem is None else "unavailable"
+        lines.append(Capability(f"onnxruntime: {name}", status, version, f"{detail}; {provider.use}", remedy))
+    return lines

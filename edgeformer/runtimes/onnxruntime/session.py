@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,15 +23,13 @@ from edgeformer.runtimes.onnxruntime.providers import (
     rtx_options,
     rtx_plugin,
 )
-from edgeformer.runtimes.session import KEPT, Array, Session, checked, empty, shape_text
+from edgeformer.runtimes.session import PAST, PRESENT, Array, DeviceCache, Graph, InputType, check_inputs, shape_text
 from edgeformer.system.host import default_threads
 
 _DTYPES = {f"tensor({name})": name for name in ("bool", "float16")} | {
     f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
 _DTYPES |= {"tensor(float)": "float32", "tensor(double)": "float64"}
-_CACHE_OUTPUT_PREFIX = "present"
-"""Prefix of the outputs that are inputs of the next call."""
 _RTX_DEFAULTS = (
     "the RTX provider runs with its defaults: no CUDA graphs, and no kernels that are specialised before a call; "
     "rows of tensorrt-rtx engines for whole texts have both, so their times are not measured alike"
@@ -41,20 +38,18 @@ _LISTED_OPERATORS = 6  # in a placement note
 # onnxruntime also writes its errors to stderr; the exception is enough.
 _SILENT = 4
 
-
-@dataclass(frozen=True)
-class Cache:
-    """A ``present…`` output that stays on its device and becomes a ``past…`` input of the next call."""
-
-    value: Any
-    """ONNX Runtime's OrtValue."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.value.shape())
+Assigned = Mapping[tuple[str, str], int]
+"""(provider, operator) → number of nodes that ONNX Runtime assigned."""
 
 
-class OnnxSession(Session):
+class Cache(DeviceCache):
+    """A ``present…`` output as ONNX Runtime's OrtValue."""
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.shape = value, tuple(value.shape())
+
+
+class OnnxSession(Graph):
     """An ONNX graph opened by ONNX Runtime with all graph optimisations.
 
     Args:
@@ -93,56 +88,48 @@ class OnnxSession(Session):
         if provider != CPU and hasattr(self._session, "get_provider_graph_assignment_info"):
             parts = self._session.get_provider_graph_assignment_info()
             self._assigned = Counter((part.ep_name, node.op_type) for part in parts for node in part.get_nodes())
-        self._inputs = {
-            node.name: (_DTYPES.get(node.type, node.type), node.shape) for node in self._session.get_inputs()
+        self.inputs = {
+            node.name: InputType(_DTYPES.get(node.type, node.type), node.shape) for node in self._session.get_inputs()
         }
         self._outputs = [node.name for node in self._session.get_outputs()]
-        has_caches = any(name.startswith(KEPT) for name in self._inputs)
+        has_caches = any(name.startswith(PAST) for name in self.inputs)
         self._cache_device = cache_device if has_caches else None
         self._runs_alone = not has_caches and not in_turns
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _SILENT
 
-    def empty(self, name: str, rows: int) -> Array:
-        """Return the initial value of a ``past…`` input for ``rows`` texts: zeros, with size 0 in dynamic axes."""
-        return empty(self._inputs[name], rows)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the graph's inputs."""
-        return tuple(self._inputs)
-
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self._session is None:
             raise EdgeformerError(f"{self.path}: the session is closed")
-        caches = {name: value for name, value in inputs.items() if isinstance(value, Cache)}
-        feed = {
-            name: checked(self.path.name, name, port, inputs, self.max_positions)
-            for name, port in self._inputs.items()
-            if name not in caches
-        }
+        feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
         try:
             if self._cache_device is not None:
-                return self._run_bound(feed, caches, self._cache_device)
+                return self._run_bound(feed, self._cache_device)
             outputs = self._session.run(self._outputs, feed, self._run_options)
         except Exception as error:  # onnxruntime's exceptions share no base class
-            raise self._explained(error, feed) from None
+            name, why = self.path.name, _first_line(str(error))
+            feed = {name: array for name, array in feed.items() if not isinstance(array, DeviceCache)}
+            if _is_out_of_memory(error):
+                shapes = ", ".join(f"{name} {shape_text(array)}" for name, array in feed.items())
+                raise EdgeformerError(f"{name}: not enough memory for {shapes} ({why})") from None
+            if "out of data bounds" in str(error):
+                raise InputError(f"{name}: a token id lies outside the model's vocabulary ({why})") from None
+            raise self.refusal(feed, why) from None
         return dict(zip(self._outputs, outputs, strict=True))
 
-    def _run_bound(self, feed: Mapping[str, Array], caches: Mapping[str, Cache], device: str) -> dict[str, Any]:
-        """Run with ``present…`` outputs left on ``device``; ``caches`` are those of the previous call."""
+    def _run_bound(self, feed: Mapping[str, Any], device: str) -> dict[str, Any]:
+        """Run with ``present…`` outputs left on ``device``."""
         binding = self._session.io_binding()
         for name, array in feed.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(array))
-        for name, cache in caches.items():
-            binding.bind_ortvalue_input(name, cache.value)
+            if isinstance(array, Cache):
+                binding.bind_ortvalue_input(name, array.value)
+            else:
+                binding.bind_cpu_input(name, np.ascontiguousarray(array))
         for name in self._outputs:
-            binding.bind_output(name, device if name.startswith(_CACHE_OUTPUT_PREFIX) else "cpu", 0)
+            binding.bind_output(name, device if name.startswith(PRESENT) else "cpu", 0)
         self._session.run_with_iobinding(binding, self._run_options)
         values = zip(self._outputs, binding.get_outputs(), strict=True)
-        return {
-            name: Cache(value) if name.startswith(_CACHE_OUTPUT_PREFIX) else value.numpy() for name, value in values
-        }
+        return {name: Cache(value) if name.startswith(PRESENT) else value.numpy() for name, value in values}
 
     def placement(self) -> dict[str, int] | None:
         """Provider → number of nodes; None for the CPU provider and if this ONNX Runtime does not report it."""
@@ -172,23 +159,14 @@ class OnnxSession(Session):
     def close(self) -> None:
         self._session = None
 
-    def _explained(self, error: Exception, feed: Mapping[str, Array]) -> EdgeformerError:
-        name, why = self.path.name, _first_line(str(error))
-        shapes = ", ".join(f"{name} {shape_text(array)}" for name, array in feed.items())
-        if _out_of_memory(error):
-            return EdgeformerError(f"{name}: not enough memory for {shapes} ({why})")
-        if "out of data bounds" in str(error):
-            return InputError(f"{name}: a token id lies outside the model's vocabulary ({why})")
-        longer = "; the sequence may be longer than the model's positional table" if "input_ids" in feed else ""
-        return InputError(f"{name}: the graph refuses {shapes}{longer} ({why})")
-
 
 def _open(path: Path, provider: str, threads: int, provider_options: dict[str, str], *, in_turns: bool) -> Any:
+    """Open a graph without ONNX Runtime's fallback, which prints and computes on the CPU after an error."""
     available = available_providers()
-    plugged = provider == RTX and RTX not in available
-    if plugged and rtx_plugin().problem is not None:
+    is_plugin = provider == RTX and RTX not in available
+    if is_plugin and rtx_plugin().problem is not None:
         raise InputError(f"provider {provider!r} cannot be used here: {rtx_plugin().problem}")
-    if provider not in available and not plugged:
+    if provider not in available and not is_plugin:
         raise InputError(
             f"provider {provider!r} is not available in the installed onnxruntime {ort.__version__}; "
             f"available: {', '.join(sorted(available))}"
@@ -204,14 +182,34 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
     if in_turns:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
-        session = _create(path, options, provider, provider_options, plugged=plugged)
+        if is_plugin:
+            options.add_provider_for_devices(list(rtx_plugin().devices), provider_options)
+            session = ort.InferenceSession(str(path), options, enable_fallback=0)
+        else:
+            if provider in (CUDA, TENSORRT):
+                load_cuda_libraries()
+            if provider == CUDA:
+                # The CUDA provider uses TF32 by default: 10 bits of mantissa, FP32 has 23.
+                provider_options = {"use_tf32": "0"}
+            session = ort.InferenceSession(
+                str(path), options, providers=[(provider, provider_options)], enable_fallback=0
+            )
     except Exception as error:  # onnxruntime's exceptions share no base class
-        explained = _open_error(path, provider, error)
-        if provider == CPU or not isinstance(explained, ArtifactError) or not _opens_on_cpu(path):
-            raise explained from None
-        raise InputError(
-            f"{path}: provider {provider!r} does not open it here, the CPU's does ({_first_line(str(error))})"
-            + (f"; {how_to_start(provider)}" if provider in (CUDA, TENSORRT) else "")
+        why = _first_line(str(error))
+        if _is_out_of_memory(error):
+            raise EdgeformerError(f"{path}: not enough memory to open it ({why})") from None
+        if provider != CPU and _opens_on_cpu(path):
+            how_to = f"; {how_to_start(provider)}" if provider in (CUDA, TENSORRT) else ""
+            raise InputError(
+                f"{path}: provider {provider!r} does not open it here, the CPU's does ({why}){how_to}"
+            ) from None
+        problem = f"cannot be opened by onnxruntime {ort.__version__}"
+        if "INVALID_PROTOBUF" in str(error) or "No graph was found" in str(error):
+            problem = "is truncated, damaged, or not an ONNX file"
+        elif "NOT_IMPLEMENTED" in str(error):
+            problem = f"uses an operator that {provider} of onnxruntime {ort.__version__} cannot run"
+        raise ArtifactError(
+            f"{path}: {problem} ({why}); export the run again, or copy the whole bundle again"
         ) from None
     # onnxruntime silently drops a provider whose library cannot be loaded; a measurement must not.
     if session.get_providers()[0] != provider:
@@ -221,19 +219,6 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
             f"onnxruntime fell back to {session.get_providers()[0]}"
         )
     return session
-
-
-def _create(path: Path, options: Any, provider: str, provider_options: dict[str, str], *, plugged: bool) -> Any:
-    """Create the session without ONNX Runtime's fallback, which prints and computes on the CPU after an error."""
-    if plugged:
-        options.add_provider_for_devices(list(rtx_plugin().devices), provider_options)
-        return ort.InferenceSession(str(path), options, enable_fallback=0)
-    if provider in (CUDA, TENSORRT):
-        load_cuda_libraries()
-    if provider == CUDA:
-        # The CUDA provider uses TF32 by default: 10 bits of mantissa, FP32 has 23.
-        provider_options = {"use_tf32": "0"}
-    return ort.InferenceSession(str(path), options, providers=[(provider, provider_options)], enable_fallback=0)
 
 
 def _opens_on_cpu(path: Path) -> bool:
@@ -247,10 +232,6 @@ def _opens_on_cpu(path: Path) -> bool:
     return True
 
 
-Assigned = Mapping[tuple[str, str], int]
-"""(provider, operator) → number of nodes that ONNX Runtime assigned."""
-
-
 def placement_note(provider: str, assigned: Assigned | None) -> str | None:
     """Describe the nodes that another provider than the session's computes; None if there are none.
 
@@ -262,35 +243,21 @@ def placement_note(provider: str, assigned: Assigned | None) -> str | None:
     if assigned is None:
         return f"this onnxruntime {ort.__version__} does not tell which nodes {requested} left to the CPU"
     operators: Counter[str] = Counter()
-    elsewhere = {where: nodes for where, nodes in assigned.items() if where[0] != provider}
-    for (_, operator), nodes in elsewhere.items():
-        operators[operator] += nodes
+    providers: dict[str, None] = {}
+    for (node_provider, operator), nodes in assigned.items():
+        if node_provider != provider:
+            operators[operator] += nodes
+            providers[node_provider.removesuffix(SUFFIX)] = None
     if not operators:
         return None
     ranked = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{operator} ({nodes})" for operator, nodes in ranked[:_LISTED_OPERATORS])
-    providers = ", ".join(dict.fromkeys(where.removesuffix(SUFFIX) for where, _ in elsewhere))
     ellipsis = ", …" if len(ranked) > _LISTED_OPERATORS else ""
-    counts = f"{operators.total()} of {sum(assigned.values())} nodes ran on {providers}"
+    counts = f"{operators.total()} of {sum(assigned.values())} nodes ran on {', '.join(providers)}"
     return f"{counts}, not on {requested}: {listed}{ellipsis}"
 
 
-def _open_error(path: Path, provider: str, error: Exception) -> EdgeformerError:
-    text = str(error)
-    if _out_of_memory(error):
-        return EdgeformerError(f"{path}: not enough memory to open it ({_first_line(text)})")
-    if "INVALID_PROTOBUF" in text or "No graph was found" in text:
-        problem = "is truncated, damaged, or not an ONNX file"
-    elif "NOT_IMPLEMENTED" in text:
-        problem = f"uses an operator that {provider} of onnxruntime {ort.__version__} cannot run"
-    else:
-        problem = f"cannot be opened by onnxruntime {ort.__version__}"
-    return ArtifactError(
-        f"{path}: {problem} ({_first_line(text)}); export the run again, or copy the whole bundle again"
-    )
-
-
-def _out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "allocate" in str(error).lower() or "bad_alloc" in str(error)
 
 

@@ -1,26 +1,56 @@
-"""OpenVINO: runs a bundle's ONNX graphs on the processor in FP32 or bfloat16, and INT8 graphs quantised by NNCF."""
+"""OpenVINO: runs a bundle's ONNX graphs on the processor in FP32 or bfloat16, and INT8 graphs quantised by NNCF.
+
+OpenVINO runs an ONNX file with QuantizeLinear pairs as fast as its native format (.xml and .bin), and its weights can
+be counted. Weights get 7 bits, as in export's INT8 graphs: processors without VNNI silently saturate sums of 8-bit
+products. NNCF imports torch if it is installed; the quantised graph needs neither.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeformer.artifacts.errors import InputError, MissingDependencyError, install_hint
-from edgeformer.artifacts.manifest import ONNX
-from edgeformer.runtimes.openvino.quantize import FORMAT, Int8Builder
-from edgeformer.runtimes.openvino.session import CPU, CPU_BF16, EXTRA, HINTS, missing
-from edgeformer.runtimes.runtime import ArtifactFiles, Kind, OpenOptions, ProviderFacts, Runtime
-from edgeformer.system.capability import Capability, ask_installed, describe_extra, describe_package
+from edgeformer.artifacts.errors import DataError, EdgeformerError, MissingDependencyError, install_hint
+from edgeformer.artifacts.files import replacing
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
+from edgeformer.artifacts.progress import bar
+from edgeformer.runtimes.openvino.session import CPU, CPU_BF16, EXTRA, HINTS, missing, without_telemetry
+from edgeformer.runtimes.runtime import (
+    ENGINES_FOLDER,
+    ArtifactFiles,
+    Builder,
+    BuildJob,
+    Calls,
+    Kind,
+    OpenOptions,
+    ProviderFacts,
+    Runtime,
+    Target,
+    Unavailable,
+    built_entry,
+    full_text_graphs,
+    initial_entry,
+)
+from edgeformer.system.capability import (
+    Capability,
+    ask_installed,
+    describe_extra,
+    describe_package,
+    installed_version,
+)
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
-    from edgeformer.artifacts.manifest import ArtifactManifest
-    from edgeformer.runtimes.decoder import Decoder
-    from edgeformer.runtimes.openvino.session import OpenVINOSession
-    from edgeformer.runtimes.session import Session
+    from edgeformer.runtimes.session import Graph
 
-# As session.without_telemetry, for child processes.
+FORMAT = "openvino"
+
+# As without_telemetry, for child processes.
 _SILENT = "import sys\nsys.modules['openvino_telemetry'] = None\n"
 _SCRIPTS = {
     "openvino": f"""{_SILENT}
@@ -41,6 +71,112 @@ _FACTS = {
 }
 
 
+class Int8Builder(Builder):
+    """``--int8`` with the extra installed: INT8 of the FP32 full and exit graphs with the full vocabulary."""
+
+    name = "openvino"
+    formats = (FORMAT,)
+    joins = "int8"
+
+    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
+        absent = [name for name in ("openvino", "nncf", "onnx") if installed_version(name) is None]
+        if absent:
+            reason = f"package: {' and '.join(absent)} not installed ({install_hint(EXTRA)})"
+            return Unavailable(FORMAT, reason, precision="int8")
+        return Target(FORMAT, precision="int8")
+
+    def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
+        import onnx
+
+        from edgeformer.runtimes.openvino.session import OpenVINOSession
+
+        calls: Calls | None = None
+        for graph in full_text_graphs(job, "fp32"):
+            entry = initial_entry(graph, FORMAT, "int8", opset=graph.opset)
+            file = f"{ENGINES_FOLDER}/{Path(str(graph.file)).stem}_int8.openvino.onnx"
+            path = job.bundle / file
+            try:
+                calls = calls if calls is not None else job.calibration()
+                label = f"Quantising {graph.id} for OpenVINO with {len(calls)} training rows"
+                with bar(job.progress, label, None):
+                    model = quantize(onnx.load(str(job.bundle / str(graph.file))), calls)
+                    with replacing(path) as temporary:
+                        onnx.save_model(model, str(temporary))
+                with OpenVINOSession(path) as session:
+                    judged = job.judge(entry, path, session)
+            except DataError as error:
+                reason = f"no rows to calibrate with: {error}"
+                yield entry.model_copy(update={"status": "unavailable", "reason": reason})
+            except EdgeformerError as error:
+                yield entry.model_copy(update={"reason": str(error)})
+            else:
+                packages = ("openvino", "nncf", "onnx", "onnxruntime", "torch")
+                yield built_entry(entry, job.bundle, file, packages, **judged)
+
+
+def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
+    """Quantise an FP32 graph to INT8 with NNCF; weights are stored once, as INT8.
+
+    Args:
+        model: an ``onnx.ModelProto``; not modified.
+        calls: calibration inputs, one row each.
+        for_tensorrt: use zero points of 0, the only ones that TensorRT supports, and 8-bit weights, because its sums do
+            not overflow.
+
+    Raises:
+        EdgeformerError: NNCF cannot quantise it.
+    """
+    with _quiet_nncf():
+        import nncf
+        from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
+
+        names = [value.name for value in model.graph.input]
+        rows = [{name: call[name] for name in names} for call in calls]
+        try:
+            quantized = nncf.quantize(
+                model,
+                nncf.Dataset(rows),
+                subset_size=len(rows),
+                model_type=nncf.ModelType.TRANSFORMER,
+                target_device=nncf.TargetDevice.CPU,
+                preset=nncf.QuantizationPreset.PERFORMANCE if for_tensorrt else None,
+                advanced_parameters=AdvancedQuantizationParameters(
+                    overflow_fix=OverflowFix.DISABLE if for_tensorrt else OverflowFix.ENABLE
+                ),
+            )
+        except Exception as error:  # errors of NNCF and onnxruntime have no common base class
+            text = " ".join(str(error).split())[:200]
+            raise EdgeformerError(f"NNCF cannot quantise it: {type(error).__name__}: {text}") from None
+    # Name scales and zero points as ONNX Runtime's quantizer does, so that they do not count as parameters.
+    stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
+    new_names = {name: f"{name}_scale" for name in stored if "nncf_smooth_quant_scale" in name}
+    for node in quantized.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            for name, ending in zip(node.input[1:], ("_scale", "_zero_point"), strict=False):
+                if name in stored and not name.endswith(ending):
+                    new_names[name] = f"{name}{ending}"
+    for node in quantized.graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = new_names.get(name, name)
+    for name, new_name in new_names.items():
+        stored[name].name = new_name
+    return quantized
+
+
+@contextmanager
+def _quiet_nncf() -> Iterator[None]:
+    """Suppress NNCF's telemetry, warnings, log and output on stdout."""
+    with without_telemetry(), warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logger = logging.getLogger("nncf")
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
 class OpenVINORuntime(Runtime):
     name = "openvino"
     formats = (FORMAT,)
@@ -51,21 +187,13 @@ class OpenVINORuntime(Runtime):
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         return super().cannot_run(artifact) or missing()
 
-    def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        from edgeformer.runtimes.onnxruntime.roles import open_role
+    def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
+        from edgeformer.runtimes.openvino.session import OpenVINOSession
 
-        _require(files)
-        return open_role(files, options, _opener(files, options))
-
-    def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
-        from edgeformer.runtimes.onnxruntime.roles import open_role_decoder
-
-        _require(files)
-        return open_role_decoder(files, exits, _opener(files, options))
-
-    def providers(self) -> tuple[str, ...]:
-        """Return both providers if the package is installed; opening checks whether the processor has bfloat16."""
-        return () if missing() else tuple(HINTS)
+        problem = missing()
+        if problem is not None:
+            raise MissingDependencyError(f"{path}: {problem}")
+        return OpenVINOSession(path, options.provider or CPU, options.threads, files.max_positions)
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
         """FP32 graphs, and OpenVINO's INT8 graphs with their FP32 nodes, are also offered in bfloat16.
@@ -83,10 +211,10 @@ class OpenVINORuntime(Runtime):
         return _FACTS.get(provider)
 
     def load(self, artifact: ArtifactManifest) -> None:
-        import edgeformer.runtimes.openvino.session  # noqa: F401
+        """Import the package; its CPU plugin is loaded with the first graph."""
         from edgeformer.runtimes.openvino.session import core
 
-        core()  # imports the package; its CPU plugin is loaded with the first graph
+        core()
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         answers = ask_installed(_SCRIPTS, timeout_s)
@@ -99,23 +227,6 @@ class OpenVINORuntime(Runtime):
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         return "what OpenVINO fuses is not known without running it; profile on the device itself"
-
-
-def _require(files: ArtifactFiles) -> None:
-    problem = missing()
-    if problem is not None:
-        raise MissingDependencyError(f"{files.file}: {problem}")
-
-
-def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], OpenVINOSession]:
-    def open_part(path: Path) -> OpenVINOSession:
-        from edgeformer.runtimes.openvino.session import OpenVINOSession
-
-        if options.provider not in (None, *HINTS):
-            raise InputError(f"provider {options.provider!r} is none of OpenVINO's; there are: {', '.join(HINTS)}")
-        return OpenVINOSession(path, options.provider or CPU, options.threads, files.max_positions)
-
-    return open_part
 
 
 RUNTIME = OpenVINORuntime()

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, ProviderFacts, Runtime
-from edgeformer.runtimes.tensorrt.builders import TensorRTBuilder, TorchTensorRTBuilder
+from edgeformer.artifacts.errors import DataError, EdgeformerError, install_hint
+from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Parity, Precision
+from edgeformer.artifacts.progress import bar
+from edgeformer.runtimes.runtime import (
+    ENGINES_FOLDER,
+    ArtifactFiles,
+    Builder,
+    BuildJob,
+    OpenOptions,
+    ProviderFacts,
+    Runtime,
+    Target,
+    Unavailable,
+    built_entry,
+    full_text_graphs,
+    initial_entry,
+)
+from edgeformer.runtimes.session import PAST
 from edgeformer.runtimes.tensorrt.state import (
+    REMEDIES,
+    RTX_CAPABILITIES,
     RUNTIMES,
     SCRIPTS,
     Package,
@@ -16,18 +38,238 @@ from edgeformer.runtimes.tensorrt.state import (
     jetson_capability,
     judge,
     require_runnable,
+    tensorrt_state,
     why_engine_cannot_run,
 )
 from edgeformer.system import cuda_driver
-from edgeformer.system.capability import Capability, ask_installed
+from edgeformer.system.capability import Capability, ask_installed, installed_version
+from edgeformer.tasks.metric import TOLERANCES
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
-    from edgeformer.artifacts.manifest import ArtifactManifest
-    from edgeformer.runtimes.decoder import Decoder
-    from edgeformer.runtimes.session import Graph, Session
+    from edgeformer.runtimes.session import Graph
 
 _PACKAGES: tuple[Package, ...] = ("tensorrt-rtx", "tensorrt", "torch-tensorrt")
+_JETSON_CAPABILITIES = ("5.3", "6.2", "7.2", "8.7", "11.0")
+"""Compute capabilities that only Jetsons have."""
+
+RTX_INT8 = (
+    "INT8 engines of tensorrt-rtx quantise weights and activations, but NVIDIA's support matrix of TensorRT-RTX lists "
+    "INT8 for weights only: they may be no faster than FP16. This is not measured; compare both with edgeformer "
+    "profile on the card"
+)
+
+_LOOP = "loop"
+"""The part of a step artifact whose file is the artifact's ``file``."""
+
+
+class EngineBuilder(Builder):
+    """Base class of builders whose engines are built for one NVIDIA GPU."""
+
+    needs_device = True
+
+    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
+        assert device is not None  # needs_device
+        subject = f"{device.title} (profile {device.name!r}"
+        if device.kind != "cuda" or device.compute_capability is None:
+            reason = f"{subject}) is not an NVIDIA GPU, which TensorRT needs; name another --target"
+            return Unavailable(self.formats[0], reason)
+        if device.tensorrt_edition == "none":
+            reason = "its profile says that no TensorRT supports it (tensorrt: none); name another --target"
+            return Unavailable(self.formats[0], f"{subject}): {reason}")
+        return self.plan_gpu(device, device.compute_capability.value, subject)
+
+    @abstractmethod
+    def plan_gpu(self, device: DeviceProfile, capability: str, subject: str) -> Target | Unavailable:
+        """Plan for a GPU of that compute capability. ``subject`` begins every reason and has an open parenthesis."""
+
+    def why_not_on_device(self, package: Package, device: DeviceProfile, capability: str) -> str | None:
+        """Return why a package cannot build here on the device itself, or None."""
+        state = tensorrt_state(package)
+        if missing := state.missing(to_build=True):
+            return missing if state.is_installed else f"{missing} ({REMEDIES[package]})"
+        gpu = state.gpus[0]
+        if gpu.compute_capability != capability or (device.match or device.title).lower() not in gpu.name.lower():
+            return f"device: this machine's GPU is {gpu.name} with compute capability {gpu.compute_capability}"
+        return None
+
+    def entry(self, graph: ArtifactManifest, target: Target, precision: Precision | None = None) -> ArtifactManifest:
+        """Return the initial entry of an engine of ``graph``; ``precision`` None: the graph's."""
+        kind, tolerance = TOLERANCES[precision or graph.precision]
+        if graph.parity is not None and precision is None:  # its task may define other tolerances
+            kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
+        reason = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify --write"
+        return initial_entry(
+            graph,
+            target.format,
+            precision or graph.precision,
+            trimmed=graph.trimmed,
+            vocabulary=graph.vocabulary,
+            parity=Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=reason),
+        )
+
+
+class TensorRTBuilder(EngineBuilder):
+    """``--trt``: builds an engine of every graph in the requested precision, including step and decode graphs.
+
+    It uses tensorrt-rtx if the device's profile says ``tensorrt: rtx``, otherwise tensorrt on the device itself.
+    Export checks the engine's results if it can be opened on this system, otherwise ``verify --write`` on its device.
+    """
+
+    name = "tensorrt"
+    formats = ("tensorrt-rtx", "tensorrt")
+    flag = "--trt"
+
+    def plan_gpu(self, device: DeviceProfile, capability: str, subject: str) -> Target | Unavailable:
+        note = f"engines: {device.title}: {device.tensorrt_source}" if device.tensorrt is None else None
+        subject += f", compute capability {capability})"
+        problem = self.why_not_on_device("tensorrt", device, capability)
+        is_rtx = device.tensorrt_edition == "rtx"
+        if is_rtx:
+            rtx = tensorrt_state("tensorrt-rtx")
+            supported, missing = rtx.capabilities or RTX_CAPABILITIES, rtx.missing(to_build=True)
+            if capability in supported and not missing:
+                return Target("tensorrt-rtx", device.name, capability, note=note)
+        if problem is None:
+            return Target("tensorrt", device.name, capability, note=note)
+        if not is_rtx:
+            alternative = "tensorrt, on that very GPU"
+            if capability in _JETSON_CAPABILITIES:
+                alternative = "TensorRT of JetPack, on the Jetson itself"
+            reason = (
+                f"TensorRT for RTX is for GeForce RTX and RTX workstation cards, and {device.tensorrt_source}. Use "
+                f"{alternative}; here {problem}"
+            )
+        elif capability in supported:
+            reason = f"tensorrt-rtx builds for it on any machine, but here {missing} ({REMEDIES['tensorrt-rtx']})"
+            reason += f"; {device.tensorrt_source}" if device.tensorrt is None else ""
+        else:
+            reason = (
+                f"{device.tensorrt_source}, but this tensorrt-rtx builds only for compute capability "
+                f"{', '.join(supported)}; install a newer one, or use tensorrt on that very GPU (here {problem})"
+            )
+        return Unavailable("tensorrt-rtx" if is_rtx else "tensorrt", f"{subject}: {reason}")
+
+    def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
+        if target.note is not None:
+            job.note(target.note)
+        for graph in job.graphs:
+            if graph.precision == job.precision:
+                yield self._build(graph, target, job)
+        if not any(graph.precision == "int8" for graph in job.graphs):
+            return
+        if installed_version("nncf") is None:
+            hint = install_hint("openvino")  # the extra that installs NNCF
+            job.note(f"INT8 engines: NNCF, which makes the graphs that TensorRT takes, is missing: {hint}")
+            return
+        if target.format == "tensorrt-rtx":
+            job.note(RTX_INT8)
+        for graph in full_text_graphs(job, "fp32"):
+            yield self._build(graph, target, job, "int8")
+
+    def _build(
+        self, graph: ArtifactManifest, target: Target, job: BuildJob, precision: Precision | None = None
+    ) -> ArtifactManifest:
+        """Build the engine of a graph, or one for each part of a step artifact, and return the manifest entry."""
+        from edgeformer.runtimes.tensorrt.engine import build_engine, combine_engines, generation_shapes, size_note
+
+        entry = self.entry(graph, target, precision)
+        suffix = "_int8" if precision is not None else "_trim" if graph.trimmed else ""
+        sources = graph.parts or {_LOOP: str(graph.file)}
+        files = {
+            part: f"{ENGINES_FOLDER}/{Path(source).stem}{suffix}.{target.device}.engine"
+            for part, source in sources.items()
+        }
+        engines = {}
+        try:
+            for part, source in sources.items():
+                path, file = job.bundle / source, job.bundle / files[part]
+                if precision is None:
+                    generates = any(name.startswith(PAST) for name in graph.inputs)
+                    shapes = generation_shapes(path, job) if generates else job.shapes
+                    engines[part] = build_engine(path, file, target, replace(job, shapes=shapes))
+                else:
+                    with _quantized(graph, path, file, target, job) as quantized:
+                        engines[part] = build_engine(quantized, file, target, replace(job, precision=precision))
+        except DataError as error:
+            reason = f"no rows to calibrate with: {error}"
+            return entry.model_copy(update={"status": "unavailable", "reason": reason, "parity": None})
+        except EdgeformerError as error:
+            return entry.model_copy(update={"reason": str(error)})
+        built = combine_engines(engines.values(), first=engines[_LOOP])
+        packages = ("torch", "onnx", "onnxscript", *(() if precision is None else ("nncf",)))
+        entry = built_entry(entry, job.bundle, files[_LOOP], packages, **vars(built))
+        if graph.parts:
+            size_bytes = sum((job.bundle / file).stat().st_size for file in files.values())
+            entry = entry.model_copy(update={"parts": files, "size_bytes": size_bytes})
+        note = size_note(entry.id, built.engine, entry.size_bytes or 0)
+        if note is not None:
+            job.note(note)
+        return entry
+
+
+@contextmanager
+def _quantized(graph: ArtifactManifest, path: Path, engine: Path, target: Target, job: BuildJob) -> Iterator[Path]:
+    """Write the INT8 graph of an FP32 graph next to the engine, because the parser reads files only.
+
+    TensorRT takes the symmetric QuantizeLinear pairs of NNCF, and not the MatMulInteger products of export's INT8
+    graphs. Nodes that are not quantised compute in FP32.
+    """
+    import onnx
+
+    from edgeformer.runtimes.openvino import quantize
+
+    file = engine.with_name(f"{engine.name}.onnx")
+    try:
+        with bar(job.progress, f"Quantising {graph.id} for {target.format}", None):
+            onnx.save_model(quantize(onnx.load(str(path)), job.calibration(), for_tensorrt=True), str(file))
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
+
+
+class TorchTensorRTBuilder(EngineBuilder):
+    """``--trt --trt-via torch-tensorrt``: an engine of the full model, compiled from torch on the device itself."""
+
+    name = "torch-tensorrt"
+    formats = ("torch-tensorrt",)
+    flag = "--trt --trt-via torch-tensorrt"
+
+    def plan_gpu(self, device: DeviceProfile, capability: str, subject: str) -> Target | Unavailable:
+        problem = self.why_not_on_device("torch-tensorrt", device, capability)
+        if problem is None:
+            return Target("torch-tensorrt", device.name, capability)
+        reason = f"{subject}): torch-tensorrt compiles on that very GPU, but here {problem}"
+        return Unavailable("torch-tensorrt", reason)
+
+    def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
+        from edgeformer.runtimes.tensorrt.engine import graph_bytes, text_shapes
+        from edgeformer.runtimes.tensorrt.torch_tensorrt import compile_engine
+
+        graph = next((graph for graph in full_text_graphs(job, job.precision) if graph.role == "full"), None)
+        if graph is None:
+            return
+        entry = self.entry(graph, target)
+        suffix = "" if job.precision == "fp32" else f"_{job.precision}"
+        # Differs from the name of TensorRT's engine of the same graph in this folder.
+        file = f"{ENGINES_FOLDER}/model{suffix}.{target.device}.torch.engine"
+        start_s = time.perf_counter()
+        try:
+            with bar(job.progress, "Compiling with torch-tensorrt", None):
+                built_for = compile_engine(tuple(graph.inputs), job.bundle / file, target, job)
+        except EdgeformerError as error:
+            yield entry.model_copy(update={"reason": str(error)})
+            return
+        sizes = zip(*text_shapes(job.max_length, job.max_positions).values(), strict=True)
+        engine = Engine(
+            builder=f"torch-tensorrt {built_for['torch-tensorrt']}",
+            seconds=round(time.perf_counter() - start_s, 2),
+            checked_by="size",
+            graph_bytes=graph_bytes(job.bundle / str(graph.file)),
+            shapes=dict.fromkeys(graph.inputs, tuple(sizes)),
+        )
+        packages = ("torch", "torch-tensorrt")
+        yield built_entry(entry, job.bundle, file, packages, built_for=built_for, engine=engine)
 
 
 class TensorRTRuntime(Runtime):
@@ -40,27 +282,14 @@ class TensorRTRuntime(Runtime):
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         return why_engine_cannot_run(artifact)
 
-    def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        """Engines run on the GPU that they were built for and ignore ``threads``. See :meth:`Runtime.open`."""
-        if files.artifact.role in ("full", "exit") and not options.exits and options.early is None:
-            require_runnable(files.file, files.artifact)
-            from edgeformer.runtimes.tensorrt.session import TensorRTSession
+    def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
+        """Engines run on the GPU that they were built for and ignore ``threads``. See :meth:`Runtime.open_graph`."""
+        require_runnable(path, files.artifact)
+        from edgeformer.runtimes.tensorrt.session import TensorRTSession
 
-            return TensorRTSession(
-                files.file,
-                RUNTIMES[files.artifact.format],
-                files.artifact,
-                repeated_shapes=options.repeated_shapes,
-            )
-        from edgeformer.runtimes.onnxruntime.roles import open_role
-
-        return open_role(files, options, _opener(files, options))
-
-    def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
-        """Keys and values stay on the GPU. See :meth:`Runtime.open_decoder`."""
-        from edgeformer.runtimes.onnxruntime.roles import open_role_decoder
-
-        return open_role_decoder(files, exits, _opener(files, options))
+        return TensorRTSession(
+            path, files.artifact, files.max_positions, repeated_shapes=options.repeated_shapes
+        )
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         """A session's provider is its artifact's format."""
@@ -68,16 +297,14 @@ class TensorRTRuntime(Runtime):
 
     def load(self, artifact: ArtifactManifest) -> None:
         """Import the modules that run engines; TensorRT is imported with the first engine."""
-        import edgeformer.runtimes.onnxruntime.decode
+        import edgeformer.runtimes.decoder
         import edgeformer.runtimes.tensorrt.session  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         answers = ask_installed(SCRIPTS, timeout_s)
         driver, gpus = cuda_driver.problem(), cuda_driver.devices()
-        return [
-            *jetson_capability(),
-            *(describe(judge(name, answers[name.replace("-", "_")], driver, gpus)) for name in _PACKAGES),
-        ]
+        states = [judge(name, answers[name.replace("-", "_")], driver, gpus) for name in _PACKAGES]
+        return [*jetson_capability(), *map(describe, states)]
 
     def never_runs(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         """Engines run only on NVIDIA GPUs of the compute capability that they were built for."""
@@ -97,22 +324,6 @@ class TensorRTRuntime(Runtime):
 
     def fuses(self, artifact: ArtifactManifest) -> bool:
         return True
-
-
-def _opener(files: ArtifactFiles, options: OpenOptions) -> Callable[[Path], Graph]:
-    def open_part(path: Path) -> Graph:
-        require_runnable(path, files.artifact)
-        from edgeformer.runtimes.tensorrt.session import TensorRTGraph
-
-        return TensorRTGraph(
-            path,
-            RUNTIMES[files.artifact.format],
-            files.artifact,
-            files.max_positions,
-            repeated_shapes=options.repeated_shapes,
-        )
-
-    return open_part
 
 
 RUNTIME = TensorRTRuntime()

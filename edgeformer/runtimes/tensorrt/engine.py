@@ -2,18 +2,22 @@
 
 tensorrt-rtx, TensorRT 10 and TensorRT 11 are built the same way: the graph determines the precision, because networks
 are strongly typed. (TensorRT 11 removed the builder flags for FP16: an FP32 graph silently gives an FP32 engine.)
+
+The builder writes the listing of the finished engine's layers to the log, which needs no GPU. The inspector of an open
+engine, which needs one, returns the same as JSON.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,24 +27,25 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import Engine, Precision
-from edgeformer.artifacts.progress import bar
+from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.runtimes.runtime import BuildJob, InputShapes, Target
-from edgeformer.runtimes.tensorrt.log import (
-    PARTS,
-    Layers,
-    TensorRTLog,
-    progress_monitor,
-    read_inspector,
-    read_listing,
-    read_total,
-    tensorrt_log,
-)
-from edgeformer.runtimes.tensorrt.state import measured_on
+from edgeformer.runtimes.tensorrt.state import LISTING, TensorRTLog, measured_on, tensorrt_log
 from edgeformer.system.cuda_driver import devices
 
-SIZE_BAR = 1.2
+MAX_SIZE_RATIO = 1.2
 """Largest accepted size of an engine's weights (or of the engine, if that is unknown) relative to its graph."""
+
+MAX_ROWS = 16
+BEST_LENGTH = 128
+"""Sequence length of the latency budgets; engines are tuned for it unless the longest text is shorter."""
+
+MAX_GENERATED_ROWS = 4
+"""Largest batch for generation. An engine reserves memory for its largest call, and a prompt is one call. In FP32
+the loop of CRT-Deep needed 2.1 GiB and its readout 3.1 GiB for 16 rows of 1,024 tokens, 0.5 and 0.8 GiB for 4 rows."""
+
+Shapes = Mapping[str, tuple[int, int, int]]
+"""Name of a dynamic axis → smallest, tuned and largest size of the engine."""
 
 _FP16_TROUBLE = re.compile(r"(?=.*FP16)(?=.*(layer ?norm|normali[sz]ation|overflow))", re.IGNORECASE | re.DOTALL)
 
@@ -63,25 +68,21 @@ class BuiltEngine:
 def combine_engines(parts: Collection[BuiltEngine], first: BuiltEngine) -> BuiltEngine:
     """Combine the facts of the engines of a step artifact: sums, and all warnings.
 
-    Args:
-        parts: all engines.
-        first: the engine whose input shapes, builder and GPU are recorded.
+    Input shapes, builder and GPU are those of ``first``.
     """
     engines = [part.engine for part in parts]
-
-    def total(name: str) -> Any:
+    update: dict[str, Any] = {}
+    for name in ("seconds", "layers", "weight_bytes", "activation_bytes", "graph_bytes"):
         values = [getattr(engine, name) for engine in engines]
-        return None if None in values else sum(values)
-
-    summed = ("seconds", "layers", "weight_bytes", "activation_bytes", "graph_bytes")
-    counted = {name: Counter[str]() for name in ("layers_by_precision", "weight_elements")}
-    for engine in engines:
-        for name, counter in counted.items():
+        update[name] = None if None in values else sum(values)
+    for name in ("layers_by_precision", "weight_elements"):
+        counter: Counter[str] = Counter()
+        for engine in engines:
             counter.update(getattr(engine, name))
-    facts = {name: total(name) for name in summed} | {name: dict(counter) for name, counter in counted.items()}
-    warnings = tuple(dict.fromkeys(warning for engine in engines for warning in engine.warnings))
+        update[name] = dict(counter)
+    update["warnings"] = tuple(dict.fromkeys(warning for engine in engines for warning in engine.warnings))
     reason = next((part.reason for part in parts if part.reason is not None), None)
-    return BuiltEngine(first.engine.model_copy(update={**facts, "warnings": warnings}), first.built_for, reason)
+    return BuiltEngine(first.engine.model_copy(update=update), first.built_for, reason)
 
 
 def graph_bytes(path: Path) -> int:
@@ -107,9 +108,9 @@ def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -
     if precision == "fp16" and engine.weight_elements and fp32_count >= fp16_count:
         return f"is not FP16: {fp32_count:,} of its weights' elements are FP32, {fp16_count:,} FP16"
     measured, subject = (engine.weight_bytes, "its weights") if engine.weight_bytes else (size_bytes, "it")
-    if measured > SIZE_BAR * engine.graph_bytes:
+    if measured > MAX_SIZE_RATIO * engine.graph_bytes:
         return (
-            f"{subject} take {format_bytes(measured)}, more than {SIZE_BAR} × the graph of "
+            f"{subject} take {format_bytes(measured)}, more than {MAX_SIZE_RATIO} × the graph of "
             f"{format_bytes(engine.graph_bytes)}: shared weights were copied, or FP16 was widened"
         )
     return None
@@ -117,27 +118,12 @@ def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -
 
 def size_note(id_: str, engine: Engine, size_bytes: int) -> str | None:
     """Return a note if an engine is much larger than its graph although its weights are not, else None."""
-    if size_bytes <= SIZE_BAR * engine.graph_bytes or engine.weight_bytes is None:
+    if size_bytes <= MAX_SIZE_RATIO * engine.graph_bytes or engine.weight_bytes is None:
         return None
     return (
         f"{id_}: {format_bytes(size_bytes)}, {size_bytes / engine.graph_bytes:.2f} × its graph: its weights take "
         f"{format_bytes(engine.weight_bytes)}, each stored once, the rest is compiled code"
     )
-
-
-LARGEST_BATCH = 16
-BEST_LENGTH = 128
-"""Sequence length of the latency budgets; engines are tuned for it unless the longest text is shorter."""
-
-PAST = "past"
-"""Name of the cache-length axis in graphs."""
-
-WRITTEN_ROWS = 4
-"""Largest batch for generation. An engine reserves memory for its largest call, and a prompt is one call. In FP32
-the loop of CRT-Deep needed 2.1 GiB and its readout 3.1 GiB for 16 rows of 1,024 tokens, 0.5 and 0.8 GiB for 4 rows."""
-
-Shapes = Mapping[str, tuple[int, int, int]]
-"""Name of a dynamic axis → smallest, tuned and largest size of the engine."""
 
 
 def text_shapes(max_length: int, max_positions: int) -> Shapes:
@@ -150,10 +136,10 @@ def text_shapes(max_length: int, max_positions: int) -> Shapes:
         max_positions: longest sequence of the model in tokens.
     """
     longest = min(max_positions, max(max_length, BEST_LENGTH))
-    return {"batch": (1, 1, LARGEST_BATCH), "sequence": (1, min(BEST_LENGTH, max_length), longest)}
+    return {"batch": (1, 1, MAX_ROWS), "sequence": (1, min(BEST_LENGTH, max_length), longest)}
 
 
-def writing_shapes(graph: Path, job: BuildJob) -> InputShapes:
+def generation_shapes(graph: Path, job: BuildJob) -> InputShapes:
     """Return the input shapes of a step or decode graph: tuned for one token of one text, with a cache of any length.
 
     Args:
@@ -162,9 +148,9 @@ def writing_shapes(graph: Path, job: BuildJob) -> InputShapes:
     """
     best, longest = text_shapes(job.max_length, job.max_positions)["sequence"][1:]
     axes = {
-        "batch": (1, 1, WRITTEN_ROWS),
+        "batch": (1, 1, MAX_GENERATED_ROWS),
         "sequence": (1, 1, longest),
-        PAST: (0, best, max(best, job.max_positions - 1)),
+        "past": (0, best, max(best, job.max_positions - 1)),
     }
     shapes: InputShapes = {}
     for value in onnx.load(str(graph), load_external_data=False).graph.input:
@@ -178,7 +164,7 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> Buil
 
     Args:
         graph: the .onnx file; external weights lie in the same folder.
-        target: from :class:`~edgeformer.runtimes.tensorrt.builders.TensorRTBuilder`.
+        target: from :class:`~edgeformer.runtimes.tensorrt.TensorRTBuilder`.
         job: its precision is the graph's (an engine computes in the types of its graph); its cache stores timings.
 
     Raises:
@@ -188,13 +174,13 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> Buil
     """
     format_ = target.format
     trt: Any = importlib.import_module(format_.replace("-", "_"))
-    began = time.perf_counter()
-    content, shapes = _serialized(trt, graph, target, job)
-    seconds = time.perf_counter() - began
+    log = tensorrt_log(trt)
+    start_s = time.perf_counter()
+    content, shapes = _serialize(trt, log, graph, target, job)
+    seconds = time.perf_counter() - start_s
     with replacing(file) as temporary:
         temporary.write_bytes(memoryview(content))
-    log = tensorrt_log(trt)
-    totals = log.of("INFO")
+    totals = "\n".join(log.texts("INFO"))
     checked_by, layers = _layers(trt, content, log)
     engine = Engine(
         builder=f"{format_} {trt.__version__}",
@@ -203,11 +189,11 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> Buil
         layers=layers.count,
         layers_by_precision=layers.by_precision,
         weight_elements=layers.weight_elements,
-        weight_bytes=read_total(totals, "weights"),
-        activation_bytes=read_total(totals, "activations"),
+        weight_bytes=read_total(totals, "Total Weights Memory"),
+        activation_bytes=read_total(totals, "Total Activation Memory"),
         graph_bytes=graph_bytes(graph),
         shapes=shapes,
-        warnings=log.of("WARNING"),
+        warnings=log.texts("WARNING"),
     )
     size = file.stat().st_size
     job.progress.message(
@@ -220,23 +206,8 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> Buil
     return BuiltEngine(engine, built_for, why_engine_rejected(engine, size, job.precision))
 
 
-def _layers(trt: Any, content: Any, log: TensorRTLog) -> tuple[Literal["builder log", "inspector", "size"], Layers]:
-    """Return the engine's layers and their source: the builder's listing, else the inspector, else none."""
-    layers = read_listing(log.listing() or "")
-    if layers is not None:
-        return "builder log", layers
-    # The inspector needs an open engine, on the GPU that it was built for.
-    runtime = trt.Runtime(log.logger) if devices() else None
-    engine = runtime.deserialize_cuda_engine(content) if runtime is not None else None
-    if engine is not None:
-        text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
-        layers = read_inspector(text)
-    return ("size", Layers()) if layers is None else ("inspector", layers)
-
-
-def _serialized(trt: Any, graph: Path, target: Target, job: BuildJob) -> tuple[Any, InputShapes]:
+def _serialize(trt: Any, log: TensorRTLog, graph: Path, target: Target, job: BuildJob) -> tuple[Any, InputShapes]:
     """Parse the graph and build the engine. Return TensorRT's buffer and the shapes."""
-    log = tensorrt_log(trt)
     log.clear()
     builder = trt.Builder(log.logger)
     # TensorRT 11 and tensorrt-rtx have strongly typed networks only.
@@ -244,22 +215,32 @@ def _serialized(trt: Any, graph: Path, target: Target, job: BuildJob) -> tuple[A
     flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if typing_is_optional else 0
     network = builder.create_network(flags)
     _parse(trt, network, graph, log)
-    config, shapes = _configured(trt, builder, network, target, job)
+    config = builder.create_builder_config()
+    # The layers' types are read from this; it does not change the engine's size.
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if job.precision == "fp32":
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default; its 10 bits miss the tolerance of FP32
+    if target.format == "tensorrt-rtx":
+        config.num_compute_capabilities = 1
+        name = f"SM{str(target.compute_capability).replace('.', '')}"
+        config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
+    profile, shapes = builder.create_optimization_profile(), _input_shapes(network, job)
+    for name, sizes in shapes.items():
+        profile.set_shape(name, *sizes)
+    config.add_optimization_profile(profile)
     monitor = progress_monitor(trt, job.progress)
     if monitor is not None:
         config.progress_monitor = monitor
-    label = f"Building the {target.format} engine of {graph.name}"
-    with bar(job.progress, label, PARTS, "%"):
+    with bar(job.progress, f"Building the {target.format} engine of {graph.name}", PARTS, "%"):
         with _timing_cache(trt, config, target, job.cache):
             content = builder.build_serialized_network(network, config)
         if content is not None and monitor is not None:
-            monitor.phases.reach(PARTS)
+            monitor.report(PARTS)  # builders skip steps
     interruption = getattr(monitor, "interruption", None) or log.interruption
     if interruption is not None:
         raise interruption
     if content is None:
-        why = log.last_error() or "it gives no reason"
-        raise EdgeformerError(f"{graph}: {target.format} cannot build it: {why}")
+        raise EdgeformerError(f"{graph}: {target.format} cannot build it: {log.last_error()}")
     return content, shapes
 
 
@@ -284,24 +265,7 @@ def _parse(trt: Any, network: Any, graph: Path, log: TensorRTLog) -> None:
     raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {details}")
 
 
-def _configured(trt: Any, builder: Any, network: Any, target: Target, job: BuildJob) -> tuple[Any, InputShapes]:
-    config = builder.create_builder_config()
-    # The layers' types are read from this; it does not change the engine's size.
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    if job.precision == "fp32":
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by default; its 10 bits miss the tolerance of FP32
-    if target.format == "tensorrt-rtx":
-        config.num_compute_capabilities = 1
-        name = f"SM{str(target.compute_capability).replace('.', '')}"
-        config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
-    profile, shapes = builder.create_optimization_profile(), _shapes(network, job)
-    for name, sizes in shapes.items():
-        profile.set_shape(name, *sizes)
-    config.add_optimization_profile(profile)
-    return config, shapes
-
-
-def _shapes(network: Any, job: BuildJob) -> InputShapes:
+def _input_shapes(network: Any, job: BuildJob) -> InputShapes:
     axes = text_shapes(job.max_length, job.max_positions)
     shapes: InputShapes = {}
     for index in range(network.num_inputs):
@@ -335,3 +299,143 @@ def _timing_cache(trt: Any, config: Any, target: Target, cache: Path | None) -> 
     yield
     with replacing(path) as temporary:
         temporary.write_bytes(memoryview(config.get_timing_cache().serialize()))
+
+
+_PRECISIONS = {
+    "Half": "FP16", "FP16": "FP16", "Float": "FP32", "FP32": "FP32", "BFloat16": "BF16", "BF16": "BF16",
+    "Int64": "INT64", "Int32": "INT32", "Int8": "INT8", "Bool": "BOOL",
+}  # fmt: skip
+_LAYER = re.compile(
+    r"^Name: .*?, LayerType: .*?, Inputs: \[.*?\], Constants: \[(.*)\], Outputs: \[(.*)\], TacticName", re.MULTILINE
+)
+_TENSOR = re.compile(r"Name: .+?, Dimensions: \[([\d,-]*)\].*?Datatype: (\w+)")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of an engine.
+
+    Attributes:
+        count: number of layers; None: not known.
+        by_precision: precision → number of outputs.
+        weight_elements: precision → elements of the weights, counted once per layer that reads them.
+    """
+
+    count: int | None = None
+    by_precision: dict[str, int] = field(default_factory=dict)
+    weight_elements: dict[str, int] = field(default_factory=dict)
+
+
+def _layers(trt: Any, content: Any, log: TensorRTLog) -> tuple[Literal["builder log", "inspector", "size"], Layers]:
+    """Return the engine's layers and their source: the builder's listing, else the inspector, else none."""
+    listing = next((text for _, text in reversed(log.messages) if text.startswith(LISTING)), "")
+    layers = read_listing(listing)
+    if layers is not None:
+        return "builder log", layers
+    # The inspector needs an open engine, on the GPU that it was built for.
+    runtime = trt.Runtime(log.logger) if devices() else None
+    engine = runtime.deserialize_cuda_engine(content) if runtime is not None else None
+    if engine is not None:
+        text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+        layers = read_inspector(text)
+    return ("size", Layers()) if layers is None else ("inspector", layers)
+
+
+def read_listing(text: str) -> Layers | None:
+    """Parse the layers in the builder's log; None if its format is unknown."""
+    layers = []
+    for constants, outputs in _LAYER.findall(text):
+        weights = [(dims.split(",") if dims else [], kind) for dims, kind in _TENSOR.findall(constants)]
+        layers.append(([kind for _, kind in _TENSOR.findall(outputs)], weights))
+    return _count_layers(layers)
+
+
+def read_inspector(text: str) -> Layers | None:
+    """Parse the layers in an inspector's JSON; None if it holds names only or has another format."""
+
+    def kind_of(tensor: dict[str, Any]) -> str:
+        """Newer versions write ``Half``, older ones ``Row major linear FP16 format``."""
+        kind = str(tensor.get("Datatype") or tensor.get("Format/Datatype"))
+        return next((word for word in kind.split() if word in _PRECISIONS), kind)
+
+    layers = []
+    try:
+        for layer in json.loads(text)["Layers"]:
+            if isinstance(layer, dict):
+                weights = [(weight["Dimensions"], kind_of(weight)) for weight in layer.get("Constants", [])]
+                layers.append(([kind_of(output) for output in layer["Outputs"]], weights))
+        return _count_layers(layers)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _count_layers(layers: list[tuple[list[str], list[tuple[list[Any], str]]]]) -> Layers | None:
+    """Count layers, each given as its outputs' types and its weights' (dimensions, type); None if there are none."""
+    elements: Counter[str] = Counter()
+    by_precision: Counter[str] = Counter()
+    for output_types, weights in layers:
+        by_precision.update(_PRECISIONS.get(kind, kind) for kind in output_types)
+        for dimensions, kind in weights:
+            elements[_PRECISIONS.get(kind, kind)] += math.prod(map(int, dimensions))
+    return Layers(len(layers), dict(sorted(by_precision.items())), dict(sorted(elements.items()))) if layers else None
+
+
+def read_total(messages: str, name: str) -> int | None:
+    """Return the bytes of a total of the engine in the builder's messages, or None."""
+    match = re.search(rf"{name}: (\d+) bytes", messages)
+    return None if match is None else int(match[1])
+
+
+PARTS = 100
+"""Steps of a build's progress."""
+
+
+def progress_monitor(trt: Any, progress: Progress) -> Any:
+    """Return a ``progress_monitor`` for a builder's configuration, or None if this TensorRT does not support one.
+
+    A phase may be part of the current step of an outer phase. An exception (Ctrl-C, or from ``progress``) cancels the
+    build and is stored in the monitor's ``interruption``, because it must not propagate through TensorRT's code.
+    """
+    if not hasattr(trt, "IProgressMonitor"):
+        return None
+
+    class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.interruption: BaseException | None = None
+            self._phases: dict[str, tuple[int, int]] = {}  # open phase → (steps done, total steps)
+            self._reported = 0
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._guard(self._phases.__setitem__, phase_name, (0, max(1, num_steps)))
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._guard(self._phases.pop, phase_name, None)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            self._guard(self._complete, phase_name)
+            return self.interruption is None
+
+        def _guard(self, function: Callable[..., object], *arguments: object) -> None:
+            try:
+                function(*arguments)
+            except BaseException as error:
+                self.interruption = error
+
+        def _complete(self, phase: str) -> None:
+            if phase in self._phases:
+                done, steps = self._phases[phase]
+                self._phases[phase] = (min(done + 1, steps), steps)
+            part, width = 0.0, 1.0
+            for done, steps in self._phases.values():
+                part += width * done / steps
+                width /= steps
+            self.report(round(PARTS * part))
+
+        def report(self, part: int) -> None:
+            """Report progress up to ``part`` of ``PARTS``; it never decreases, although a phase may be repeated."""
+            reached = max(self._reported, min(PARTS, part))
+            progress.advance(reached - self._reported)
+            self._reported = reached
+
+    return _Monitor()

@@ -1,4 +1,4 @@
-"""State of TensorRT on this system: package, libraries, driver and device, and the JetPack of a Jetson.
+"""State of TensorRT on this system: package, libraries, driver and device, its log, and the JetPack of a Jetson.
 
 The manifest decides whether an engine can run here, before TensorRT reads the file. An engine requires the TensorRT
 version that built it and the GPU's compute capability (built by ``tensorrt``: the GPU model). Otherwise TensorRT fails
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import util
 from pathlib import Path
-from typing import Literal
+from types import ModuleType
+from typing import Any, Literal
 
 from edgeformer.artifacts.errors import ArtifactError, MissingDependencyError, install_hint
 from edgeformer.artifacts.manifest import ArtifactManifest
@@ -23,11 +25,6 @@ from edgeformer.system.capability import Answer, Capability, ask_installed, inst
 
 Package = Literal["tensorrt-rtx", "tensorrt", "torch-tensorrt"]
 
-DISTRIBUTIONS: dict[Package, tuple[str, ...]] = {
-    "tensorrt-rtx": ("tensorrt-rtx", "tensorrt-rtx-cu12", "tensorrt-rtx-cu13"),
-    "tensorrt": ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
-    "torch-tensorrt": ("torch-tensorrt",),
-}
 RUNTIMES: dict[str, Package] = {"tensorrt-rtx": "tensorrt-rtx", "tensorrt": "tensorrt", "torch-tensorrt": "tensorrt"}
 """Engine format → package that runs it; torch-tensorrt writes engines of TensorRT."""
 
@@ -72,7 +69,6 @@ REMEDIES: dict[Package, str] = {
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0")
 """Compute capabilities of tensorrt-rtx if the installed one does not report them."""
 
-ENGINE_SUFFIX = ".engine"
 _REBUILD = "export the run again for this device, or use an ONNX artifact of the bundle"
 _PICKLED = (
     "was written by an earlier version as a pickled program, which is not opened: opening it could run any code; "
@@ -100,20 +96,20 @@ class TensorRTState:
     capabilities: tuple[str, ...] = ()
     gpus: tuple[cuda_driver.Device, ...] = ()
 
-    def installed(self) -> bool:
-        """Return whether package and libraries work."""
-        return not self._listed("package", "libraries")
+    @property
+    def is_installed(self) -> bool:
+        """Whether package and libraries work."""
+        return self.problems.keys().isdisjoint({"package", "libraries"})
 
-    def missing(self) -> str:
-        """Return what is missing to run engines: ``package: not installed; driver: …``. Empty: nothing."""
-        return self._listed("package", "libraries", "driver", "device")
+    def missing(self, *, to_build: bool = False) -> str:
+        """Return what is missing to run engines: ``package: not installed; driver: …``. Empty: nothing.
 
-    def missing_to_build(self) -> str:
-        """Return what is missing to build engines; tensorrt-rtx needs no driver or device. Empty: nothing."""
-        card = () if self.name == "tensorrt-rtx" else ("driver", "device")
-        return self._listed("package", "libraries", "builder", *card)
-
-    def _listed(self, *parts: str) -> str:
+        Args:
+            to_build: what is missing to build engines; tensorrt-rtx builds without driver and device.
+        """
+        parts = ["package", "libraries", *(["builder"] if to_build else [])]
+        if not to_build or self.name != "tensorrt-rtx":
+            parts += ["driver", "device"]
         return "; ".join(f"{part}: {self.problems[part]}" for part in parts if part in self.problems)
 
 
@@ -142,7 +138,7 @@ def judge(
         problems["package"] = "not installed"
     elif version is None:
         problems["libraries"] = f"do not load ({answer.error})"
-        version = installed_version(*DISTRIBUTIONS[name])
+        version = installed_version(name, f"{name}-cu12", f"{name}-cu13")
     elif name == "tensorrt" and int(str(version).partition(".")[0]) < _MIN_TENSORRT:
         problems["builder"] = f"TensorRT {version} has no strongly typed networks; {_MIN_TENSORRT}.0 or newer is needed"
     elif not facts.get("builder"):
@@ -156,11 +152,11 @@ def judge(
 
 def describe(state: TensorRTState) -> Capability:
     """Return the package's line of `doctor`."""
-    if not state.installed():
+    if not state.is_installed:
         return Capability(state.name, "unavailable", state.version, state.missing(), REMEDIES[state.name])
     driver, device = state.problems.get("driver", "works"), state.problems.get("device", "present")
     parts = f"package and libraries: work; driver: {driver}; device: {device}"
-    if state.missing_to_build():
+    if state.missing(to_build=True):
         builder = state.problems.get("builder", "it builds only on the GPU that the engine is for")
         return Capability(state.name, "unavailable", state.version, f"{parts}; engines cannot be built here: {builder}")
     targets = f" for compute capability {', '.join(state.capabilities)}" if state.capabilities else ""
@@ -181,9 +177,9 @@ def why_engine_cannot_run(artifact: ArtifactManifest, state: TensorRTState | Non
     runtime = RUNTIMES[artifact.format]
     state = state or tensorrt_state(runtime)
     built_for = artifact.built_for or {}
-    needs = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in built_for.items()) or "an unknown GPU"
     if state.missing():
-        remedy = f" ({REMEDIES[runtime]})" if not state.installed() else ""
+        needs = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in built_for.items()) or "an unknown GPU"
+        remedy = f" ({REMEDIES[runtime]})" if not state.is_installed else ""
         return (
             f"this {artifact.format} engine was built for {needs} and cannot run here: {state.missing()}{remedy}; "
             "use an ONNX artifact of the bundle, or copy the bundle to its target"
@@ -210,10 +206,6 @@ def why_engine_cannot_run(artifact: ArtifactManifest, state: TensorRTState | Non
 def require_runnable(path: Path, artifact: ArtifactManifest) -> None:
     """Raise if an engine cannot run here, before its file is read.
 
-    Args:
-        path: the engine's file, for the message.
-        artifact: its entry in the manifest.
-
     Raises:
         MissingDependencyError: package, libraries, driver or GPU are missing; the message says which.
         ArtifactError: the engine was built for another GPU or by another version, or is not an engine.
@@ -221,8 +213,8 @@ def require_runnable(path: Path, artifact: ArtifactManifest) -> None:
     refusal = why_engine_cannot_run(artifact)
     if refusal is None:
         return
-    fault = refusal == _PICKLED or not tensorrt_state(RUNTIMES[artifact.format]).missing()
-    raise (ArtifactError if fault else MissingDependencyError)(f"{path}: {refusal}")
+    is_unsuitable = refusal == _PICKLED or not tensorrt_state(RUNTIMES[artifact.format]).missing()
+    raise (ArtifactError if is_unsuitable else MissingDependencyError)(f"{path}: {refusal}")
 
 
 def measured_on() -> dict[str, str]:
@@ -230,9 +222,63 @@ def measured_on() -> dict[str, str]:
     return {"gpu": cuda_driver.devices()[0].name, "driver": nvidia.driver_version() or "unknown"}
 
 
+LISTING = "Layers:"
+"""Prefix of the VERBOSE message with the builder's listing of the finished engine."""
+
+_ERRORS = ("INTERNAL_ERROR", "ERROR")
+_MAX_MESSAGES = 10_000
+
+
+class TensorRTLog:
+    """Messages of TensorRT by severity; nothing is printed.
+
+    TensorRT uses the first logger of a process only, so there is one per package: :func:`tensorrt_log`.
+
+    Attributes:
+        logger: argument for TensorRT's constructors.
+        messages: the latest (severity, text), with TensorRT's names of severities. Of the VERBOSE messages, only the
+            engine's listing is stored.
+        interruption: exception raised while a message was recorded, e.g. by Ctrl-C.
+    """
+
+    def __init__(self, trt: Any) -> None:
+        self.messages: deque[tuple[str, str]] = deque(maxlen=_MAX_MESSAGES)
+        self.interruption: BaseException | None = None
+        recorded = self
+
+        class _Logger(trt.ILogger):  # type: ignore[misc]
+            def log(self, severity: Any, text: str) -> None:
+                # An exception (e.g. Ctrl-C) must not propagate through TensorRT's code.
+                try:
+                    if severity.name in (*_ERRORS, "WARNING", "INFO") or text.startswith(LISTING):
+                        recorded.messages.append((severity.name, text))
+                except BaseException as error:
+                    recorded.interruption = error
+
+        self.logger: Any = _Logger()
+
+    def clear(self) -> None:
+        """Delete all messages."""
+        self.messages.clear()
+        self.interruption = None
+
+    def texts(self, *severities: str) -> tuple[str, ...]:
+        """Return the distinct texts of these severities in order."""
+        return tuple(dict.fromkeys(text for severity, text in self.messages if severity in severities))
+
+    def last_error(self) -> str:
+        """Return the first line of the latest error."""
+        errors = self.texts(*_ERRORS)
+        return errors[-1].strip().splitlines()[0][:300] if errors else "TensorRT gives no reason"
+
+
+@cache
+def tensorrt_log(trt: ModuleType) -> TensorRTLog:
+    """Return the log of a TensorRT package; one per process."""
+    return TensorRTLog(trt)
+
+
 # Untested on a Jetson: the JetPack facts are from NVIDIA's release notes and users' reports.
-_RELEASE = Path("etc/nv_tegra_release")
-_TENSORRT = "usr/lib/python3*/dist-packages/tensorrt"
 _JETPACKS = {
     (35, 0): (
         "JetPack 5",
@@ -246,47 +292,32 @@ _JETPACKS = {
 
 
 def jetson_capability(root: Path = Path("/")) -> list[Capability]:
-    """Return the line of `doctor` for a Jetson; empty on other systems.
-
-    Args:
-        root: root folder of the system's files.
-    """
+    """Return the line of `doctor` for a Jetson; empty on other systems. ``root`` is the root of the system's files."""
+    release_file = root / "etc/nv_tegra_release"
     try:
-        text = (root / _RELEASE).read_text(encoding="utf-8", errors="replace")
+        text = release_file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
     match = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
     if match is None:
-        return [Capability("jetpack", "unavailable", None, f"{root / _RELEASE} names no release")]
+        return [Capability("jetpack", "unavailable", None, f"{release_file} names no release")]
     release, revision = int(match[1]), match[2]
     releases = [key for key in _JETPACKS if key <= (release, int(revision.split(".")[0]))]
     name, problem = _JETPACKS[max(releases)] if releases else ("JetPack 4 or older", "its Python is older than 3.10")
+    remedy = "ONNX graphs run on its processor with Python 3.10 or newer; engines need JetPack 6.1 or newer"
+    if problem is None:
+        remedy = (
+            "make the environment anew with the system's own Python: python3 -m venv --system-site-packages .venv; no "
+            "index has TensorRT for a Jetson"
+        )
+        installed = sorted(root.glob("usr/lib/python3*/dist-packages/tensorrt"))
+        if installed and util.find_spec("tensorrt") is None:  # JetPack's TensorRT cannot be imported
+            minor = re.sub(r"\D*", "", installed[0].parts[-3].removeprefix("python3"))
+            python = f"{sys.version_info.major}.{sys.version_info.minor}"
+            problem = f"JetPack's TensorRT in {installed[0]} is not seen from this environment ({sys.prefix})"
+            if minor and minor != str(sys.version_info.minor):
+                problem = f"JetPack's TensorRT in {installed[0]} is for Python 3.{minor}, and this is Python {python}"
     version, detail = f"L4T {release}.{revision}", f"{name}; edgeformer is untested on a Jetson"
-    if problem is not None:
-        remedy = "ONNX graphs run on its processor with Python 3.10 or newer; engines need JetPack 6.1 or newer"
-        return [Capability("jetpack", "unavailable", version, f"{detail}; {problem}", remedy)]
-    if hidden := hidden_tensorrt(root):
-        return [Capability("jetpack", "unavailable", version, f"{detail}; {hidden}", _VENV_REMEDY)]
-    return [Capability("jetpack", "available", version, detail)]
-
-
-_VENV_REMEDY = (
-    "make the environment anew with the system's own Python: python3 -m venv --system-site-packages .venv; no index "
-    "has TensorRT for a Jetson"
-)
-
-
-def hidden_tensorrt(root: Path = Path("/")) -> str | None:
-    """Return why JetPack's TensorRT cannot be imported although it is installed, or None.
-
-    Args:
-        root: root folder of the system's files.
-    """
-    installed = sorted(root.glob(_TENSORRT))
-    if not installed or util.find_spec("tensorrt") is not None:
-        return None
-    minor = re.sub(r"\D*", "", installed[0].parts[-3].removeprefix("python3"))
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if minor and minor != str(sys.version_info.minor):
-        return f"JetPack's TensorRT in {installed[0]} is for Python 3.{minor}, and this is Python {python}"
-    return f"JetPack's TensorRT in {installed[0]} is not seen from this environment ({sys.prefix})"
+    if problem is None:
+        return [Capability("jetpack", "available", version, detail)]
+    return [Capability("jetpack", "unavailable", version, f"{detail}; {problem}", remedy)]

@@ -21,8 +21,6 @@ from edgeformer.runtimes.runtime import BuildJob, Target
 from edgeformer.runtimes.tensorrt.engine import text_shapes
 from edgeformer.runtimes.tensorrt.state import measured_on
 
-_CONVERT = "convert_exported_program_to_serialized_trt_engine"
-
 
 def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: BuildJob) -> dict[str, str]:
     """Compile a job's module for this system's GPU and write the engine, which TensorRT opens without torch.
@@ -34,7 +32,7 @@ def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: Bui
     Args:
         inputs: names of the module's arguments, all int64 [batch, sequence].
         file: the engine's file.
-        target: from :class:`~edgeformer.runtimes.tensorrt.builders.TorchTensorRTBuilder`.
+        target: from :class:`~edgeformer.runtimes.tensorrt.TorchTensorRTBuilder`.
         job: its module is in the requested precision, which the engine uses; it is moved to the GPU and back.
 
     Returns:
@@ -47,15 +45,14 @@ def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: Bui
     module: nn.Module = job.module()
     sizes = text_shapes(job.max_length, job.max_positions)
     dims = [torch.export.Dim(name, min=min_size, max=max_size) for name, (min_size, _, max_size) in sizes.items()]
-    axes = dict.fromkeys(inputs, tuple(dims))
     smallest, best, largest = zip(*sizes.values(), strict=True)  # the same two sizes for every input
     shapes = {"min_shape": smallest, "opt_shape": best, "max_shape": largest}
-    example = tuple(torch.ones(2, best[1], dtype=torch.int64, device="cuda") for _ in inputs)
     trt_inputs = [torch_tensorrt.Input(**shapes, dtype=torch.int64, name=name) for name in inputs]
     try:
         module.to("cuda")
-        program = torch.export.export(module, example, dynamic_shapes=axes)
-        engine = _convert(torch_tensorrt, program, trt_inputs)
+        example = tuple(torch.ones(2, best[1], dtype=torch.int64, device="cuda") for _ in inputs)
+        program = torch.export.export(module, example, dynamic_shapes=dict.fromkeys(inputs, tuple(dims)))
+        engine = convert(torch_tensorrt, program, trt_inputs)
     except Exception as error:  # errors of torch.export, converters and TensorRT share no base class
         raise EdgeformerError(
             f"{file.name}: torch-tensorrt cannot compile this model: {type(error).__name__}: {error}"
@@ -73,9 +70,9 @@ def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: Bui
     }
 
 
-def _convert(torch_tensorrt: Any, program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> Any:
+def convert(torch_tensorrt: Any, program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> Any:
     """Return the engine's bytes, strongly typed, which is the default in newer versions."""
-    convert: Callable[..., Any] = getattr(torch_tensorrt.dynamo, _CONVERT)
-    parameters = inspect.signature(convert).parameters
-    typing_option = {"use_explicit_typing": True} if "use_explicit_typing" in parameters else {}
-    return convert(program, arg_inputs=list(inputs), disable_tf32=True, **typing_option)
+    to_engine: Callable[..., Any] = torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine
+    is_optional = "use_explicit_typing" in inspect.signature(to_engine).parameters
+    typing_option = {"use_explicit_typing": True} if is_optional else {}
+    return to_engine(program, arg_inputs=list(inputs), disable_tf32=True, **typing_option)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import util
 from typing import TYPE_CHECKING
 
 from edgeformer.artifacts.errors import InputError, install_hint
@@ -39,10 +38,6 @@ say(version=torch.__version__, built_for=torch.version.cuda or "cpu", cuda=cuda,
 class TorchRuntime(Runtime):
     name = "torch"
     distributions = ("torch", "accelerate", "safetensors", "flash-attn")
-
-    def providers(self) -> tuple[str, ...]:
-        """Return the CPU provider if torch is installed; ``doctor`` reports whether torch finds a GPU."""
-        return ("torch-cpu",) if util.find_spec("torch") is not None else ()
 
     def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
         return requested or f"torch-{kind or 'cpu'}"

@@ -7,9 +7,11 @@ from typing import Protocol
 
 import torch
 
-from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.runtimes.decoder import Decoder, LoopEngine
-from edgeformer.runtimes.session import Array, Session, shape_text
+from edgeformer.runtimes.session import Array, InputType, Session, check_inputs
+
+_TOKENS = InputType("int64", ("batch", "seq"))
 
 
 class TorchSession(Session):
@@ -41,24 +43,16 @@ class TorchSession(Session):
         if self._model is None:
             raise EdgeformerError("the torch session is closed")
         names = (*self._inputs, *(name for name in self._optional if name in inputs))
-        tensors = {name: self._tensor(name, inputs) for name in names}
+        feed = check_inputs(self.provider, dict.fromkeys(names, _TOKENS), inputs)
         with torch.inference_mode():
-            result = self._model(**tensors)
-            tensors_out = result if isinstance(result, tuple) else (result,)
-            outputs = result if isinstance(result, Mapping) else dict(zip(self._outputs, tensors_out, strict=False))
+            result = self._model(**{name: torch.from_numpy(array).to(self._device) for name, array in feed.items()})
+            tensors = result if isinstance(result, tuple) else (result,)
+            outputs = result if isinstance(result, Mapping) else dict(zip(self._outputs, tensors, strict=False))
             # .cpu() waits for the device, so the call blocks until the outputs are available.
             return {name: output.float().cpu().numpy() for name, output in outputs.items()}
 
     def close(self) -> None:
         self._model = None
-
-    def _tensor(self, name: str, inputs: Mapping[str, Array]) -> torch.Tensor:
-        if name not in inputs:
-            raise InputError(f"input {name!r} is missing (given: {', '.join(sorted(inputs)) or 'none'})")
-        array = inputs[name]
-        if array.dtype != "int64" or array.ndim != 2 or 0 in array.shape:
-            raise InputError(f"input {name!r} must be int64[batch, seq] and not empty, but is {shape_text(array)}")
-        return torch.from_numpy(array).to(self._device)
 
 
 class CachedModel(Protocol):
@@ -82,32 +76,25 @@ class TorchEngine(LoopEngine[torch.Tensor]):
     """Loop engine on a model with caches; stops after every loop. A state is [B, n, C] on the model's device."""
 
     def __init__(self, model: CachedModel) -> None:
-        self._model: CachedModel | None = model
-        self._device = model.device
-        self.provider = f"torch-{self._device.type}"
+        self._model = model
+        self.provider = f"torch-{model.device.type}"
         self.stops = tuple(range(1, model.loops + 1))
         self.max_positions: int | None = model.max_positions
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> torch.Tensor:
-        return self._opened.embed(torch.from_numpy(ids).to(self._device), start, keep=keep)
+        return self._model.embed(torch.from_numpy(ids).to(self._model.device), start, keep=keep)
 
     def advance(self, stretch: int, state: torch.Tensor, *, keep: bool) -> torch.Tensor:
-        return self._opened.run_loop(stretch, state, keep=keep)
+        return self._model.run_loop(stretch, state, keep=keep)
 
     def joined(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat([*states], dim=1)
 
     def readout(self, state: torch.Tensor, loop: int) -> Array:
-        return self._opened.logits(state[:, -1], loop).cpu().numpy()
+        return self._model.logits(state[:, -1], loop).cpu().numpy()
 
     def close(self) -> None:
-        self._model = None
-
-    @property
-    def _opened(self) -> CachedModel:
-        if self._model is None:
-            raise ValueError("the decoder is closed")
-        return self._model
+        del self._model
 
 
 def torch_decoder(model: CachedModel) -> Decoder[torch.Tensor]:

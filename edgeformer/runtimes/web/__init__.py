@@ -8,18 +8,14 @@ from edgeformer.runtimes.runtime import ProviderFacts, Runtime
 from edgeformer.runtimes.web.libraries import WASM, WEBGPU
 from edgeformer.system.capability import Capability
 
-_FACTS = {
-    WASM: ProviderFacts("WASM", "cpu", counts_threads=True),
-    # No kind: the browser may use any GPU.
-    WEBGPU: ProviderFacts("WebGPU"),
-}
-
 
 class BrowserRuntime(Runtime):
     name = "web"
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
-        return _FACTS.get(provider)
+        if provider == WASM:
+            return ProviderFacts("WASM", "cpu", counts_threads=True)
+        return ProviderFacts("WebGPU") if provider == WEBGPU else None  # no kind: the browser may use any GPU
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         return [Capability("browser", "available", None, "edgeformer page writes a page that runs and measures there")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -34,13 +34,7 @@ TOKENIZERS = Package("@huggingface/tokenizers", "0.2.0")
 
 @dataclass(frozen=True)
 class LibraryFile:
-    """One file of a package.
-
-    Attributes:
-        path: path in the package.
-        integrity: subresource integrity of the file.
-        size_bytes: size of the file.
-    """
+    """One file of a package; ``integrity`` is its subresource integrity."""
 
     package: Package
     path: str
@@ -55,15 +49,7 @@ class LibraryFile:
 
 @dataclass(frozen=True)
 class WebRuntime:
-    """ONNX Runtime for one provider.
-
-    Attributes:
-        provider: ONNX Runtime's name of the provider.
-        label: name for display.
-        script: ONNX Runtime.
-        glue: script that starts the binary, also in worker threads.
-        binary: the WebAssembly file.
-    """
+    """ONNX Runtime for one provider: its script, the WebAssembly binary, and the glue script that starts the binary."""
 
     provider: str
     label: str
@@ -121,14 +107,8 @@ TOKENIZER_LIBRARY = LibraryFile(
 
 
 @dataclass(frozen=True)
-class FoundFile:
-    """A library's file in a local folder.
-
-    Attributes:
-        content: content of the file.
-        integrity: subresource integrity of the content.
-        version: version in package.json; None: there is none.
-    """
+class LocalFile:
+    """A library's file in a local folder; ``version`` is that of package.json, if there is one."""
 
     content: bytes
     integrity: str
@@ -143,24 +123,29 @@ def select_runtimes(providers: Sequence[str]) -> tuple[WebRuntime, ...]:
     return tuple(runtime for runtime in RUNTIMES if not providers or runtime.provider in providers)
 
 
-def find_local(folder: Path, library: LibraryFile) -> FoundFile:
+def find_local(folder: Path, library: LibraryFile) -> LocalFile:
     """Find a library's file in a folder: an unpacked package, ``node_modules``, or a parent of one of them.
 
     Raises:
         InputError: it is missing, cannot be read, or is too large.
     """
-    for root in _roots(folder, library.package.name):
+    name = library.package.name
+    last = PurePosixPath(name).name
+    roots = [folder / "node_modules" / name, folder / name, folder / last]
+    if folder.name == last or _package_json(folder).get("name") == name:
+        roots.insert(2, folder)
+    for root in roots:
         path = root / library.path
         if path.is_file():
             try:
                 content = read_at_most(path, _MAX_BYTES)
             except OSError as error:
                 raise InputError(f"--libraries: {path} cannot be read: {error.strerror}") from None
-            return FoundFile(content, integrity_of(content), _version_in(root))
-    package = f"{library.package.name}@{library.package.version}"
+            version = _package_json(root).get("version")
+            return LocalFile(content, integrity_of(content), version[:40] if isinstance(version, str) else None)
     raise InputError(
-        f"--libraries {folder}: has no {library.package.name}/{library.path}; npm install {package} brings it, in "
-        "node_modules"
+        f"--libraries {folder}: has no {name}/{library.path}; npm install {name}@{library.package.version} brings it, "
+        "in node_modules"
     )
 
 
@@ -169,28 +154,9 @@ def integrity_of(content: bytes) -> str:
     return f"sha384-{base64.b64encode(hashlib.sha384(content).digest()).decode()}"
 
 
-def _roots(folder: Path, name: str) -> Iterator[Path]:
-    yield folder / "node_modules" / name
-    yield folder / name
-    last = PurePosixPath(name).name
-    if folder.name == last or _name_in(folder) == name:
-        yield folder
-    yield folder / last
-
-
-def _package(root: Path) -> dict[str, object]:
+def _package_json(root: Path) -> dict[str, object]:
     try:
         package = json.loads(read_at_most(root / "package.json", _MAX_PACKAGE_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return package if isinstance(package, dict) else {}
-
-
-def _name_in(root: Path) -> str | None:
-    name = _package(root).get("name")
-    return name if isinstance(name, str) else None
-
-
-def _version_in(root: Path) -> str | None:
-    version = _package(root).get("version")
-    return version[:40] if isinstance(version, str) else None
