@@ -25,8 +25,7 @@ import onnx
 
 from benchmarks.ways import serve
 from edgeformer.models import load_recipe
-from edgeformer.runtimes.decoder import Decoder
-from edgeformer.runtimes.onnxruntime.decode import FullDepthEngine, StepEngine, StepParts
+from edgeformer.runtimes.decoder import Decoder, FullDepthEngine, StepEngine, StepParts
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.language_modeling import LanguageRecipe
 

@@ -1,7 +1,7 @@
 """DeviceProfile: facts and budgets of a target device, each with its source, and what the estimator learned there."""
 
 import re
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import Field
 

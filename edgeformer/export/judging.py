@@ -50,7 +50,7 @@ from edgeformer.models import ModelSpec
 from edgeformer.models.adapter import ModelAdapter
 from edgeformer.models.tracing import state_name
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, library_versions, opener_of, rounding_providers
-from edgeformer.runtimes.onnxruntime.decode import StepSession, decode_windows
+from edgeformer.runtimes.decoder import StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array, Session
 from edgeformer.tasks import Run, Task

@@ -52,7 +52,7 @@ from edgeformer.runtimes import BuildJob
 from edgeformer.runtimes.runtime import Calls, Target
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import code_version, now
-from edgeformer.tasks import Origin, Task, TextReader, get_task
+from edgeformer.tasks import Origin, TextReader, get_task
 from edgeformer.tasks.scoring import Validation, open_validation
 
 CALIBRATION_ROWS = 300

@@ -25,7 +25,7 @@ from edgeformer.inference.evaluate import EvaluateOptions
 from edgeformer.inference.exits import GuaranteeOptions, calibrate_exits
 from edgeformer.inference.predict import Confidence, predict, select_candidates
 from edgeformer.run import Location, locate
-from edgeformer.runtimes.onnxruntime.decode import StepSession
+from edgeformer.runtimes.decoder import StepSession
 from tests.cli.in_process import Edgeformer, in_process
 
 OLD = Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle"

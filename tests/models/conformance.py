@@ -34,7 +34,7 @@ from edgeformer.models.adapter import BuildTarget, Losses, ModelAdapter, count_p
 from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.tracing import Graphs, extract_outputs, state_name
 from edgeformer.models.weights import load_model, save_model
-from edgeformer.runtimes.onnxruntime.decode import StepSession, decode_windows
+from edgeformer.runtimes.decoder import StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import torch_decoder
 from edgeformer.tasks import Prepared, Task, get_task

@@ -21,8 +21,7 @@ from edgeformer.models.crt.graphs import compose_decode, step_specs
 from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.tracing import GraphSpec, export_graph
-from edgeformer.runtimes.decoder import Decoder
-from edgeformer.runtimes.onnxruntime.decode import StepEngine, StepParts, decode_windows
+from edgeformer.runtimes.decoder import Decoder, StepEngine, StepParts, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import torch_decoder
 from tests.models.crt_oracle import small_config
