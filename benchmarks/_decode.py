@@ -25,7 +25,7 @@ import onnx
 
 from benchmarks.ways import serve
 from edgeformer.models import load_recipe
-from edgeformer.runtimes.decoder import Decoder, FullDepthEngine, StepEngine, StepParts
+from edgeformer.runtimes.decoder import Decoder, FullDepthEngine, StepEngine, StepSession
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.language_modeling import LanguageRecipe
 
@@ -198,7 +198,8 @@ def steps_way(recipe: LanguageRecipe, files: Mapping[str, Path], threads: int) -
     that changes its speed between two texts would answer something else.
     """
     loops = recipe.model.loops
-    parts = StepParts(files, loops, (*recipe.model.exits, loops), partial(OnnxSession, threads=threads, in_turns=True))
+    open_part = partial(OnnxSession, threads=threads, in_turns=True)
+    parts = StepSession(files, loops, open_part, exits=(*recipe.model.exits, loops))
 
     texts, order = Texts(lambda: Decoder(StepEngine(parts))), (0, *recipe.model.exits, loops)
 
@@ -207,7 +208,7 @@ def steps_way(recipe: LanguageRecipe, files: Mapping[str, Path], threads: int) -
         state = engine.embed(np.array([[token]], dtype=np.int64), 0, keep=False)
         embedded = time.perf_counter()
         for stretch in range(order[1]):
-            state = engine.advance(stretch, state, keep=False)
+            state = engine.advance(stretch, [state], keep=False)
         looped = time.perf_counter()
         engine.readout(state, loops)
         return 1000 * (embedded - began + time.perf_counter() - looped)

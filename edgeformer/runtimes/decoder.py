@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -27,41 +28,35 @@ from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.metric import top_probability
 
 State = TypeVar("State")
-OpenPart = Callable[[Path], Graph]
 
 
 class LoopEngine(Protocol[State]):
     """Computes for a :class:`Decoder`, and caches keys, values and convolution inputs of earlier tokens.
 
     A ``State`` is defined by the engine: usually the hidden states of consecutive tokens, [B, n, C].
+
+    Attributes:
+        stops: loops after which it can stop, in ascending order; the last entry is the model's last loop.
+        max_positions: tokens of the longest text; None: not known.
+        session: opened graphs that compute: their caveats and settings are the decoder's, which closes them.
     """
 
     provider: str
-    """Name of the provider: ``CPUExecutionProvider``, ``torch-cpu``…"""
-
     stops: tuple[int, ...]
-    """Loops after which it can stop, in ascending order; the last entry is the model's last loop."""
-
     max_positions: int | None
-    """Tokens of the longest text; None: not known."""
-
     session: Session | None = None
-    """Opened graphs that compute: their caveats and settings are the decoder's, which closes them."""
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> State:
         """Embed new tokens int64 [B, n] from position ``start``; ``keep`` False: do not cache them."""
 
-    def advance(self, stretch: int, state: State, *, keep: bool) -> State:
+    def advance(self, stretch: int, states: Sequence[State], *, keep: bool) -> State:
         """Run tokens through the loops between two stops.
 
         Args:
             stretch: 0 for the loops up to the first stop, 1 for those from there to the second…
-            state: tokens that directly follow those already run through this stretch.
+            states: consecutive tokens that directly follow those already run through this stretch.
             keep: False: do not cache them.
         """
-
-    def joined(self, states: Sequence[State]) -> State:
-        """Join the states of consecutive tokens, two or more, into one."""
 
     def readout(self, state: State, loop: int) -> Array:
         """Return the logits float32 [B, V] of the newest token in ``state``, which has passed ``loop``."""
@@ -84,7 +79,7 @@ class Decoder(Generic[State]):
         self.provider = engine.provider
         self.loops = engine.stops[-1]
         self.length = 0
-        # States are joined only when they advance; joining per token would copy a long waiting prompt each time.
+        # The engine joins states when they advance; joining per token would copy a long waiting prompt each time.
         self._waiting: list[list[State]] = [[] for _ in range(len(engine.stops) + 1)]
         self._newest: State | None = None
 
@@ -112,8 +107,7 @@ class Decoder(Generic[State]):
             if not states:
                 continue
             self._waiting[stretch] = []
-            waiting = states[0] if len(states) == 1 else self._engine.joined(states)
-            state = self._engine.advance(stretch, waiting, keep=True)
+            state = self._engine.advance(stretch, states, keep=True)
             self._waiting[stretch + 1].append(state)
             newest = state if stretch == last - 1 else None
         if newest is None:
@@ -134,16 +128,9 @@ class Decoder(Generic[State]):
         return self._engine.readout(self._newest, loop)
 
     def peek(self, ids: Array, loop: int) -> Array:
-        """Compute the next tokens' logits after ``loop`` without reading them, so that calls can be repeated and timed.
+        """Return the next tokens' logits [B, V] after ``loop`` without reading them, so that calls can be repeated.
 
-        The cost equals reading one token of every text at the current position and advancing.
-
-        Args:
-            ids: one token per text, int64 [B, 1].
-            loop: loop after which to stop.
-
-        Returns:
-            Logits float32 [B, V].
+        The cost equals reading one token of every text, int64 [B, 1], at the current position and advancing.
 
         Raises:
             InputError: the text would get longer than the model takes.
@@ -155,7 +142,7 @@ class Decoder(Generic[State]):
         self._check_length(ids.shape[1])
         state = self._engine.embed(ids, self.length, keep=False)
         for stretch in range(last):
-            state = self._engine.advance(stretch, state, keep=False)
+            state = self._engine.advance(stretch, [state], keep=False)
         return self._engine.readout(state, loop)
 
     def caveats(self) -> tuple[str, ...]:
@@ -199,15 +186,12 @@ class CachedGraph:
         }
 
     def run(self, tokens: Mapping[str, Array], *, keep: bool, **others: Array) -> list[dict[str, Array]]:
-        """Run tokens [B, n, …], in several calls if they are more than the graph takes at once.
+        """Run tokens [B, n, …] and return the outputs of every call: several, if the graph takes fewer tokens at once.
 
         Args:
             tokens: inputs that are split along the tokens.
             keep: False: do not cache the tokens.
             others: inputs that are the same in every call.
-
-        Returns:
-            The outputs of every call.
         """
         rows, length = next(iter(tokens.values())).shape[:2]
         caches = self._caches
@@ -258,92 +242,13 @@ class GraphSession(Session):
             graph.close()
 
 
-class StepParts(GraphSession):
-    """The opened graphs of a step artifact.
-
-    Args:
-        parts: embed, loop, readout… → file.
-        loops: number of loops of the model.
-        answers: loops after which logits may be requested; only their readouts are opened.
-        open_part: opens a graph file; None: with ONNX Runtime on the CPU.
-
-    Raises:
-        ArtifactError: a part is missing from the bundle, or cannot be opened.
-        InputError: there is no such loop.
-    """
-
-    def __init__(
-        self, parts: Mapping[str, Path], loops: int, answers: Collection[int], open_part: OpenPart | None = None
-    ) -> None:
-        if open_part is None:
-            from edgeformer.runtimes.onnxruntime.session import OnnxSession
-
-            def open_part(path: Path) -> Graph:
-                return OnnxSession(path, in_turns=True)
-
-        self._readouts: dict[int, str] = {}
-        for loop in answers:
-            if not 1 <= loop <= loops:
-                raise InputError(f"there is no exit after loop {loop}: the model has {loops} loops")
-            # The loop's exit head, the head that all exits share, or the last loop's head.
-            candidates = (f"readout_exit{loop}", "readout_exit") if loop != loops else ()
-            self._readouts[loop] = next((name for name in candidates if name in parts), "readout")
-        graphs: dict[str, Graph] = {}
-        for name in ("embed", "loop", *sorted(set(self._readouts.values()))):
-            if name not in parts:
-                raise ArtifactError(f"a step bundle without a part {name!r}; export the run again")
-            graphs[name] = open_part(parts[name])
-        super().__init__(graphs, "loop")
-        self.loops, self.embed, self.loop = loops, graphs["embed"], graphs["loop"]
-        self.is_decoder = f"{PAST}_key" in self.loop.inputs  # a language model; otherwise a classifier
-
-    def readout(self, state: Array, loop: int, inputs: Mapping[str, Array] = MappingProxyType({})) -> Array:
-        """Return the logits of the state after ``loop``, one of ``answers``.
-
-        Args:
-            inputs: the model's inputs; a readout that pools over the text needs the mask.
-        """
-        return self.graphs[self._readouts[loop]].run({**inputs, "state": state})["logits"]
-
-
-class StepEngine(LoopEngine[Array]):
-    """Loop engine on the step graphs; stops after every loop. A state holds hidden states of tokens, [B, n, C].
-
-    Args:
-        parts: the opened graphs; several engines may share them.
-    """
-
-    def __init__(self, parts: StepParts) -> None:
-        self.session = self._parts = parts
-        self.provider = parts.provider
-        self.stops = tuple(range(1, parts.loops + 1))
-        self.max_positions = parts.embed.max_positions
-        self._embed = CachedGraph(parts.embed)
-        self._loops = [CachedGraph(parts.loop) for _ in self.stops]
-
-    def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
-        calls = self._embed.run(with_positions(ids, start), keep=keep)
-        return self.joined([outputs["state"] for outputs in calls])
-
-    def advance(self, stretch: int, state: Array, *, keep: bool) -> Array:
-        calls = self._loops[stretch].run({"state": state}, keep=keep, loop=_loop_index(stretch))
-        return self.joined([outputs["next_state"] for outputs in calls])
-
-    def joined(self, states: Sequence[Array]) -> Array:
-        return states[0] if len(states) == 1 else np.concatenate(states, axis=1)
-
-    def readout(self, state: Array, loop: int) -> Array:
-        result: Array = self._parts.readout(state[:, -1:], loop)[:, -1]
-        return result
-
-
-class StepSession(StepParts):
+class StepSession(GraphSession):
     """Run a step artifact like one graph, optionally with several exits or with early exit per row.
 
     Args:
-        parts: embed, loop, readout… → file.
+        parts: embed, loop, readout… → file; only the readouts of requested exits are opened.
         loops: number of loops of the model.
-        open_part: as in :class:`StepParts`.
+        open_part: opens a graph file; None: with ONNX Runtime on the CPU.
         early: as in :class:`~edgeformer.runtimes.runtime.OpenOptions`; the result then has ``loops`` int64 [batch].
         exits: loops that return logits, each as ``logits_exitN``; the largest is the last loop that is run. Empty: the
             model's last loop, as ``logits``.
@@ -357,16 +262,38 @@ class StepSession(StepParts):
         self,
         parts: Mapping[str, Path],
         loops: int,
-        open_part: OpenPart | None = None,
+        open_part: Callable[[Path], Graph] | None = None,
         early: Mapping[int, float] | None = None,
         exits: Collection[int] = (),
     ) -> None:
+        if open_part is None:
+            from edgeformer.runtimes.onnxruntime.session import OnnxSession
+
+            open_part = partial(OnnxSession, in_turns=True)
         self._last = max(exits, default=loops)
-        threshold_loops = [loop for loop in early or () if loop < self._last]
-        super().__init__(parts, loops, {*threshold_loops, *exits, self._last}, open_part)
+        self._early, self._exits = early, frozenset(exits)
+        self._threshold_loops = frozenset(loop for loop in early or () if loop < self._last)
+        self._readouts: dict[int, str] = {}
+        for loop in {*self._threshold_loops, *exits, self._last}:
+            if not 1 <= loop <= loops:
+                raise InputError(f"there is no exit after loop {loop}: the model has {loops} loops")
+            # The loop's exit head, the head that all exits share, or the last loop's head.
+            candidates = (f"readout_exit{loop}", "readout_exit") if loop != loops else ()
+            self._readouts[loop] = next((name for name in candidates if name in parts), "readout")
+        graphs: dict[str, Graph] = {}
+        for name in ("embed", "loop", *sorted(set(self._readouts.values()))):
+            if name not in parts:
+                raise ArtifactError(f"a step bundle without a part {name!r}; export the run again")
+            graphs[name] = open_part(parts[name])
+        super().__init__(graphs, "loop")
+        self.loops, self.embed, self.loop = loops, graphs["embed"], graphs["loop"]
+        self.is_decoder = f"{PAST}_key" in self.loop.inputs  # a language model; otherwise a classifier
         if early is not None and self.is_decoder:
             raise InputError("rows of a language model cannot leave early: its tokens do, while they are written")
-        self._early, self._threshold_loops, self._exits = early, frozenset(threshold_loops), frozenset(exits)
+
+    def readout(self, state: Array, loop: int, inputs: Mapping[str, Array] = MappingProxyType({})) -> Array:
+        """Return the logits of the state after ``loop``; a readout that pools over the text needs the mask."""
+        return self.graphs[self._readouts[loop]].run({**inputs, "state": state})["logits"]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run embed, the loops and the readouts. See :meth:`Session.run`."""
@@ -388,7 +315,7 @@ class StepSession(StepParts):
             engine = StepEngine(self)
             state = engine.embed(inputs["input_ids"], 0, keep=False)
             for stretch in range(self._last):
-                state = engine.advance(stretch, state, keep=False)
+                state = engine.advance(stretch, [state], keep=False)
                 yield state
             return
         state = self.embed.run(inputs)["state"]
@@ -424,20 +351,48 @@ def _loop_index(number: int) -> Array:
     return np.array([number], dtype=np.int64)
 
 
+class StepEngine(LoopEngine[Array]):
+    """Loop engine on the step graphs; stops after every loop. A state holds hidden states of tokens, [B, n, C].
+
+    Args:
+        steps: the opened graphs; several engines may share them.
+    """
+
+    def __init__(self, steps: StepSession) -> None:
+        self.session = self._steps = steps
+        self.provider, self.max_positions = steps.provider, steps.embed.max_positions
+        self.stops = tuple(range(1, steps.loops + 1))
+        self._embed = CachedGraph(steps.embed)
+        self._loops = [CachedGraph(steps.loop) for _ in self.stops]
+
+    def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
+        calls = self._embed.run(with_positions(ids, start), keep=keep)
+        return _concatenate([outputs["state"] for outputs in calls])
+
+    def advance(self, stretch: int, states: Sequence[Array], *, keep: bool) -> Array:
+        calls = self._loops[stretch].run({"state": _concatenate(states)}, keep=keep, loop=_loop_index(stretch))
+        return _concatenate([outputs["next_state"] for outputs in calls])
+
+    def readout(self, state: Array, loop: int) -> Array:
+        result: Array = self._steps.readout(state[:, -1:], loop)[:, -1]
+        return result
+
+
+def _concatenate(arrays: Sequence[Array]) -> Array:
+    """Join arrays of consecutive tokens [B, n, …]."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
+
+
 class FullDepthEngine(LoopEngine[dict[str, Array]]):
     """Loop engine on the decode graph: every token runs through all loops in one call.
 
     A state holds ``input_ids`` and ``position_ids`` before the call and ``logits`` after it; if the tokens need several
-    calls, those of the last one.
-
-    Args:
-        graph: the opened decode graph; several engines may share it.
+    calls, those of the last one. Several engines may share the graph.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.session = graph
-        self.provider = graph.provider
-        self.max_positions = graph.max_positions
+        self.provider, self.max_positions = graph.provider, graph.max_positions
         self._cached = CachedGraph(graph)
         self.stops = (sum(name.endswith(".key") for name in self._cached.outputs),)
 
@@ -445,11 +400,9 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         """Return the call's inputs without computing anything. See :meth:`LoopEngine.embed`."""
         return with_positions(ids, start)
 
-    def advance(self, stretch: int, state: dict[str, Array], *, keep: bool) -> dict[str, Array]:
-        return {"logits": self._cached.run(state, keep=keep)[-1]["logits"]}
-
-    def joined(self, states: Sequence[dict[str, Array]]) -> dict[str, Array]:
-        return {name: np.concatenate([state[name] for state in states], axis=1) for name in states[0]}
+    def advance(self, stretch: int, states: Sequence[dict[str, Array]], *, keep: bool) -> dict[str, Array]:
+        tokens = {name: _concatenate([state[name] for state in states]) for name in states[0]}
+        return {"logits": self._cached.run(tokens, keep=keep)[-1]["logits"]}
 
     def readout(self, state: dict[str, Array], loop: int) -> Array:
         result: Array = state["logits"][:, -1]
@@ -463,15 +416,12 @@ def with_positions(ids: Array, start: int) -> dict[str, Array]:
 
 
 def decode_windows(graph: Graph, ids: Array, first: int) -> Array:
-    """Return the logits of a decode graph under teacher forcing.
+    """Return the logits of a decode graph under teacher forcing, float32 [B, n − first + 1, V].
 
     Args:
         graph: the opened decode graph.
         ids: texts of the same length, int64 [B, n].
         first: tokens read in the first call, 1 … n; the rest follow one by one.
-
-    Returns:
-        Logits after the token at position first − 1 and each subsequent one, float32 [B, n − first + 1, V].
     """
     decoder = Decoder(FullDepthEngine(graph))
     logits = []

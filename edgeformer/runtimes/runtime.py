@@ -305,7 +305,7 @@ class Runtime(ABC):
         Raises:
             InputError: the artifact does not support decoding; otherwise as :meth:`open`.
         """
-        from edgeformer.runtimes.decoder import Decoder, FullDepthEngine, StepEngine, StepParts
+        from edgeformer.runtimes.decoder import Decoder, FullDepthEngine, StepEngine, StepSession
 
         open_part = partial(self.open_graph, files=files, options=options)
         if files.artifact.role == "decode":
@@ -313,7 +313,7 @@ class Runtime(ABC):
         if files.artifact.role != "step":
             raise InputError(f"artifact {files.artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
         assert files.loops is not None  # bundles know the loops of their step artifacts
-        return Decoder(StepEngine(StepParts(files.parts, files.loops, exits or (files.loops,), open_part)))
+        return Decoder(StepEngine(StepSession(files.parts, files.loops, open_part, exits=exits or ())))
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
         """Return the providers to measure an artifact with if this runtime is requested by name.

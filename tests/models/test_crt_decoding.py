@@ -21,7 +21,7 @@ from edgeformer.models.crt.graphs import compose_decode, step_specs
 from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.tracing import GraphSpec, export_graph
-from edgeformer.runtimes.decoder import Decoder, StepEngine, StepParts, decode_windows
+from edgeformer.runtimes.decoder import Decoder, StepEngine, StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import torch_decoder
 from tests.models.crt_oracle import small_config
@@ -67,7 +67,8 @@ class TorchGraph:
 def step_decoder(model: CRT) -> Decoder[Any]:
     specs = step_specs(model)
     paths = {part: Path(part) for part in specs}
-    return Decoder(StepEngine(StepParts(paths, model.loops, model.exits, lambda path: TorchGraph(specs[path.name]))))  # type: ignore
+    steps = StepSession(paths, model.loops, lambda path: TorchGraph(specs[path.name]), exits=model.exits)  # type: ignore
+    return Decoder(StepEngine(steps))
 
 
 def make_crt(**changes: Any) -> CRT:
@@ -144,9 +145,6 @@ def test_peek_leaves_the_cache_unchanged(decoder: Decoder[Tensor], ids: Array, e
         assert decoder.length == length
     decoder.read_rows(ids[:, 70:71])
     assert close(logits_after(decoder, 8), expected[8][:, 70])
-    decoder.close()
-    with pytest.raises(ValueError, match="closed"):
-        decoder.read([1])
 
 
 def test_limits_of_decoding(decoder: Decoder[Tensor], ids: Array) -> None:

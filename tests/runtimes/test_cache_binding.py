@@ -13,7 +13,7 @@ import pytest
 
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import OpenOptions, runtime_of
-from edgeformer.runtimes.decoder import Decoder, FullDepthEngine, StepEngine, StepParts
+from edgeformer.runtimes.decoder import Decoder, FullDepthEngine, StepEngine, StepSession
 from edgeformer.runtimes.onnxruntime.providers import CPU, CUDA
 from edgeformer.runtimes.onnxruntime.session import Cache, OnnxSession
 
@@ -26,7 +26,7 @@ def decoder_of(kind: str, open_part: Open) -> Decoder[Any]:
     files = bundle.files(bundle.artifact(f"onnx-fp32-{kind}"))
     if kind == "decode":
         return Decoder(FullDepthEngine(open_part(files.file)))
-    return Decoder(StepEngine(StepParts(files.parts, bundle.loops, (bundle.loops,), open_part)))
+    return Decoder(StepEngine(StepSession(files.parts, bundle.loops, open_part)))
 
 
 def written(decoder: Decoder[Any], tokens: int = 12) -> tuple[list[int], list[np.ndarray[Any, Any]]]:

@@ -36,7 +36,10 @@ class Recorder(LoopEngine[Tokens]):
             self.read += tokens
         return tokens
 
-    def advance(self, stretch: int, state: Tokens, *, keep: bool) -> Tokens:
+    def advance(self, stretch: int, states: Sequence[Tokens], *, keep: bool) -> Tokens:
+        if len(states) > 1:
+            self.joins.append(len(states))
+        state = tuple(chain.from_iterable(states))
         previous = self.read if stretch == 0 else self.through[stretch - 1]
         first = len(self.through[stretch])
         if keep:
@@ -44,10 +47,6 @@ class Recorder(LoopEngine[Tokens]):
             self.through[stretch] += state
             self.calls[stretch] += 1
         return state
-
-    def joined(self, states: Sequence[Tokens]) -> Tokens:
-        self.joins.append(len(states))
-        return tuple(chain.from_iterable(states))
 
     def readout(self, state: Tokens, loop: int) -> Array:
         return np.array([[state[-1], loop]], dtype=np.float32)

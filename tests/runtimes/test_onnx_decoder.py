@@ -19,7 +19,7 @@ from edgeformer.models.crt.graphs import compose_decode, step_specs
 from edgeformer.models.tracing import export_graph
 from edgeformer.models.weights import load_model
 from edgeformer.runtimes import OpenOptions
-from edgeformer.runtimes.decoder import Decoder, StepEngine, StepParts, decode_windows
+from edgeformer.runtimes.decoder import Decoder, StepEngine, StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from tests.export.language_run import EXIT, LOOPS, POSITIONS, WORDS, exported_language_run
 from tests.models.crt_oracle import small_config
@@ -129,7 +129,7 @@ def test_without_convolutions_and_with_a_head_for_every_exit(tmp_path: Path) -> 
         write_graph(graph, paths[part])
     with torch.inference_mode():
         expected = {loop: model.logits(text, loop).numpy() for loop in model.exits}
-    decoder = Decoder(StepEngine(StepParts(paths, 3, model.exits)))
+    decoder = Decoder(StepEngine(StepSession(paths, 3, exits=model.exits)))
     for place, loop in enumerate((1, 1, 2, 3, 1, 2, 2, 1, 3, 1) * 2):
         decoder.read_rows(text[:, place : place + 1].numpy())
         decoder.advance(loop)

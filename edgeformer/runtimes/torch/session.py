@@ -84,11 +84,9 @@ class TorchEngine(LoopEngine[torch.Tensor]):
     def embed(self, ids: Array, start: int, *, keep: bool) -> torch.Tensor:
         return self._model.embed(torch.from_numpy(ids).to(self._model.device), start, keep=keep)
 
-    def advance(self, stretch: int, state: torch.Tensor, *, keep: bool) -> torch.Tensor:
+    def advance(self, stretch: int, states: Sequence[torch.Tensor], *, keep: bool) -> torch.Tensor:
+        state = states[0] if len(states) == 1 else torch.cat([*states], dim=1)
         return self._model.run_loop(stretch, state, keep=keep)
-
-    def joined(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([*states], dim=1)
 
     def readout(self, state: torch.Tensor, loop: int) -> Array:
         return self._model.logits(state[:, -1], loop).cpu().numpy()
