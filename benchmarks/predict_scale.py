@@ -74,7 +74,7 @@ def ratio(folder: Path, rows: int, rounds: int) -> dict[str, object]:
                     model.run(inputs)
                 between, used_between = time.perf_counter(), time.process_time()
                 with (Path(work) / "answers.jsonl").open("wb") as out:
-                    predict_file(model, parameters, JsonLines(out))
+                    predict_file(model, table, JsonLines(out))
                 if number:  # the first round warms up
                     results["bare"].append((between - started, used_between - used))
                     results["predict"].append((time.perf_counter() - between, time.process_time() - used_between))

@@ -53,6 +53,8 @@ BUILT = {"onnx-reference-fp32", "onnx-reference-fp32-exit1"}
 if find_spec("nncf") is not None:  # then --int8 also makes what OpenVINO runs
     BUILT |= {"openvino-int8", "openvino-int8-exit1"}
 """What the other runtime makes of the graphs; it is compared with torch when it is verified."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _averaging() -> Iterator[None]:
     with installed("averaging_model", "reference_runtime"):

@@ -129,19 +129,19 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
     efficiencies: dict[str, dict[str, Efficiency]] = defaultdict(dict)
     operators: dict[str, dict[str, Efficiency]] = defaultdict(dict)
     classes = {work.cls for call in calls for work in call.works}
-    for (precision, name), samples in sorted(rows.items()):
+    for (key, name), samples in sorted(rows.items()):
         target = efficiencies if name in classes else operators
-        target[precision][name] = _efficiency(np.array(samples))
+        target[key][name] = _efficiency(np.array(samples))
     overheads = dict.fromkeys(efficiencies, call_us)
     update = {"efficiencies": efficiencies, "operators": operators, "call_overhead_us": overheads}
     fitted = device.model_copy(update={"calibration": bare.model_copy(update=update)})
     # Sums of nodes are biased by what the profiler adds; one factor per precision makes the median call exact.
-    for precision in efficiencies:
-        ratios = [c.call_us / estimated_us(fitted, c) for c in calls if c.artifact.precision == precision]
+    for key in efficiencies:
+        ratios = [c.call_us / estimated_us(fitted, c) for c in calls if c.artifact.precision == key]
         factor = statistics.median(ratios)
-        for table in (efficiencies[precision], operators[precision]):
+        for table in (efficiencies[key], operators[key]):
             table |= {name: _slower(efficiency, factor) for name, efficiency in table.items()}
-        overheads[precision] *= factor
+        overheads[key] *= factor
     cases = tuple(case_of(fitted, call) for call in calls)
     calibration = bare.model_copy(update={**update, "fitted_on": cases})
     return device.model_copy(update={"calibration": calibration})

@@ -138,9 +138,7 @@ def _net_loss_probability(net: int, rows: int, share: float, drop: float) -> flo
     return float((weights * cumulative).sum() + max(0.0, 1 - weights.sum()))
 
 
-def rows_needed(
-    max_drop: float, level: float, newly_wrong: int = 0, newly_right: int = 0, rows: int = 1
-) -> int | None:
+def rows_needed(max_drop: float, level: float, newly_wrong: int = 0, newly_right: int = 0, rows: int = 1) -> int | None:
     """Return the smallest number of rows, within 0.5 %, with which a candidate passes; None: its drop is too large.
 
     Args:

@@ -233,9 +233,7 @@ def step_operations(recipe: Recipe, tokens: int) -> int:
     return sum(kernel.operations * count for kernel, count in kernels.items())
 
 
-def count_kernels(
-    recipe: Recipe, tokens: int, precision: str, *, on_cuda: bool = True
-) -> tuple[Counter[Kernel], int]:
+def count_kernels(recipe: Recipe, tokens: int, precision: str, *, on_cuda: bool = True) -> tuple[Counter[Kernel], int]:
     """Count the kernels of one micro-batch, forward and backward, with recomputation, on tensors without data.
 
     Args:

@@ -20,7 +20,7 @@ from benchmarks._decode import weight_bytes
 from benchmarks._torch_routes import tune
 from benchmarks.decode import bars_of, rates, summary, with_speedups
 from benchmarks.floors import Needed, bar_of, rounds_of
-from benchmarks.judging import INCOMPLETE, MET, NOT_JUDGED, NOT_MET, Limit, Watch, judged, told, unless
+from benchmarks.judging import INCOMPLETE, MET, NOT_JUDGED, NOT_MET, Limit, Watch, judged, report_bars, unless
 from benchmarks.waiting import seconds
 from benchmarks.ways import Way, environment
 from edgeformer.benchmark.conditions import CpuReading
@@ -41,9 +41,9 @@ def test_two_rounds_and_what_is_missing_judge_nothing(capsys: pytest.CaptureFixt
     assert [(bar["verdict"], bar["reason"]) for bar in bars] == [
         (NOT_JUDGED, "2 of at least 3 rounds were measured"), (NOT_JUDGED, "gone"),
     ]  # fmt: skip
-    assert told(bars) == INCOMPLETE
+    assert report_bars(bars) == INCOMPLETE
     assert "2 of 2 bars were not judged" in capsys.readouterr().err.splitlines()[-1]
-    assert told([judged("speed", [1.0] * 3, 3, at_least=True)]) == 0, "a bar that is not met was judged"
+    assert report_bars([judged("speed", [1.0] * 3, 3, at_least=True)]) == 0, "a bar that is not met was judged"
 
 
 def test_nothing_is_judged_where_others_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +234,8 @@ def test_the_weights_of_a_product_count_as_often_as_it_is_computed(tmp_path: Pat
 
 
 def test_of_what_is_timed_only_a_profile_may_miss_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    missed = subprocess.CompletedProcess([], 3, "told", "an artifact was rejected")
+    missed = subprocess.CompletedProcess([], 3, "report_bars", "an artifact was rejected")
     monkeypatch.setattr(subprocess, "run", lambda *given, **options: missed)
-    assert seconds("profile", allowed=(0, 3))[1] == "told"
+    assert seconds("profile", allowed=(0, 3))[1] == "report_bars"
     with pytest.raises(SystemExit, match="edgeformer export: exit code 3: an artifact was rejected"):
         seconds("export")

@@ -275,9 +275,7 @@ def test_tokenizer_of_another_size(tmp_path: Path, tokenizer: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "../x", ".hidden", ""])
-def test_name_that_is_no_folder_name(
-    tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path, name: str
-) -> None:
+def test_name_that_is_no_folder_name(tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path, name: str) -> None:
     torch.save(weights, tmp_path / "good.pt")
     assert "--name" in refusal(tmp_path / "good.pt", tokenizer, name=name)
 

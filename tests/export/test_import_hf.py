@@ -286,9 +286,7 @@ def test_custom_code_is_reported_and_not_run(shared_model: Path, tmp_path: Path)
     assert not (tmp_path / "ran").exists()
 
 
-def test_classifier_without_a_trained_head_is_refused(
-    shared_model: Path, shared_encoder: Path, tmp_path: Path
-) -> None:
+def test_classifier_without_a_trained_head_is_refused(shared_model: Path, shared_encoder: Path, tmp_path: Path) -> None:
     config = json.loads((shared_model / "config.json").read_text(encoding="utf-8"))
     keys = {key: config[key] for key in ("architectures", "id2label")}
     headless = changed(shared_encoder, tmp_path / "headless", **keys)

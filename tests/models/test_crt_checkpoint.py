@@ -60,9 +60,7 @@ def test_wrapped_and_prefixed_weights(weights: dict[str, Tensor], key: str, pref
     assert all(state_dict[name] is weights[name] for name in weights)
 
 
-@pytest.mark.parametrize(
-    "content", [None, [], {"model": {}}, {"model": {"a": 1}}, {"epoch": 3, "w": torch.ones(1)}]
-)
+@pytest.mark.parametrize("content", [None, [], {"model": {}}, {"model": {"a": 1}}, {"epoch": 3, "w": torch.ones(1)}])
 def test_content_without_a_state_dict(content: object) -> None:
     with pytest.raises(ArtifactError, match="checkpoint: holds no state dict"):
         extract_state_dict(content, "checkpoint")

@@ -88,9 +88,7 @@ print(json.dumps({"grew": grew, "inside": inside, "restored": dict(os.environ) =
 
 
 def _after_products(tokens: str) -> dict[str, Any]:
-    ended = subprocess.run(
-        [sys.executable, "-c", PRODUCTS, tokens], check=True, capture_output=True, text=True
-    )
+    ended = subprocess.run([sys.executable, "-c", PRODUCTS, tokens], check=True, capture_output=True, text=True)
     result: dict[str, Any] = json.loads(ended.stdout)
     assert result["restored"] and (result["inside"] is not None) is (tokens == "8192")
     return result

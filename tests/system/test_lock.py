@@ -147,9 +147,7 @@ def test_an_owner_is_identified_by_pid_and_start(
             pass
 
 
-def test_a_lock_file_removed_after_opening_is_retried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_file_removed_after_opening_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner gives it back between our opening and our taking it: what we took has no name any more."""
     lock_descriptor, handles = filelock.lock_descriptor, []
 

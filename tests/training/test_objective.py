@@ -80,6 +80,7 @@ class TestStreaming:
         with pytest.raises(InputError, match=r"the (data|tokenizer) changed since this run began"):
             train(recipe, TrainOptions(tmp_path, name="run", resume=True))
 
+
 @pytest.fixture(scope="module")
 def oversized() -> Recipe:
     """A recipe whose ``model.vocab_size`` is larger than its trained tokenizer."""

@@ -117,6 +117,7 @@ class TestSchedules:
         assert advance(other, restored, 6) == expected
         assert (len(set(expected)) == 1) == (schedule.kind == "constant")
 
+
 def test_optimizer_groups() -> None:
     config = OptimizerConfig(lr=0.25, betas=(0.5, 0.75), eps=1e-3, weight_decay=0.1)
     groups = build_optimizer(nn.Linear(3, 2), config).param_groups
@@ -142,9 +143,7 @@ def test_learning_rate_per_parameter(schedule: ConstantSchedule | OneCycleSchedu
 
 
 class TestPrecision:
-    @pytest.mark.parametrize(
-        ("capability", "expected"), [((7, 5), "fp16"), ((8, 0), "bf16")]
-    )
+    @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp16"), ((8, 0), "bf16")])
     def test_auto_on_a_card(self, capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         assert resolve_precision("auto", "cuda") == expected

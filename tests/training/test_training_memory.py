@@ -203,6 +203,7 @@ class TestLedger:
         assert recorded(ledger) == [(8, "temporary"), (8, "activations"), (16, "activations")]
         del tensors
 
+
 def test_cuda_dropout() -> None:
     model = nn.Sequential(nn.Dropout(0.25), nn.Dropout(0.0))
     use_cuda_dropout(model)

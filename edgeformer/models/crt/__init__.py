@@ -112,4 +112,5 @@ class CRTDeep(ModelSpec):
             f"FFN {config.ffn_size}, {config.norm} norm; {config.vocab_size:,} tokens"
         )
 
+
 MODEL = CRTDeep()

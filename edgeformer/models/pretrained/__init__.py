@@ -172,4 +172,5 @@ class Pretrained(ModelSpec):
             )
         return line
 
+
 MODEL = Pretrained()

@@ -144,7 +144,5 @@ def _average(calls: list[list[dict[str, Any]]]) -> tuple[ExecutedNode, ...]:
             for key in ("input_type_shape", "output_type_shape")
         )
         name, parameter_bytes = event["name"].removesuffix(_ENDING), int(arguments.get("parameter_size", 0))
-        nodes.append(
-            ExecutedNode(arguments["op_name"], name, inputs, outputs, parameter_bytes, float(duration_us))
-        )
+        nodes.append(ExecutedNode(arguments["op_name"], name, inputs, outputs, parameter_bytes, float(duration_us)))
     return tuple(nodes)

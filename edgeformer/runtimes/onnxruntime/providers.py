@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgeformer.runtimes.runtime import Kind, ProviderFacts
 from edgeformer.runtimes.session import PAST
@@ -299,6 +299,6 @@ def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = 
             detail, problem = "not built into the installed onnxruntime", ""
             remedy = provider.remedy if driver is None else None  # another wheel does not help without a driver
         detail += f", but {problem}" if problem else ""
-        status = "available" if problem is None else "unavailable"
+        status: Literal["available", "unavailable"] = "available" if problem is None else "unavailable"
         lines.append(Capability(f"onnxruntime: {name}", status, version, f"{detail}; {provider.use}", remedy))
     return lines

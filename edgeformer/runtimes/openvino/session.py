@@ -153,9 +153,7 @@ class OpenVINOSession(Graph):
                     raise self.refusal(feed, f"{axis!r} is {sizes[axis]} and {size}")
         for name, rows in self._table_rows.items():
             if name in feed and (feed[name].max() >= rows or feed[name].min() < -rows):
-                raise InputError(
-                    f"{self.path.name}: {name!r}: a token id lies outside the model's vocabulary ({rows})"
-                )
+                raise InputError(f"{self.path.name}: {name!r}: a token id lies outside the model's vocabulary ({rows})")
         try:
             results = self._request.infer(feed, share_inputs=True)
         except Exception as error:

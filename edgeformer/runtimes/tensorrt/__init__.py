@@ -287,9 +287,7 @@ class TensorRTRuntime(Runtime):
         require_runnable(path, files.artifact)
         from edgeformer.runtimes.tensorrt.session import TensorRTSession
 
-        return TensorRTSession(
-            path, files.artifact, files.max_positions, repeated_shapes=options.repeated_shapes
-        )
+        return TensorRTSession(path, files.artifact, files.max_positions, repeated_shapes=options.repeated_shapes)
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         """A session's provider is its artifact's format."""
