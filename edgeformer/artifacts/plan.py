@@ -70,8 +70,7 @@ class Plan(Frozen):
         "does, then single changes from the cheapest on"
     )  # fmt: skip
     larger_batches: tuple[Suggestion, ...] = Field(
-        (), strict=False, description="where it fits: more rows at a time that fit too, at the same effective batch; "
-        "`peak_bytes` of each is an upper bound"
+        (), strict=False, description="where it fits: more rows at a time that fit too, at the same effective batch"
     )  # fmt: skip
     time: PlannedTime
     reason: str
