@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import gc
 import inspect
@@ -93,9 +94,10 @@ def main() -> None:
     Exit codes: 0 done; 1 failed; 2 bad input; 3 done, but an artifact was rejected or a budget failed; 4 undecided;
     130 interrupted.
     """
-    # Garbage collection during imports and the search for pydantic plugins take a fifth of the time until a small
-    # model's first answer, and a short command needs neither.
-    gc.set_threshold(50_000)
+    # Garbage collection during imports and at exit, and the search for pydantic plugins, take a large part of a small
+    # model's time to the first answer, and a short command needs none of them.
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Windows pipes are not UTF-8 by default, and a C locale would read bad bytes as surrogates.
     for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "replace"), (sys.stderr, "replace")):
