@@ -194,11 +194,7 @@ def read_yaml(path: Path) -> YamlDocument:
     return YamlDocument(str(path), document, lines)
 
 
-# Recipes and device profiles: found by path or by name, read as YAML, overridden, validated.
-#
-# An error names file, line, key, what is allowed and the nearest key. Numbers are read as YAML 1.2 does (3e-4 is a
-# number, ``on`` is text).
-
+# Recipes and device profiles: located by path or by name, overridden, validated.
 
 M = TypeVar("M", bound=BaseModel)
 Kind = Literal["recipes", "profiles"]
@@ -242,33 +238,29 @@ def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
         keys = path_text.strip().split(".")
         if len(keys) > DEEPEST:
             raise RecipeError(f"--set {override}: its path has {len(keys):,} steps, more than {DEEPEST}")
-        _assign(document, keys, value, override)
-
-
-def _assign(document: YamlDocument, keys: list[str], value: Any, override: str) -> None:
-    target: Any = document.content
-    path: KeyPath = ()
-    for position, key in enumerate(keys):
-        parent = ".".join(keys[:position])
-        if path:
-            target = target[path[-1]]
-        if isinstance(target, list):
-            if not key.isdigit() or int(key) >= len(target):
-                raise RecipeError(
-                    f"--set {override}: {parent} is a list of {len(target)}; "
-                    f"{key!r} is not one of its positions 0…{len(target) - 1}"
-                )
-            path = (*path, int(key))
-        elif isinstance(target, dict):
-            path = (*path, key)
-            if target.get(key) is None:
-                target[key] = {}
-        else:
-            raise RecipeError(f"--set {override}: {parent} is a single value and has no keys of its own")
-    target[path[-1]] = value
-    # Problems below this key are the override's, not the file's.
-    document.lines = {line_path: line for line_path, line in document.lines.items() if line_path[: len(path)] != path}
-    document.overridden[path] = f"--set {override}"
+        target: Any = document.content
+        path: KeyPath = ()
+        for position, key in enumerate(keys):
+            parent = ".".join(keys[:position])
+            if path:
+                target = target[path[-1]]
+            if isinstance(target, list):
+                if not key.isdigit() or int(key) >= len(target):
+                    raise RecipeError(
+                        f"--set {override}: {parent} is a list of {len(target)}; "
+                        f"{key!r} is not one of its positions 0…{len(target) - 1}"
+                    )
+                path = (*path, int(key))
+            elif isinstance(target, dict):
+                path = (*path, key)
+                if target.get(key) is None:
+                    target[key] = {}
+            else:
+                raise RecipeError(f"--set {override}: {parent} is a single value and has no keys of its own")
+        target[path[-1]] = value
+        # Problems below this key are the override's, not the file's.
+        document.lines = {key: line for key, line in document.lines.items() if key[: len(path)] != path}
+        document.overridden[path] = f"--set {override}"
 
 
 def _raw_path(content: Any, location: tuple[str | int, ...]) -> KeyPath:
@@ -294,7 +286,9 @@ def _explain(model: type[BaseModel], document: YamlDocument, details: ErrorDetai
     where, kind, context = document.where(path), details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
         parents = _models_at(model, document.content, path[:-1])
-        return f"{where}: unknown key {dotted!r}; {_allowed_keys(parents, str(path[-1]))}"
+        keys = sorted({info.alias or name for parent in parents for name, info in parent.model_fields.items()})
+        hint = did_you_mean(str(path[-1]), keys)
+        return f"{where}: unknown key {dotted!r}; {hint}allowed here: {', '.join(keys)}"
     if kind == "missing":
         return f"{where}: key {dotted!r} is missing; add it"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -338,11 +332,6 @@ def _models_at(model: type[BaseModel], content: Any, path: KeyPath) -> list[type
 def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
     info = model.model_fields.get("kind")
     return typing.get_args(info.annotation) if info else ()
-
-
-def _allowed_keys(models: list[type[BaseModel]], key: str) -> str:
-    keys = sorted({info.alias or name for model in models for name, info in model.model_fields.items()})
-    return f"{did_you_mean(key, keys)}allowed here: {', '.join(keys)}"
 
 
 def shipped_folder(kind: Kind) -> Path:
@@ -446,14 +435,11 @@ def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Se
             typed = any(path[:length] in document.overridden for length in range(len(path) + 1))
             starts = [Path.cwd()] if typed else [folder, Path.cwd()]
             holder[key] = resolved = _absolute(value, starts, is_path=is_path)
-            if not typed and not Path(value).is_absolute() and _elsewhere(resolved, value, folder):
+            if typed or resolved == value or not Path(resolved).exists():
+                continue
+            if resolved != str((folder / value).resolve()):
                 notes.append(f"{'.'.join(map(str, path))}: {value} is not beside the recipe; taken: {resolved}")
     return notes
-
-
-def _elsewhere(resolved: str, value: str, folder: Path) -> bool:
-    """Whether a path was found, and not from the recipe's folder."""
-    return resolved != value and Path(resolved).exists() and resolved != str((folder / value).resolve())
 
 
 def _places(content: Any, folders: Mapping[str, Sequence[str]]) -> Iterator[tuple[KeyPath, dict[str, Any], bool]]:

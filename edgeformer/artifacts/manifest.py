@@ -1,4 +1,4 @@
-"""How an artifact's error grows from loop to loop, as bundle.json has it."""
+"""Manifests on disk: run.json, bundle.json, and the audits and guarantees that they record."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ class Drift(Frozen):
     first_beyond: int | None = Field(None, description="the first loop beyond the tolerance")
 
 
-# How long the texts of a set are, as run.json has it.
-
-
 class Lengths(Frozen):
     """How many words, or tokens, texts have: of all texts of one set."""
 
@@ -42,9 +39,6 @@ class Lengths(Frozen):
         description="bins: from edges[i] up to, but not, edges[i + 1]; the last one holds all longer texts",
     )
     texts: tuple[int, ...] = Field(strict=False, description="in each bin")
-
-
-# What could make an ONNX artifact run otherwise elsewhere than where it was checked, as bundle.json has it.
 
 
 # Each release of ONNX Runtime reads all earlier opsets and formats; these are the first ones of each.
@@ -237,9 +231,6 @@ class ExitGuarantee(Frozen):
         if not self.reused:
             return guarantee
         return f"{guarantee}; the same rows chose the epoch or judged the artifact, so this is no independent proof"
-
-
-# Manifests of what lies on disk: a run (run.json), its bundle (bundle.json) and the bundle's artifacts.
 
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]

@@ -1,4 +1,4 @@
-"""Which other files an ONNX graph would have a runtime read: found in its bytes, before any runtime opens it.
+"""Outline of an ONNX file, read from its bytes before any runtime opens it: external data, inputs, operators, weights.
 
 A graph keeps large weights in sibling files and names them itself, and a runtime reads whatever it names. ONNX
 Runtime 1.31 refuses absolute names, ``..`` and links that lead out of the graph's folder, but reads every file inside
@@ -119,13 +119,6 @@ def _varint(content: mmap.mmap, position: int) -> tuple[int, int]:
     raise ValueError("a number has no end")
 
 
-# What an ONNX file says of itself, read out of its bytes: inputs, outputs, operators, opsets, how much it stores.
-#
-# Neither the package ``onnx``, which the base installation lacks, nor a runtime is needed, so that a file is judged
-# before anything opens it; see
-# :mod:`edgeformer.artifacts.onnx_outline` for how its messages are read.
-
-
 _DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
     10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
@@ -222,46 +215,58 @@ class _Reader:
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
-        self._found = Outline()
-        self._waiting: list[tuple[str, Field]] = []
+        self._outline = Outline()
+        self._pending: list[tuple[str, Field]] = []
 
     def model(self) -> Outline:
-        for part in self._fields(Field(0, 0, len(self._content), None)):
-            if part.value is not None:
-                continue
-            if part.number == 8:
-                domain, version = self._opset(part)
-                self._found.opsets["" if domain == "ai.onnx" else domain] = version
-            elif part.number == 7:
-                self._outermost(part)
+        """Read the whole file. Raises ValueError or IndexError where it is damaged."""
+        for part in self._messages(Field(0, 0, len(self._content), None)):
+            if part.number == 7:
+                self._main_graph(part)
+            elif part.number == 8:
+                domain, version = "", 0
+                for member in self._fields(part):
+                    if member.number == 1 and member.value is None:
+                        domain = self._text(member)
+                    elif member.number == 2 and member.value is not None:
+                        version = member.value
+                self._outline.opsets["" if domain == "ai.onnx" else domain] = version
             elif part.number == 25:
-                self._function(part)
-        while self._waiting:
-            kind, part = self._waiting.pop()
-            self._node(part) if kind == "node" else self._subgraph(part)
-        return self._found
+                name = domain = ""
+                for member in self._messages(part):
+                    if member.number == 1:
+                        name = self._text(member)
+                    elif member.number == 10:
+                        domain = self._text(member)
+                    elif member.number == 7:
+                        self._pending.append(("node", member))
+                self._outline.functions.add((domain, name))
+        while self._pending:
+            kind, part = self._pending.pop()
+            if kind == "node":
+                self._node(part)
+                continue
+            for member in self._messages(part):
+                if member.number == 1:
+                    self._pending.append(("node", member))
+                elif member.number == 5:
+                    self._tensor(member)
+        return self._outline
 
     def _fields(self, part: Field) -> Iterator[Field]:
         return read_fields(self._content, part.start, part.end)
 
+    def _messages(self, part: Field) -> Iterator[Field]:
+        """Yield the fields that are no numbers."""
+        return (member for member in self._fields(part) if member.value is None)
+
     def _text(self, part: Field) -> str:
         return self._content[part.start : part.end].decode("utf-8")
 
-    def _opset(self, part: Field) -> tuple[str, int]:
-        domain, version = "", 0
-        for member in self._fields(part):
-            if member.number == 1 and member.value is None:
-                domain = self._text(member)
-            elif member.number == 2 and member.value is not None:
-                version = member.value
-        return domain, version
-
-    def _outermost(self, part: Field) -> None:
-        """The graph itself: beside its operators also what goes in and out, and which tables token ids pick from."""
+    def _main_graph(self, part: Field) -> None:
+        """Read the outermost graph: its operators, inputs and outputs, and the tables that token ids pick from."""
         inputs, outputs, tables, nodes = [], [], {}, []
-        for member in self._fields(part):
-            if member.value is not None:
-                continue
+        for member in self._messages(part):
             if member.number == 1:
                 nodes.append(self._node(member))
             elif member.number == 5:
@@ -272,35 +277,13 @@ class _Reader:
             elif member.number == 12:
                 outputs.append(self._port(member))
         # Before IR version 4 every stored tensor was an input, too.
-        self._found.inputs = tuple(port for port in inputs if port.name not in tables)
-        self._found.outputs = tuple(outputs)
-        self._found.tables = _tables(nodes, [port.name for port in self._found.inputs], tables)
-
-    def _subgraph(self, part: Field) -> None:
-        for member in self._fields(part):
-            if member.value is None and member.number == 1:
-                self._waiting.append(("node", member))
-            elif member.value is None and member.number == 5:
-                self._tensor(member)
-
-    def _function(self, part: Field) -> None:
-        name = domain = ""
-        for member in self._fields(part):
-            if member.value is not None:
-                continue
-            if member.number == 1:
-                name = self._text(member)
-            elif member.number == 10:
-                domain = self._text(member)
-            elif member.number == 7:
-                self._waiting.append(("node", member))
-        self._found.functions.add((domain, name))
+        self._outline.inputs = tuple(port for port in inputs if port.name not in tables)
+        self._outline.outputs = tuple(outputs)
+        self._outline.tables = _tables(nodes, [port.name for port in self._outline.inputs], tables)
 
     def _node(self, part: Field) -> _Node:
         node = _Node()
-        for member in self._fields(part):
-            if member.value is not None:
-                continue
+        for member in self._messages(part):
             if member.number == 1:
                 node.inputs.append(self._text(member))
             elif member.number == 2:
@@ -310,31 +293,32 @@ class _Reader:
             elif member.number == 7:
                 node.domain = self._text(member)
             elif member.number == 5:
-                self._attribute(member, node)
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        self._found.operators[domain, node.operator] += 1
+                name, number = "", None
+                for attribute in self._fields(member):
+                    if attribute.value is not None:
+                        number = attribute.value if attribute.number == 3 else number
+                    elif attribute.number == 1:
+                        name = self._text(attribute)
+                    elif attribute.number == 5:
+                        self._tensor(attribute)
+                    elif attribute.number in (6, 11):
+                        self._pending.append(("graph", attribute))
+                if name == "axis" and number is not None:
+                    node.axis = number
+        self._outline.operators["" if node.domain == "ai.onnx" else node.domain, node.operator] += 1
         return node
 
-    def _attribute(self, part: Field, node: _Node) -> None:
-        name, number = "", None
-        for member in self._fields(part):
-            if member.value is not None:
-                number = member.value if member.number == 3 else number
-            elif member.number == 1:
-                name = self._text(member)
-            elif member.number == 5:
-                self._tensor(member)
-            elif member.number in (6, 11):
-                self._waiting.append(("graph", member))
-        if name == "axis" and number is not None:
-            node.axis = number
-
     def _tensor(self, part: Field) -> tuple[str, tuple[int, ...]]:
-        """Name and sizes of a stored tensor, which is counted."""
+        """Count a stored tensor; return its name and sizes."""
         name, dims, kind = "", [], 0
         for member in self._fields(part):
-            if member.number == 1:
-                dims += [member.value] if member.value is not None else self._packed(member)
+            if member.number == 1 and member.value is not None:
+                dims.append(member.value)
+            elif member.number == 1:
+                position = member.start
+                while position < member.end:
+                    size, position = _varint(self._content, position)
+                    dims.append(size)
             elif member.number == 2 and member.value is not None:
                 kind = member.value
             elif member.number == 8 and member.value is None:
@@ -342,44 +326,28 @@ class _Reader:
         if any(size >> 62 for size in dims):
             raise ValueError(f"the tensor {name!r} has a size of {max(dims)}")
         dtype, count = _DTYPES.get(kind, "unknown"), math.prod(dims)
-        self._found.weight_bytes += count * _BITS.get(dtype, 8) // 8
+        self._outline.weight_bytes += count * _BITS.get(dtype, 8) // 8
         if dtype in _PARAMETERS and count > 1:
-            self._found.stored[dtype] += count
+            self._outline.stored[dtype] += count
         return name, tuple(dims)
-
-    def _packed(self, part: Field) -> list[int]:
-        """Numbers in one field: as many bytes as say that they go on, and one that does not, for each."""
-        values, value, shift = [], 0, 0
-        for byte in self._content[part.start : part.end]:
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                values.append(value)
-                value = shift = 0
-        return values
 
     def _port(self, part: Field) -> Port:
         name, kind, dtype, shape = "", "tensor", "", None
-        for member in self._fields(part):
-            if member.value is not None:
-                continue
+        for member in self._messages(part):
             if member.number == 1:
                 name = self._text(member)
-            elif member.number == 2:
-                for of_type in self._fields(member):
-                    kind = _KINDS.get(of_type.number, "value") if of_type.number != 6 else kind
-                    if of_type.number == 1 and of_type.value is None:
-                        dtype, shape = self._tensor_type(of_type)
+            for type_ in self._fields(member) if member.number == 2 else ():
+                kind = _KINDS.get(type_.number, "value") if type_.number != 6 else kind
+                if type_.number != 1 or type_.value is not None:
+                    continue
+                dtype, shape = "", None
+                for tensor_type in self._fields(type_):
+                    if tensor_type.number == 1 and tensor_type.value is not None:
+                        dtype = _DTYPES.get(tensor_type.value, "unknown")
+                    elif tensor_type.number == 2 and tensor_type.value is None:
+                        dims = (dim for dim in self._messages(tensor_type) if dim.number == 1)
+                        shape = tuple(self._dim(dim) for dim in dims)
         return Port(name, kind, dtype, shape)
-
-    def _tensor_type(self, part: Field) -> tuple[str, tuple[Dim, ...] | None]:
-        dtype, shape = "", None
-        for member in self._fields(part):
-            if member.number == 1 and member.value is not None:
-                dtype = _DTYPES.get(member.value, "unknown")
-            elif member.number == 2 and member.value is None:
-                shape = tuple(self._dim(dim) for dim in self._fields(member) if dim.number == 1 and dim.value is None)
-        return dtype, shape
 
     def _dim(self, part: Field) -> Dim:
         size: Dim = None
