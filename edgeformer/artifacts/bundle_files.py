@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -101,8 +101,13 @@ class BundleFiles:
     def needed_by(self, artifact: ArtifactManifest) -> list[str]:
         """Names of the files without which an artifact does not run, its own first."""
         names = [name for name in (artifact.file, artifact.weights_file, *artifact.parts.values()) if name is not None]
-        neighbours = self._neighbours(artifact) if len(set(names)) == 1 else ()
-        return list(dict.fromkeys((*names, *neighbours)))
+        folder = PurePosixPath(str(artifact.file)).parent
+        if len(set(names)) == 1 and folder != PurePosixPath():
+            # In an older bundle, other files in the same folder may be its weights, unless they are parts.
+            parts = {part for entry in self._manifest.artifacts for part in entry.parts.values()}
+            files = (name for name in self._manifest.files if PurePosixPath(name).parent == folder)
+            names += [name for name in files if name not in parts]
+        return list(dict.fromkeys(names))
 
     def check_weights(self, artifact: ArtifactManifest) -> None:
         """Whether the graphs of an artifact read listed files only; to be asked before a runtime opens them.
@@ -133,26 +138,15 @@ class BundleFiles:
             return FileCheck(file=name, status="missing")
         except OSError as error:
             return FileCheck(file=name, status="missing", detail=f"cannot be read: {error.strerror}")
-        size_bytes = self._size_of(name)
-        if size_bytes is not None and actual_bytes < size_bytes:
-            detail = f"{actual_bytes:,} of {size_bytes:,} bytes are there"
-            return FileCheck(file=name, status="truncated", detail=detail)
-        return FileCheck(file=name, status="changed", detail=f"its sha256 is not the one in {BUNDLE_FILE}")
-
-    def _size_of(self, name: str) -> int | None:
-        """Bytes of an artifact in one file; None if its size includes parts or external weights."""
         for artifact in self._manifest.artifacts:
-            if artifact.file == name and not artifact.parts and artifact.weights_file is None:
-                return artifact.size_bytes
-        return None
-
-    def _neighbours(self, artifact: ArtifactManifest) -> Iterator[str]:
-        """The bundle's other files in the same folder: of an older bundle they may be weights. Parts are not."""
-        folder = PurePosixPath(str(artifact.file)).parent
-        parts = {part for other in self._manifest.artifacts for part in other.parts.values()}
-        for name in self._manifest.files:
-            if folder != PurePosixPath() and PurePosixPath(name).parent == folder and name not in parts:
-                yield name
+            size_bytes = artifact.size_bytes
+            # The size of an artifact includes its parts and external weights.
+            if artifact.file != name or artifact.parts or artifact.weights_file is not None or size_bytes is None:
+                continue
+            if actual_bytes < size_bytes:
+                detail = f"{actual_bytes:,} of {size_bytes:,} bytes are there"
+                return FileCheck(file=name, status="truncated", detail=detail)
+        return FileCheck(file=name, status="changed", detail=f"its sha256 is not the one in {BUNDLE_FILE}")
 
 
 # targets.json, beside bundle.json: what the machines that its engines are for found of them.

@@ -47,7 +47,11 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     A process that is killed between the two renames leaves it aside: the next one puts it back. Who works in the old
     folder works in the new one afterwards.
     """
-    path, working = whole(path), _working_folder()
+    path = whole(path)
+    try:
+        working: Path | None = Path.cwd()
+    except OSError:  # it was deleted
+        working = None
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent))
     aside: Path | None = None
@@ -116,14 +120,6 @@ def sha256_of(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _working_folder() -> Path | None:
-    """Of this process; None: it was deleted."""
-    try:
-        return Path.cwd()
-    except OSError:
-        return None
 
 
 def _umask() -> int:

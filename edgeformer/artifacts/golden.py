@@ -96,7 +96,17 @@ class Golden:
 def _problem(arrays: Mapping[str, Array]) -> str | None:
     """What is wrong with the arrays; None: nothing."""
     if any(name.startswith(INPUT) for name in arrays):
-        return _problem_of_calls(arrays)
+        calls = {len(array) if array.ndim else 0 for array in arrays.values()}
+        if len(calls) > 1 or 0 in calls:
+            return f"its arrays are not of the same calls: {sorted(calls)}"
+        for name, array in arrays.items():
+            if not name.startswith((INPUT, OUTPUT)):
+                return f"{name} is neither an input ({INPUT}…) nor an output ({OUTPUT}…)"
+            if array.dtype.kind not in "iufb":
+                return f"{name} holds {array.dtype}, not numbers"
+            if name.startswith(INPUT) and 0 in array.shape:
+                return f"{name} is empty: {list(array.shape)}"
+        return None
     if _IDS not in arrays:
         return f"it holds no {_IDS}"
     ids = arrays[_IDS]
@@ -111,21 +121,6 @@ def _problem(arrays: Mapping[str, Array]) -> str | None:
             return f"{name} holds {array.dtype}, not numbers"
         if array.ndim and (0 in array.shape or len(array) != len(ids)):
             return f"{name} is {list(array.shape)}, which does not go with {len(ids)} rows"
-    return None
-
-
-def _problem_of_calls(arrays: Mapping[str, Array]) -> str | None:
-    """The same, of whole inputs and outputs."""
-    calls = {len(array) if array.ndim else 0 for array in arrays.values()}
-    if len(calls) > 1 or 0 in calls:
-        return f"its arrays are not of the same calls: {sorted(calls)}"
-    for name, array in arrays.items():
-        if not name.startswith((INPUT, OUTPUT)):
-            return f"{name} is neither an input ({INPUT}…) nor an output ({OUTPUT}…)"
-        if array.dtype.kind not in "iufb":
-            return f"{name} holds {array.dtype}, not numbers"
-        if name.startswith(INPUT) and 0 in array.shape:
-            return f"{name} is empty: {list(array.shape)}"
     return None
 
 

@@ -48,28 +48,24 @@ def external_files(path: Path) -> set[str]:
         if path.suffix != ".onnx":  # ONNX Runtime reads a format of its own from other suffixes
             raise ValueError("its name does not end in .onnx")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _walk(content)
+            locations: set[str] = set()
+            pending = [("model", 0, len(content))]
+            while pending:
+                message, start, end = pending.pop()
+                texts: dict[str, bytes] = {}
+                for number, first, last, value in read_fields(content, start, end):
+                    inside = _INSIDE[message].get(number) if value is None else None
+                    if inside in ("key", "value", "operator"):
+                        texts[inside] = content[first:last]  # the last one holds, where a field is given twice
+                        if texts[inside] == _CONTEXT:
+                            raise ValueError("it holds code that was compiled for a provider (EPContext)")
+                    elif inside is not None:
+                        pending.append((inside, first, last))
+                if texts.get("key") == _LOCATION:
+                    locations.add(texts.get("value", b"").decode("utf-8"))
+            return locations
     except (OSError, ValueError, IndexError) as error:
         raise ArtifactError(f"{path}: is no ONNX graph that can be checked ({error}); {REMEDY}") from None
-
-
-def _walk(content: mmap.mmap) -> set[str]:
-    locations: set[str] = set()
-    waiting = [("model", 0, len(content))]
-    while waiting:
-        message, start, end = waiting.pop()
-        texts: dict[str, bytes] = {}
-        for number, first, last, value in read_fields(content, start, end):
-            inside = _INSIDE[message].get(number) if value is None else None
-            if inside in ("key", "value", "operator"):
-                texts[inside] = content[first:last]  # the last one holds, where a field is given twice
-                if texts[inside] == _CONTEXT:
-                    raise ValueError("it holds code that was compiled for a provider (EPContext)")
-            elif inside is not None:
-                waiting.append((inside, first, last))
-        if texts.get("key") == _LOCATION:
-            locations.add(texts.get("value", b"").decode("utf-8"))
-    return locations
 
 
 class Field(NamedTuple):

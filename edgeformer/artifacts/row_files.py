@@ -90,10 +90,6 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _table_columns(example: Row, style: TableStyle) -> list[str]:
-    return [*dict.fromkeys((*style.columns, *columns_of(example)))]
-
-
 def format_named(path: Path | None, stated: str | None) -> str | None:
     """The format of an output: as stated, else as its name says; None: neither.
 
@@ -150,7 +146,8 @@ class CsvRows:
     """A table for spreadsheets: no text in it is a formula; what is more than a value is JSON in a cell."""
 
     def __init__(self, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> None:
-        self._stream, self._columns = stream, _table_columns(example, style)
+        self._stream = stream
+        self._columns = [*dict.fromkeys((*style.columns, *columns_of(example)))]
         self._buffer = io.StringIO()
         if style.bom:
             self._buffer.write("\ufeff")
@@ -159,18 +156,20 @@ class CsvRows:
         self._flush()
 
     def write(self, rows: Sequence[Row]) -> None:
-        self._writer.writerows([self._cell(row.get(column)) for column in self._columns] for row in rows)
+        for row in rows:
+            cells: list[object] = []
+            for value in map(row.get, self._columns):
+                if isinstance(value, (dict, list)):
+                    cells.append(_json(value).decode("utf-8"))
+                elif isinstance(value, bool):
+                    cells.append("true" if value else "false")
+                else:
+                    cells.append(csv_cell(value))
+            self._writer.writerow(cells)
         self._flush()
 
     def close(self) -> None:
         """Nothing stands behind the last line."""
-
-    def _cell(self, value: object) -> object:
-        if isinstance(value, (dict, list)):
-            return _json(value).decode("utf-8")
-        if isinstance(value, bool):
-            return "true" if value else "false"
-        return csv_cell(value)
 
     def _flush(self) -> None:
         self._stream.write(self._buffer.getvalue().encode("utf-8", "backslashreplace"))
