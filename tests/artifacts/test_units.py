@@ -21,30 +21,33 @@ from edgeformer.artifacts.units import (
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("parse", "text", "value"),
     [
-        ("7b", 7),
-        ("3KB", 3000),
-        ("1 MB", 10**6),
-        ("2GB", 2 * 10**9),
-        ("3KiB", 3072),
-        ("20MiB", 20 * 2**20),
-        ("5.4 GiB", round(5.4 * 2**30)),
+        (parse_bytes, "7b", 7),
+        (parse_bytes, "3KB", 3000),
+        (parse_bytes, "1 MB", 10**6),
+        (parse_bytes, "2GB", 2 * 10**9),
+        (parse_bytes, "3KiB", 3072),
+        (parse_bytes, "20MiB", 20 * 2**20),
+        (parse_bytes, "5.4 GiB", round(5.4 * 2**30)),
+        (parse_milliseconds, "5ms", 5.0),
+        (parse_milliseconds, "1.5 s", 1500.0),
+        (parse_milliseconds, "250us", 0.25),
+        (parse_milliseconds, "2 min", 120_000.0),
+        (parse_millijoules, "10mJ", 10.0),
+        (parse_millijoules, "0.5 J", 500.0),
+        (parse_millijoules, "250uj", 0.25),
     ],
 )
-def test_bytes(text: str, value: int) -> None:
-    assert parse_bytes(text) == value
+def test_a_quantity(parse: Callable[[str], float], text: str, value: float) -> None:
+    assert parse(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize(("text", "value"), [("5ms", 5.0), ("1.5 s", 1500.0), ("250us", 0.25), ("2 min", 120_000.0)])
-def test_milliseconds(text: str, value: float) -> None:
-    assert parse_milliseconds(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize("text", ["20", "MiB", "20 miles", "-1MiB", ""])
-def test_what_is_no_quantity(text: str) -> None:
+@pytest.mark.parametrize("text", ["20", "MiB", "20 miles", "-1MiB", "", "10W", "10mAh", "mJ"])
+@pytest.mark.parametrize("parse", [parse_bytes, parse_millijoules])
+def test_what_is_no_quantity(parse: Callable[[str], float], text: str) -> None:
     with pytest.raises(ValueError, match="write a number and a unit"):
-        parse_bytes(text)
+        parse(text)
 
 
 @pytest.mark.parametrize("parse", [parse_bytes, parse_milliseconds, parse_millijoules])
@@ -122,14 +125,3 @@ def test_a_field_takes_a_number_or_a_quantity() -> None:
     assert (times.validate_python("1.5s"), times.validate_python(1500.0)) == (1500.0, 1500.0)
     with pytest.raises(ValidationError, match="greater than or equal to 0"):
         sizes.validate_python(-1)
-
-
-@pytest.mark.parametrize(("text", "value"), [("10mJ", 10.0), ("0.5 J", 500.0), ("250uj", 0.25)])
-def test_millijoules(text: str, value: float) -> None:
-    assert parse_millijoules(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize("text", ["10", "10W", "10mAh", "mJ"])
-def test_what_is_no_energy(text: str) -> None:
-    with pytest.raises(ValueError, match="write a number and a unit"):
-        parse_millijoules(text)
