@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
-import yaml
-
-from edgeformer.artifacts.device import Calibration, DeviceProfile, Fact, Peaks
-from edgeformer.artifacts.documents import load_profile, save_profile
+from edgeformer.artifacts.device import Fact, Peaks
 from edgeformer.report.charts import _bandwidth, _peak_rate
 from tests.report.made_reports import made_report
 
@@ -31,29 +24,3 @@ def test_the_roofline_is_drawn_with_the_surest_rate() -> None:
     assert [_peak_rate(report, precision) for precision in ("fp32", "fp16", "int8")] == [9e12, 2e13, None]
     assert _bandwidth(report) == 192e9
     assert _bandwidth(made_report(profile={})) is None and _peak_rate(made_report(profile={}), "fp32") is None
-
-
-def test_profiles_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    """They have a second fit, which nothing ever used."""
-    fitted: dict[str, Any] = {"efficiencies": {"fp32": {"gemm": {"of_peak": 0.5, "overhead_us": 1.0}}}}
-    known = {"created": "2026-11-01", "processor": "Some CPU", "threads": 4, "provider": "p", **fitted}
-    profile = {"name": "mine", "title": "Mine", "kind": "cpu", "calibration": known}
-    expected = DeviceProfile.model_validate_json(json.dumps(profile))
-    old = {**profile, "calibration": {**known, "one_thread": {"threads": 1, **fitted}}}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(old), encoding="utf-8")
-    assert load_profile("mine", tmp_path) == expected
-    save_profile(expected, tmp_path / "mine.yaml", "")
-    assert "one_thread" not in (tmp_path / "mine.yaml").read_text(encoding="utf-8")
-
-
-def test_cases_of_models_that_were_left_out_were_stored_as_validated_ones() -> None:
-    case = {"run": "r", "artifact": "a", "batch": 1, "seq": 8, "measured_ms": 1.0, "estimated_ms": 1.1}
-    error: dict[str, Any] = {
-        "kind": "cpu", "device": "c", "cases": 1, "median_log2": 0.1, "worst_log2": 0.1, "created": "then",
-    }  # fmt: skip
-    known = {"created": "2026-11-01", "processor": "c", "threads": 1, "provider": "p", "efficiencies": {}}
-    found = Calibration.model_validate({**known, "validated_on": [case], "error": {**error, "models": 3}})
-    assert (len(found.left_out), found.validated_on) == (1, ())
-    assert Calibration.model_validate(found.model_dump()) == found
-    one = Calibration.model_validate({**known, "validated_on": [case], "error": error})
-    assert (one.left_out, len(one.validated_on)) == ((), 1)

@@ -86,42 +86,16 @@ class _ChunkedLoss(torch.autograd.Function):
             tensors: a state [B, T, C] of each exit, then the heads [V, C].
         """
         states, heads = tensors[: len(exits)], tensors[len(exits) :]
-        device, state_dtype = states[0].device.type, states[0].dtype
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else state_dtype
-        exact_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         state_grads: list[Tensor | None] = [None] * len(states)
         head_grads: list[Tensor | None] = [None] * len(heads)
         losses: list[Tensor] = []
         for index, (state, (weight, head_index)) in enumerate(zip(states, exits, strict=True)):
             x, head = state.flatten(0, 1), heads[head_index]
-            has_grad = bool(weight) and any(ctx.needs_input_grad)  # the head of an exit without weight gets no gradient
-            state_grad = torch.empty_like(x) if has_grad else None
-            if has_grad and head_grads[head_index] is None:
-                head_grads[head_index] = torch.zeros_like(head)
-            head_grad, matrix, loss = head_grads[head_index], head.to(dtype), x.new_zeros((), dtype=exact_dtype)
-            # All chunks reuse two buffers, and the softmax overwrites the logits: allocating pages costs more than
-            # computing.
-            shape = min(len(x), CHUNK_TOKENS), len(head)
-            buffer, exact_buffer = x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=exact_dtype)
-            for start in range(0, len(x), CHUNK_TOKENS):
-                chunk = slice(start, start + CHUNK_TOKENS)
-                rows, labels = x[chunk].to(dtype), targets[chunk, None]
-                counts, size = labels != IGNORED, len(labels)
-                indices = torch.where(counts, labels, 0)
-                logits = exact_buffer[:size].copy_(torch.mm(rows, matrix.t(), out=buffer[:size]))
-                largest, label_logits = logits.amax(-1, keepdim=True), logits.gather(-1, indices)
-                softmax = torch.softmax(logits, -1, out=logits)
-                # The largest probability is exp(largest logit − log-sum-exp).
-                log_sum = largest - softmax.amax(-1, keepdim=True).log()
-                loss = loss + torch.where(counts, log_sum - label_logits, 0.0).sum()
-                if state_grad is not None and head_grad is not None:
-                    # d loss / d logits = softmax − one-hot(label)
-                    logit_grad = softmax.scatter_add_(-1, indices, softmax.new_full(indices.shape, -1.0))
-                    logit_grad = buffer[:size].copy_(logit_grad)
-                    state_grad[chunk] = (logit_grad @ matrix) * counts
-                    head_grad.add_(logit_grad.t() @ (rows * counts), alpha=weight)
-            state_grads[index] = state_grad
-            losses.append(loss)
+            if weight and any(ctx.needs_input_grad):  # the head of an exit without weight gets no gradient
+                state_grads[index] = torch.empty_like(x)
+                if head_grads[head_index] is None:
+                    head_grads[head_index] = torch.zeros_like(head)
+            losses.append(_loss_in_chunks(x, head, targets, state_grads[index], head_grads[head_index], weight))
         ctx.saved = [state_grads, head_grads, [state.shape for state in states], [weight for weight, _ in exits]]
         all_losses = torch.stack(losses)
         ctx.mark_non_differentiable(all_losses)
@@ -138,6 +112,40 @@ class _ChunkedLoss(torch.autograd.Function):
             for grad, shape, weight in zip(state_grads, shapes, weights, strict=True)
         ]
         return None, None, *state_grads, *(None if grad is None else grad.mul_(scale) for grad in head_grads)
+
+
+def _loss_in_chunks(
+    x: Tensor, head: Tensor, targets: Tensor, state_grad: Tensor | None, head_grad: Tensor | None, weight: float
+) -> Tensor:
+    """Return the summed cross-entropy of states [N, C] through a head [V, C]. Its buffers are freed before the next exit.
+
+    ``state_grad`` [N, C] is overwritten with the gradient; ``weight`` times the gradient is added to ``head_grad``.
+    """
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    exact_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    matrix, loss = head.to(dtype), x.new_zeros((), dtype=exact_dtype)
+    shape = min(len(x), CHUNK_TOKENS), len(head)
+    # All chunks reuse two buffers, and the softmax overwrites the logits: allocating pages costs more than computing.
+    buffer, exact_buffer = x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=exact_dtype)
+    for start in range(0, len(x), CHUNK_TOKENS):
+        chunk = slice(start, start + CHUNK_TOKENS)
+        rows, labels = x[chunk].to(dtype), targets[chunk, None]
+        counts, size = labels != IGNORED, len(labels)
+        indices = torch.where(counts, labels, 0)
+        logits = exact_buffer[:size].copy_(torch.mm(rows, matrix.t(), out=buffer[:size]))
+        largest, label_logits = logits.amax(-1, keepdim=True), logits.gather(-1, indices)
+        softmax = torch.softmax(logits, -1, out=logits)
+        # The largest probability is exp(largest logit − log-sum-exp).
+        log_sum = largest - softmax.amax(-1, keepdim=True).log()
+        loss = loss + torch.where(counts, log_sum - label_logits, 0.0).sum()
+        if state_grad is not None and head_grad is not None:
+            # d loss / d logits = softmax − one-hot(label)
+            logit_grad = softmax.scatter_add_(-1, indices, softmax.new_full(indices.shape, -1.0))
+            logit_grad = buffer[:size].copy_(logit_grad)
+            state_grad[chunk] = (logit_grad @ matrix) * counts
+            head_grad.add_(logit_grad.t() @ (rows * counts), alpha=weight)
+    return loss
 
 
 class TokenLosses(nn.Module):
