@@ -117,7 +117,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def _loss_in_chunks(
     x: Tensor, head: Tensor, targets: Tensor, state_grad: Tensor | None, head_grad: Tensor | None, weight: float
 ) -> Tensor:
-    """Return the summed cross-entropy of states [N, C] through a head [V, C]. Its buffers are freed before the next exit.
+    """Return the summed cross-entropy of states [N, C] through a head [V, C]. Its buffers end with the call.
 
     ``state_grad`` [N, C] is overwritten with the gradient; ``weight`` times the gradient is added to ``head_grad``.
     """
