@@ -36,17 +36,17 @@ def torch_inputs(batch: int, seq: int) -> dict[str, Any]:
 
 def edgeformer(model: Path, threads: int, provider: str) -> Prepare:
     """A bundle's FP32 graph as ``predict`` opens it."""
-    from edgeformer.benchmark.measurement import CheckedArtifact
+    from edgeformer.benchmark.measurement import check_artifact, golden_calls
     from edgeformer.bundle import Bundle
     from edgeformer.runtimes import OpenOptions
 
     bundle = Bundle.open(model)
     artifact = bundle.artifact("onnx-fp32")
     session = bundle.session(artifact, OpenOptions(provider, threads))
-    checked = CheckedArtifact.of(bundle, artifact)
+    checked = check_artifact(bundle, artifact)
 
     def prepare(batch: int, seq: int) -> Call:
-        (call,) = checked.calls((batch, seq), 1)
+        (call,) = golden_calls(checked, (batch, seq), 1)
         ids = token_ids(batch, seq)
         inputs = {name: ids.astype(value.dtype) if name == "input_ids" else value for name, value in call.items()}
         return lambda: session.run(inputs)

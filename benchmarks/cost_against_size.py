@@ -96,7 +96,7 @@ def bundle_of(axis: Axis, size: int, work: Path) -> Path:
 def timed(axis: Axis, bundles: Sequence[Path], rounds: int, threads: int) -> list[dict[str, float]]:
     """Of every size: median milliseconds, and median and quartiles of the ratio to the first in the same round."""
     from benchmarks.floors import seconds_of
-    from edgeformer.benchmark.measurement import CheckedArtifact
+    from edgeformer.benchmark.measurement import check_artifact, golden_calls
     from edgeformer.bundle import Bundle
     from edgeformer.runtimes import OpenOptions
 
@@ -108,7 +108,7 @@ def timed(axis: Axis, bundles: Sequence[Path], rounds: int, threads: int) -> lis
                 fp32_artifact for fp32_artifact in bundle.built("full") if fp32_artifact.precision == "fp32"
             )
             session = stack.enter_context(bundle.session(artifact, OpenOptions(threads=threads)))
-            calls.append(partial(session.run, CheckedArtifact.of(bundle, artifact).calls(axis.shape(size), 1)[0]))
+            calls.append(partial(session.run, golden_calls(check_artifact(bundle, artifact), axis.shape(size), 1)[0]))
         took = [[seconds_of(call, 5) for call in calls] for _ in range(rounds)]
     rows = []
     for place in range(len(axis.sizes)):
@@ -127,14 +127,14 @@ def peak_bytes(bundle: Path, shape: tuple[int, int], threads: int) -> int:
 
 def tell_peak(path: Path, shape: tuple[int, int], threads: int) -> None:
     """The child of :func:`peak_bytes`."""
-    from edgeformer.benchmark.measurement import CheckedArtifact
+    from edgeformer.benchmark.measurement import check_artifact, golden_calls
     from edgeformer.benchmark.memory import peak_meter, release_unused, resident_bytes
     from edgeformer.bundle import Bundle
     from edgeformer.runtimes import OpenOptions
 
     bundle = Bundle.open(path)
     artifact = next(fp32_artifact for fp32_artifact in bundle.built("full") if fp32_artifact.precision == "fp32")
-    call = CheckedArtifact.of(bundle, artifact).calls(shape, 1)[0]
+    call = golden_calls(check_artifact(bundle, artifact), shape, 1)[0]
     bundle.session(artifact, OpenOptions(threads=threads)).close()  # the library is loaded
     release_unused()
     start, meter = resident_bytes(), peak_meter()

@@ -39,7 +39,7 @@ from benchmarks.judging import MET, Bar, Limit, Watch, judged, report_bars, unle
 from benchmarks.openvino_speed import opened
 from benchmarks.ways import Way, environment
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.benchmark.measurement import CheckedArtifact, Item
+from edgeformer.benchmark.measurement import Item, check_artifact, golden_calls
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.listing import ListJob, run_listing
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
@@ -146,7 +146,7 @@ class Machine:
 
 def needed_by(bundle: Bundle, shape: tuple[int, int]) -> Needed:
     """What one call of the FP32 graph needs. Raises EdgeformerError where it does not run."""
-    checked = CheckedArtifact.of(bundle, bundle.artifact("onnx-fp32"))
+    checked = check_artifact(bundle, bundle.artifact("onnx-fp32"))
     item: Item = ("steady", *shape)
     listing = run_listing(ListJob(checked=checked, items=(item,), threads=1))
     if item not in listing.items:
@@ -234,7 +234,7 @@ class Asked(NamedTuple):
 
 def measured(bundle: Bundle, arguments: Asked, machine: Machine, limit: Limit) -> tuple[dict[str, Any], list[Bar]]:
     """Measure every shape of one bundle with progress messages; return the results and their targets."""
-    checked = CheckedArtifact.of(bundle, bundle.artifact("onnx-fp32"))
+    checked = check_artifact(bundle, bundle.artifact("onnx-fp32"))
     report: dict[str, Any] = {}
     bars: list[Bar] = []
     why = missing()
@@ -244,7 +244,7 @@ def measured(bundle: Bundle, arguments: Asked, machine: Machine, limit: Limit) -
         for shape in arguments.shapes:
             batch, seq = map(int, shape.split("x"))
             work = needed_by(bundle, (batch, seq))
-            call = checked.calls((batch, seq), 1)[0]
+            call = golden_calls(checked, (batch, seq), 1)[0]
             samples = rounds_of(sessions, call, work, machine, limit.rounds(arguments.rounds))
             rows = rows_of(samples)
             report[shape] = {"operations": work.operations, "weight_bytes": work.weight_bytes, "ways": rows, "best": {}}

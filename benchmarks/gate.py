@@ -34,7 +34,7 @@ from edgeformer.artifacts.gate import GateCheck
 from edgeformer.benchmark import conditions, gate
 from edgeformer.benchmark.gate import GateOptions
 from edgeformer.benchmark.gate_scores import ArtifactPair
-from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, phases_of
+from edgeformer.benchmark.measurement import MeasureSpec, check_artifact, phases_of
 from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairRules, compare_pair
 from edgeformer.bundle import Bundle
 from edgeformer.run import locate
@@ -76,10 +76,10 @@ def cases_of(same: int, planted: int) -> tuple[Case, Case, Case]:
 def pair_of(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> Pair:
     """The same file twice."""
     entry = bundle.artifact(settings["artifact"])
-    checked, shape, threads = CheckedArtifact.of(bundle, entry), (1, settings["seq"]), settings["threads"]
+    checked, shape, threads = check_artifact(bundle, entry), (1, settings["seq"]), settings["threads"]
     first, second = (
         MeasureSpec(
-            kind="pair", checked=checked, provider=default_provider("cpu"), threads=threads,
+            kind="pair", files=checked, provider=default_provider("cpu"), threads=threads,
             phases=phases_of(entry, bundle.task)[:1], shapes=(shape,), rules=WARMUP_RULES, repeat=repeat,
         )
         for repeat in (case.baseline, case.candidate)

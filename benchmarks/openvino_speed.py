@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.benchmark.measurement import CheckedArtifact
+from edgeformer.benchmark.measurement import check_artifact, golden_calls
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import OpenOptions, library_versions, requested_providers
 from edgeformer.runtimes.session import Session
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     bundle = Bundle.open(arguments.bundle)
-    checked = CheckedArtifact.of(bundle, bundle.artifact("onnx-fp32"))
+    checked = check_artifact(bundle, bundle.artifact("onnx-fp32"))
     header: dict[str, Any] = {
         "host": cpu_name(),
         "threads": arguments.threads,
@@ -96,7 +96,7 @@ def main() -> None:
         sessions = dict(opened(bundle, arguments.threads, stack))
         for shape in arguments.shapes.split(","):
             batch, seq = map(int, shape.split("x"))
-            rows = summary(times_ms(sessions, checked.calls((batch, seq), 1)[0], arguments.rounds))
+            rows = summary(times_ms(sessions, golden_calls(checked, (batch, seq), 1)[0], arguments.rounds))
             header["shapes"][shape] = rows
             for name, row in rows.items():
                 spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"

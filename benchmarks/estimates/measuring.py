@@ -14,7 +14,7 @@ from benchmarks.estimates.models import Model
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.benchmark.measurement import CheckedArtifact, Item, Shape
+from edgeformer.benchmark.measurement import Item, Shape, check_artifact
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import SWEEPS, TimeJob, Timing, combine_sweeps, run_timing
 from edgeformer.estimate.fit import TimedCall
@@ -85,7 +85,7 @@ class Plan:
         for model in self.models:
             bundle = Bundle.open(model.bundle(self.work))
             for artifact in timed_artifacts(bundle):
-                checked, items = CheckedArtifact.of(bundle, artifact), items_of(bundle, artifact)
+                checked, items = check_artifact(bundle, artifact), items_of(bundle, artifact)
                 subjects += [(model.name, checked, items, threads) for threads in self.threads]
         for sweep in range(SWEEPS):
             for name, checked, items, threads in reversed(subjects) if sweep % 2 else subjects:

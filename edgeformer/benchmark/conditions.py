@@ -96,19 +96,15 @@ class CpuUse:
 
     def warnings(self, threads: int | None = None, pools: int = 1) -> list[str]:
         """Return reasons to doubt the figures. ``threads`` and ``pools``: see :meth:`crowd`."""
-        during = "while this was measured"
-        texts: list[str | None] = [
-            f"other processes used {self.foreign_cores:.1f} cores {during}"
-            if self.foreign_cores > FOREIGN_CORES
-            else None,
-            f"the hypervisor took {self.stolen_cores:.1f} cores away {during}"
-            if self.stolen_cores > FOREIGN_CORES
-            else None,
-            f"the processor throttled because of heat {during}" if self.throttled else None,
-            f"the processor's clock fell by {self.clock_fall:.0%} {during}" if self.clock_fall > _CLOCK_FALL else None,
-            self.crowd(threads, pools),
-        ]
-        return [text for text in texts if text is not None]
+        texts = {
+            f"other processes used {self.foreign_cores:.1f} cores": self.foreign_cores > FOREIGN_CORES,
+            f"the hypervisor took {self.stolen_cores:.1f} cores away": self.stolen_cores > FOREIGN_CORES,
+            "the processor throttled because of heat": self.throttled,
+            f"the processor's clock fell by {self.clock_fall:.0%}": self.clock_fall > _CLOCK_FALL,
+        }
+        warnings = [f"{text} while this was measured" for text, is_true in texts.items() if is_true]
+        crowd = self.crowd(threads, pools)
+        return [*warnings, crowd] if crowd is not None else warnings
 
     def crowd(self, threads: int | None, pools: int = 1) -> str | None:
         """Return a warning if more than the artifact's ``threads`` computed in this process; None: not checked.
@@ -125,14 +121,12 @@ class CpuUse:
         if not has_extra_threads and self.own_cores <= threads + _CORES_TOLERANCE:
             return None
         texts = []
-        for number, cores in sorted(self.busy_threads.items(), key=lambda entry: -entry[1]):
-            if number not in (self.strangers or self.busy_threads):
-                continue
+        for number in sorted(self.strangers or self.busy_threads, key=lambda number: -self.busy_threads[number]):
             name = ""
             with contextlib.suppress(OSError):  # Linux only
                 path = Path("/proc/self/task") / str(number) / "comm"
                 name = f" ({path.read_text(encoding='utf-8', errors='replace').strip()})"
-            texts.append(f"thread {number}{name} {cores:.1f} cores")
+            texts.append(f"thread {number}{name} {self.busy_threads[number]:.1f} cores")
         names = ", ".join(texts)
         if self.strangers:
             return f"threads of this process that are not the artifact's computed while this was measured: {names}"
@@ -185,12 +179,7 @@ def used_between(first: CpuReading, second: CpuReading, older_threads: frozenset
 
 
 def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
-    """Return the present conditions, without those that this system does not report.
-
-    Args:
-        threads: of one operator.
-        gpu_uuid: the card that computes, if NVML knows one.
-    """
+    """Return the present conditions, without those that this system does not report."""
 
     def cpufreq(name: str) -> str | None:
         try:
@@ -230,12 +219,7 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
 
 
 def doubts(conditions: Mapping[str, Any], provider: str) -> list[str]:
-    """Return reasons to doubt the figures.
-
-    Args:
-        conditions: of :func:`describe`.
-        provider: that computes; the state of a card does not concern a processor.
-    """
+    """Return reasons to doubt the figures."""
     warnings: list[str] = []
     if str(conditions.get("power", "")).startswith("battery"):
         warnings.append(f"measured on {conditions['power']}: many laptops are slower than on mains")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import median_high
+from statistics import median, median_high
 
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import ArtifactError, InputError
@@ -19,10 +19,18 @@ from edgeformer.artifacts.report import checksum_notes, read_report
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, score_check
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, phases_of
-from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, Pairing, PairRules, SideError, SidePeak, compare_pair
+from edgeformer.benchmark.measurement import MeasureSpec, check_artifact, phases_of
+from edgeformer.benchmark.paired_run import (
+    ERROR,
+    MOST_ROUNDS,
+    WARMUP_RULES,
+    Pair,
+    Pairing,
+    PairRules,
+    SideError,
+    compare_pair,
+)
 from edgeformer.benchmark.request import ProfileOptions, Request, find_target, resolve
-from edgeformer.benchmark.sequential import ERROR, MOST_ROUNDS, fewest_rounds
 from edgeformer.bundle import Bundle, find_enclosing_bundle
 from edgeformer.run import Location
 from edgeformer.runtimes import cannot_run
@@ -158,7 +166,21 @@ def gate_bundles(
             is_selection=bool(selected),
         )
         checks += _compare_pairs(comparison)
-        notes += _notes(comparison)
+        notes.append("both were measured in turns on this host; a ratio of another processor may differ")
+        if len(request.threads) > 1:
+            notes.append(f"measured with {request.threads[0]} threads only, the first of those asked for")
+        if all(both.baseline.sha256 == both.candidate.sha256 for both in pairs):
+            notes.append("baseline and candidate are the same files")
+        for name, flag, limit in (
+            ("memory", "--max-memory-growth", gate_options.max_memory_growth),
+            ("size", "--max-size-growth", gate_options.max_size_growth),
+            ("score", "--max-score-loss", gate_options.max_score_loss),
+        ):
+            if limit is None:
+                notes.append(f"not checked: {name} ({flag} off)")
+        if not candidate.task.reads_text:
+            noun = candidate.task.noun
+            notes.append(f"not checked: score; a {noun} has no labelled rows, and is judged by its drift")
     if not checks:
         notes.append("nothing was compared: no artifact is built in both bundles; the notes above say why")
     statuses = {check.status for check in checks}
@@ -192,9 +214,12 @@ def _compare_presence(
     if not ids:
         raise InputError(f"--against: neither {baseline.folder} nor {candidate.folder} has an artifact")
 
-    def absence(side: str, artifact: ArtifactManifest | None) -> str:
+    def absence(side: str, artifact: ArtifactManifest | None) -> str | None:
+        """Return why a side has no such artifact; None: it was built."""
         if artifact is None:
             return f"the {side} does not have it"
+        if artifact.status == "built":
+            return None
         return f"{artifact.status} in the {side}: {artifact.reason or 'its manifest gives no reason'}"
 
     checks: list[GateCheck] = []
@@ -204,20 +229,18 @@ def _compare_presence(
         if name not in ids:
             raise InputError(f"--artifact {name}: neither bundle has it; they have {', '.join(ids)}")
         old, new = old_artifacts.get(name), new_artifacts.get(name)
-        old_absence, new_absence = absence("baseline", old), absence("candidate", new)
-        is_old, is_new = (artifact is not None and artifact.status == "built" for artifact in (old, new))
-        if is_old and is_new:
-            assert old is not None and new is not None
+        why_no_old, why_no_new = absence("baseline", old), absence("candidate", new)
+        if old is not None and new is not None and why_no_old is None and why_no_new is None:
             pairs.append(ArtifactPair(old, new))
-        elif not is_new and (is_old or selected):
-            checks.append(GateCheck(name="presence", artifact=name, status="fail", reason=new_absence))
-        elif is_new and selected:
-            reason = f"{old_absence}; there is nothing to compare with"
+        elif why_no_new is not None and (why_no_old is None or selected):
+            checks.append(GateCheck(name="presence", artifact=name, status="fail", reason=why_no_new))
+        elif why_no_new is not None:
+            notes.append(f"{name}: not compared; {why_no_old}; {why_no_new}")
+        elif selected:
+            reason = f"{why_no_old}; there is nothing to compare with"
             checks.append(GateCheck(name="presence", artifact=name, status="undecided", reason=reason))
-        elif is_new:
-            notes.append(f"{name}: new; {old_absence}, so there is nothing to compare with")
         else:
-            notes.append(f"{name}: not compared; {old_absence}; {new_absence}")
+            notes.append(f"{name}: new; {why_no_old}, so there is nothing to compare with")
     return checks, pairs, notes
 
 
@@ -225,9 +248,7 @@ def _compare_pairs(comparison: _Comparison) -> list[GateCheck]:
     """Return all checks of the artifacts that both have. A damaged file is an error before anything is measured."""
     request, options = comparison.request, comparison.options
     old, new = comparison.baseline, comparison.candidate
-    checked = [
-        (CheckedArtifact.of(old, both.baseline), CheckedArtifact.of(new, both.candidate)) for both in comparison.pairs
-    ]
+    checked = [(check_artifact(old, both.baseline), check_artifact(new, both.candidate)) for both in comparison.pairs]
     checks = [check for both in comparison.pairs for check in file_checks(both, options)]
 
     def add(check: GateCheck, provider: str | None, **shape: object) -> None:
@@ -265,7 +286,7 @@ def _compare_pairs(comparison: _Comparison) -> list[GateCheck]:
         first, second = (
             MeasureSpec(
                 kind="pair",
-                checked=side,
+                files=side,
                 provider=provider,
                 threads=request.threads[0],
                 phases=(phase,),
@@ -310,7 +331,7 @@ def timed_checks(
         # A candidate that does not run fails; without a baseline there is nothing to compare with.
         status: GateStatus = "fail" if problem.side == 1 else "undecided"
         return [GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=str(problem))]
-    slowdown, rounds, fewest = result.slowdown, len(result.log_ratios), fewest_rounds(error)
+    slowdown, rounds, fewest = result.slowdown, len(result.log_ratios), rules.fewest_rounds
     decision = slowdown.decision(rules.max_slowdown)
     reason = f"{rounds} rounds of two fresh processes"
     if result.needs_s is not None:
@@ -343,21 +364,24 @@ def timed_checks(
     }
     checks = [GateCheck.model_validate(values, strict=False)]
     if options.max_memory_growth is not None:
-        checks.append(memory_check(both, options.max_memory_growth, result.peaks))
+        checks.append(memory_check(both, options.max_memory_growth, result))
     return checks
 
 
-def memory_check(both: ArtifactPair, limit: float, peaks: tuple[SidePeak, SidePeak]) -> GateCheck:
-    """Compare the median peaks of baseline and candidate, if they were measured by the same method.
-
-    Args:
-        both: the artifact.
-        limit: the largest growth that is allowed, as a share.
-        peaks: of baseline and candidate.
-    """
-    old, new = (peak.median if peaks[0].method == peaks[1].method else None for peak in peaks)
+def memory_check(both: ArtifactPair, limit: float, result: Pairing) -> GateCheck:
+    """Compare the median peaks of baseline and candidate, if they were measured by the same method."""
+    peaks: list[float | None] = []
+    methods: list[str] = []
+    for side in (0, 1):
+        rounds = [memory[side] for memory in result.memory]
+        measured = [memory.peak for memory in rounds if memory.peak is not None]
+        peaks.append(median(measured) if measured else None)
+        method = next((memory.method or memory.reason for memory in rounds), None)
+        methods.append(method or "no round was measured")
+    old, new = peaks if methods[0] == methods[1] else (None, None)
     check = _growth_check("memory", both, limit, old, new)
-    reasons = [check.reason, " and ".join(dict.fromkeys(f"{peak.method}, with {peak.provider}" for peak in peaks))]
+    sides = zip(methods, result.providers, strict=True)
+    reasons = [check.reason, " and ".join(dict.fromkeys(f"{method}, with {provider}" for method, provider in sides))]
     if check.status == "fail" and old is not None and new is not None and new - old < _LEAST_GROWTH_BYTES:
         reasons[0] = f"less than {format_bytes(_LEAST_GROWTH_BYTES)} more, which is within the variation of a process"
         check = check.model_copy(update={"status": "pass"})
@@ -370,7 +394,13 @@ def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]
         sizes = both.baseline.size_bytes, both.candidate.size_bytes
         yield _growth_check("size", both, options.max_size_growth, *sizes)
     # Drift: how far the artifact is from torch in FP32, by loop if it has loops, else by its answers.
-    old, new = _drift_error(both.baseline), _drift_error(both.candidate)
+    errors: list[float | None] = []
+    for artifact in (both.baseline, both.candidate):
+        error = artifact.parity.max_abs_error if artifact.parity is not None else None
+        if artifact.drift is not None:
+            error = max((loop.rms_error for loop in artifact.drift.loops if loop.rms_error is not None), default=None)
+        errors.append(error)
+    old, new = errors
     values = {"name": "drift", "artifact": both.candidate.id, "limit": _DRIFT_FACTOR - 1}
     values |= {"baseline": old, "candidate": new, "status": "undecided"}
     if old is None or new is None:
@@ -401,27 +431,3 @@ def _growth_check(name: str, both: ArtifactPair, limit: float, old: float | None
         return GateCheck.model_validate({**values, "status": "undecided", "reason": "not known of both"})
     change = (new - old) / old
     return GateCheck.model_validate({**values, "change": change, "status": "fail" if change > limit else "pass"})
-
-
-def _drift_error(artifact: ArtifactManifest) -> float | None:
-    if artifact.drift is not None:
-        return max((loop.rms_error for loop in artifact.drift.loops if loop.rms_error is not None), default=None)
-    return artifact.parity.max_abs_error if artifact.parity is not None else None
-
-
-def _notes(comparison: _Comparison) -> Iterator[str]:
-    threads, options, task = comparison.request.threads, comparison.options, comparison.candidate.task
-    yield "both were measured in turns on this host; a ratio of another processor may differ"
-    if len(threads) > 1:
-        yield f"measured with {threads[0]} threads only, the first of those asked for"
-    if all(both.baseline.sha256 == both.candidate.sha256 for both in comparison.pairs):
-        yield "baseline and candidate are the same files"
-    for name, flag, limit in (
-        ("memory", "--max-memory-growth", options.max_memory_growth),
-        ("size", "--max-size-growth", options.max_size_growth),
-        ("score", "--max-score-loss", options.max_score_loss),
-    ):
-        if limit is None:
-            yield f"not checked: {name} ({flag} off)"
-    if not task.reads_text:
-        yield f"not checked: score; a {task.noun} has no labelled rows, and is judged by its drift"

@@ -8,7 +8,6 @@ from math import sqrt
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgeformer.artifacts.errors import DataError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.gate import GateCheck
@@ -59,11 +58,6 @@ def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> 
     Without a file these are the baseline's test rows, if the candidate's run had the same test set, else its test
     and validation rows; in both cases without those that the candidate was trained on.
 
-    Args:
-        baseline: the bundle to compare with.
-        candidate: the bundle to check.
-        eval_data: a file to score on instead; it is read with the baseline's columns and labels.
-
     Raises:
         DataError: the file, its columns or its rows.
     """
@@ -96,34 +90,24 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
         if candidate.trained_on.get("validation") in [recorded[name] for name in names]:
             source += ", among them the candidate's validation set"
     texts = LabelledTexts.joined([_unchanged_set(baseline, "baseline", name) for name in names])
-    size = 2 if task.predicts == "vectors" else 1  # texts of a row
-    untrained = _rows_not_trained_on(texts, baseline, candidate)
-    if not len(untrained):
-        # Recorded scores do not help either: the validation rows may be among these.
-        return CommonRows(texts.take(untrained), f"the candidate was trained on all {len(texts) // size:,} of {source}")
-    trained = (len(texts) - len(untrained)) // size
-    without = f", without the {trained:,} that the candidate was trained on" if trained else ""
-    return CommonRows(texts.take(untrained), source + without)
-
-
-def _rows_not_trained_on(texts: LabelledTexts, baseline: Bundle, candidate: Bundle) -> NDArray[np.int64]:
-    """Return the numbers of the rows that the candidate was not trained on; of a pair neither text.
-
-    Raises DataError if that is not known.
-    """
-    trained_on = candidate.trained_on.get("train")
+    trained_on, size = candidate.trained_on.get("train"), 2 if task.predicts == "vectors" else 1  # texts of a row
     if trained_on is None:
         raise DataError("the candidate's bundle does not record what it was trained on")
-    if trained_on == baseline.trained_on.get("train"):
+    if trained_on == recorded.get("train"):
         # Trained on the same rows, neither has an advantage; nothing has to be read.
-        return np.arange(len(texts), dtype=np.int64)
+        return CommonRows(texts, source)
     if getattr(candidate.data, "stream", False):
         raise DataError("the candidate's training set is streamed, so the baseline's rows are not looked up in it")
     training_texts = {comparison_key(text) for text in _unchanged_set(candidate, "candidate", "train").texts}
     is_trained = np.array([comparison_key(text) in training_texts for text in texts.texts], dtype=bool)
-    if baseline.task.predicts == "vectors":
+    if size == 2:  # of a pair neither text
         is_trained = np.repeat(is_trained[::2] | is_trained[1::2], 2)
-    return np.flatnonzero(~is_trained)
+    untrained, count = texts.take(np.flatnonzero(~is_trained)), int(is_trained.sum()) // size
+    if not len(untrained):
+        # Recorded scores do not help either: the validation rows may be among these.
+        return CommonRows(untrained, f"the candidate was trained on all {count:,} of {source}")
+    without = f", without the {count:,} that the candidate was trained on" if count else ""
+    return CommonRows(untrained, source + without)
 
 
 def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
@@ -177,12 +161,8 @@ def score_check(
     """
     baseline, candidate = sides
     task = candidate.task
-    facts: dict[str, object] = {
-        "name": "score",
-        "artifact": both.candidate.id,
-        "unit": task.metric.name,
-        "limit": limit,
-    }
+    facts: dict[str, object] = {"name": "score", "artifact": both.candidate.id, "unit": task.metric.name}
+    facts["limit"] = limit
 
     def undecided(reason: str) -> GateCheck:
         return GateCheck.model_validate({**facts, "status": "undecided", "reason": reason})
@@ -199,18 +179,16 @@ def score_check(
             return undecided(f"the {side} has no full graph of this precision, by which decoding could be scored")
         if (refusal := cannot_run(artifact, provider)) is not None:
             return undecided(f"the {side} cannot be scored on this machine: {refusal}")
-    if missing := _missing_labels(baseline, candidate, rows.texts):
-        return undecided(
-            f"the candidate has no label {', '.join(map(repr, missing))}, which rows of {rows.source} have; name a "
-            "file with labels of both: --eval-data FILE"
-        )
+    try:
+        texts = rows.texts, _candidate_texts(baseline, candidate, rows)
+    except InputError as error:
+        return undecided(str(error))
     lengths: list[Array] = []
     figures: list[Float64s] = []
-    for side, bundle, artifact in zip(_SIDES, sides, scored, strict=True):
+    for side, bundle, artifact, side_texts in zip(_SIDES, sides, scored, texts, strict=True):
         assert artifact is not None
         try:
-            texts = _with_labels_of(bundle, rows.texts, baseline)
-            side_lengths, side_figures = _row_figures(bundle, artifact, provider, texts, progress, side)
+            side_lengths, side_figures = _row_figures(bundle, artifact, provider, side_texts, progress, side)
         except EdgeformerError as error:
             status = "fail" if side == "candidate" else "undecided"
             reason = f"the {side} cannot be scored: {error}"
@@ -240,34 +218,34 @@ def _scored_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactMani
     return next((graph for graph in graphs if (graph.precision, graph.trimmed) == variant), None)
 
 
-def _label_names(bundle: Bundle) -> tuple[str, ...]:
-    return tuple(getattr(bundle.data, "labels", ()))
+def _candidate_texts(baseline: Bundle, candidate: Bundle, rows: CommonRows) -> LabelledTexts:
+    """Return the rows with labels as indices into those of the candidate: labels are matched by name.
 
-
-def _has_label_sets(bundle: Bundle) -> bool:
-    return getattr(bundle.data, "separator", None) is not None
-
-
-def _missing_labels(baseline: Bundle, candidate: Bundle, texts: LabelledTexts) -> list[str]:
-    """Return the labels of the rows that the candidate does not have."""
-    names, candidate_names = _label_names(baseline), set(_label_names(candidate))
-    if _has_label_sets(baseline):
+    Raises InputError if the candidate does not have a label of the rows.
+    """
+    texts = rows.texts
+    names, candidate_names = (tuple(getattr(bundle.data, "labels", ())) for bundle in (baseline, candidate))
+    if names == candidate_names:
+        return texts
+    has_label_sets = getattr(baseline.data, "separator", None) is not None
+    if has_label_sets:
         used = [number for number in range(len(names)) if (texts.labels >> number & 1).any()]
     else:
         used = [int(number) for number in np.unique(texts.labels)] if names else []
-    return [names[number] for number in used if names[number] not in candidate_names]
-
-
-def _with_labels_of(bundle: Bundle, texts: LabelledTexts, baseline: Bundle) -> LabelledTexts:
-    """Return the rows with labels as indices into those of ``bundle``: labels are matched by name."""
-    baseline_names, names = _label_names(baseline), _label_names(bundle)
-    if baseline_names == names:
-        return texts
-    index_of = {number: names.index(name) for number, name in enumerate(baseline_names) if name in names}
-    if _has_label_sets(baseline):
-        bits = [(texts.labels >> number & 1) << index for number, index in index_of.items()]
-        return LabelledTexts(texts.texts, np.sum(bits, axis=0, dtype=np.int64))
-    return LabelledTexts(texts.texts, np.array([index_of[int(number)] for number in texts.labels], dtype=np.int64))
+    missing = [names[number] for number in used if names[number] not in candidate_names]
+    if missing:
+        raise InputError(
+            f"the candidate has no label {', '.join(map(repr, missing))}, which rows of {rows.source} have; name a "
+            "file with labels of both: --eval-data FILE"
+        )
+    labels = np.zeros_like(texts.labels)
+    for number in used:
+        index = candidate_names.index(names[number])
+        if has_label_sets:
+            labels |= (texts.labels >> number & 1) << index
+        else:
+            labels[texts.labels == number] = index
+    return LabelledTexts(texts.texts, labels)
 
 
 def _row_figures(
@@ -343,13 +321,7 @@ def _loss(metric: Metric, old: float, change: float) -> float:
 
 
 def _check(facts: dict[str, object], status: str, old: float, new: float, reason: str) -> GateCheck:
-    values = {
-        "status": status,
-        "baseline": old,
-        "candidate": new,
-        "change": new - old,
-        "reason": reason,
-    }
+    values = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": reason}
     return GateCheck.model_validate({**facts, **values})
 
 
@@ -371,7 +343,8 @@ def _compare_recorded(
     first, second = (artifact.validation if artifact is not None else None for artifact in scored)
     old, new = task.metric.of(first), task.metric.of(second)
     fingerprints = {manifest.data_fingerprints.get("validation") for manifest in manifests}
-    is_same = len(fingerprints) == 1 and None not in fingerprints and _label_names(sides[0]) == _label_names(sides[1])
+    labels = [tuple(getattr(bundle.data, "labels", ())) for bundle in sides]
+    is_same = len(fingerprints) == 1 and None not in fingerprints and labels[0] == labels[1]
     if task.unit == "tokens":
         is_same = is_same and len({manifest.files.get(TOKENIZER_FILE) for manifest in manifests}) == 1
     if old is None or new is None or not is_same or first is None or second is None or first.n != second.n:

@@ -1,6 +1,6 @@
-"""Measuring loop: warm up until the times settle, then time enough calls; and the summary that their number supports.
+"""Measuring loops, independent of any runtime: the times of enough settled calls, and the energy of a call.
 
-Independent of any runtime.
+The times are summarised as far as their number supports. The energy is a counter's, minus that of the idle machine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,14 +22,15 @@ from edgeformer.artifacts.report import (
     NOISY_CV,
     PERCENTILE_NEEDS,
     QUANTILES,
+    Energy,
     Latency,
     MeasureRules,
 )
+from edgeformer.runtimes import on_gpu
+from edgeformer.system import nvidia
+from edgeformer.system.host import RaplDomain, rapl_domains
 
-__all__ = ["MeasureRules", "Sample", "drifted", "measure", "summarise", "windows_agree"]
-
-Clock = Callable[[], int]
-"""Nanoseconds of a monotonic clock."""
+__all__ = ["MeasureRules", "energy_counter", "measure", "measure_energy", "summarise"]
 
 
 @dataclass(frozen=True)
@@ -40,16 +42,18 @@ class Sample:
     warmup_calls: int
     warmup_s: float
     reason: str | None = None
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
 
-def measure(call: Callable[[int], object], rules: MeasureRules, clock: Clock = time.perf_counter_ns) -> Sample:
+def measure(
+    call: Callable[[int], object], rules: MeasureRules, clock: Callable[[], int] = time.perf_counter_ns
+) -> Sample:
     """Warm up, then time single calls.
 
     Args:
         call: runs the artifact once, blocking; its argument counts calls from 0, to rotate input buffers.
         rules: when to stop.
-        clock: injected so that tests of the rules need not wait.
+        clock: nanoseconds; injected so that tests of the rules need not wait.
     """
     # Not lists: their objects would show in the memory that is measured.
     warmup_ms, samples_ms = array("d"), array("d")
@@ -149,7 +153,9 @@ def summarise(
     n, mean = int(values.size), float(values.mean())
     # ddof=1: the calls are a sample.
     cv = float(values.std(ddof=1)) / mean if n > 1 and mean > 0 else None
-    percentiles = {p: float(np.percentile(values, p)) for p, needed in PERCENTILE_NEEDS.items() if n >= needed}
+    percentiles: dict[str, Any] = {
+        f"p{p}": float(np.percentile(values, p)) for p, needed in PERCENTILE_NEEDS.items() if n >= needed
+    }
     needs = ", ".join(f"p{p} needs {needed}" for p, needed in PERCENTILE_NEEDS.items() if n < needed)
     missing = f"{n} {'call' if n == 1 else 'calls'}: {needs}" if needs else None
     noise: tuple[str, ...] = ()
@@ -158,9 +164,7 @@ def summarise(
     return Latency(
         status="measured",
         p50=float(np.median(values)),
-        p90=percentiles.get(90),
-        p95=percentiles.get(95),
-        p99=percentiles.get(99),
+        **percentiles,
         mean=mean,
         min=float(values.min()),
         cv=cv,
@@ -171,3 +175,98 @@ def summarise(
         # Rounded to the clock's nanoseconds. One call has no distribution.
         quantiles_ms=tuple(np.quantile(values, np.linspace(0, 1, QUANTILES)).round(6).tolist()) if n > 1 else (),
     )
+
+
+@dataclass(frozen=True)
+class EnergyCounter:
+    """A counter of energy.
+
+    Attributes:
+        name: with the part of the machine that it covers.
+        read: its present readings. Raises OSError if the counter is gone.
+        used_mj: millijoules between two readings.
+    """
+
+    name: str
+    read: Callable[[], Sequence[int]]
+    used_mj: Callable[[Sequence[int], Sequence[int]], float]
+
+
+def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | str:
+    """Return the counter of the hardware that a provider computes on, or the reason why there is none."""
+    if on_gpu(provider):
+        if gpu_uuid is None:
+            return "no card was found through NVML"
+
+        def read_card() -> list[int]:  # millijoules (Volta and later)
+            state = nvidia.state(gpu_uuid)
+            if state is None or state.energy_mj is None:
+                raise OSError("the card has no energy counter")
+            return [state.energy_mj]
+
+        try:
+            read_card()
+        except OSError:
+            return "this card has no energy counter that NVML can read"
+        return EnergyCounter("NVML (whole card)", read_card, lambda start, now: now[0] - start[0])
+    domains, reason = rapl_domains()
+    names = ", ".join(domain.name for domain in domains)
+    return reason or EnergyCounter(
+        f"RAPL ({names}: whole processor)",
+        lambda: [domain.read_uj() for domain in domains],
+        lambda start, now: sum(map(RaplDomain.used_uj, domains, start, now)) / 1000,
+    )
+
+
+def measure_energy(
+    call: Callable[[int], object],
+    counter: EnergyCounter | str,
+    rules: MeasureRules,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Energy:
+    """Measure millijoules per call above idle.
+
+    The idle power must settle first: a GPU keeps its clocks up for seconds after its last kernel, and cools down for
+    longer.
+
+    Args:
+        call: runs the artifact once, blocking; its argument counts calls from 0.
+        counter: to read, or the reason why there is none.
+        rules: how long to idle and to call.
+        clock: seconds.
+        sleep: idles for some seconds; injected like the clock, so that tests need not wait.
+    """
+    if isinstance(counter, str):
+        return Energy(status="unavailable", reason=counter)
+    if rules.energy_s == 0:
+        return Energy(status="unavailable", reason="these rules measure no energy")
+    try:
+        idle_powers_mw: list[float] = []
+        idle_start_s = clock()
+        for _ in range(rules.idle_windows):
+            start, start_s = counter.read(), clock()
+            sleep(rules.idle_s)
+            idle_powers_mw.append(counter.used_mj(start, counter.read()) / max(clock() - start_s, 1e-9))
+            recent_mw = idle_powers_mw[-rules.windows :]
+            if len(recent_mw) == rules.windows and max(recent_mw) <= min(recent_mw) * (1 + rules.window_tolerance):
+                break
+        else:
+            recent_mw = idle_powers_mw[-rules.windows :]
+            reason = (
+                f"{counter.name}: the idle power did not settle within {clock() - idle_start_s:.0f} s "
+                f"({min(recent_mw) / 1000:.1f} to {max(recent_mw) / 1000:.1f} W in the last {rules.windows} windows of "
+                f"{rules.idle_s:g} s)"
+            )
+            return Energy(status="unavailable", reason=reason)
+        start, start_s, calls = counter.read(), clock(), 0
+        while calls == 0 or clock() - start_s < rules.energy_s:
+            call(calls)
+            calls += 1
+        used_mj, elapsed_s = counter.used_mj(start, counter.read()), clock() - start_s
+    except OSError as error:
+        return Energy(status="unavailable", reason=f"{counter.name} could not be read: {error}")
+    above_idle_mj = (used_mj - sum(recent_mw) / len(recent_mw) * elapsed_s) / calls
+    if above_idle_mj <= 0:
+        return Energy(status="unavailable", reason=f"{counter.name}: the calls do not stand out from the idle machine")
+    return Energy(status="measured", value=above_idle_mj, reason=f"{counter.name}, {calls} calls, idle subtracted")

@@ -6,23 +6,34 @@ threads run on other cores, or other work has begun on the same hardware that no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, TypeAdapter
 
 from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.device import Speed
+from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.golden import GOLDEN_FILE, read_golden
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row
-from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.process import End, Job, run_job
+from edgeformer.benchmark import conditions
+from edgeformer.benchmark import memory as memory_meter
+from edgeformer.benchmark.measure import MeasureRules, energy_counter, measure, measure_energy, summarise
+from edgeformer.benchmark.process import End, Job, Send, run_job
+from edgeformer.benchmark.speed_probe import SpeedProbe, typical
 from edgeformer.bundle import Bundle
-from edgeformer.runtimes import ArtifactFiles, on_gpu
+from edgeformer.runtimes import ArtifactFiles, OpenOptions, on_gpu, opener_of, provider_facts
 from edgeformer.runtimes.session import Array
+from edgeformer.system.host import usable_cores
 from edgeformer.tasks import Task, get_task
 
 Shape = tuple[int, int]
@@ -37,8 +48,14 @@ Item = tuple[Phase, int, int]
 Where = Literal["host", "device"]
 """Measured on this host, or a figure of the device that an artifact is judged for."""
 
+Buffers = Sequence[Mapping[str, Array]]
+
 ALLOWANCE_S = 120.0
 """Silence of a worker beyond the bound of its loops: opening a large artifact, and a slow last call."""
+_DEVICE_CALLS = 100
+_SPEED_PROBES = 5  # a single one may be disturbed
+_BUFFERS, _FEWEST_BUFFERS, _BUFFER_BYTES = 8, 2, 256 << 20
+"""Different inputs in rotation keep a cache from answering instead of the artifact; large inputs are fewer."""
 
 
 def phases_of(artifact: ArtifactManifest, task: Task) -> tuple[Phase, ...]:
@@ -51,51 +68,32 @@ def phases_of(artifact: ArtifactManifest, task: Task) -> tuple[Phase, ...]:
     return ("steady", "decode") if artifact.role == "step" and task.writes_text else ("steady",)
 
 
-class CheckedArtifact(Frozen):
-    """An artifact whose files match the manifest: all that a worker needs to open it."""
+def check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactFiles:
+    """Compare the files of a built artifact with the manifest; return all that a worker needs, with absolute paths.
 
-    artifact: ArtifactManifest = Field(description="without its scores, which only its task can parse")
-    golden: Path
-    file: Path
-    parts: dict[str, Path] = Field({}, description="step artifacts: part → file")
-    loops: int | None = Field(None, description="step artifacts: calls of the loop graph")
-    max_positions: int | None = None
-    task: str = Field(description="name of the task, which turns golden inputs into calls")
-    axes: dict[str, tuple[str, ...]] = Field({}, description="input → what sizes each of its axes; empty: text")
+    Raises:
+        ArtifactError: a file is missing, truncated or changed, or the golden inputs are damaged.
+    """
+    bundle.golden(artifact)
+    files = bundle.files(artifact)
+    # Without its scores, which only its task can parse.
+    facts: dict[str, Any] = {"score": None, "validation": None, "rounded": {}}
+    size_bytes = artifact.size_bytes or files.file.stat().st_size
+    return replace(
+        files,
+        artifact=artifact.model_copy(update={**facts, "size_bytes": size_bytes}),
+        file=files.file.resolve(),
+        parts={name: path.resolve() for name, path in files.parts.items()},
+        golden=(bundle.folder / artifact.companions / GOLDEN_FILE).resolve(),
+        task=bundle.task.name,
+        axes=dict(bundle.task.axes(bundle.data)),
+    )
 
-    @classmethod
-    def of(cls, bundle: Bundle, artifact: ArtifactManifest) -> CheckedArtifact:
-        """Check the files of a built artifact; paths become absolute.
 
-        Raises:
-            ArtifactError: a file is missing, truncated or changed, or the golden inputs are damaged.
-        """
-        bundle.golden(artifact)
-        files = bundle.files(artifact)
-        return cls(
-            artifact=artifact.model_copy(update={"score": None, "validation": None, "rounded": {}}),
-            golden=(bundle.folder / artifact.companions / GOLDEN_FILE).resolve(),
-            file=files.file.resolve(),
-            parts={name: path.resolve() for name, path in files.parts.items()},
-            loops=files.loops,
-            max_positions=files.max_positions,
-            task=bundle.task.name,
-            axes=dict(bundle.task.axes(bundle.data)),
-        )
-
-    def calls(self, shape: Shape, count: int) -> list[dict[str, Array]]:
-        """Return different real inputs of one shape. Raises GoldenError."""
-        return get_task(self.task).calls(read_golden(self.golden), self.axes, shape, count)
-
-    @property
-    def files(self) -> ArtifactFiles:
-        """The files as a runtime takes them."""
-        return ArtifactFiles(self.artifact, self.file, self.parts, self.loops, self.max_positions)
-
-    @property
-    def size_bytes(self) -> int:
-        """With its share of weights that are stored beside the graph."""
-        return self.artifact.size_bytes or self.file.stat().st_size
+def golden_calls(files: ArtifactFiles, shape: Shape, count: int) -> list[dict[str, Array]]:
+    """Return different real inputs of one shape, of files from :func:`check_artifact`. Raises GoldenError."""
+    assert files.golden is not None and files.task is not None
+    return get_task(files.task).calls(read_golden(files.golden), files.axes, shape, count)
 
 
 class MeasureSpec(Job):
@@ -103,7 +101,7 @@ class MeasureSpec(Job):
 
     name, answers = "measuring", "measurements"
     kind: Literal["measure", "pair"] = Field("measure", description="pair: blocks of calls on request, of one item")
-    checked: CheckedArtifact
+    files: ArtifactFiles
     provider: str | None = Field(description="None: the runtime's choice for this machine")
     phases: tuple[Phase, ...] = Field(("steady",), strict=False)
     shapes: tuple[Shape, ...] = Field(strict=False)
@@ -184,78 +182,67 @@ def measure_artifact(spec: MeasureSpec, progress: Progress) -> list[Row]:
     Raises:
         MeasuringInterrupted: Ctrl-C.
     """
-    name = spec.checked.artifact.id
+    name, interrupted = spec.files.artifact.id, False
     try:
         with bar(progress, f"measuring {name}", len(spec.items), "shape"):
             rows = _measure_items(spec, progress)
     except MeasuringInterrupted as error:
-        raise MeasuringInterrupted([_unconfirmed(row) for row in error.rows]) from None
-    for row in rows:
-        if row.latency_ms.status == "unavailable":
-            phase = "" if row.phase == "steady" else f", {row.phase}"
-            progress.message(f"{name} at {row.batch}×{row.seq}{phase}: not measured: {row.latency_ms.reason}")
-    stable = stable_items(rows)
-    if not stable:
-        return rows
-    unstable = tuple(item for item in spec.items if item not in stable)
-    second = spec.model_copy(update={"rules": spec.rules.repeated(), "answered": unstable})
-    interrupted = False
-    try:
-        with bar(progress, f"measuring {name} again", len(stable), "shape"):
-            second_rows = _measure_items(second, progress)
-    except MeasuringInterrupted as error:
-        second_rows, interrupted = error.rows, True
-    by_item = {item: row for row in second_rows if (item := item_of(row)) is not None}
-    rows = [
-        confirmed(row, by_item[item], spec.rules.repeat_tolerance)
-        if (item := item_of(row)) in stable and item in by_item
-        else _unconfirmed(row)
-        for row in rows
-    ]
+        rows, interrupted = error.rows, True
+    stable = tuple(item_of(row) for row in rows if row.phase != "cold" and row.latency_ms.stable)
+    second_rows: list[Row] = []
+    if not interrupted:
+        for row in rows:
+            if row.latency_ms.status == "unavailable":
+                phase = "" if row.phase == "steady" else f", {row.phase}"
+                progress.message(f"{name} at {row.batch}×{row.seq}{phase}: not measured: {row.latency_ms.reason}")
+        if not stable:
+            return rows
+        unstable = tuple(item for item in spec.items if item not in stable)
+        second = spec.model_copy(update={"rules": spec.rules.repeated(), "answered": unstable})
+        try:
+            with bar(progress, f"measuring {name} again", len(stable), "shape"):
+                second_rows = _measure_items(second, progress)
+        except MeasuringInterrupted as error:
+            second_rows, interrupted = error.rows, True
+    by_item = {item_of(row): row for row in second_rows if row.phase != "cold"}
+    for position, row in enumerate(rows):
+        if row.phase != "cold" and row.latency_ms.stable:
+            rows[position] = confirmed(row, by_item.get(item_of(row)), spec.rules.repeat_tolerance)
     if interrupted:
         raise MeasuringInterrupted(rows)
     return rows
 
 
-def item_of(row: Row) -> Item | None:
-    """Return the item that a row answers; None for a cold row, which belongs to the row after it."""
-    return None if row.phase == "cold" else (row.phase, row.batch, row.seq)
+def item_of(row: Row) -> Item:
+    """Return the item that a row answers; a cold row answers none."""
+    assert row.phase != "cold"
+    return (row.phase, row.batch, row.seq)
 
 
-def stable_items(rows: Sequence[Row]) -> tuple[Item, ...]:
-    """Return the items whose rows are worth measuring again."""
-    return tuple(item for row in rows if row.latency_ms.stable and (item := item_of(row)) is not None)
-
-
-def confirmed(row: Row, second_row: Row, tolerance: float) -> Row:
+def confirmed(row: Row, second_row: Row | None, tolerance: float) -> Row:
     """Return the row with the second process's median noted; not stable if the two medians differ.
 
     Args:
         row: of the first process; its sample is kept.
-        second_row: the same item from the second process.
+        second_row: the same item from the second process; None: interrupted before it was measured.
         tolerance: relative difference of the medians that is allowed.
     """
-    first, second = row.latency_ms.p50, second_row.latency_ms.p50
-    conditions = {**row.conditions, "repeated_p50_ms": second}
-    if (seconds := second_row.conditions.get("measuring_s")) is not None:
-        conditions["repeated_measuring_s"] = seconds
-    if first is not None and second is not None and max(first, second) <= min(first, second) * (1 + tolerance):
-        return row.model_copy(update={"conditions": conditions})
-    result = f"found {second:.3g} ms" if second is not None else f"found nothing: {second_row.latency_ms.reason}"
-    warnings = [f"not confirmed: this process has a median of {first:.3g} ms, a second one {result}"]
-    # Work that disturbed the second process does not concern the first one's calls, but may explain the difference.
-    warnings += [f"the second process: {text}" for text in second_row.latency_ms.warnings]
+    row_conditions = row.conditions
+    if second_row is None:
+        warnings = ["not confirmed: interrupted before a second process measured it"]
+    else:
+        first, second = row.latency_ms.p50, second_row.latency_ms.p50
+        row_conditions = {**row_conditions, "repeated_p50_ms": second}
+        if (seconds := second_row.conditions.get("measuring_s")) is not None:
+            row_conditions["repeated_measuring_s"] = seconds
+        if first is not None and second is not None and max(first, second) <= min(first, second) * (1 + tolerance):
+            return row.model_copy(update={"conditions": row_conditions})
+        result = f"found {second:.3g} ms" if second is not None else f"found nothing: {second_row.latency_ms.reason}"
+        warnings = [f"not confirmed: this process has a median of {first:.3g} ms, a second one {result}"]
+        # Work that disturbed the second process does not concern the first one's calls, but may explain the difference.
+        warnings += [f"the second process: {text}" for text in second_row.latency_ms.warnings]
     latency = row.latency_ms.model_copy(update={"stable": False, "warnings": (*row.latency_ms.warnings, *warnings)})
-    return row.model_copy(update={"latency_ms": latency, "conditions": conditions})
-
-
-def _unconfirmed(row: Row) -> Row:
-    """Return the row of an interrupted measurement, no longer stable if it needed a second process."""
-    if item_of(row) is None or not row.latency_ms.stable:
-        return row
-    warning = "not confirmed: interrupted before a second process measured it"
-    latency = row.latency_ms.model_copy(update={"stable": False, "warnings": (*row.latency_ms.warnings, warning)})
-    return row.model_copy(update={"latency_ms": latency})
+    return row.model_copy(update={"latency_ms": latency, "conditions": row_conditions})
 
 
 def _measure_items(spec: MeasureSpec, progress: Progress) -> list[Row]:
@@ -273,8 +260,8 @@ def _measure_items(spec: MeasureSpec, progress: Progress) -> list[Row]:
         elif isinstance(message, Refusal):
             refusals[message.item] = message.reason
             progress.advance(1)
-        elif (item := item_of(message.row)) is not None:
-            rows[item] = message.row
+        elif message.row.phase != "cold":
+            rows[item_of(message.row)] = message.row
             progress.advance(1, p50_ms=message.row.latency_ms.p50 or 0.0)
         elif cold is None:  # a worker that continues has a first call, too
             cold = current, message.row
@@ -296,13 +283,224 @@ def _measure_items(spec: MeasureSpec, progress: Progress) -> list[Row]:
             fatal = next((item for item in unanswered if item == current), unanswered[0])
             refusals[fatal] = reason
     ordered: list[Row] = []
+    artifact = spec.files.artifact
     for item in spec.items:
         if cold is not None and cold[0] == item:
             ordered.append(cold[1])
         row = rows.get(item)
         if row is None:
-            row = unavailable_row(
-                spec.checked.artifact, spec.checked.size_bytes, item, provider, "host", refusals[item]
-            ).model_copy(update={"threads": None if on_gpu(provider) else spec.threads})
+            row = unavailable_row(artifact, artifact.size_bytes or 0, item, provider, "host", refusals[item])
+            row = row.model_copy(update={"threads": None if on_gpu(provider) else spec.threads})
         ordered.append(row)
     return ordered
+
+
+# The worker's side: every item is opened afresh, called and timed.
+
+
+@dataclass(frozen=True)
+class Workload:
+    """An opened artifact and its calls.
+
+    Attributes:
+        first: the first call; while decoding it reads the text before the timed token.
+        call: one timed call; its argument counts calls, to rotate inputs.
+        close: releases the memory.
+        load_ms: opening alone: the runtime was imported and the files were checked before.
+        facts: for the row's conditions.
+        caveats: warnings for the row: nodes that another provider computes.
+        device_ms: milliseconds of a call on the card alone; None if nothing measures that.
+        memory_by_name: bytes on the card that the runtime itself reports.
+    """
+
+    first: Callable[[], object]
+    call: Callable[[int], object]
+    close: Callable[[], None]
+    load_ms: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
+    device_ms: Callable[[int], float | None] = lambda index: None
+    memory_by_name: Callable[[], dict[str, int]] = dict
+
+
+def open_workload(spec: MeasureSpec, item: Item, provider: str, buffers: Buffers) -> Workload:
+    """Open the artifact of ``spec`` afresh for one item; ``buffers`` of its shape are used in turn.
+
+    A steady call takes a whole input. A decode call takes one more token at the end of the same text every time, its
+    output discarded; the first call reads the tokens before it.
+    """
+    runtime = opener_of(spec.files.artifact, provider)
+    options = OpenOptions(provider, spec.threads, repeated_shapes=True)
+    start_s = time.perf_counter()
+    if item[0] == "steady":
+        session = runtime.open(spec.files, options)
+        load_ms = (time.perf_counter() - start_s) * 1000
+        placement = session.placement()
+        return Workload(
+            first=lambda: session.run(buffers[0]),
+            call=lambda index: session.run(buffers[index % len(buffers)]),
+            close=session.close,
+            load_ms=load_ms,
+            facts={**({} if placement is None else {"nodes_by_provider": placement}), **session.settings()},
+            caveats=session.caveats(),
+            device_ms=lambda index: session.device_ms(buffers[index % len(buffers)]),
+            memory_by_name=session.memory_by_name,
+        )
+    decoder = runtime.open_decoder(spec.files, None, options)
+    load_ms = (time.perf_counter() - start_s) * 1000
+    context = np.ascontiguousarray(buffers[0]["input_ids"][:, :-1])
+    tokens = [np.ascontiguousarray(buffer["input_ids"][:, -1:]) for buffer in buffers]
+
+    def decode(index: int) -> object:
+        return decoder.peek(tokens[index % len(tokens)], decoder.loops)
+
+    def read_context() -> None:
+        if context.size:
+            decoder.read_rows(context)
+            decoder.advance(decoder.loops)
+        else:
+            decode(0)
+
+    facts = {"context_tokens": context.shape[1], "loops": decoder.loops, **decoder.settings()}
+    return Workload(read_context, decode, decoder.close, load_ms, facts, decoder.caveats())
+
+
+def load_runtime(spec: MeasureSpec) -> str:
+    """Import the library that opens the artifact; return the provider that computes."""
+    artifact = spec.files.artifact
+    runtime = opener_of(artifact, spec.provider)
+    provider = runtime.provider(artifact, spec.provider)
+    runtime.load(artifact)
+    # The runtime has read the OpenMP settings: no process that this one starts may inherit them.
+    for name in ("OMP_PROC_BIND", "OMP_NUM_THREADS"):
+        os.environ.pop(name, None)
+    return provider
+
+
+def input_buffers(spec: MeasureSpec, shape: Shape) -> Buffers:
+    """Return two to eight different inputs of one shape, of 256 MiB together if they are large."""
+    size_bytes = sum(array.nbytes for array in golden_calls(spec.files, shape, 1)[0].values())
+    count = min(_BUFFERS, _BUFFER_BYTES // max(1, size_bytes))
+    return golden_calls(spec.files, shape, max(_FEWEST_BUFFERS, count))
+
+
+def work(document: bytes, send: Send) -> None:
+    """Measure the items of a MeasureSpec. An item that the artifact refuses does not stop the others."""
+    spec = MeasureSpec.model_validate_json(document, strict=False)
+    provider = load_runtime(spec)
+    # The imported runtime and the speed probe are part of the memory baseline.
+    speed_probe = None if on_gpu(provider) else SpeedProbe()
+    buffers = {shape: input_buffers(spec, shape) for shape in spec.shapes}
+    other_threads = conditions.other_threads()
+    gpu_memory_before = memory_meter.gpu_memory_in_use(spec.gpu_uuid)
+    meter, baseline_bytes = memory_meter.peak_meter(), memory_meter.resident_bytes()
+
+    def probe_speeds() -> list[Speed]:
+        return [] if speed_probe is None else [speed_probe.speed() for _ in range(_SPEED_PROBES)]
+
+    def read_memory(workload: Workload, since_reset: bool) -> tuple[Memory, dict[str, Any]]:
+        """Return the row's memory, and other memory figures for the row's conditions."""
+        resident = memory_meter.memory_above(meter, baseline_bytes, since_reset)
+        if "context_tokens" in workload.facts:
+            method = f"{resident.method}; reading the text before the token included"
+            resident = resident.model_copy(update={"method": method})
+        if not on_gpu(provider):
+            return resident, {}
+        by_name = memory_meter.gpu_memory_by_name(spec.gpu_uuid, gpu_memory_before)
+        facts = {"host_memory_peak_bytes": resident.peak, "gpu_memory_bytes": {**by_name, **workload.memory_by_name()}}
+        return memory_meter.gpu_memory(spec.gpu_uuid, gpu_memory_before, by_name), facts
+
+    def make_row(
+        item: Item, latency: Latency, memory: tuple[Memory, dict[str, Any]], energy: Energy, facts: Mapping[str, Any]
+    ) -> Row:
+        return row_of(
+            spec.files.artifact,
+            item,
+            provider,
+            "host",
+            latency_ms=latency,
+            memory_bytes=memory[0],
+            size_bytes=spec.files.artifact.size_bytes,
+            throughput_per_s=item[1] * 1000 / latency.mean if latency.mean else None,
+            energy_mj=energy,
+            threads=None if on_gpu(provider) else spec.threads,
+            conditions={**memory[1], **facts},
+        )
+
+    def measure_item(item: Item, is_first: bool) -> None:
+        """Open the artifact afresh, so that the peak holds nothing of earlier shapes, and send the item's rows.
+
+        Opening and first call of the first item are the cold row.
+        """
+        left_over_bytes = max(0, memory_meter.resident_bytes() - baseline_bytes)
+        since_reset = meter.reset() or is_first
+        with closing(open_workload(spec, item, provider, buffers[item[1:]])) as workload:
+            start_s = time.perf_counter()
+            workload.first()
+            first_ms = (time.perf_counter() - start_s) * 1000
+            if is_first:
+                latency = summarise([first_ms], stable=None, warnings=workload.caveats)
+                energy = Energy(status="unavailable", reason="one call is too short for an energy counter")
+                facts = conditions.describe(spec.threads, spec.gpu_uuid)
+                # The parent has just hashed the file, so it comes from the page cache, not from the disk.
+                facts |= {**workload.facts, "file_cache": "warm"}
+                cold = make_row(item, latency, read_memory(workload, since_reset=True), energy, facts)
+                update = {"phase": "cold", "load_ms": workload.load_ms, "throughput_per_s": None}
+                send(FinishedRow(row=cold.model_copy(update=update)))
+            facts = {"load_ms": round(workload.load_ms, 3), "left_over_bytes": left_over_bytes, **workload.facts}
+            if item[0] == "decode":
+                facts["read_context_ms"] = round(first_ms, 3)
+            row = measure_calls(item, workload, since_reset)
+            facts["measuring_s"] = round(time.perf_counter() - start_s, 3)  # first call, warm-up and timed calls
+        send(FinishedRow(row=row.model_copy(update={"conditions": {**row.conditions, **facts}})))
+
+    def measure_calls(item: Item, workload: Workload, since_reset: bool) -> Row:
+        # A provider with threads of its own may use any number of them.
+        threads = spec.threads if provider_facts(provider).counts_threads else None
+        pools = max(1, len(spec.files.parts))
+        speeds = probe_speeds()
+        first_reading = conditions.read_cpu()
+        sample = measure(workload.call, spec.rules)
+        use = conditions.used_between(first_reading, conditions.read_cpu(), other_threads)
+        speeds += probe_speeds()
+        memory = read_memory(workload, since_reset)
+        facts = conditions.describe(spec.threads, spec.gpu_uuid)
+        energy = measure_energy(workload.call, energy_counter(provider, spec.gpu_uuid), spec.rules)
+        warnings = (
+            *sample.warnings,
+            *workload.caveats,
+            *use.warnings(threads, pools),
+            *conditions.doubts(facts, provider),
+        )
+        stable = sample.stable and not use.disturbed(usable_cores(), threads, pools)
+        latency = summarise(sample.samples_ms, stable, warnings, sample.reason)
+        facts |= {
+            "warmup_calls": sample.warmup_calls,
+            "warmup_s": round(sample.warmup_s, 3),
+            "own_cores": round(use.own_cores, 2),
+            "foreign_cores": round(use.foreign_cores, 2),
+            "buffers": len(buffers[item[1:]]),
+        }
+        if speeds:
+            facts["speed"] = typical(speeds).model_dump()
+        device_ms = None
+        try:
+            if workload.device_ms(0) is not None:
+                calls_ms = [workload.device_ms(index) for index in range(_DEVICE_CALLS)]
+                device_ms = statistics.median(ms for ms in calls_ms if ms is not None)
+        except EdgeformerError as error:
+            facts["no_device_ms"] = str(error)
+        return make_row(item, latency, memory, energy, facts).model_copy(update={"device_ms": device_ms})
+
+    try:
+        for position, item in enumerate(spec.items):
+            send(Start(item=item, provider=provider))
+            try:
+                measure_item(item, is_first=position == 0)
+            except EdgeformerError as error:
+                send(Refusal(item=item, reason=str(error)))
+            memory_meter.release_unused()
+    finally:
+        meter.close()
+        if speed_probe is not None:
+            speed_probe.close()

@@ -10,7 +10,6 @@ import gc
 import os
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,57 +30,8 @@ _METHODS = {  # the most exact one first
 }
 
 
-class PeakMeter(ABC):
-    """Peak memory of this process since :meth:`reset`."""
-
-    method: str
-
-    def reset(self) -> bool:
-        """Start over. False: this system cannot, and the peak remains that of the whole process."""
-        return False
-
-    @abstractmethod
-    def peak_bytes(self) -> int:
-        """Return the highest resident memory."""
-
-    def close(self) -> None:  # noqa: B027 - most have nothing to stop
-        """Stop watching."""
-
-
-class KernelPeak(PeakMeter):
-    """Linux: the kernel keeps the peak (VmHWM); a process may reset its own, except in some containers."""
-
-    method = "peak resident memory kept by the kernel (VmHWM)"
-
-    def __init__(self, proc: Path = Path("/proc/self")) -> None:
-        self._proc = proc
-
-    def reset(self) -> bool:
-        try:
-            (self._proc / "clear_refs").write_text("5", encoding="ascii")
-        except OSError:
-            return False
-        return True
-
-    def peak_bytes(self) -> int:
-        """Return VmHWM. Raises OSError if the kernel does not report it."""
-        for line in (self._proc / "status").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        raise OSError(f"{self._proc}/status has no VmHWM")
-
-
-class WindowsPeak(PeakMeter):
-    """Windows keeps the peak working set of a process since its start; it cannot be reset."""
-
-    method = "peak working set kept by Windows"
-
-    def peak_bytes(self) -> int:
-        return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
-
-
-class PolledPeak(PeakMeter):
-    """Other systems: a thread reads resident memory every 10 ms; shorter peaks are missed."""
+class PolledPeak:
+    """Peak memory of this process since :meth:`reset`: a thread reads it every 10 ms; shorter peaks are missed."""
 
     method = "highest resident memory seen, asked every 10 ms"
 
@@ -92,14 +42,17 @@ class PolledPeak(PeakMeter):
         self._thread.start()
 
     def reset(self) -> bool:
+        """Start over. False: this system cannot, and the peak remains that of the whole process."""
         self._peak = 0
         return True
 
     def peak_bytes(self) -> int:
+        """Return the highest resident memory."""
         self._peak = max(self._peak, resident_bytes())
         return self._peak
 
     def close(self) -> None:
+        """Stop watching."""
         self._stopped.set()
         self._thread.join()
 
@@ -108,16 +61,48 @@ class PolledPeak(PeakMeter):
             self.peak_bytes()
 
 
+class SystemPeak:
+    """The peak that the system keeps: Linux, where a process may reset it (except in some containers), and Windows."""
+
+    def __init__(self, proc: Path | None = Path("/proc/self")) -> None:
+        """``proc``: of this process; None: on Windows."""
+        self._proc = proc
+        self.method = "peak resident memory kept by the kernel (VmHWM)" if proc else "peak working set kept by Windows"
+
+    def reset(self) -> bool:
+        """Start over; see :meth:`PolledPeak.reset`."""
+        if self._proc is None:
+            return False
+        try:
+            (self._proc / "clear_refs").write_text("5", encoding="ascii")
+        except OSError:
+            return False
+        return True
+
+    def peak_bytes(self) -> int:
+        """Return the highest resident memory. Raises OSError if the kernel does not report it."""
+        if self._proc is None:
+            return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
+        for line in (self._proc / "status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        raise OSError(f"{self._proc}/status has no VmHWM")
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to stop."""
+
+
+PeakMeter = PolledPeak | SystemPeak
+
+
 def peak_meter() -> PeakMeter:
     """Return the best meter of this system."""
-    if sys.platform == "win32":
-        return WindowsPeak()
-    kernel = KernelPeak()
+    meter = SystemPeak(None) if sys.platform == "win32" else SystemPeak()
     try:
-        kernel.peak_bytes()
+        meter.peak_bytes()
     except OSError:
         return PolledPeak()
-    return kernel
+    return meter
 
 
 def resident_bytes() -> int:
@@ -126,13 +111,7 @@ def resident_bytes() -> int:
 
 
 def memory_above(meter: PeakMeter, baseline_bytes: int, since_reset: bool) -> Memory:
-    """Return the peak above the baseline.
-
-    Args:
-        meter: measured the peak.
-        baseline_bytes: resident memory with the runtime imported and nothing opened.
-        since_reset: False if the peak includes earlier shapes of the same process.
-    """
+    """Return the peak above the baseline."""
     method = meter.method + ("" if since_reset else ", over all shapes so far: this system cannot reset it")
     peak = max(0, meter.peak_bytes() - baseline_bytes)
     return Memory(status="measured", peak=peak, baseline=baseline_bytes, method=method)

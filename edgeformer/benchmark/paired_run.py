@@ -3,6 +3,15 @@
 Every round draws anew what differs from process to process: where the memory lies, on which cores the threads run.
 Within a round the two take turns, A B B A, so that a falling clock or other work on the machine affects both. A round
 gives one number: the median log ratio of its pairs of blocks.
+
+The test looks at the growing sample of rounds repeatedly and keeps its stated chance of an error. It concerns the
+sample's median, so a disturbed round may be far off. A round's ratio lies above the true median as often as below,
+whatever its distribution: the number of ratios above it is that of a fair coin, and the interval between the order
+statistics that a fair coin passes rarely enough holds the median (the interval of the sign test). A look after every
+second round would spend the error many times; an error spending function spreads it over the looks, in the form that
+approximates Pocock's constant boundaries (Lan and DeMets, Discrete sequential boundaries for clinical trials,
+Biometrika 70, 1983). The chance of having crossed any boundary is counted exactly. Howard and Ramdas (Sequential
+estimation of quantiles, Bernoulli 28, 2022) have such intervals for samples without an end.
 """
 
 from __future__ import annotations
@@ -13,23 +22,27 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from math import ceil, log
+from functools import lru_cache
+from math import ceil, e, exp, inf, log
 from statistics import median
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, TypeAdapter
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.report import Memory
 from edgeformer.benchmark.measure import MeasureRules, measure
-from edgeformer.benchmark.measurement import ALLOWANCE_S, MeasureSpec
-from edgeformer.benchmark.measurement_worker import input_buffers, open_workload, unpin
+from edgeformer.benchmark.measurement import ALLOWANCE_S, MeasureSpec, input_buffers, load_runtime, open_workload
 from edgeformer.benchmark.memory import gpu_memory_of_process, memory_above, peak_meter, resident_bytes
 from edgeformer.benchmark.process import End, Send, start_worker
-from edgeformer.benchmark.sequential import ERROR, EVERY, MOST_ROUNDS, Interval, fewest_rounds, interval
-from edgeformer.runtimes import on_gpu, opener_of
+from edgeformer.runtimes import on_gpu
 
+ERROR = 0.05
+"""The chance that any interval of a run ever misses the truth, for all that one gate measures together."""
+FEWEST_ROUNDS, MOST_ROUNDS, EVERY = 6, 60, 2
+"""A look after every second round: one of each order of the two sides."""
 WARMUP_RULES = replace(MeasureRules(), warmup_max_s=1.5)
 """As for any row, but a process that does not settle continues: the other one runs on the same machine."""
 _PAIRS, _BLOCK_S, _BLOCK_CALLS = 5, 0.05, 3
@@ -71,11 +84,7 @@ def work(document: bytes, send: Send) -> None:
     A line holds two numbers of calls: untimed and timed ones.
     """
     spec = MeasureSpec.model_validate_json(document, strict=False)
-    (item,), artifact = spec.items, spec.checked.artifact
-    runtime = opener_of(artifact, spec.provider)
-    provider = runtime.provider(artifact, spec.provider)
-    runtime.load(artifact)
-    unpin()
+    (item,), provider = spec.items, load_runtime(spec)
     buffers = input_buffers(spec, item[1:])
     meter, baseline_bytes = peak_meter(), resident_bytes()
     with closing(meter), closing(open_workload(spec, item, provider, buffers)) as workload:
@@ -108,6 +117,85 @@ def work(document: bytes, send: Send) -> None:
             send(Block(times_ms=tuple(times_ms)))
 
 
+@dataclass(frozen=True)
+class Interval:
+    """The slowdown, 0.1 for 10 % more time, and an interval that holds it at all looks of a run together."""
+
+    middle: float
+    low: float
+    high: float
+
+    @property
+    def ends(self) -> dict[str, float]:
+        """``low`` and ``high``; empty if the sample is too small for them."""
+        return {"low": self.low, "high": self.high} if self.high < inf and self.low > -1 else {}
+
+    def change(self, limit: float) -> Literal["slower", "faster", "no different", "not known"]:
+        """Return the direction of the change; ``limit`` is the largest slowdown that is allowed, e.g. 0.05.
+
+        No different is an interval within half of the allowed slowdown to either side: one that merely holds zero may
+        hold a tenth more as well.
+        """
+        if self.low > 0:
+            return "slower"
+        if self.high < 0:
+            return "faster"
+        return "no different" if -limit / 2 < self.low and self.high < limit / 2 else "not known"
+
+    def decision(self, limit: float) -> Literal["pass", "fail", "undecided"]:
+        """Decide whether the slowdown is at most ``limit``, e.g. 0.05.
+
+        A pass requires that a small slowdown is either detected or known to be less than half of ``limit``. So a
+        candidate that is slower by a part of ``limit`` does not pass undetected.
+        """
+        if self.low > limit:
+            return "fail"
+        if self.high < limit and (self.low > 0 or self.high < limit / 2):
+            return "pass"
+        return "undecided"
+
+
+def interval(log_ratios: Sequence[float], error: float = ERROR) -> Interval:
+    """Return the median slowdown and the interval that holds it at this look and at all others of the run.
+
+    Args:
+        log_ratios: candidate to baseline, one per round, in the order in which they were measured.
+        error: the chance that an interval of the run misses it.
+
+    Returns:
+        Without ends (0 to infinity as a ratio) if the sample is too small for them.
+    """
+    count = min(len(log_ratios), MOST_ROUNDS) // EVERY * EVERY  # the error is counted at these looks only
+    ordered = sorted(log_ratios[:count])
+    boundary = boundaries(error).get(count, -1)
+    ends = (ordered[boundary], ordered[count - 1 - boundary]) if boundary >= 0 else (-inf, inf)
+    middle = float(np.median(ordered)) if ordered else 0.0
+    low, high = (exp(end) - 1 if end < inf else inf for end in ends)
+    return Interval(exp(middle) - 1, low, high)
+
+
+@lru_cache(maxsize=16)
+def boundaries(error: float) -> dict[int, int]:
+    """Map a look (number of rounds) to its boundary: ``heads <= boundary`` of a fair coin ends on one side.
+
+    Looks before the first one of the result have no interval with ends. Counts the chance of every number of heads
+    among the sequences that no earlier look has ended. Both sides may be crossed, so each gets half of the error.
+    """
+    boundary_of: dict[int, int] = {}
+    alive, spent = np.ones(1), 0.0
+    for rounds in range(1, MOST_ROUNDS + 1):
+        alive = (np.append(alive, 0.0) + np.append(0.0, alive)) / 2
+        if rounds < FEWEST_ROUNDS or rounds % EVERY:
+            continue
+        allowed = error / 2 * log(1 + (e - 1) * rounds / MOST_ROUNDS)
+        passed = spent + np.cumsum(alive)
+        boundary = int(np.searchsorted(passed, allowed, side="right")) - 1
+        if boundary >= 0:
+            boundary_of[rounds], spent = boundary, float(passed[boundary])
+            alive[: boundary + 1] = 0.0
+    return boundary_of
+
+
 class SideError(ArtifactError):
     """One of the two cannot be measured: ``side`` 0 is the baseline, 1 the candidate; ``reason`` of its process."""
 
@@ -131,27 +219,10 @@ class PairRules:
     max_slowdown: float = 0.05
     error: float = ERROR
 
-
-@dataclass(frozen=True)
-class SidePeak:
-    """Memory of one side.
-
-    Attributes:
-        median: bytes, over the rounds' peaks; None: not known.
-        method: how it was measured, or why it was not.
-        provider: that computed.
-    """
-
-    median: float | None
-    method: str
-    provider: str
-
-    @classmethod
-    def of(cls, rounds: Sequence[Memory], provider: str) -> SidePeak:
-        """Summarise the rounds' processes, which are measured by the same method."""
-        peaks = [memory.peak for memory in rounds if memory.peak is not None]
-        method = next((memory.method or memory.reason for memory in rounds), None)
-        return cls(median(peaks) if peaks else None, method or "no round was measured", provider)
+    @property
+    def fewest_rounds(self) -> int:
+        """Before so many rounds no interval has ends; the smaller the ``error``, the more."""
+        return min(boundaries(self.error), default=MOST_ROUNDS)
 
 
 @dataclass
@@ -159,6 +230,7 @@ class Pairing:
     """Result of the rounds so far; ``baseline_ms`` and ``candidate_ms`` hold a median per round.
 
     Attributes:
+        memory: of baseline and candidate, per round.
         unsettled: processes that did not settle while warming up.
         failures: why rounds were measured again.
         needs_s: time that the fewest rounds would take, if that is too long.
@@ -174,12 +246,6 @@ class Pairing:
     failures: list[str] = field(default_factory=list)
     needs_s: float | None = None
 
-    @property
-    def peaks(self) -> tuple[SidePeak, SidePeak]:
-        """Memory of baseline and candidate over all rounds."""
-        first, second = (SidePeak.of([memory[side] for memory in self.memory], self.providers[side]) for side in (0, 1))
-        return first, second
-
 
 def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None] = lambda _: None) -> Pairing:
     """Measure rounds until the slowdown is known well enough, or time or rounds are used up.
@@ -187,15 +253,10 @@ def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None
     A worker may fail once, for want of memory at that moment or by a stray signal: its round is measured again. A side
     that fails twice, in whichever rounds, cannot be measured.
 
-    Args:
-        pair: baseline and candidate.
-        rules: how to measure, and what is well enough.
-        advance: called after every round.
-
     Raises:
         SideError: one of the two cannot be measured.
     """
-    result, start_s, fewest = Pairing(), time.perf_counter(), fewest_rounds(rules.error)
+    result, start_s, fewest = Pairing(), time.perf_counter(), rules.fewest_rounds
     failed_sides: set[int] = set()
     while (rounds := len(result.log_ratios)) < MOST_ROUNDS:
         elapsed_s = time.perf_counter() - start_s

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import IO, Any, ClassVar, Literal
 
@@ -30,7 +29,7 @@ Send = Callable[[BaseModel], None]
 
 # Kind of a job → module whose ``work(document: bytes, send: Send)`` runs it. It raises EdgeformerError if it cannot.
 _WORK_MODULES = {
-    "measure": "edgeformer.benchmark.measurement_worker",
+    "measure": "edgeformer.benchmark.measurement",
     "list": "edgeformer.estimate.listing",
     "pair": "edgeformer.benchmark.paired_run",
     "probe": "edgeformer.estimate.probe",
@@ -125,12 +124,11 @@ class WorkerClient:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._process.wait(_EXIT_S)
                 return message
-            try:
-                code = self._process.wait(_EXIT_S)
-                hint = ", as the system does when memory runs out" if code == _SIGKILL else ""
-                problem, died = f"ended early: {exit_text(code)}{hint}", True
-            except subprocess.TimeoutExpired:
-                problem = "closed its output without a result"
+            code = self._process.wait(_EXIT_S)
+            hint = ", as the system does when memory runs out" if code == _SIGKILL else ""
+            problem, died = f"ended early: {exit_text(code)}{hint}", True
+        except subprocess.TimeoutExpired:
+            problem = "closed its output without a result"
         except queue.Empty:
             problem = f"was silent for {self._silence_s:.0f} s and was ended"
         except ValidationError:
@@ -144,7 +142,7 @@ class WorkerClient:
         return End(reason=f"the {self._job.name} process {problem}{tail}", died=died)
 
 
-@contextmanager
+@contextlib.contextmanager
 def start_worker(job: Job, messages: TypeAdapter[Any], silence_s: float) -> Iterator[WorkerClient]:
     """Start a worker and send it its job; it is killed at the end of the block.
 
@@ -153,13 +151,10 @@ def start_worker(job: Job, messages: TypeAdapter[Any], silence_s: float) -> Iter
         messages: parses a line of the worker.
         silence_s: a worker that sends nothing for longer is killed.
     """
+    pipe = subprocess.PIPE
     with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(
-            worker_command(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=worker_environment(job),
+            worker_command(), stdin=pipe, stdout=pipe, stderr=stderr, env=worker_environment(job)
         )
         try:
             client = WorkerClient(job, process, stderr, messages, silence_s)
@@ -176,11 +171,7 @@ def start_worker(job: Job, messages: TypeAdapter[Any], silence_s: float) -> Iter
 def run_job(job: Job, messages: TypeAdapter[Any], silence_s: float, take: Callable[[Any], None]) -> End:
     """Run a job in a worker until its End. An exception of ``take`` ends the worker at once.
 
-    Args:
-        job: what to do.
-        messages: parses a line of the worker.
-        silence_s: a worker that sends nothing for longer is killed.
-        take: called with every message but the End, as it arrives.
+    ``take`` is called with every message but the End, as it arrives; for the others see :func:`start_worker`.
     """
     with start_worker(job, messages, silence_s) as client:
         while not isinstance(message := client.receive(), End):

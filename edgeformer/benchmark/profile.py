@@ -1,40 +1,64 @@
-"""Profile: measure a bundle's artifacts on this host, estimate them for an absent device, and judge its budget."""
+"""Profile: measure a bundle's artifacts on this host, estimate them for an absent device, and judge its budget.
+
+Rows that a browser or another machine measured are judged here, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
 
 from edgeformer.artifacts.device import DeviceProfile
-from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import Progress, Silent, bar
-from edgeformer.artifacts.report import Comparison, Report, Row, Search, SizeParts, Verdict, seal_report
+from edgeformer.artifacts.report import (
+    PERCENTILE_NEEDS,
+    Comparison,
+    Report,
+    Row,
+    Search,
+    SizeParts,
+    Subject,
+    SubjectArtifact,
+    checksum_notes,
+    read_report,
+    seal_report,
+)
 from edgeformer.benchmark.measurement import (
-    CheckedArtifact,
     MeasureSpec,
     MeasuringInterrupted,
+    check_artifact,
     measure_artifact,
     phases_of,
     unavailable_row,
 )
 from edgeformer.benchmark.paired_run import WARMUP_RULES, PairRules, SideError, compare_pair
-from edgeformer.benchmark.recorded_report import subject_of
-from edgeformer.benchmark.request import ProfileOptions, Request, Target, find_target, resolve, shape_notes
-from edgeformer.benchmark.search import (
-    NOISE,
-    Choice,
-    check_options,
-    close_pair,
-    search,
-    verdict_of_pick,
-    with_tie_break,
+from edgeformer.benchmark.request import (
+    ProfileOptions,
+    Request,
+    Target,
+    find_target,
+    limits_of,
+    resolve,
+    shape_notes,
 )
-from edgeformer.benchmark.verdict import Evidence, check_budget, exempt_from_latency, unjudged, unlimited_notes
+from edgeformer.benchmark.search import NOISE, close_pair, search, verdict_of_pick, with_tie_break
+from edgeformer.benchmark.verdict import (
+    check_budget,
+    exempt_from_latency,
+    judged_rows,
+    unjudged,
+    unlimited_notes,
+    without_figures,
+)
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence
 from edgeformer.run import Location
-from edgeformer.runtimes import Target as BuildTarget
 from edgeformer.runtimes import (
+    ArtifactFiles,
     all_builders,
     cannot_run,
     default_provider,
@@ -45,10 +69,13 @@ from edgeformer.runtimes import (
     opener_of,
     provider_facts,
 )
+from edgeformer.runtimes import Target as BuildTarget
 from edgeformer.runtimes.runtime import Kind
 from edgeformer.system.host import describe_host, now
+from edgeformer.tasks import get_task
+from edgeformer.tasks.task import max_call_tokens
 
-__all__ = ["ProfileInterrupted", "ProfileOptions", "profile_bundle"]
+__all__ = ["ProfileInterrupted", "ProfileOptions", "judge_report", "profile_bundle"]
 
 _TIE_BREAK_S, _TIE_BREAK_ROWS = 60.0, 20
 """No round of a tie break begins later, nor later than this many times what a row takes: a quick look remains one."""
@@ -65,8 +92,7 @@ class _Profiling:
     request: Request
     progress: Progress
     notes: list[str] = field(default_factory=list)
-    measured: list[Row] = field(default_factory=list)
-    is_interrupted: bool = False
+    host_rows: list[Row] = field(default_factory=list)
 
     @property
     def gpu_uuid(self) -> str | None:
@@ -103,57 +129,42 @@ def profile_bundle(
     bundle = location.open_bundle()
     request = resolve(options, device, bundle.manifest, location.artifact)
     profiling = _Profiling(bundle, device, find_target(device), options, request, progress or Silent())
+    target, notes = profiling.target, profiling.notes
     try:
-        checked_artifacts = [CheckedArtifact.of(bundle, artifact) for artifact in request.artifacts]
         rows: list[Row] = []
-        evidence: list[Evidence] = []
-        for checked in checked_artifacts:
-            artifact_rows, artifact_evidence = _profile_artifact(profiling, checked)
-            rows += artifact_rows
-            evidence.append(artifact_evidence)
-        profiling.notes.extend(card_notes(bundle, device, profiling.target, rows))
-        return _report(profiling, rows, evidence)
+        device_rows: list[Row] = []
+        for files in [check_artifact(bundle, artifact) for artifact in request.artifacts]:
+            artifact, measured = files.artifact, _measure(profiling, files)
+            rows += measured
+            artifact_device_rows = rows_of_kind(measured, device.kind) if target.present else []
+            if not artifact_device_rows:
+                if target.present:
+                    reason = next((row.latency_ms.reason for row in measured if row.latency_ms.reason), "not measured")
+                    provider = next((row.provider for row in measured if row.latency_ms.status == "measured"), None)
+                    if provider is not None:
+                        reason = f"{target.reason}, but the rows were measured with {provider}: "
+                        reason += f"{default_provider(device.kind)} is needed"
+                    notes.append(f"{artifact.id}: {reason}; rows `device` are estimated instead")
+                phases = phases_of(artifact, bundle.task)
+                items = [(phase, *shape) for shape in request.shapes for phase in phases]
+                with bar(profiling.progress, f"estimating {artifact.id} on {device.name}", None):
+                    artifact_device_rows = estimate(bundle, artifact, device, items)
+                rows += artifact_device_rows
+            device_rows += artifact_device_rows
+        notes.extend(card_notes(bundle, device, target, rows))
+        return _report(profiling, rows, device_rows)
     except KeyboardInterrupt:
-        measured = profiling.measured
-        profiling.notes.append(
-            f"interrupted: {len(measured)} rows of {len({row.artifact for row in measured})} of "
+        rows = profiling.host_rows
+        notes.append(
+            f"interrupted: {len(rows)} rows of {len({row.artifact for row in rows})} of "
             f"{len(request.artifacts)} artifacts were measured; nothing was judged"
         )
-        interrupted = replace(profiling, options=replace(options, search=None), is_interrupted=True)
-        raise ProfileInterrupted(_report(interrupted, measured, [])) from None
+        raise ProfileInterrupted(_report(profiling, rows, None)) from None
 
 
-def _profile_artifact(profiling: _Profiling, checked: CheckedArtifact) -> tuple[list[Row], Evidence]:
-    """Return the rows of one artifact, of the host and of an absent device, and its evidence for the verdict."""
-    artifact, device, request = checked.artifact, profiling.device, profiling.request
-    rows = _measure(profiling, checked)
-    device_rows: list[Row] = []
-    reason = profiling.target.reason
-    if profiling.target.present:
-        device_rows = rows_of_kind(rows, device.kind)
-        reason = f"{request.limits.batch}×{request.limits.seq} was not measured"
-        measured = [row for row in rows if row.latency_ms.status == "measured"]
-        if not device_rows and measured:
-            reason = f"{profiling.target.reason}, but the rows were measured with {measured[0].provider}: "
-            reason += f"{default_provider(device.kind)} is needed"
-        elif not device_rows:
-            reason = next((row.latency_ms.reason for row in rows if row.latency_ms.reason), "not measured")
-    if not device_rows:
-        if profiling.target.present:
-            profiling.notes.append(f"{artifact.id}: {reason}; rows `device` are estimated instead")
-        phases = phases_of(artifact, profiling.bundle.task)
-        items = [(phase, *shape) for shape in request.shapes for phase in phases]
-        with bar(profiling.progress, f"estimating {artifact.id} on {device.name}", None):
-            device_rows = estimate(profiling.bundle, artifact, device, items)
-        rows += device_rows
-    # Without caches, every token of a text costs a pass over all of it.
-    whole_texts = artifact.role in ("full", "exit")
-    return rows, Evidence(artifact.id, checked.size_bytes, device_rows, reason, whole_texts)
-
-
-def _measure(profiling: _Profiling, checked: CheckedArtifact) -> list[Row]:
+def _measure(profiling: _Profiling, files: ArtifactFiles) -> list[Row]:
     """Return the host's rows of one artifact, for every runtime and every number of threads."""
-    request, artifact = profiling.request, checked.artifact
+    request, artifact = profiling.request, files.artifact
     rows: list[Row] = []
     providers = request.providers(artifact)
     if not providers:
@@ -164,13 +175,13 @@ def _measure(profiling: _Profiling, checked: CheckedArtifact) -> list[Row]:
             profiling.progress.message(f"{artifact.id}: not measured: {refusal}")
             name = opener_of(artifact, provider).provider(artifact, provider)
             rows += [
-                unavailable_row(artifact, checked.size_bytes, ("steady", *shape), name, "host", refusal)
+                unavailable_row(artifact, artifact.size_bytes or 0, ("steady", *shape), name, "host", refusal)
                 for shape in request.shapes
             ]
             continue
         for threads in request.threads:
             spec = MeasureSpec(
-                checked=checked,
+                files=files,
                 provider=provider,
                 threads=threads,
                 phases=phases_of(artifact, profiling.bundle.task),
@@ -181,9 +192,9 @@ def _measure(profiling: _Profiling, checked: CheckedArtifact) -> list[Row]:
             try:
                 measured = measure_artifact(spec, profiling.progress)
             except MeasuringInterrupted as error:
-                profiling.measured.extend(error.rows)
+                profiling.host_rows.extend(error.rows)
                 raise
-            profiling.measured.extend(measured)
+            profiling.host_rows.extend(measured)
             rows += measured
             if any(on_gpu(row.provider) for row in measured):
                 break  # CPU threads make no difference there
@@ -223,25 +234,55 @@ def card_notes(bundle: Bundle, device: DeviceProfile, target: Target, rows: Sequ
             return
 
 
-def _report(profiling: _Profiling, rows: Sequence[Row], evidence: list[Evidence]) -> Report:
+def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Row] | None) -> Report:
+    """Return the report; ``device_rows`` are judged, None: the profile was interrupted."""
     bundle, device, target, request = profiling.bundle, profiling.device, profiling.target, profiling.request
     manifest, limits, options = bundle.manifest, request.limits, profiling.options
+    is_interrupted = device_rows is None
     # No such device runs these artifacts, so they say nothing about a model on it.
     refusals = {artifact.id: never_runs(artifact, device) for artifact in request.artifacts}
     left_out = {name: reason for name, reason in refusals.items() if reason is not None}
-    evidence = [artifact for artifact in evidence if artifact.artifact not in left_out]
+    judged = [row for row in device_rows or () if row.artifact not in left_out]
+    # Without caches, every token of a text costs a pass over all of it.
+    whole_texts = [artifact.id for artifact in request.artifacts if artifact.role in ("full", "exit")]
     rows = [
         row.model_copy(update={"inputs": bundle.task.input_shapes(bundle.data, row.batch, row.seq)}) for row in rows
     ]
-    verdict = unjudged("interrupted") if profiling.is_interrupted else check_budget(evidence, limits)
+    verdict = unjudged("interrupted") if is_interrupted else check_budget(judged, limits, whole_texts)
     result: Search | None = None
-    if options.search is not None:
+    if options.search is not None and not is_interrupted:
         records = bundle.records
         profiling.notes.extend(filter(None, (record.why_refused(manifest) for record in records.records)))
-        result = search(manifest, rows, evidence, limits, options.search, records.completing(manifest, device.match))
-        choice = check_options(options.search, manifest)
-        result = break_tie(result, choice, bundle, request, profiling.gpu_uuid, profiling.progress)
-        verdict = verdict_of_pick(result, evidence, limits)
+        eligible = [row for row in rows if row.artifact not in left_out]
+        completing = records.completing(manifest, device.match)
+        result = search(manifest, eligible, judged, limits, options.search, completing)
+        result = break_tie(result, bundle, request, profiling.gpu_uuid, profiling.progress)
+        verdict = verdict_of_pick(result, judged, limits, whole_texts)
+
+    unused = shape_notes(limits) if is_interrupted else []
+    notes = [note for note in (*request.notes, *profiling.notes) if note not in unused]
+    if not target.present:
+        estimates = "no row was estimated for it" if is_interrupted else "rows `device` are estimated for it"
+        notes.append(f"{target.reason}: rows `host` were measured here, {estimates}")
+    for reason in dict.fromkeys(left_out.values()):
+        names = ", ".join(name for name, refusal in left_out.items() if refusal == reason)
+        notes.append(f"left out of the verdict, because no {device.title} can ever run it: {names}: {reason}")
+    if left_out and not judged and not is_interrupted:
+        notes.append("nothing was judged: no artifact can ever run on this device")
+    elif not is_interrupted:  # the note of the interruption says that nothing was judged
+        notes += unlimited_notes(verdict)
+    if exempt := exempt_from_latency(judged, limits, whole_texts):
+        notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(exempt)}")
+    if manifest.synthetic:
+        notes.append("the model was trained on generated text")
+
+    sizes: list[SizeParts] = []
+    for artifact in request.artifacts:
+        if artifact.size_bytes:
+            # All are `other` if export did not count (engines).
+            counted = {name: artifact.parts_bytes.get(name, 0) for name in ("embeddings", "block", "heads")}
+            other = max(0, artifact.size_bytes - sum(counted.values()))
+            sizes.append(SizeParts(artifact=artifact.id, **counted, other=other))
     estimated = {row.precision for row in rows if row.latency_ms.status == "estimated"}
     report = Report(
         device=device.name,
@@ -261,23 +302,21 @@ def _report(profiling: _Profiling, rows: Sequence[Row], evidence: list[Evidence]
         parameters=manifest.parameters,
         rows=tuple(rows),
         verdict=verdict,
-        notes=tuple(_notes(profiling, evidence, verdict, left_out)),
+        notes=tuple(notes),
         estimated_for=device.kind if estimated else None,
         estimate_error=options.estimate_error if estimated else None,
         estimate_evidence=estimate_evidence(device, options.estimate_error, estimated),
-        sizes=tuple(_size_parts(artifact) for artifact in request.artifacts if artifact.size_bytes),
+        sizes=tuple(sizes),
         search=result,
         left_out=left_out,
         question=request.question,
         profile=device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
-        subject=subject_of(manifest, request.artifacts),
+        subject=_subject_of(manifest, request.artifacts),
     )
     return seal_report(report)
 
 
-def break_tie(
-    result: Search, choice: Choice, bundle: Bundle, request: Request, gpu_uuid: str | None, progress: Progress
-) -> Search:
+def break_tie(result: Search, bundle: Bundle, request: Request, gpu_uuid: str | None, progress: Progress) -> Search:
     """Decide the pick of a search by measuring its two fastest candidates in turns, if they are close.
 
     A candidate's time is the median of two processes; the next candidate's was measured minutes later. Candidates that
@@ -286,32 +325,26 @@ def break_tie(
     positions = close_pair(result)
     if positions is None:
         return result
-
-    def spec(artifact_id: str, provider: str, threads: int | None) -> MeasureSpec:
-        artifact, limits = bundle.artifact(artifact_id), request.limits.ranked
-        return MeasureSpec(
+    limits = request.limits.ranked
+    first, second = (result.candidates[position] for position in positions)
+    specs: list[MeasureSpec] = []
+    for candidate in (first, second):
+        artifact = bundle.artifact(candidate.artifact)
+        spec = MeasureSpec(
             kind="pair",
-            checked=CheckedArtifact.of(bundle, artifact),
-            provider=provider,
-            threads=threads or request.threads[0],
-            phases=("steady" if artifact.role in ("full", "exit") else request.limits.phase,),
+            files=check_artifact(bundle, artifact),
+            provider=candidate.provider,
+            threads=candidate.threads or request.threads[0],
+            phases=("steady" if artifact.role in ("full", "exit") else limits.phase,),
             shapes=((limits.batch, limits.seq),),
             rules=replace(request.rules, warmup_max_s=min(request.rules.warmup_max_s, WARMUP_RULES.warmup_max_s)),
             gpu_uuid=gpu_uuid,
         )
-
-    first, second = (result.candidates[position] for position in positions)
+        specs.append(spec)
     rules = PairRules(longest_s=min(_TIE_BREAK_S, _TIE_BREAK_ROWS * request.rules.min_s), max_slowdown=2 * NOISE)
     try:
         with bar(progress, f"comparing {first.artifact} with {second.artifact}", None, "round"):
-            pairing = compare_pair(
-                (
-                    spec(first.artifact, first.provider, first.threads),
-                    spec(second.artifact, second.provider, second.threads),
-                ),
-                rules,
-                lambda _: progress.advance(1),
-            )
+            pairing = compare_pair((specs[0], specs[1]), rules, lambda _: progress.advance(1))
     except SideError as error:
         progress.message(f"not compared in turns: {error}")
         return result
@@ -323,35 +356,133 @@ def break_tie(
         rounds=len(pairing.log_ratios),
         **pairing.slowdown.ends,
     )
-    return with_tie_break(result, choice, comparison)
+    return with_tie_break(result, comparison, bundle.task.metric)
 
 
-def _notes(
-    profiling: _Profiling, evidence: list[Evidence], verdict: Verdict, left_out: dict[str, str]
-) -> Iterator[str]:
-    request, is_interrupted = profiling.request, profiling.is_interrupted
-    unused = shape_notes(request.limits) if is_interrupted else []
-    yield from (note for note in (*request.notes, *profiling.notes) if note not in unused)
-    if not profiling.target.present:
-        estimates = "no row was estimated for it" if is_interrupted else "rows `device` are estimated for it"
-        yield f"{profiling.target.reason}: rows `host` were measured here, {estimates}"
-    for reason in dict.fromkeys(left_out.values()):
-        names = ", ".join(name for name, refusal in left_out.items() if refusal == reason)
-        yield f"left out of the verdict, because no {profiling.device.title} can ever run it: {names}: {reason}"
-    if not is_interrupted:  # the note of the interruption says that nothing was judged
-        if left_out and not evidence:
-            yield "nothing was judged: no artifact can ever run on this device"
-        else:
-            yield from unlimited_notes(verdict)
-    exempt = exempt_from_latency(evidence, request.limits)
-    if exempt:
-        yield f"not judged per decoded token, because other artifacts decode: {', '.join(exempt)}"
-    if profiling.bundle.manifest.synthetic:
-        yield "the model was trained on generated text"
+def _subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Subject:
+    """Return what a report records of the measured ``artifacts``, so that it can be judged without the bundle."""
+    return Subject(
+        task=manifest.task,
+        max_positions=manifest.max_positions,
+        max_length=manifest.max_length,
+        artifacts={entry.id: SubjectArtifact(role=entry.role, sha256=entry.sha256) for entry in artifacts},
+        manifest_sha256=manifest.manifest_sha256,
+    )
 
 
-def _size_parts(artifact: ArtifactManifest) -> SizeParts:
-    """Return what the artifact's bytes are for; all are `other` if export did not count (engines)."""
-    parts, size_bytes = artifact.parts_bytes, artifact.size_bytes or 0
-    counted = {name: parts.get(name, 0) for name in ("embeddings", "block", "heads")}
-    return SizeParts(artifact=artifact.id, **counted, other=max(0, size_bytes - sum(counted.values())))
+def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bundle: Bundle | None = None) -> Report:
+    """Judge a report's measurements for a device. The caller vouches that they are of that device.
+
+    Args:
+        path: of the report; its rows must be of the machine that it names, as a browser's are.
+        device: has the budget.
+        options: limits that win over the budget, and the artifacts to judge.
+        bundle: that was measured: then the report must be of its files. None: the report itself records enough.
+
+    Returns:
+        The report with the device, its verdict, and notes on both.
+
+    Raises:
+        ArtifactError: the report is missing, damaged or edited, claims what its samples cannot carry, or is of other
+            files.
+        InputError: it holds nothing that was measured on the device, or lacks what only the bundle has.
+    """
+    report = read_report(path)
+    _check_figures(path, report)
+    subject = report.subject if bundle is None else _check_subject(path, report, bundle)
+    if subject is None:
+        raise InputError(f"{path}: by an earlier version, which names no task; name the bundle: --bundle RUN")
+    rows = tuple(row for row in report.rows if row.where == "host")
+    if not report.on_target:
+        host = report.host.get("cpu", "another machine")
+        raise InputError(
+            f"{path}: its rows were measured on {host}; for {report.device_title} it has estimates; a report "
+            "is judged that was measured on the device itself"
+        )
+    if not any(row.latency_ms.status == "measured" for row in rows):
+        raise InputError(f"{path}: holds no measured row")
+    names = list(dict.fromkeys(row.artifact for row in rows))
+    for name in options.artifacts:
+        if name not in names:
+            raise InputError(f"--artifact {name}: {path} has {', '.join(names)}")
+    task = get_task(subject.task)
+    if bundle is None and not task.reads_text:
+        raise InputError(f"{path}: of a {task.noun}, whose shapes only the bundle has; name it: --bundle RUN")
+    longest = max_call_tokens(task, subject.max_positions, subject.max_length)
+    data = bundle.data if bundle is not None else None
+    limits = limits_of(options, device, task, longest, data, is_other_host=True)
+
+    whole_texts = [name for name, artifact in subject.artifacts.items() if artifact.role in ("full", "exit")]
+    judged: list[Row] = []
+    for name in dict.fromkeys(options.artifacts or names):
+        warm = [row for row in rows if row.artifact == name and row.phase != "cold"]
+        # WebGPU computes on any chip; the other providers determine the kind of device.
+        of_kind = [row for row in warm if provider_facts(row.provider).kind in (None, device.kind)]
+        if judged_rows(of_kind, limits, name in whole_texts):
+            judged += of_kind
+            continue
+        shapes = ", ".join(dict.fromkeys(f"{row.batch}×{row.seq}" for row in of_kind))
+        reason = f"{limits.batch}×{limits.seq} was not measured, but {shapes}"
+        if not of_kind:
+            labels = ", ".join(dict.fromkeys(provider_facts(row.provider).label for row in warm))
+            reason = f"measured with {labels} only, which says nothing of a device of the kind {device.kind}"
+        judged += [without_figures(row, reason) for row in rows if row.artifact == name]
+    verdict = check_budget(judged, limits, whole_texts)
+    notes = [f"{path.name} judged for {device.title}: that it was measured there is the word of whoever judges it"]
+    notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)
+    notes += shape_notes(limits)
+    notes += unlimited_notes(verdict)
+    if exempt := exempt_from_latency(judged, limits, whole_texts):
+        notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(exempt)}")
+    update = {
+        "device": device.name,
+        "device_title": device.title,
+        "rows": rows,
+        "verdict": verdict,
+        "search": None,
+        "notes": (*report.notes, *notes),
+        "profile": device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
+        "judged_from": str(path),
+    }
+    return seal_report(report.model_copy(update=update))
+
+
+def _check_figures(path: Path, report: Report) -> None:
+    """Raise ArtifactError for figures that no measurement has."""
+    percentiles = {f"p{percentile}": needed for percentile, needed in PERCENTILE_NEEDS.items()}
+    for number, row in enumerate(report.rows):
+        latency = row.latency_ms
+        values = [
+            (name, value) for name in ("min", "p50", *percentiles) if (value := getattr(latency, name)) is not None
+        ]
+        problems = [f"{name} is below zero" for name, value in values if value < 0]
+        problems += [f"{lower} is above {higher}" for (lower, a), (higher, b) in pairwise(values) if a > b]
+        if latency.status == "measured":
+            if latency.p50 is None or latency.n < 1:
+                problems.append("measured, but without a time or a call")
+            problems += [
+                f"{name} of {latency.n} calls, where {needed} are needed"
+                for name, needed in percentiles.items()
+                if latency.n < needed and getattr(latency, name) is not None
+            ]
+        if problems:
+            raise ArtifactError(f"{path}: rows.{number}.latency_ms: {problems[0]}; no page and no profile writes that")
+        if row.size_bytes < 0 or row.batch < 1 or row.seq < 1:
+            raise ArtifactError(f"{path}: rows.{number}: a size below zero, or a shape of nothing")
+
+
+def _check_subject(path: Path, report: Report, bundle: Bundle) -> Subject:
+    """Return what the bundle records of the measured artifacts. Raises ArtifactError if the report is of others."""
+    subject = _subject_of(bundle.manifest, bundle.artifacts)
+    recorded = report.subject.artifacts if report.subject is not None else {}
+    for name in dict.fromkeys(row.artifact for row in report.rows):
+        if name not in subject.artifacts:
+            raise ArtifactError(
+                f"{path}: is about {name!r}, which {bundle.folder} does not have; is it of another run?"
+            )
+        if name in recorded and recorded[name].sha256 != subject.artifacts[name].sha256:
+            raise ArtifactError(
+                f"{path}: is about another {name!r} than the one in {bundle.folder}: their checksums differ; measure "
+                "this one, or name the run that was measured"
+            )
+    return subject

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -168,7 +167,7 @@ def resolve(
     if rules not in (MeasureRules(), MeasureRules.strict()):
         notes.append(f"measured by other rules than the usual ones: {rules}")
     return Request(
-        shapes=_from_small_to_large(shapes),
+        shapes=tuple(sorted(shapes, key=_by_size)),
         limits=limits,
         rules=rules,
         threads=tuple(sorted({*options.threads})) or (default_threads(),),
@@ -180,8 +179,8 @@ def resolve(
     )
 
 
-def _from_small_to_large(shapes: set[Shape]) -> tuple[Shape, ...]:
-    return tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)))
+def _by_size(shape: Shape) -> tuple[int, Shape]:
+    return shape[0] * shape[1], shape
 
 
 def limits_of(
@@ -226,20 +225,19 @@ def limits_of(
         shape_note=note if longest is not None and seq < budget.seq else None,
         profile=device.name,
     )
-    overrides: dict[str, Any] = {
+    command: dict[str, Any] = {
         "latency_ms": options.max_latency_ms,
         "memory_bytes": options.max_memory_bytes,
         "energy_mj": options.max_energy_mj,
     }
-    overrides = {name: limit for name, limit in overrides.items() if limit is not None}
+    overrides = {name: limit for name, limit in command.items() if limit is not None}
     named_shapes = product(options.batches or (batch,), options.seqs or (seq,))
     shapes = {shape if data is None else task.fit_shape(data, *shape) for shape in named_shapes}
     if not overrides or shapes == {(batch, seq)}:
         return replace(limits, **overrides)
-    nothing: dict[str, Any] = dict.fromkeys(("size_bytes", "latency_ms", "memory_bytes", "energy_mj", "shape_note"))
     at_shapes = (
-        replace(limits, **{**nothing, **overrides, "batch": batch, "seq": seq})
-        for batch, seq in _from_small_to_large(shapes)
+        replace(limits, **command, size_bytes=None, shape_note=None, batch=batch, seq=seq)
+        for batch, seq in sorted(shapes, key=_by_size)
     )
     moved: dict[str, Any] = dict.fromkeys(overrides)
     return replace(limits, **moved, by_command=tuple(at_shapes))
@@ -259,27 +257,25 @@ def question_of(options: ProfileOptions, artifact: str | None) -> str:
     """Return a part of the report's file name for what is requested beyond the device's budget; often empty.
 
     How often and at which other shapes something is measured does not count: the newer report replaces the older one.
-
-    Args:
-        options: of the caller.
-        artifact: the one that the RUN argument names.
+    ``artifact`` is the one that the RUN argument names.
     """
     words: list[str] = []
     if options.search is not None:
         words += ["search", *(f"{name}-{bound:g}" for name, bound in options.search.bounds.items())]
         words += [f"least-{options.search.minimize}"] if options.search.minimize != "latency" else []
-    limits: dict[str, tuple[float | None, Callable[[float], str]]] = {
-        "latency": (options.max_latency_ms, lambda limit: f"{limit:g}ms"),
-        "memory": (options.max_memory_bytes, format_bytes),
-        "energy": (options.max_energy_mj, lambda limit: f"{limit:g}mJ"),
-    }
-    limit_words = [f"{name}-{text(limit)}" for name, (limit, text) in limits.items() if limit is not None]
-    if limit_words:
+    count = len(words)
+    if options.max_latency_ms is not None:
+        words.append(f"latency-{options.max_latency_ms:g}ms")
+    if options.max_memory_bytes is not None:
+        words.append(f"memory-{format_bytes(options.max_memory_bytes)}")
+    if options.max_energy_mj is not None:
+        words.append(f"energy-{options.max_energy_mj:g}mJ")
+    if len(words) > count:
         sizes = {"batch": options.batches or (), "seq": options.seqs}
-        limit_words += ["-".join([name, *map(str, values)]) for name, values in sizes.items() if values]
+        words += ["-".join([name, *map(str, values)]) for name, values in sizes.items() if values]
     if options.max_size_bytes is not None:
-        limit_words.append(f"size-{format_bytes(options.max_size_bytes)}")
-    words += [*limit_words, *(options.artifacts or ((artifact,) if artifact is not None else ()))]
+        words.append(f"size-{format_bytes(options.max_size_bytes)}")
+    words += options.artifacts or ((artifact,) if artifact is not None else ())
     name = re.sub(r"[^\w.-]+", "_", "-".join(words).replace(" ", ""))
     if len(name) <= _LONGEST_QUESTION:
         return name
@@ -300,37 +296,39 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
 
     A CPU profile without ``match`` is this host, whatever it is. For a GPU profile that is not present, ``gpu`` is the
     first other card, on which the host's rows are then measured.
-
-    Args:
-        device: to look for.
-        root: of the system's files.
     """
+
+    def is_named(name: str) -> bool:
+        """Whether it has the device's whole words ("NVIDIA L4" is not in "NVIDIA L40S") and none of its siblings'."""
+
+        def has(words: str) -> bool:
+            return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", name, re.IGNORECASE) is not None
+
+        return has(device.match or device.title) and not any(map(has, device.match_not))
+
     if device.kind == "cpu":
         name = cpu_name(root)
-        if device.match is None or _is_named(device, name):
+        if device.match is None or is_named(name):
             return Target(True, f"this host: {name}")
         return Target(False, f"this host's processor is {name}, not {device.match}")
     cards = nvidia.gpus()
-    named_card = next((card for card in cards if _is_named(device, card.name)), None)
     if device.boards:
         # All modules of a Jetson generation give their GPU one name ("Orin"); the part number distinguishes them.
-        board = board_names(root)
+        card, board = next((card for card in cards if is_named(card.name)), None), board_names(root)
         if any(part.lower() in name.lower() for part in device.boards for name in board):
-            return Target(True, f"present: {board[0]}", named_card)  # an older JetPack has no NVML, and no card
+            return Target(True, f"present: {board[0]}", card)  # an older JetPack has no NVML, and no card
         present = ", ".join(card.name for card in cards) or "no NVIDIA card"
-        if named_card is not None and not board:
-            present = (
-                f"{named_card.name}, but which module it is on cannot be seen: /proc/device-tree is hidden, as in "
-            )
-            present += "most containers"
-        elif named_card is not None:
+        if card is not None and board:
             parts = ", ".join(device.boards)
-            present = f"{named_card.name} on {board[0]}, which is none of the part numbers {parts}"
+            present = f"{card.name} on {board[0]}, which is none of the part numbers {parts}"
+        elif card is not None:
+            present = f"{card.name}, but which module it is on cannot be seen: /proc/device-tree is hidden, as in most "
+            present += "containers"
     else:
         names = []
         for card in cards:
             name = card.name
-            if _is_named(device, name):
+            if is_named(name):
                 # Cards of one name have different memory (RTX 3050, A100); unknown memory counts as the same.
                 expected, actual = device.memory_bytes, card.memory_bytes
                 if expected is None or actual is None or _LEAST_MEMORY <= actual / expected.value <= _MOST_MEMORY:
@@ -339,12 +337,3 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
             names.append(name)
         present = ", ".join(names) or "no NVIDIA card"
     return Target(False, f"{device.title} is not present on this host ({present})", next(iter(cards), None))
-
-
-def _is_named(device: DeviceProfile, name: str) -> bool:
-    """Whether ``name`` has the device's whole words ("NVIDIA L4" is not in "NVIDIA L40S") and none of its siblings'."""
-
-    def has(words: str) -> bool:
-        return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", name, re.IGNORECASE) is not None
-
-    return has(device.match or device.title) and not any(map(has, device.match_not))

@@ -6,11 +6,11 @@ an estimate: a range passes if it lies wholly within the limit, fails if it lies
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from math import inf, sqrt
-from typing import Literal
+from typing import Any, Literal
 
 from edgeformer.artifacts.report import (
     QUANTILES,
@@ -72,41 +72,22 @@ class Limits:
         return self.by_command[-1] if self.by_command else self
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """Size and rows of one artifact on the device, measured there or estimated for it.
+def check_budget(rows: Sequence[Row], limits: Limits, whole_texts: Collection[str] = ()) -> Verdict:
+    """Check every artifact. ``fail`` outweighs ``unknown``, which outweighs ``pass``; without a check it is unknown.
 
-    Attributes:
-        rows: of all shapes, providers and thread counts; measured rows win over estimates. Judged is the one provider
-            with one thread count that meets most limits, at all shapes together, then the fastest; a provider that
-            rounds, which changes the answers, only if there is no other.
-        why_no_rows: the reason of an unknown check without a row.
-        whole_texts: a language model's graph without caches, to which every token costs a pass over the whole text.
+    Args:
+        rows: on the device, measured there or estimated for it, of all artifacts, shapes, providers and thread counts;
+            measured rows win over estimates. Judged is the one provider with one thread count that meets most limits,
+            at all shapes together, then the fastest; a provider that rounds, which changes the answers, only if there
+            is no other.
+        limits: what an artifact may cost.
+        whole_texts: ids of language models' graphs without caches, to which every token costs a pass over the text.
     """
-
-    artifact: str
-    size_bytes: int
-    rows: Sequence[Row]
-    why_no_rows: str
-    whole_texts: bool = False
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A latency, memory, energy or size to judge. ``value`` of an estimated range is its geometric middle; a measured
-    time has a range if it was measured twice or was not stable."""
-
-    value: float | None
-    basis: MeasurementStatus
-    reason: str
-    low: float | None = None
-    high: float | None = None
-
-
-def check_budget(artifacts: Sequence[Evidence], limits: Limits) -> Verdict:
-    """Check every artifact. ``fail`` outweighs ``unknown``, which outweighs ``pass``; without a check it is unknown."""
-    exempt = exempt_from_latency(artifacts, limits)
-    checks = [check for artifact in artifacts for check in _checks(artifact, limits, artifact.artifact not in exempt)]
+    exempt = exempt_from_latency(rows, limits, whole_texts)
+    checks: list[Check] = []
+    for artifact in dict.fromkeys(row.artifact for row in rows):
+        artifact_rows = [row for row in rows if row.artifact == artifact]
+        checks += _artifact_checks(artifact_rows, limits, artifact in whole_texts, artifact not in exempt)
     statuses = {check.status for check in checks} or {"unknown"}
     judged = tuple(dict.fromkeys(check.name for check in checks if check.status != "unknown"))
     not_judged: list[NotJudged] = []
@@ -116,7 +97,7 @@ def check_budget(artifacts: Sequence[Evidence], limits: Limits) -> Verdict:
         unknown = next((check for check in checks if check.name == name), None)
         if unknown is not None:
             reason = unknown.reason or "no reason was given"
-        elif not artifacts:
+        elif not rows:
             reason = "no artifact can run on the device"
         else:
             reason = f"the profile {limits.profile} sets no limit" if limits.profile else "no limit is set"
@@ -146,155 +127,160 @@ def unlimited_notes(verdict: Verdict) -> list[str]:
     return [f"no limit for {' and '.join(missing)}; set one with {' and '.join(flags[name] for name in missing)}"]
 
 
-def exempt_from_latency(artifacts: Sequence[Evidence], limits: Limits) -> tuple[str, ...]:
+def exempt_from_latency(rows: Sequence[Row], limits: Limits, whole_texts: Collection[str]) -> tuple[str, ...]:
     """Return the artifacts whose latency and energy are not held against a limit per decoded token.
 
     Graphs for whole texts score texts; if the bundle has graphs that decode, those are judged for decoding. Without
     them a token costs a whole pass, which is judged.
     """
-    if limits.phase != "decode" or all(artifact.whole_texts for artifact in artifacts):
+    artifacts = tuple(dict.fromkeys(row.artifact for row in rows))
+    if limits.phase != "decode" or all(artifact in whole_texts for artifact in artifacts):
         return ()
-    return tuple(artifact.artifact for artifact in artifacts if artifact.whole_texts)
+    return tuple(artifact for artifact in artifacts if artifact in whole_texts)
 
 
-def latency_of(row: Row) -> Quantity:
-    """Return the typical milliseconds of one call; of a decode row, of one token.
+def quantities(row: Row) -> dict[str, Check]:
+    """Return size, latency, memory and energy of a row, as checks whose limit is not set yet.
 
-    The range of a measured time holds the second process's median, and of an unstable sample both quartiles: the
-    median of every half of its calls lies between them.
+    The value of an estimated range is its geometric middle. The range of a measured time holds the second process's
+    median, and of an unstable sample both quartiles: the median of every half of its calls lies between them.
     """
-    latency = row.latency_ms
-    quantity = _quantity(latency, latency.p50, "" if latency.stable else "; the measurement is not stable")
-    if quantity.value is None or quantity.basis != "measured":
-        return quantity
-    values, quantiles = [quantity.value], latency.quantiles_ms
-    second_p50 = row.conditions.get("repeated_p50_ms")
-    if isinstance(second_p50, (int, float)):
-        values.append(float(second_p50))
-    if latency.stable is False and len(quantiles) == QUANTILES:
-        values += (quantiles[QUANTILES // 4], quantiles[-1 - QUANTILES // 4])
-    return replace(quantity, low=min(values), high=max(values)) if len(values) > 1 else quantity
+    latency, memory, energy = row.latency_ms, row.memory_bytes, row.energy_mj
+    identity: Any = {"artifact": row.artifact, "limit": inf, "status": "unknown"}
+    checks = {"size": Check(name="size", unit="bytes", value=row.size_bytes, basis="measured", **identity)}
+    identity |= {"batch": row.batch, "seq": row.seq}
+    for name, unit, figure, value, low, high in (
+        ("latency", "ms", latency, latency.p50, latency.low, latency.high),
+        ("memory", "bytes", memory, memory.peak, memory.low, memory.high),
+        ("energy", "mJ", energy, energy.value, None, None),
+    ):
+        basis, reason = figure.status, None
+        if basis == "measured" and value is not None:
+            low = high = None
+        elif basis == "estimated" and name != "energy":  # energy is never estimated
+            value = sqrt(low * high) if value is None and low is not None and high is not None else value
+        else:
+            basis, value, low, high, reason = "unavailable", None, None, None, figure.reason or "not measured"
+        checks[name] = Check(
+            name=name, unit=unit, value=value, basis=basis, low=low, high=high, reason=reason, **identity
+        )
+    if checks["latency"].basis == "measured":
+        values = [latency.p50 or 0.0]
+        if isinstance(second_p50 := row.conditions.get("repeated_p50_ms"), (int, float)):
+            values.append(float(second_p50))
+        if latency.stable is False and len(latency.quantiles_ms) == QUANTILES:
+            values += (latency.quantiles_ms[QUANTILES // 4], latency.quantiles_ms[-1 - QUANTILES // 4])
+        update: dict[str, Any] = {"reason": None if latency.stable else "the measurement is not stable"}
+        if len(values) > 1:
+            update |= {"low": min(values), "high": max(values)}
+        checks["latency"] = checks["latency"].model_copy(update=update)
+    return checks
 
 
-def memory_of(row: Row) -> Quantity:
-    """Return the peak bytes."""
-    return _quantity(row.memory_bytes, row.memory_bytes.peak)
+def without_figures(row: Row, reason: str) -> Row:
+    """Return the row with nothing measured or estimated, and the reason."""
+    absent: Any = {"status": "unavailable", "reason": reason}
+    figures = {"latency_ms": Latency(**absent), "memory_bytes": Memory(**absent), "energy_mj": Energy(**absent)}
+    return row.model_copy(update=figures)
 
 
-def energy_of(row: Row) -> Quantity:
-    """Return the millijoules of one call above idle."""
-    return _quantity(row.energy_mj, row.energy_mj.value)
+def judged_rows(rows: Sequence[Row], limits: Limits, is_whole_text: bool) -> list[Row]:
+    """Return one row of an artifact per provider and thread count at the judged shape.
+
+    Estimates count only if nothing was measured. A language model's graph for whole texts spends a whole pass on each
+    token, so its passes compare with the tokens of a graph that decodes. Whole calls of a decoding graph, if it has no
+    other rows, still have its memory.
+    """
+    phases = ("steady",) if is_whole_text else (limits.phase, "steady")
+    by_setting: dict[tuple[str, str, int | None], Row] = {}
+    for row in sorted(rows, key=lambda row: row.phase != phases[0]):
+        if (row.batch, row.seq) == (limits.batch, limits.seq) and row.phase in phases:
+            by_setting.setdefault((row.where, row.provider, row.threads), row)
+    by_status = ([row for row in by_setting.values() if row.latency_ms.status == status] for status in _SUREST_FIRST)
+    return next(filter(None, by_status), [])
 
 
-def _quantity(figure: Latency | Memory | Energy, value: float | None, doubt: str = "") -> Quantity:
-    """Return a figure with its value; ``doubt`` about a measured value."""
-    if figure.status == "measured" and value is not None:
-        return Quantity(value, "measured", doubt)
-    if isinstance(figure, Energy) or figure.status != "estimated":  # energy is never estimated
-        return Quantity(None, "unavailable", figure.reason or "not measured")
-    low, high = figure.low, figure.high
-    if value is None and low is not None and high is not None:
-        value = sqrt(low * high)
-    return Quantity(value, "estimated", "", low, high)
-
-
-def _checks(artifact: Evidence, limits: Limits, per_call: bool) -> list[Check]:
+def _artifact_checks(rows: Sequence[Row], limits: Limits, is_whole_text: bool, per_call: bool) -> list[Check]:
     """Return the checks of one artifact, with the provider and thread count that meet most limits at all shapes.
 
     ``per_call``: check latency and energy too.
     """
-    exact = [row for row in artifact.rows if provider_facts(row.provider).rounds_to is None]
-    judged, all_limits = replace(artifact, rows=exact or artifact.rows), (limits, *limits.by_command)
-    rows = [{(row.provider, row.threads): row for row in judged_rows(judged, at_shape)} for at_shape in all_limits]
+    exact = [row for row in rows if provider_facts(row.provider).rounds_to is None] or rows
+    all_limits = (limits, *limits.by_command)
+    by_setting = [
+        {(row.provider, row.threads): row for row in judged_rows(exact, at_shape, is_whole_text)}
+        for at_shape in all_limits
+    ]
+    choices = [
+        [
+            check
+            for at_shape, shape_rows in zip(all_limits, by_setting, strict=True)
+            for check in _row_checks(rows, shape_rows.get(setting), at_shape, is_whole_text, per_call)
+        ]
+        for setting in dict.fromkeys(chain(*by_setting)) or [("", None)]
+    ]
 
     def rank(checks: list[Check]) -> tuple[int, int, float]:
         statuses = [check.status for check in checks]
         latency = next((check.value for check in reversed(checks) if check.name == "latency"), None)
         return statuses.count("fail"), statuses.count("unknown"), inf if latency is None else latency
 
-    settings: Sequence[tuple[str, int | None] | None] = [*dict.fromkeys(chain(*rows))] or [None]
-    choices = [
-        [
-            check
-            for at_shape, by_setting in zip(all_limits, rows, strict=True)
-            for check in _row_checks(artifact, by_setting.get(setting) if setting else None, at_shape, per_call)
-        ]
-        for setting in settings
-    ]
     return min(choices, key=rank)
 
 
-def judged_rows(artifact: Evidence, limits: Limits) -> list[Row]:
-    """Return one row per provider and thread count at the judged shape; estimates only if nothing was measured.
-
-    A language model's graph for whole texts spends a whole pass on each token, so its passes compare with the tokens of
-    a graph that decodes. Whole calls of a decoding graph, if it has no other rows, still have its memory.
-    """
-    phases = ("steady",) if artifact.whole_texts else (limits.phase, "steady")
-    rows: dict[tuple[str, str, int | None], Row] = {}
-    for row in sorted(artifact.rows, key=lambda row: row.phase != phases[0]):
-        if (row.batch, row.seq) == (limits.batch, limits.seq) and row.phase in phases:
-            rows.setdefault((row.where, row.provider, row.threads), row)
-    by_status = ([row for row in rows.values() if row.latency_ms.status == status] for status in _SUREST_FIRST)
-    return next(filter(None, by_status), [])
-
-
-def _row_checks(artifact: Evidence, row: Row | None, limits: Limits, per_call: bool) -> list[Check]:
-    """Return the checks at one shape, with one row's figures."""
+def _row_checks(
+    rows: Sequence[Row], row: Row | None, limits: Limits, is_whole_text: bool, per_call: bool
+) -> list[Check]:
+    """Return the checks at one shape, with one of the artifact's rows; None: none has that shape."""
     where = f"at {limits.batch}×{limits.seq}" + (f": {limits.shape_note}" if limits.shape_note else "")
-    latency = memory = energy = Quantity(None, "unavailable", artifact.why_no_rows)
+    reasons = (other.latency_ms.reason for other in rows if other.latency_ms.status == "unavailable")
+    shape = f"{limits.batch}×{limits.seq}"
+    shapes = ", ".join(dict.fromkeys(f"{other.batch}×{other.seq}" for other in rows))
+    why_absent = f"{shape} was not measured, but {shapes}" if row is None else f"decoding at {shape} was not measured"
+    why_absent = next(filter(None, reasons), why_absent)
+    values = absent = quantities(without_figures(rows[0], why_absent))
     if row is not None:
         # Provider and threads, if other rows differ in them, and what the provider rounds to.
         rounds_to = provider_facts(row.provider).rounds_to
-        if rounds_to is not None or len({other.provider for other in artifact.rows}) > 1:
+        if rounds_to is not None or len({other.provider for other in rows}) > 1:
             where += f", on {row.provider}" + (f", which rounds to {rounds_to}" if rounds_to is not None else "")
-        if row.threads is not None and len({other.threads for other in artifact.rows}) > 1:
+        if row.threads is not None and len({other.threads for other in rows}) > 1:
             where += f", with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
-        memory = memory_of(row)
+        values = quantities(row)
         # A decoding artifact's whole calls have its memory, but not the time of its tokens.
-        if row.phase == limits.phase or artifact.whole_texts:
-            latency, energy = latency_of(row), energy_of(row)
-    passes = artifact.whole_texts and limits.phase == "decode"
+        if row.phase != limits.phase and not is_whole_text:
+            values |= {"latency": absent["latency"], "energy": absent["energy"]}
+    passes = is_whole_text and limits.phase == "decode"
     p50 = "p50 of a whole pass, which each token costs without caches," if passes else "p50"
     checks: list[Check] = []
-    for name, limit, unit, quantity, description in (
-        ("size", limits.size_bytes, "bytes", Quantity(artifact.size_bytes, "measured", ""), ""),
-        ("latency", limits.latency_ms if per_call else None, "ms", latency, p50),
-        ("memory", limits.memory_bytes, "bytes", memory, "peak"),
-        ("energy", limits.energy_mj if per_call else None, "mJ", energy, "above idle, per call"),
+    for name, limit, description in (
+        ("size", limits.size_bytes, ""),
+        ("latency", limits.latency_ms if per_call else None, p50),
+        ("memory", limits.memory_bytes, "peak"),
+        ("energy", limits.energy_mj if per_call else None, "above idle, per call"),
     ):
         if limit is None:
             continue
-        reason, value, low, high = quantity.reason, quantity.value, quantity.low, quantity.high
-        if description and quantity.basis != "unavailable":
-            estimated = "estimated " if quantity.basis == "estimated" else ""
-            reason = f"{estimated}{description} {where}{reason}"
+        check = values[name]
+        reason, value, low, high = check.reason, check.value, check.low, check.high
+        if description and check.basis != "unavailable":
+            estimated = "estimated " if check.basis == "estimated" else ""
+            reason = f"{estimated}{description} {where}" + (f"; {reason}" if reason else "")
         status: CheckStatus = "unknown"
         if value is not None and low is not None and high is not None:
             if high <= limit or low > limit:
                 status = "pass" if high <= limit else "fail"
             else:
-                reason += f"; the limit lies within the range {shown(low, unit)} to {shown(high, unit)}"
-        elif value is not None and quantity.basis == "measured":
+                limit_range = f"{shown(low, check.unit)} to {shown(high, check.unit)}"
+                reason = f"{reason}; the limit lies within the range {limit_range}"
+        elif value is not None and check.basis == "measured":
             status = "pass" if value <= limit else "fail"
         elif value is not None:
-            reason += "; an estimate without a range decides nothing"
-        checks.append(
-            Check(
-                name=name,
-                artifact=artifact.artifact,
-                limit=limit,
-                value=value,
-                unit=unit,
-                status=status,
-                basis=quantity.basis,
-                low=low,
-                high=high,
-                reason=reason or None,
-                batch=limits.batch if name != "size" else None,
-                seq=limits.seq if name != "size" else None,
-            )
-        )
+            reason = f"{reason}; an estimate without a range decides nothing"
+        update = {"limit": float(limit), "status": status, "reason": reason}
+        if name != "size":
+            update |= {"batch": limits.batch, "seq": limits.seq}
+        checks.append(check.model_copy(update=update))
     return checks
 
 

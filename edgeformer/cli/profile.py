@@ -263,7 +263,7 @@ def _judge_report(
         typer.Exit: 3, a budget failed.
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
-    from edgeformer.benchmark.recorded_report import judge_report
+    from edgeformer.benchmark.profile import judge_report
     from edgeformer.cli.progress import show_progress
     from edgeformer.report.documents import print_report
     from edgeformer.run import locate

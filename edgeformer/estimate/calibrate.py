@@ -23,8 +23,16 @@ from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, Silent, bar
 from edgeformer.benchmark.conditions import read_cpu
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import CheckedArtifact, Item, MeasureSpec, Refusal, Shape, measure_artifact
-from edgeformer.benchmark.measurement_worker import open_workload
+from edgeformer.benchmark.measurement import (
+    Item,
+    MeasureSpec,
+    Refusal,
+    Shape,
+    check_artifact,
+    golden_calls,
+    measure_artifact,
+    open_workload,
+)
 from edgeformer.benchmark.process import End, Job, Send, run_job
 from edgeformer.benchmark.request import find_target
 from edgeformer.bundle import Bundle
@@ -34,7 +42,7 @@ from edgeformer.estimate.listing import ItemNodes, list_item
 from edgeformer.estimate.operators import count_nodes
 from edgeformer.estimate.probe import disturbance, host_facts, run_probe, time_calls
 from edgeformer.estimate.roofline import refused_calibration
-from edgeformer.runtimes import default_provider, library_versions, on_gpu
+from edgeformer.runtimes import ArtifactFiles, default_provider, library_versions, on_gpu
 from edgeformer.system.capability import kernel_flags
 from edgeformer.system.host import cpu_name, default_threads, now, stated_cache_bytes
 
@@ -127,7 +135,7 @@ class TimeJob(Job):
 
     name, answers = "timing", "times"
     kind: Literal["time"] = "time"
-    checked: CheckedArtifact
+    checked: ArtifactFiles
     items: tuple[Item, ...] = Field(strict=False)
     nodes: bool
     budget_s: float = Field(description="items that would start later are left out")
@@ -205,10 +213,10 @@ def work(message: bytes, send: Send) -> None:
             continue
         phase, batch, seq = item
         spec = MeasureSpec(
-            threads=job.threads, checked=job.checked, provider=provider, phases=(phase,), shapes=((batch, seq),),
+            threads=job.threads, files=job.checked, provider=provider, phases=(phase,), shapes=((batch, seq),),
             rules=MeasureRules(),
         )  # fmt: skip
-        inputs = job.checked.calls((batch, seq), count=2)
+        inputs = golden_calls(job.checked, (batch, seq), count=2)
         try:
             with contextlib.closing(open_workload(spec, item, provider, inputs)) as workload:
                 workload.first()
@@ -251,7 +259,7 @@ def combine_sweeps(run: str, artifact: ArtifactManifest, timings: Sequence[Timin
 @dataclass(frozen=True)
 class _Subject:
     run: str
-    checked: CheckedArtifact
+    checked: ArtifactFiles
     items: tuple[Item, ...]
 
 
@@ -364,7 +372,7 @@ def _subjects(folder: Path, shapes: Sequence[Shape], several: bool) -> list[_Sub
     return subjects + [_Subject(bundle.name, graph, tokens) for graph in decoders]
 
 
-def full_graphs(bundle: Bundle, precisions: Sequence[str], role: str = "full") -> list[CheckedArtifact]:
+def full_graphs(bundle: Bundle, precisions: Sequence[str], role: str = "full") -> list[ArtifactFiles]:
     """Check and return the full, untrimmed ONNX graphs of a bundle, in the order of ``precisions``.
 
     Args:
@@ -375,7 +383,7 @@ def full_graphs(bundle: Bundle, precisions: Sequence[str], role: str = "full") -
     """
     full = [artifact for artifact in bundle.built(role) if artifact.is_graph and not artifact.trimmed]
     selected = [artifact for precision in precisions for artifact in full if artifact.precision == precision]
-    return [CheckedArtifact.of(bundle, artifact) for artifact in selected]
+    return [check_artifact(bundle, artifact) for artifact in selected]
 
 
 # Validation: estimates beside measurements, at shapes that were not fitted.
@@ -448,7 +456,7 @@ def check_estimates(
             if not unseen:
                 continue
             spec = MeasureSpec(
-                checked=checked, provider=calibration.provider, threads=calibration.threads, shapes=unseen,
+                files=checked, provider=calibration.provider, threads=calibration.threads, shapes=unseen,
                 rules=rules or MeasureRules(energy_s=0.0),
             )  # fmt: skip
             rows = [row for row in measure_artifact(spec, progress) if row.phase == "steady"]

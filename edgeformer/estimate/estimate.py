@@ -15,7 +15,7 @@ from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateErro
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import Energy, EstimateEvidence, Latency, Row
-from edgeformer.benchmark.measurement import CheckedArtifact, Item, Phase, row_of, unavailable_row
+from edgeformer.benchmark.measurement import Item, Phase, check_artifact, row_of, unavailable_row
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.listing import ItemNodes, Listing, ListJob, run_listing
 from edgeformer.estimate.operators import (
@@ -135,7 +135,7 @@ def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, 
         rates_of(device, artifact.precision)  # the profile may lack a fact
         if (reason := refused_calibration(device)) is not None:
             raise EdgeformerError(reason)
-        checked = CheckedArtifact.of(bundle, case.listed)
+        checked = check_artifact(bundle, case.listed)
         listing = run_listing(ListJob(checked=checked, items=tuple(items), threads=1))
     except EdgeformerError as error:
         listing = Listing(refused=dict.fromkeys(items, str(error)))

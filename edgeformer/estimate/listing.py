@@ -16,8 +16,9 @@ from pydantic import Field, TypeAdapter
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.golden import Tokens
-from edgeformer.benchmark.measurement import CheckedArtifact, Item, Refusal
+from edgeformer.benchmark.measurement import Item, Refusal, golden_calls
 from edgeformer.benchmark.process import End, Job, Send, run_job
+from edgeformer.runtimes import ArtifactFiles
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, ProfiledGraph
 from edgeformer.runtimes.session import Array
 
@@ -36,7 +37,7 @@ class ListJob(Job):
 
     name, answers = "listing", "nodes"
     kind: Literal["list"] = "list"
-    checked: CheckedArtifact
+    checked: ArtifactFiles
     items: tuple[Item, ...] = Field(strict=False)
 
 
@@ -90,7 +91,7 @@ def work(message: bytes, send: Send) -> None:
             send(Refusal(item=item, reason=str(error)))
 
 
-def list_item(checked: CheckedArtifact, item: Item, threads: int, timed_calls: int = 0) -> ItemNodes:
+def list_item(checked: ArtifactFiles, item: Item, threads: int, timed_calls: int = 0) -> ItemNodes:
     """Run one item under ONNX Runtime's profiler and return its executed nodes.
 
     Args:
@@ -103,15 +104,14 @@ def list_item(checked: CheckedArtifact, item: Item, threads: int, timed_calls: i
     Raises:
         ArtifactError, InputError: a part is missing, or the graph refuses its inputs.
     """
-    files = checked.files
-    graphs: list[tuple[Path, int]] = [(files.file, 1)]
-    if files.artifact.role == "step":
-        calls = (("embed", 1), ("loop", files.loops or 1), ("readout", 1))
+    graphs: list[tuple[Path, int]] = [(checked.file, 1)]
+    if checked.artifact.role == "step":
+        calls = (("embed", 1), ("loop", checked.loops or 1), ("readout", 1))
         try:
-            graphs = [(files.parts[name], times) for name, times in calls]
+            graphs = [(checked.parts[name], times) for name, times in calls]
         except KeyError as error:
             raise ArtifactError(
-                f"{files.file}: {files.artifact.id} has no part {error}; export the run again"
+                f"{checked.file}: {checked.artifact.id} has no part {error}; export the run again"
             ) from None
     nodes: list[ExecutedNode] = []
     feed_bytes = 0
@@ -131,10 +131,10 @@ def list_item(checked: CheckedArtifact, item: Item, threads: int, timed_calls: i
     return ItemNodes(item=item, nodes=tuple(nodes), runs=runs, feed_bytes=feed_bytes)
 
 
-def _inputs_of(checked: CheckedArtifact, declared: Declared, item: Item) -> dict[str, Array]:
+def _inputs_of(checked: ArtifactFiles, declared: Declared, item: Item) -> dict[str, Array]:
     """Return inputs of one call of a graph: golden ones where it takes those, else made for a part of a model."""
     phase, batch, seq = item
-    (call,) = checked.calls((batch, seq), count=1)
+    (call,) = golden_calls(checked, (batch, seq), count=1)
     if phase == "steady" and declared.keys() <= call.keys():
         return {name: call[name] for name in declared}
     ids = call["input_ids"]

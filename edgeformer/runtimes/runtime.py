@@ -47,6 +47,9 @@ class ArtifactFiles:
         parts: step artifacts: embed, loop, readout… → file.
         loops: step artifacts: number of loops of the model.
         max_positions: longest text that the model takes; None: not known.
+        golden: to measure it: its golden inputs.
+        task: to measure it: name of the task, which turns golden inputs into calls.
+        axes: to measure it: input → what sizes each of its axes; empty: text.
     """
 
     artifact: ArtifactManifest
@@ -54,6 +57,9 @@ class ArtifactFiles:
     parts: Mapping[str, Path] = field(default_factory=dict)
     loops: int | None = None
     max_positions: int | None = None
+    golden: Path | None = None
+    task: str | None = None
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +13,9 @@ from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Row
 from edgeformer.benchmark import process
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import CheckedArtifact, MeasureSpec, measure_artifact
+from edgeformer.benchmark.measurement import MeasureSpec, check_artifact, measure_artifact
 from edgeformer.bundle import Bundle
+from edgeformer.runtimes import ArtifactFiles
 from tests.runtimes.tiny_bundle import artifact_of
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
@@ -22,7 +25,7 @@ def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
     """Return a spec of the tiny bundle's artifact at two shapes."""
     artifact = artifact_of(bundle, "onnx/model.onnx")
     return MeasureSpec(
-        checked=CheckedArtifact.of(Bundle.open(bundle), artifact),
+        files=check_artifact(Bundle.open(bundle), artifact),
         provider="CPUExecutionProvider",
         threads=1,
         shapes=((1, 8), (2, 8)),
@@ -30,9 +33,9 @@ def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
     ).model_copy(update=changes)
 
 
-def another(spec: MeasureSpec, **changes: object) -> CheckedArtifact:
+def another(spec: MeasureSpec, **changes: Any) -> ArtifactFiles:
     """Return the artifact of ``spec`` with changes."""
-    return spec.checked.model_copy(update=changes)
+    return replace(spec.files, **changes)
 
 
 class Recorder(Silent):

@@ -13,7 +13,7 @@ from edgeformer.artifacts.report import Energy, Latency, Memory, Row, Search
 from edgeformer.artifacts.scores import ExitScore
 from edgeformer.benchmark.profile import rows_of_kind
 from edgeformer.benchmark.search import SearchOptions, search
-from edgeformer.benchmark.verdict import Evidence, Limits
+from edgeformer.benchmark.verdict import Limits
 from edgeformer.tasks.classification import ClassificationScore
 from edgeformer.tasks.language_modeling import LanguageScore
 
@@ -107,13 +107,8 @@ def run(
     on_target: bool = True,
     records: Mapping[str, TargetRecord] = MappingProxyType({}),
 ) -> Search:
-    known: list[Evidence] = []
-    for one in manifest.artifacts:
-        own = [row for row in rows if row.artifact == one.id]
-        of_device = rows_of_kind(own, kind) if on_target else [row for row in own if row.where == "device"]
-        if own:
-            known.append(Evidence(one.id, own[0].size_bytes, of_device, "", one.role in ("full", "exit")))
-    return search(manifest, rows, known, limits, options or SearchOptions(), records)
+    device_rows = rows_of_kind(rows, kind) if on_target else [row for row in rows if row.where == "device"]
+    return search(manifest, rows, device_rows, limits, options or SearchOptions(), records)
 
 
 def picked(found: Search) -> tuple[str, int | None] | None:

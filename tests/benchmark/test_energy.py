@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from edgeformer.benchmark import energy as energy_module
-from edgeformer.benchmark.energy import EnergyCounter, energy_counter, measure_energy
-from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.benchmark import measure as energy_module
+from edgeformer.benchmark.measure import EnergyCounter, MeasureRules, energy_counter, measure_energy
 from tests.fakes.nvml import JETSON, LAPTOP, UUID, WINDOWS, Driver
 
 RULES = MeasureRules(idle_s=1.0, energy_s=2.0)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.gate import UNDECIDED, Gate, GateCheck
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.benchmark import gate as gate_module
@@ -152,27 +151,6 @@ def test_data_that_changed_leave_it_undecided_with_the_remedy(
     assert score_of(renewed, lost_rows, held_out).status == "pass"
 
 
-def test_a_candidate_that_trained_on_every_row_is_not_scored_on_them(baseline: Bundle, tmp_path: Path) -> None:
-    prints = {"train": baseline.trained_on["random-split"]}
-    data = json.loads(baseline.manifest.model_dump_json())["data"]
-    rows = baseline.task.set_texts(baseline.data, "random-split")
-    file = tmp_path / "train.jsonl"
-    names = baseline.manifest.labels
-    lines = [
-        json.dumps({"text": text, "label": names[label]}) for text, label in zip(rows.texts, rows.labels, strict=True)
-    ]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    source = {"kind": "file", "path": str(file), "text": "text", "label": "label"}
-    parts = {"train": [source], "validation": [source], "test": [source]}
-    seen_rows = changed(
-        baseline.folder, tmp_path / "seen", data={**data, "parts": parts, "split": "given"}, data_fingerprints=prints
-    )
-    only_test = {"random-split": baseline.trained_on["random-split"]}
-    tested = changed(baseline.folder, tmp_path / "tested", data_fingerprints=only_test)
-    check = score_of(seen_rows, tested)
-    assert check.status == "undecided" and "the candidate was trained on all 300 of" in check.reason
-
-
 @pytest.fixture
 def with_given_sets(baseline: Bundle, tmp_path: Path) -> Callable[[str, int], Bundle]:
     """Make a bundle that has the baseline's test rows as the named set, and so many of them as its training set."""
@@ -212,14 +190,6 @@ def test_a_candidate_that_trained_on_the_whole_test_set_of_both_is_not_scored_on
     check = score_of(with_given_sets("test", 300), baseline)
     assert check.status == "undecided" and check.rows == 0
     assert "the candidate was trained on all 300 of the test set 'random-split' of both runs" in check.reason
-
-
-def test_the_candidates_validation_set_is_not_called_a_test_set(
-    baseline: Bundle, with_given_sets: Callable[[str, int], Bundle]
-) -> None:
-    rows = common_rows(baseline, with_given_sets("validation", 100), None)
-    assert isinstance(rows, CommonRows) and "of both runs" not in rows.source
-    assert "the baseline's random-split and validation rows, among them the candidate's validation set" in rows.source
 
 
 def test_a_candidate_whose_training_rows_are_not_recorded_is_not_scored_on_the_baselines_rows(
@@ -408,11 +378,6 @@ def test_the_command_scores_on_a_file_and_says_so(
         assert "200 rows: the file held_out.csv" in (tmp_path / name).read_text(encoding="utf-8").replace("\\_", "_")
     printed = run(*requested, "--max-score-loss", "off", code=0)
     assert "not checked: score (--max-score-loss off)" in printed.replace("\n", " ")
-
-
-def test_a_file_that_cannot_be_read_is_bad_input(baseline: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.csv"):
-        common_rows(baseline, baseline, tmp_path / "nowhere.csv")
 
 
 def test_no_more_rows_are_scored_than_decide_something(

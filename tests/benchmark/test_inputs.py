@@ -82,19 +82,9 @@ def damage(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    [
-        "missing",
-        "not a zip",
-        "cut",
-        "bit flipped",
-        "no ids",
-        "other type",
-        "other shape",
-        "no rows",
-        "all padding",
-        "pickled",
-    ],
-)
+    ["missing", "not a zip", "cut", "bit flipped", "no ids", "other type", "other shape", "no rows", "all padding",
+     "pickled"],
+)  # fmt: skip
 def test_damaged_golden_inputs_are_named_with_a_remedy(tmp_path: Path, how: str) -> None:
     damage(tmp_path / "golden.npz", how)
     with pytest.raises(ArtifactError, match=r"golden\.npz: .*export the run again"):

@@ -85,7 +85,7 @@ def test_rows_of_an_interrupted_confirmation_are_not_stable(tmp_path: Path, monk
     spec = make_spec(write_bundle(tmp_path / "bundle"))
 
     def row_of(batch: int) -> Row:
-        row = unavailable_row(spec.checked.artifact, 1, ("steady", batch, 8), "CPUExecutionProvider", "host", "")
+        row = unavailable_row(spec.files.artifact, 1, ("steady", batch, 8), "CPUExecutionProvider", "host", "")
         return row.model_copy(update={"latency_ms": summarise([1.0] * 200, stable=True)})
 
     jobs: list[MeasureSpec] = []

@@ -17,9 +17,8 @@ import pytest
 from edgeformer.artifacts.report import Memory
 from edgeformer.benchmark import memory as memory_module
 from edgeformer.benchmark.memory import (
-    KernelPeak,
     PolledPeak,
-    WindowsPeak,
+    SystemPeak,
     gpu_memory,
     gpu_memory_by_name,
     gpu_memory_in_use,
@@ -37,7 +36,7 @@ Machine = Callable[..., None]
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own peak is Linux's")
 def test_the_kernels_peak_sees_an_allocation_and_can_be_reset() -> None:
     meter = peak_meter()
-    assert isinstance(meter, KernelPeak)
+    assert isinstance(meter, SystemPeak)
     block = bytearray(64 * MIB)
     del block
     now = resident_bytes()
@@ -63,15 +62,15 @@ def test_polling_sees_an_allocation() -> None:
 def test_a_kernel_without_a_peak_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "status").write_text("Name: x\n", encoding="ascii")
     with pytest.raises(OSError, match="no VmHWM"):
-        KernelPeak(tmp_path).peak_bytes()
-    assert KernelPeak(tmp_path / "absent").reset() is False
+        SystemPeak(tmp_path).peak_bytes()
+    assert SystemPeak(tmp_path / "absent").reset() is False
 
 
 def test_the_kernel_counts_in_kilobytes_and_starts_over_when_a_five_is_written(tmp_path: Path) -> None:
     """Documentation/filesystems/proc: 5 resets VmHWM, the other numbers reset something else; a kB is 1024 bytes."""
     (tmp_path / "status").write_bytes(b"Name:\t\xff\nVmPeak:\t   99999 kB\nVmHWM:\t    2048 kB\nVmRSS:\t    1 kB\n")
     (tmp_path / "clear_refs").write_text("", encoding="ascii")
-    meter = KernelPeak(tmp_path)
+    meter = SystemPeak(tmp_path)
     assert meter.peak_bytes() == 2 * MIB
     assert meter.reset() and (tmp_path / "clear_refs").read_text(encoding="ascii") == "5"
 
@@ -79,8 +78,8 @@ def test_the_kernel_counts_in_kilobytes_and_starts_over_when_a_five_is_written(t
 def test_windows_keeps_the_peak_of_the_whole_process(monkeypatch: pytest.MonkeyPatch) -> None:
     process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=7 * MIB, peak_wset=9 * MIB))
     monkeypatch.setattr(memory_module, "psutil", SimpleNamespace(Process=lambda: process))
-    assert WindowsPeak().peak_bytes() == 9 * MIB
-    assert WindowsPeak().reset() is False
+    assert SystemPeak(None).peak_bytes() == 9 * MIB
+    assert SystemPeak(None).reset() is False
 
 
 def test_polling_keeps_no_process_alive() -> None:
@@ -111,14 +110,14 @@ def test_freed_memory_is_returned_to_the_system(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_peak_below_the_baseline_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WindowsPeak, "peak_bytes", lambda self: 100)
-    assert memory_above(WindowsPeak(), baseline_bytes=200, since_reset=True) == Memory(
-        status="measured", peak=0, baseline=200, method=WindowsPeak.method
+    monkeypatch.setattr(SystemPeak, "peak_bytes", lambda self: 100)
+    assert memory_above(SystemPeak(None), baseline_bytes=200, since_reset=True) == Memory(
+        status="measured", peak=0, baseline=200, method=SystemPeak(None).method
     )
 
 
 def test_a_peak_that_could_not_be_reset_is_marked() -> None:
-    class Fixed(WindowsPeak):
+    class Fixed(SystemPeak):
         def peak_bytes(self) -> int:
             return 500
 

@@ -56,11 +56,6 @@ def test_messages_arrive_in_order_without_what_libraries_print(monkeypatch: pyte
     assert heard == [21, 21, 3] and ending == End()
 
 
-def test_a_worker_that_cannot_do_its_job_sends_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, ending = ask(monkeypatch, "send(End(reason='no such file'))")
-    assert heard == [] and ending == End(reason="no such file")
-
-
 @pytest.mark.parametrize(
     ("program", "says", "died"),
     [

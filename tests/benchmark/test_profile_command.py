@@ -36,29 +36,36 @@ def refused(
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("command", "options", "expected"),
     [
-        (["--search", "--max-perplexity", "20"], "classifier; bound it with --min-accuracy"),
-        (["--search", "--min-accuracy", "91"], "0.91 for 91 %"),
-        (["--min-accuracy", "0.9"], "--min-accuracy: says what to search for; add --search"),
-        (["--minimize", "size"], "--minimize: says what to search for; add --search"),
-        (["--search", "--minimize", "price"], "price"),
-        (["--bundle", "another-run"], "--bundle: belongs to a report"),
-        (["--calibrate"], "No such option"),
-        (["--max-energy", "10"], "--max-energy"),
-        (["--max-energy", "10MiB"], "UJ, MJ, J"),
-        (["--threads", "1,two"], "--threads 1,16"),
-        (["--threads", "0"], "at least 1"),
+        ("profile", ["--search", "--max-perplexity", "20"], "classifier; bound it with --min-accuracy"),
+        ("profile", ["--search", "--min-accuracy", "91"], "0.91 for 91 %"),
+        ("profile", ["--min-accuracy", "0.9"], "--min-accuracy: says what to search for; add --search"),
+        ("profile", ["--minimize", "size"], "--minimize: says what to search for; add --search"),
+        ("profile", ["--search", "--minimize", "price"], "price"),
+        ("profile", ["--bundle", "another-run"], "--bundle: belongs to a report"),
+        ("profile", ["--calibrate"], "No such option"),
+        ("profile", ["--max-energy", "10"], "--max-energy"),
+        ("profile", ["--max-energy", "10MiB"], "UJ, MJ, J"),
+        ("profile", ["--threads", "1,two"], "--threads 1,16"),
+        ("profile", ["--threads", "0"], "at least 1"),
+        ("calibrate", ["--threads", "1,2"], "one number of threads"),
+        ("calibrate", ["--validate-only", "--threads", "1"], "those of the calibration"),
+        ("calibrate", ["--validate-only"], "has no calibration; run edgeformer calibrate"),
+        ("calibrate", ["--also", "another-run", "--validate-only"], "--also: names runs to calibrate with"),
+        ("calibrate", ["--also", "another-run"], "another-run"),
+        ("calibrate", ["--search"], "No such option"),
     ],
 )
 def test_options_that_make_no_sense(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    command: str,
     options: list[str],
     expected: str,
 ) -> None:
-    assert expected in refused(folder, monkeypatch, capsys, *options)
+    assert expected in refused(folder, monkeypatch, capsys, *options, command=command)
 
 
 def test_accuracy_of_a_language_model(
@@ -68,27 +75,3 @@ def test_accuracy_of_a_language_model(
     seal(folder, manifest)
     message = refused(folder, monkeypatch, capsys, "--search", "--min-accuracy", "0.9")
     assert "language model; bound it with --max-perplexity" in message
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--threads", "1,2"], "one number of threads"),
-        (["--validate-only", "--threads", "1"], "those of the calibration"),
-        (["--validate-only"], "has no calibration; run edgeformer calibrate"),
-        (
-            ["--also", "another-run", "--validate-only"],
-            "--also: names runs to calibrate with; leave out --validate-only",
-        ),
-        (["--also", "another-run"], "another-run"),
-        (["--search"], "No such option"),
-    ],
-)
-def test_options_of_calibrate_that_make_no_sense(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    expected: str,
-) -> None:
-    assert expected in refused(folder, monkeypatch, capsys, *options, command="calibrate")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -155,43 +153,3 @@ def test_slips(tmp_path: Path, arguments: list[str], says: str) -> None:
     import_onnx(save(tmp_path / "theirs", graphs.convolutions()), tmp_path / "bundle")
     refused = edgeformer("profile", *arguments, "--device", "raspberry-pi-5", cwd=tmp_path)
     assert refused.code == 2 and says in refused.err, refused.err
-
-
-def foreign(package: str, file: str) -> Path:
-    """A file of an installed package, or of one unpacked in the folder that EDGEFORMER_FOREIGN names."""
-    unpacked = Path(os.environ.get("EDGEFORMER_FOREIGN", "")) / package / file
-    spec = importlib.util.find_spec(package)
-    places = [unpacked, *(Path(place) / file for place in (spec.submodule_search_locations or () if spec else ()))]
-    result = next((place for place in places if place.is_file()), None)
-    if result is None:
-        pytest.skip(f"{package} is not installed, and EDGEFORMER_FOREIGN names no folder that has it")
-    return result
-
-
-@pytest.mark.parametrize(
-    ("package", "file", "options"),
-    [
-        (
-            "magika",
-            "models/standard_v3_3/model.onnx",
-            {"shapes": {"bytes": ("B", 2048)}, "ranges": {"bytes": (0, 256)}},
-        ),
-        (
-            "silero_vad",
-            "data/silero_vad.onnx",
-            {"shapes": {"input": (1, 512), "state": (2, 1, 128)}, "ranges": {"sr": (16000, 16000)}},
-        ),
-        ("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx", {"shapes": {"x": ("B", 3, 160, 160)}}),
-        ("rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx", {"shapes": {"x": ("B", 3, 48, 160)}}),
-    ],
-)
-@pytest.mark.parametrize("device", ["raspberry-pi-5", "rtx4050"])
-def test_files_that_others_made(
-    tmp_path: Path, package: str, file: str, options: dict[str, object], device: str
-) -> None:
-    import_onnx(foreign(package, file), tmp_path / "bundle", OnnxImportOptions(**options))  # type: ignore[arg-type]
-    bundle = Bundle.open(tmp_path / "bundle")
-    (row,) = estimate(bundle, bundle.artifacts[0], load_profile(device), [ITEM])
-    latency = row.latency_ms
-    assert latency.status == "estimated" and latency.low and latency.high and latency.high > 3 * latency.low
-    assert "never checked on any device" in str(latency.reason)

@@ -11,7 +11,7 @@ import pytest
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.benchmark.recorded_report import judge_report
+from edgeformer.benchmark.profile import judge_report
 from edgeformer.benchmark.request import ProfileOptions
 from edgeformer.bundle import Bundle
 from edgeformer.report.context import verdict_status
@@ -115,12 +115,6 @@ def test_cpu_rows_do_not_judge_a_card(write: Write) -> None:
     assert statuses(write(report(slow, row(provider="webgpu"))))["latency", "onnx-fp32"] == "pass"
 
 
-def test_an_unstable_row_says_so(write: Write) -> None:
-    path = write(report(row(latency_ms=latency(stable=False))))
-    judged = judge_report(path, load_profile(PI), ProfileOptions())
-    assert any("not stable" in str(check.reason) for check in judged.verdict.checks if check.name == "latency")
-
-
 def test_with_the_bundle_the_files_must_be_the_same(write: Write) -> None:
     bundle, device = Bundle.open(BUNDLE), load_profile(PI)
     assert judge_report(write(report(row())), device, ProfileOptions(), bundle).rows
@@ -145,13 +139,6 @@ def test_the_checksum_notices_an_edit(write: Write) -> None:
     for edit in ({"device_title": "a faster phone"}, {"report_sha256": "0" * 64}):
         with pytest.raises(ArtifactError, match=r"browser\.json: edited since it was written: .*measure again"):
             judge_report(write({**sealed, **edit}), device, ProfileOptions())
-
-
-def test_another_bundle_json_around_the_same_artifacts_is_noted(write: Write) -> None:
-    bundle, document = Bundle.open(BUNDLE), report(row())
-    document["subject"]["manifest_sha256"] = "0" * 64
-    judged = judge_report(write(document), load_profile(PI), ProfileOptions(), bundle)
-    assert any("bundle.json has changed since browser.json was measured" in note for note in judged.notes)
 
 
 def test_a_language_model_is_judged_per_token(write: Write) -> None:
@@ -222,15 +209,3 @@ def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> No
     (tmp_path / "browser.json").write_text("{" * 50_000, encoding="utf-8")
     edgeformer(*command, code=2)
     edgeformer("compare", "browser.json", "browser.json", code=2)
-
-
-def test_browsers_are_compared_with_each_other_and_with_this_machine(
-    write: Write, tmp_path: Path, edgeformer: Edgeformer
-) -> None:
-    write(report(row(), host={"cpu": "my phone", "versions": "none"}))
-    measured = row(provider="CPUExecutionProvider", latency_ms=latency(1.0))
-    native = report(measured, host={"versions": {"onnxruntime": "1"}})
-    (tmp_path / "native.json").write_text(json.dumps(native), encoding="utf-8")
-    result = json.loads(edgeformer("compare", "native.json", "browser.json", "--json"))
-    assert result["rows"][0]["mark"] == "slower" and result["rows"][0]["ratio"] == 2.0
-    assert "computed by different providers: CPU and WASM" in result["notes"]

@@ -149,11 +149,6 @@ def test_a_question_names_what_is_judged(changes: dict[str, object], question: s
     assert question_of(ProfileOptions(**changes), None) == question  # type: ignore[arg-type]
 
 
-def test_a_long_question_has_a_short_name_of_its_own() -> None:
-    names = [question_of(ProfileOptions(artifacts=("a" * 300 + end,)), None) for end in "bc"]
-    assert len(set(names)) == 2 and all(len(name) < 100 for name in names)
-
-
 def test_a_model_whose_texts_are_cut_to_64_tokens_is_judged_at_64_and_that_is_said(manifest: BundleManifest) -> None:
     request = resolve(ProfileOptions(), PI, long_model(manifest).model_copy(update={"max_length": 64}))
     assert (request.limits.batch, request.limits.seq) == (1, 64)

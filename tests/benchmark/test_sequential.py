@@ -8,7 +8,7 @@ from math import inf, log
 import numpy as np
 import pytest
 
-from edgeformer.benchmark.sequential import ERROR, EVERY, FEWEST_ROUNDS, MOST_ROUNDS, Interval, _boundaries, interval
+from edgeformer.benchmark.paired_run import ERROR, EVERY, FEWEST_ROUNDS, MOST_ROUNDS, Interval, boundaries, interval
 
 RUNS = 400
 
@@ -16,14 +16,13 @@ RUNS = 400
 @pytest.mark.parametrize("error", [ERROR, ERROR / 4])
 def test_the_boundaries_spend_no_more_than_half_of_the_error_on_a_side(error: float) -> None:
     """Every sequence of 16 coins, one by one: how many cross a boundary on their way."""
-    boundaries = {look: boundary for look, boundary in _boundaries(error).items() if look <= 16}
+    limits = {look: boundary for look, boundary in boundaries(error).items() if look <= 16}
     crossed = sum(
-        any(sum(coins[:look]) <= boundary for look, boundary in boundaries.items())
-        for coins in product((0, 1), repeat=16)
+        any(sum(coins[:look]) <= boundary for look, boundary in limits.items()) for coins in product((0, 1), repeat=16)
     )
     allowed = error / 2 * log(1 + (np.e - 1) * 16 / MOST_ROUNDS)
     assert 0 < crossed / 2**16 <= allowed
-    assert min(_boundaries(error)) >= FEWEST_ROUNDS and all(look % EVERY == 0 for look in _boundaries(error))
+    assert min(boundaries(error)) >= FEWEST_ROUNDS and all(look % EVERY == 0 for look in boundaries(error))
 
 
 def test_an_interval_holds_the_truth_at_every_look_of_a_run_as_often_as_it_says() -> None:

@@ -4,13 +4,13 @@ import pytest
 
 from edgeformer.artifacts.report import Check, Energy, Latency, Memory, Row
 from edgeformer.benchmark.verdict import (
-    Evidence,
     Limits,
     check_budget,
     exempt_from_latency,
     judged_rows,
     shown,
     unlimited_notes,
+    without_figures,
 )
 
 
@@ -41,12 +41,20 @@ def limits(**changes: object) -> Limits:
     return Limits(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def statuses(judged: Evidence, budget: Limits) -> dict[str, str]:
-    return {check.name: check.status for check in check_budget([judged], budget).checks}
+def statuses(rows: list[Row], budget: Limits) -> dict[str, str]:
+    return {check.name: check.status for check in check_budget(rows, budget).checks}
+
+
+def absent(reason: str) -> list[Row]:
+    return [without_figures(row(), reason)]
+
+
+def artifact_rows(artifact: str, *rows: Row) -> list[Row]:
+    return [row.model_copy(update={"artifact": artifact}) for row in rows]
 
 
 def test_everything_inside_its_limit_passes() -> None:
-    verdict = check_budget([Evidence("model", 500, [row(16, 128, p50=99.0), row()], "")], limits())
+    verdict = check_budget([row(16, 128, p50=99.0), row()], limits())
     assert verdict.status == "pass"
     assert [(check.name, check.limit, check.value, check.unit) for check in verdict.checks] == [
         ("size", 500, 500, "bytes"),
@@ -61,30 +69,24 @@ def test_everything_inside_its_limit_passes() -> None:
     [({"size_bytes": 499}, "size"), ({"latency_ms": 3.9}, "latency"), ({"memory_bytes": 999}, "memory")],
 )
 def test_one_limit_exceeded_fails_the_verdict_and_only_its_check(change: dict[str, object], failed: str) -> None:
-    verdict = check_budget([Evidence("model", 500, [row()], "")], limits(**change))
+    verdict = check_budget([row()], limits(**change))
     assert verdict.status == "fail"
     assert [check.name for check in verdict.checks if check.status == "fail"] == [failed]
 
 
 def test_an_absent_device_is_judged_by_size_only() -> None:
-    absent = Evidence("model", 500, [], "not present on this host")
-    assert statuses(absent, limits()) == {"size": "pass", "latency": "unknown", "memory": "unknown"}
-    verdict = check_budget([absent], limits())
+    rows = absent("not present on this host")
+    assert statuses(rows, limits()) == {"size": "pass", "latency": "unknown", "memory": "unknown"}
+    verdict = check_budget(rows, limits())
     assert verdict.status == "unknown"
     assert verdict.checks[1].reason == "not present on this host"
-    assert check_budget([absent], limits(size_bytes=1)).status == "fail", "fail outweighs unknown"
-
-
-def test_without_limits_the_verdict_is_unknown() -> None:
-    bare = limits(size_bytes=None, latency_ms=None, memory_bytes=None)
-    verdict = check_budget([Evidence("model", 500, [row()], "")], bare)
-    assert (verdict.status, verdict.checks) == ("unknown", ())
+    assert check_budget(rows, limits(size_bytes=1)).status == "fail", "fail outweighs unknown"
 
 
 def test_a_verdict_names_what_was_judged_and_what_was_not() -> None:
-    full = check_budget([Evidence("model", 500, [row()], "")], limits())
+    full = check_budget([row()], limits())
     assert (full.judged, full.not_judged, full.is_partial) == (("size", "latency", "memory"), (), False)
-    evidence = [Evidence("model", 500, [row()], "")]
+    evidence = [row()]
     partial = check_budget(evidence, limits(size_bytes=None, latency_ms=None, profile="raspberry-pi-5"))
     assert (partial.status, partial.judged, partial.is_partial) == ("pass", ("memory",), True)
     why = "the profile raspberry-pi-5 sets no limit"
@@ -94,7 +96,7 @@ def test_a_verdict_names_what_was_judged_and_what_was_not() -> None:
 
 
 def test_unknown_checks_are_not_judged_and_have_a_reason() -> None:
-    verdict = check_budget([Evidence("model", 500, [], "not present on this host")], limits(energy_mj=1.0))
+    verdict = check_budget(absent("not present on this host"), limits(energy_mj=1.0))
     assert (verdict.status, verdict.judged, verdict.is_partial) == ("unknown", ("size",), False)
     assert [kind.name for kind in verdict.not_judged] == ["latency", "memory", "energy"]
     assert {kind.reason for kind in verdict.not_judged} == {"not present on this host"}
@@ -104,9 +106,9 @@ def test_unknown_checks_are_not_judged_and_have_a_reason() -> None:
 
 
 def test_only_the_budgets_shape_and_phase_are_judged() -> None:
-    elsewhere = Evidence("model", 500, [row(1, 64)], "1×128 was not measured")
+    elsewhere = [row(1, 64)]
     assert statuses(elsewhere, limits())["latency"] == "unknown"
-    decode = Evidence("model", 500, [row()], "decoding is not measured yet")
+    decode = [row()]
     assert statuses(decode, limits(phase="decode")) == {"size": "pass", "latency": "unknown", "memory": "pass"}
 
 
@@ -117,12 +119,12 @@ def test_unavailable_figures_are_unknown_with_their_reason() -> None:
             "memory_bytes": Memory(status="unavailable", reason="it crashed"),
         }
     )
-    verdict = check_budget([Evidence("model", 500, [failed], "")], limits())
+    verdict = check_budget([failed], limits())
     assert [(check.status, check.reason) for check in verdict.checks[1:]] == [("unknown", "it crashed")] * 2
 
 
 def test_an_unstable_measurement_is_judged_but_says_so() -> None:
-    verdict = check_budget([Evidence("model", 500, [row(stable=False)], "")], limits(shape_note="capped"))
+    verdict = check_budget([row(stable=False)], limits(shape_note="capped"))
     assert verdict.status == "pass"
     assert verdict.checks[1].reason == "p50 at 1×128: capped; the measurement is not stable"
 
@@ -143,7 +145,7 @@ def estimated(low_ms: float, high_ms: float, low: int = 100, high: int = 900) ->
 )
 def test_a_limit_between_two_medians_is_unknown(first: float, second: float, expected: str) -> None:
     twice = row(p50=first).model_copy(update={"conditions": {"repeated_p50_ms": second}})
-    check = check_budget([Evidence("model", 500, [twice], "")], limits()).checks[1]
+    check = check_budget([twice], limits()).checks[1]
     assert (check.status, check.value, check.basis) == (expected, first, "measured")
     assert (check.low, check.high) == (min(first, second), max(first, second))
     assert ("the limit lies within the range" in str(check.reason)) == (expected == "unknown")
@@ -155,7 +157,7 @@ def test_an_unstable_sample_is_judged_by_its_quartiles(stable: bool, expected: s
     two_speeds = (*[4.0] * 21, *[6.0] * 20)
     single = row(stable=stable)
     latency = single.latency_ms.model_copy(update={"quantiles_ms": two_speeds})
-    evidence = Evidence("model", 500, [single.model_copy(update={"latency_ms": latency})], "")
+    evidence = [single.model_copy(update={"latency_ms": latency})]
     assert statuses(evidence, limits())["latency"] == expected
 
 
@@ -164,9 +166,7 @@ def test_an_unstable_sample_is_judged_by_its_quartiles(stable: bool, expected: s
     [(1.0, 5.0, "pass"), (1.0, 5.001, "unknown"), (5.0, 9.0, "unknown"), (5.001, 9.0, "fail")],
 )
 def test_an_estimate_passes_or_fails_only_with_its_whole_range(low: float, high: float, expected: str) -> None:
-    (check,) = (
-        c for c in check_budget([Evidence("model", 500, [estimated(low, high)], "")], limits()).checks if c.unit == "ms"
-    )
+    (check,) = (c for c in check_budget([estimated(low, high)], limits()).checks if c.unit == "ms")
     assert (check.status, check.basis, check.low, check.high) == (expected, "estimated", low, high)
     assert check.value == pytest.approx((low * high) ** 0.5)
     assert check.reason is not None and check.reason.startswith("estimated p50 at 1×128")
@@ -175,16 +175,16 @@ def test_an_estimate_passes_or_fails_only_with_its_whole_range(low: float, high:
 
 def test_an_estimate_of_memory_is_judged_by_its_range_too() -> None:
     by_limit = {
-        limit: statuses(Evidence("model", 500, [estimated(1, 2, 100, 900)], ""), limits(memory_bytes=limit))["memory"]
+        limit: statuses([estimated(1, 2, 100, 900)], limits(memory_bytes=limit))["memory"]
         for limit in (99, 100, 899, 900)
     }
     assert by_limit == {99: "fail", 100: "unknown", 899: "unknown", 900: "pass"}
     without_range = estimated(1, 2).model_copy(update={"memory_bytes": Memory(status="estimated", peak=5)})
-    assert statuses(Evidence("model", 500, [without_range], ""), limits())["memory"] == "unknown"
+    assert statuses([without_range], limits())["memory"] == "unknown"
 
 
 def test_measured_rows_win_over_estimates() -> None:
-    verdict = check_budget([Evidence("model", 500, [estimated(0.1, 0.2), row(p50=7.0)], "")], limits(energy_mj=2.0))
+    verdict = check_budget([estimated(0.1, 0.2), row(p50=7.0)], limits(energy_mj=2.0))
     assert [(c.name, c.status, c.basis) for c in verdict.checks] == [
         ("size", "pass", "measured"),
         ("latency", "fail", "measured"),
@@ -197,7 +197,7 @@ def test_measured_rows_win_over_estimates() -> None:
 @pytest.mark.parametrize(("limit", "expected"), [(3.0, "pass"), (2.9, "fail")])
 def test_energy_is_judged_in_millijoules_per_call(limit: float, expected: str) -> None:
     charged = row().model_copy(update={"energy_mj": Energy(status="measured", value=3.0)})
-    (check,) = (c for c in check_budget([Evidence("model", 500, [charged], "")], limits(energy_mj=limit)).checks[3:])
+    (check,) = (c for c in check_budget([charged], limits(energy_mj=limit)).checks[3:])
     assert (check.name, check.unit, check.status) == ("energy", "mJ", expected)
 
 
@@ -207,22 +207,22 @@ def test_the_thread_count_that_meets_most_limits_is_judged() -> None:
         row(p50=3.0, peak=1100).model_copy(update={"threads": 2}),  # faster, but over the memory limit
         row(p50=9.0, peak=800).model_copy(update={"threads": 4}),
     ]
-    verdict = check_budget([Evidence("model", 500, rows, "")], limits())
+    verdict = check_budget(rows, limits())
     assert [(check.value, check.status) for check in verdict.checks[1:]] == [(4.5, "pass"), (900, "pass")]
     assert verdict.checks[1].reason == "p50 at 1×128, with 1 thread"
-    assert check_budget([Evidence("model", 500, rows, "")], limits(memory_bytes=2000)).checks[1].value == 3.0
+    assert check_budget(rows, limits(memory_bytes=2000)).checks[1].value == 3.0
 
 
 def test_a_limit_per_token_is_for_the_graph_that_decodes() -> None:
     token = row(p50=4.0).model_copy(update={"phase": "decode"})
-    full_graph = Evidence("full", 500, [row(p50=60.0)], "", whole_texts=True)
+    full_graph = artifact_rows("full", row(p50=60.0))
     budget = limits(phase="decode", energy_mj=1.0)
-    both = check_budget([full_graph, Evidence("decode", 500, [token], "")], budget)
+    both = check_budget([*full_graph, *artifact_rows("decode", token)], budget, ["full"])
     assert [(c.artifact, c.name) for c in both.checks if c.name in ("latency", "energy")] == [
         ("decode", "latency"),
         ("decode", "energy"),
     ]
-    assert exempt_from_latency([full_graph, Evidence("decode", 500, [token], "")], budget) == ("full",)
+    assert exempt_from_latency([*full_graph, *artifact_rows("decode", token)], budget, ["full"]) == ("full",)
     assert {(c.artifact, c.name) for c in both.checks if c.name == "memory"} == {
         ("full", "memory"),
         ("decode", "memory"),
@@ -230,23 +230,23 @@ def test_a_limit_per_token_is_for_the_graph_that_decodes() -> None:
 
 
 def test_without_a_graph_that_decodes_a_token_costs_a_whole_pass() -> None:
-    full_graph = Evidence("full", 500, [row(p50=60.0)], "", whole_texts=True)
-    check = next(c for c in check_budget([full_graph], limits(phase="decode")).checks if c.name == "latency")
+    full_graph = artifact_rows("full", row(p50=60.0))
+    check = next(c for c in check_budget(full_graph, limits(phase="decode"), ["full"]).checks if c.name == "latency")
     assert (check.value, check.status) == (60.0, "fail")
     assert check.reason is not None and "without caches" in check.reason
-    assert exempt_from_latency([full_graph], limits(phase="decode")) == ()
+    assert exempt_from_latency(full_graph, limits(phase="decode"), ["full"]) == ()
 
 
 def test_a_crashed_decode_graph_leaves_the_limit_unknown() -> None:
-    full_graph = Evidence("full", 500, [row(p50=1.0)], "", whole_texts=True)
+    full_graph = artifact_rows("full", row(p50=1.0))
     crashed = row().model_copy(update={"latency_ms": Latency(status="unavailable", reason="it crashed")})
-    verdict = check_budget([full_graph, Evidence("decode", 500, [crashed], "it crashed")], limits(phase="decode"))
+    verdict = check_budget([*full_graph, *artifact_rows("decode", crashed)], limits(phase="decode"), ["full"])
     assert [(c.status, c.reason) for c in verdict.checks if c.name == "latency"] == [("unknown", "it crashed")]
 
 
 def checks(rows: list[Row], **budget: object) -> dict[str, Check]:
     """Check by its name, of one artifact."""
-    return {check.name: check for check in check_budget([Evidence("model", 500, rows, "")], limits(**budget)).checks}
+    return {check.name: check for check in check_budget(rows, limits(**budget)).checks}
 
 
 def test_a_check_states_its_shape() -> None:
@@ -322,12 +322,12 @@ def test_all_shapes_are_kept_by_one_provider_with_one_thread_count() -> None:
     budget = {"latency_ms": None, "by_command": requested}
     first_rows, two = (of("CPUExecutionProvider", row(1, p50=a), row(8, p50=b), threads=threads)
                 for a, b, threads in ((4.0, 6.0, 1), (7.0, 4.5, 2)))  # fmt: skip
-    result = [c for c in check_budget([Evidence("model", 500, [*first_rows, *two], "")], limits(**budget)).checks
+    result = [c for c in check_budget([*first_rows, *two], limits(**budget)).checks
              if c.name == "latency"]  # fmt: skip
     assert [(check.batch, check.value, check.status) for check in result] == [(1, 7.0, "fail"), (8, 4.5, "pass")]
     assert {str(check.reason).partition(", ")[2] for check in result} == {"with 2 threads"}, "the faster at the largest"
     three = of("CPUExecutionProvider", row(1, p50=4.9), row(8, p50=4.9), threads=3)
-    verdict = check_budget([Evidence("model", 500, [*first_rows, *two, *three], "")], limits(**budget))
+    verdict = check_budget([*first_rows, *two, *three], limits(**budget))
     assert verdict.status == "pass"
 
 
@@ -345,11 +345,6 @@ def test_tokens_are_judged_by_decode_rows_in_any_order(turned: bool) -> None:
     token, full_graph = row(p50=4.0).model_copy(update={"phase": "decode"}), row(p50=60.0)
     rows = [token, full_graph] if turned else [full_graph, token]
     budget = limits(phase="decode")
-    assert judged_rows(Evidence("decode", 500, rows, ""), budget) == [token]
-    assert judged_rows(Evidence("full", 500, rows, "", whole_texts=True), budget) == [full_graph]
-    assert judged_rows(Evidence("none", 500, [], ""), budget) == []
-
-
-def test_a_limit_per_call_is_of_a_call_also_for_graphs_of_whole_texts() -> None:
-    full_graph = Evidence("full", 500, [row()], "", whole_texts=True)
-    assert check_budget([full_graph], limits()).checks[1].reason == "p50 at 1×128"
+    assert judged_rows(rows, budget, is_whole_text=False) == [token]
+    assert judged_rows(rows, budget, is_whole_text=True) == [full_graph]
+    assert judged_rows([], budget, is_whole_text=False) == []

@@ -16,7 +16,7 @@ from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row
 from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import CheckedArtifact, Item, MeasureSpec
+from edgeformer.benchmark.measurement import Item, MeasureSpec, check_artifact
 from edgeformer.benchmark.request import Target
 from edgeformer.bundle import Bundle, seal
 from edgeformer.estimate import calibrate as calibrate_module
@@ -119,7 +119,7 @@ def test_estimates_are_compared_with_measurements(tiny: Path, calibrated: Device
 
 
 def test_a_timing_worker_leaves_out_what_is_beyond_its_budget(tiny: Path) -> None:
-    checked = CheckedArtifact.of(Bundle.open(tiny), artifact_of(tiny, "onnx/model.onnx"))
+    checked = check_artifact(Bundle.open(tiny), artifact_of(tiny, "onnx/model.onnx"))
     items: tuple[Item, ...] = (("steady", 1, 8), ("steady", 2, 8))
     timing = run_timing(TimeJob(checked=checked, items=items, threads=1, nodes=False, budget_s=-1.0))
     assert timing.items == () and set(timing.refused) == {"1×8", "2×8"}
@@ -481,7 +481,7 @@ def test_a_card_is_checked_in_both_precisions_where_it_is(
         improve(halves, card, options, tmp_path)
     monkeypatch.setattr(calibrate_module, "default_provider", lambda: "CUDAExecutionProvider")
     _, path = improve(halves, card, options, tmp_path)
-    assert [(spec.checked.artifact.id, spec.provider) for spec in machine.specs] == [
+    assert [(spec.files.artifact.id, spec.provider) for spec in machine.specs] == [
         ("model", "CUDAExecutionProvider"), ("half", "CUDAExecutionProvider"),
     ]  # fmt: skip
     kept = load_profile("h100", tmp_path)

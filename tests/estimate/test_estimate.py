@@ -15,7 +15,7 @@ from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine
 from edgeformer.artifacts.report import Row
 from edgeformer.benchmark import process
-from edgeformer.benchmark.measurement import CheckedArtifact, Item
+from edgeformer.benchmark.measurement import Item, check_artifact
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import listing, probe
 from edgeformer.estimate.estimate import Case, estimate, estimate_row, onnx_origin
@@ -35,7 +35,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def listed(bundle: Path) -> listing.Listing:
-    checked = CheckedArtifact.of(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"))
+    checked = check_artifact(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"))
     return run_listing(ListJob(checked=checked, items=ITEMS, threads=1))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.timing import TINY, on_device_ms, times
-from edgeformer.benchmark.energy import energy_counter, measure_energy
+from edgeformer.benchmark.measure import energy_counter, measure_energy
 from edgeformer.system import nvidia
 from edgeformer.system.cuda_driver import Cuda, DeviceMemory, devices
 

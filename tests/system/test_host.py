@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeformer.benchmark import energy
-from edgeformer.benchmark.energy import EnergyCounter, energy_counter
+from edgeformer.benchmark import measure
+from edgeformer.benchmark.measure import EnergyCounter, energy_counter
 from edgeformer.system import host
 from edgeformer.system.host import board_names, container_quota, cpu_name, default_threads, power_source, rapl_domains
 
@@ -94,7 +94,7 @@ def test_energy_counts_each_package_once(tmp_path: Path, monkeypatch: pytest.Mon
     second = write_zone(tmp_path, "1", 262_143_000_000, "package-1")
     part = write_zone(tmp_path, "0:0", 5, "core")
     laptop = write_zone(tmp_path, "2", 9_000_000, "psys")  # the packages, and everything else
-    monkeypatch.setattr(energy, "rapl_domains", partial(rapl_domains, tmp_path))
+    monkeypatch.setattr(measure, "rapl_domains", partial(rapl_domains, tmp_path))
     counter = energy_counter("CPUExecutionProvider", None)
     assert isinstance(counter, EnergyCounter) and "(package-0, package-1: " in counter.name
     start = counter.read()
