@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,9 @@ from edgeformer.data.sources import load_part, part_rows
 from edgeformer.data.splits import set_parts
 
 UNEVEN: Literal["uneven labels"] = "uneven labels"
+FindingKind = Literal[
+    "empty texts", "duplicates", "contradictions", "labels without rows", "uneven labels", "seen texts"
+]  # fmt: skip
 _EXAMPLES = 3
 _TEXT_CHARACTERS = 40
 """Of a text in a message."""
@@ -29,38 +32,34 @@ class EmptyRows:
 
     def __init__(self) -> None:
         self.rows = 0
-        self._first: list[str] = []
+        self.first: list[str] = []
 
     def add(self, row: Row) -> None:
         """Count one more row."""
         self.rows += 1
-        if len(self._first) < _EXAMPLES:
-            self._first.append(_place(row))
-
-    def findings(self, name: str) -> list[DataFinding]:
-        """Return the warning about the part or set ``name``, if any."""
-        return empty_texts(name, self.rows, self._first)
+        if len(self.first) < _EXAMPLES:
+            self.first.append(_place(row))
 
 
 def empty_texts(name: str, rows: int, first: Sequence[str] = ()) -> list[DataFinding]:
     """Return the warning about ``rows`` rows without a text. ``first``: places of the first ones, if known."""
-    if not rows:
-        return []
-    message = f"{name}: {_count(rows)} without a text: left out{_in_brackets(first)}"
-    return [DataFinding(kind="empty texts", set=name, rows=rows, message=message, examples=tuple(first))]
+    return [_finding("empty texts", name, rows, f"{_count(rows)} without a text: left out", first)] if rows else []
+
+
+def read_parts(config: DataConfig, names: Iterable[str]) -> tuple[dict[str, LabelledTexts], list[DataFinding]]:
+    """Read some parts of the config, with warnings about rows without a text. Raises DataError."""
+    parts: dict[str, LabelledTexts] = {}
+    findings: list[DataFinding] = []
+    for part in names:
+        empty_rows = EmptyRows()
+        parts[part] = load_part(config, part, empty_rows.add)
+        findings += empty_texts(part, empty_rows.rows, empty_rows.first)
+    return parts, findings
 
 
 def load_with_findings(config: DataConfig) -> tuple[dict[str, LabelledTexts], list[DataFinding]]:
-    """Read every part of the config, with warnings; repetitions are counted in the training parts.
-
-    Raises DataError, MissingDependencyError.
-    """
-    parts: dict[str, LabelledTexts] = {}
-    findings: list[DataFinding] = []
-    for part in config.parts:
-        empty_rows = EmptyRows()
-        parts[part] = load_part(config, part, empty_rows.add)
-        findings += empty_rows.findings(part)
+    """Read every part of the config, with warnings; repetitions are counted in the training parts. Raises DataError."""
+    parts, findings = read_parts(config, config.parts)
     return parts, [*findings, *repetitions(config, parts)]
 
 
@@ -90,7 +89,7 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
         rows = _read_rows(config, {row for pair in pairs for row in pair})
         examples = [f"{_place(rows[row])} as in {_other_place(rows[other], rows[row])}" for row, other in pairs]
         together = "; all rows of a text are in the same set" if config.split == "stratified" else ""
-        message = f"{name}: {_count(len(repeated))} with the text of an earlier row: kept{together}"
+        message = f"{_count(len(repeated))} with the text of an earlier row: kept{together}"
         findings.append(_finding("duplicates", name, len(repeated), message, examples))
     contradicting = np.flatnonzero(labels != labels[first])
     if len(contradicting):
@@ -104,18 +103,11 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
         ]
         count = int(np.isin(first, first_rows).sum())
         message = (
-            f"{name}: {len(first_rows):,} {'text' if len(first_rows) == 1 else 'texts'} with two labels or more, in "
+            f"{len(first_rows):,} {'text' if len(first_rows) == 1 else 'texts'} with two labels or more, in "
             f"{_count(count)}: kept, and no model can be right on all of them"
         )
         findings.append(_finding("contradictions", name, count, message, examples))
     return findings
-
-
-def _finding(
-    kind: Literal["duplicates", "contradictions"], name: str, rows: int, message: str, examples: list[str]
-) -> DataFinding:
-    message += _in_brackets(examples)
-    return DataFinding(kind=kind, set=name, rows=rows, message=message, examples=tuple(examples))
 
 
 def rows_per_label(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> dict[str, dict[str, int]]:
@@ -128,8 +120,7 @@ def rows_per_label(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> dic
 def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) -> list[DataFinding]:
     """Return warnings about labels without rows and about uneven labels.
 
-    Args:
-        counts: set → label → rows, with the set ``train``.
+    ``counts``: set → label → rows, with the set ``train``.
     """
     findings, labels, train = [], config.labels, counts["train"]
     learned = [label for label in labels if train.get(label)]
@@ -137,16 +128,16 @@ def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) 
         missing = [label for label in (labels if name == "train" else learned) if not rows.get(label)]
         if missing:
             effect = "the model does not learn it" if name == "train" else "no score says how well it is told"
-            message = f"{name}: no row has the label {', '.join(map(repr, missing))}: {effect}"
-            findings.append(DataFinding(kind="labels without rows", set=name, rows=0, message=message))
+            message = f"no row has the label {', '.join(map(repr, missing))}: {effect}"
+            findings.append(_finding("labels without rows", name, 0, message))
     rarest, commonest = min(learned, key=train.__getitem__), max(learned, key=train.__getitem__)
     # Of several labels per row most rows lack most labels.
     if train[rarest] * _UNEVEN_RATIO <= train[commonest] and config.separator is None:
         share = train[rarest] / sum(train.values())
         accuracies = ", ".join(f"{accuracy:.4f} on {name}" for name, accuracy in majority_accuracy(counts).items())
         baseline = f"; always answering {commonest!r} has an accuracy of {accuracies}" if accuracies else ""
-        message = f"train: labels are uneven: {rarest!r} has {_count(train[rarest])} ({share:.1%}){baseline}"
-        findings.append(DataFinding(kind=UNEVEN, set="train", rows=train[rarest], message=message))
+        message = f"labels are uneven: {rarest!r} has {_count(train[rarest])} ({share:.1%}){baseline}"
+        findings.append(_finding(UNEVEN, "train", train[rarest], message))
     return findings
 
 
@@ -159,11 +150,8 @@ def seen_findings(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> list
         return []
     trained = {comparison_key(text) for text in sets["train"].texts}
     rows = sum(comparison_key(text) in trained for text in sets["validation"].texts)
-    if not rows:
-        return []
-    total = len(sets["validation"])
-    message = f"validation: {_count(rows)} of {total:,} stand in the training set, too: its scores flatter"
-    return [DataFinding(kind="seen texts", set="validation", rows=rows, message=message)]
+    message = f"{_count(rows)} of {len(sets['validation']):,} stand in the training set, too: its scores flatter"
+    return [_finding("seen texts", "validation", rows, message)] if rows else []
 
 
 def majority_accuracy(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
@@ -218,11 +206,12 @@ def _count(rows: int) -> str:
     return f"{rows:,} {'row' if rows == 1 else 'rows'}"
 
 
-def _in_brackets(examples: Sequence[str]) -> str:
-    """Return the examples in brackets, with the name of the file once if all are of one file."""
-    if not examples:
-        return ""
-    file = re.split(r"(?<=, )(?:line|row) \d", examples[0])[0]
-    if all(example.startswith(file) for example in examples):
-        examples = [examples[0], *(example.removeprefix(file) for example in examples[1:])]
-    return f" ({'; '.join(examples)})"
+def _finding(kind: FindingKind, name: str, rows: int, message: str, examples: Sequence[str] = ()) -> DataFinding:
+    """Return a warning with its examples in brackets, the name of the file once if all are of one file."""
+    shortened = list(examples)
+    if shortened:
+        file = re.split(r"(?<=, )(?:line|row) \d", shortened[0])[0]
+        if all(example.startswith(file) for example in shortened):
+            shortened[1:] = [example.removeprefix(file) for example in shortened[1:]]
+        message += f" ({'; '.join(shortened)})"
+    return DataFinding(kind=kind, set=name, rows=rows, message=f"{name}: {message}", examples=tuple(examples))

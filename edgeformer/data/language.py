@@ -15,10 +15,10 @@ from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data.batching import Packer, TextRows, paragraph_rows
 from edgeformer.data.encoding import PlainText, Prepared
-from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.prepare import summarize
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import Columns, check_columns, file_source, read
+from edgeformer.data.splits import count_overlaps
 from edgeformer.data.streaming import Pieces, Stream, Streaming, TrainingSet
 from edgeformer.data.tokenization import load_language_tokenizer
 
@@ -33,7 +33,6 @@ def prepare_text(
     """Read and encode the parts of a recipe, and count the overlap of the other sets with the training set.
 
     Args:
-        config, tokenizer_config: those sections of the recipe.
         vocab_size: ``model.vocab_size`` of the recipe. A trained tokenizer may have fewer tokens.
         cache: folder of encoded sets.
 
@@ -42,8 +41,9 @@ def prepare_text(
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
     check_columns(config.parts, labelled=False)
-    prepare_training = _prepare_streamed if config.stream else _prepare_in_memory
-    train, texts = prepare_training(config, tokenizer_config, vocab_size, cache, progress)
+    train, texts = (_prepare_streamed if config.stream else _prepare_in_memory)(
+        config, tokenizer_config, vocab_size, cache, progress
+    )
     plain = PlainText(train.tokenizer)
     with bar(progress, "Tokenizing", sum(map(len, texts.values())), "paragraphs"):
         rows = {part: _encode(config, plain, part_texts, cache, progress) for part, part_texts in texts.items()}
@@ -71,9 +71,8 @@ def _prepare_in_memory(
 ) -> tuple[TrainingSet[TextRows], dict[str, list[str]]]:
     """Return the training set, and the texts of the other sets."""
     with bar(progress, "Reading data", len(config.parts), "parts"):
-        train = list(_paragraphs(config, "train"))
-        progress.advance()
-        texts = _read_other_parts(config, progress)
+        texts = _read_parts(config, ["train", "validation", *_test_parts(config)], progress)
+    train = texts.pop("train")
     action = "Training the tokenizer" if tokenizer_config.kind == "trained" else "Loading the tokenizer"
     with bar(progress, action, None):
         tokenizer = load_language_tokenizer(tokenizer_config, vocab_size=vocab_size, training_texts=train)
@@ -89,7 +88,7 @@ def _prepare_streamed(
 ) -> tuple[TrainingSet[TextRows], dict[str, list[str]]]:
     """Return the training set, stored on disk, and the texts of the other sets."""
     with bar(progress, "Reading data", len(config.parts) - 1, "parts"):
-        texts = _read_other_parts(config, progress)
+        texts = _read_parts(config, ["validation", *_test_parts(config)], progress)
     may_be_smaller = tokenizer_config.kind == "trained"
     load = partial(load_language_tokenizer, vocab_size=vocab_size, may_be_smaller=may_be_smaller)
     settings = {"min_characters": config.min_characters, "first_n": config.first_n}
@@ -102,9 +101,9 @@ def _prepare_streamed(
         return streaming.training_set(tokenizer, encoder, row_settings, texts), texts
 
 
-def _read_other_parts(config: TextConfig, progress: Progress) -> dict[str, list[str]]:
+def _read_parts(config: TextConfig, parts: Sequence[str], progress: Progress) -> dict[str, list[str]]:
     texts: dict[str, list[str]] = {}
-    for part in ("validation", *_test_parts(config)):
+    for part in parts:
         texts[part] = list(_paragraphs(config, part))
         progress.advance()
     return texts
@@ -119,9 +118,8 @@ class _TextEncoder:
         self._counts = dict.fromkeys(("tokens", "words", "paragraphs", "truncated"), 0)
 
     def pieces(self, texts: list[str], labels: list[int], *, last: bool) -> Pieces:
-        """Return a row for each paragraph, or the packed rows that are complete."""
         if self._config.mode == "packed":
-            rows = self._packer.rows(self._plain.encode_all(texts, None), _count_words(texts), last=last)
+            rows = self._packer.rows(self._plain.encode_all(texts, None), sum(_word_counts(texts)), last=last)
         else:
             rows = _encode(self._config, self._plain, texts, None)
         for name in self._counts:
@@ -130,11 +128,9 @@ class _TextEncoder:
         return {"ids": rows.ids, "offsets": rows.offsets, **starts}
 
     def facts(self) -> dict[str, int]:
-        """Return tokens, words, paragraphs and truncated paragraphs."""
         return self._counts
 
     def build(self, pieces: Pieces) -> TextRows:
-        """Return stored rows in memory."""
         ids, offsets = pieces["ids"].astype(np.int32), pieces["offsets"].astype(np.int64)
         starts = pieces["starts"].astype(np.int32) if "starts" in pieces else None
         return TextRows(ids, offsets, starts, len(ids) - len(offsets) + 1, 0, 0, 0)
@@ -181,11 +177,7 @@ def text_set_name(config: TextConfig, split: str) -> str:
 def encode_text_file(path: Path, config: TextConfig, tokenizer: Tokenizer, columns: Columns | None = None) -> TextRows:
     """Encode the paragraphs of a file (plain text, or a table with a text column) like the model's own sets.
 
-    Args:
-        columns: the text column that the user names.
-
-    Raises:
-        DataError: the file cannot be read, has no text column, or no paragraph that is long enough.
+    Raises DataError: the file cannot be read, has no text column, or no paragraph that is long enough.
     """
     return encode_paragraphs(text_file(path, config, columns), config, tokenizer)
 
@@ -245,8 +237,8 @@ def _encode(
     encoded = plain.encode_all(texts, cache, progress)
     if config.mode == "packed":
         packer = Packer(plain.boundary, config.sequence_length)
-        return packer.rows(encoded, _count_words(texts), last=True)
-    words = [len(text.split()) + 1 for text in texts]
+        return packer.rows(encoded, sum(_word_counts(texts)), last=True)
+    words = _word_counts(texts)
     for index in np.flatnonzero(encoded.lengths >= config.sequence_length).tolist():
         # Of a truncated paragraph count the words that its tokens spell in full, and not its end.
         text = texts[index]
@@ -256,6 +248,6 @@ def _encode(
     return paragraph_rows(encoded, sum(words), plain.boundary, config.sequence_length)
 
 
-def _count_words(texts: Sequence[str]) -> int:
-    """Count the words of complete paragraphs, plus one for the end of each."""
-    return sum(len(text.split()) + 1 for text in texts)
+def _word_counts(texts: Sequence[str]) -> list[int]:
+    """Count the words of each paragraph, plus one for its end."""
+    return [len(text.split()) + 1 for text in texts]

@@ -23,9 +23,15 @@ from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import DataFinding, DataSummary, Lengths
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data.cleaning import count_words
-from edgeformer.data.data_warnings import EmptyRows, label_findings, load_with_findings, rows_per_label, seen_findings
+from edgeformer.data.data_warnings import (
+    EmptyRows,
+    label_findings,
+    load_with_findings,
+    read_parts,
+    rows_per_label,
+    seen_findings,
+)
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, count_values, encode, encode_texts
-from edgeformer.data.overlap import count_overlaps
 from edgeformer.data.rows import LabelledTexts, join_pair, label_counts, label_rows, labelled
 from edgeformer.data.sources import (
     Columns,
@@ -41,6 +47,7 @@ from edgeformer.data.splits import (
     IMPORTED_SETS,
     check_classes,
     check_sets_differ,
+    count_overlaps,
     first_of,
     make_sets,
     missing_set_message,
@@ -64,7 +71,6 @@ def prepare(
     """Read, split and encode the data of a recipe, and count the overlap of its test sets with its training set.
 
     Args:
-        data, tokenizer_config: those sections of the recipe.
         vocab_size: ``model.vocab_size`` of the recipe. A trained tokenizer may have fewer tokens.
         cache: folder of encoded sets.
 
@@ -74,11 +80,13 @@ def prepare(
     """
     check_sets_differ(data)
     check_columns(data.parts)
-    prepare_training = _prepare_streamed if data.stream else _prepare_in_memory
-    train, sets = prepare_training(data, tokenizer_config, vocab_size, cache, progress)
-    tokenizer = train.tokenizer
+    train, sets = (_prepare_streamed if data.stream else _prepare_in_memory)(
+        data, tokenizer_config, vocab_size, cache, progress
+    )
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
-        encoded = {name: encode(texts, tokenizer, data.max_length, cache, progress) for name, texts in sets.items()}
+        encoded = {
+            name: encode(rows, train.tokenizer, data.max_length, cache, progress) for name, rows in sets.items()
+        }
     words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
     tokens: dict[str, Counter[int]] = {}
     all_rows: dict[str, TrainingRows[Encoded]] = {"train": train.rows, **encoded}
@@ -88,11 +96,11 @@ def prepare(
             tokens[name] += count_values(rows.sizes(np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))))
     counts = {"train": dict(zip(data.labels, train.labels, strict=True)), **rows_per_label(data, sets)}
     return Prepared(
-        tokenizer=tokenizer,
-        pad=special_ids(tokenizer).pad,
+        tokenizer=train.tokenizer,
+        pad=special_ids(train.tokenizer).pad,
         train=train.rows,
         validation=encoded["validation"],
-        tests={name: encoded[name] for name in _test_sets(sets)},
+        tests={name: rows for name, rows in encoded.items() if name != "validation"},
         summary=summarize(
             data,
             train,
@@ -117,10 +125,6 @@ def data_findings(data: DataConfig) -> list[DataFinding]:
     return [*findings, *seen_findings(data, sets), *label_findings(data, rows_per_label(data, sets))]
 
 
-def _test_sets(sets: Iterable[str]) -> list[str]:
-    return [name for name in sets if name not in ("train", "validation")]
-
-
 def _prepare_in_memory(
     data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
 ) -> tuple[TrainingSet[Encoded], dict[str, LabelledTexts]]:
@@ -137,14 +141,13 @@ def _prepare_in_memory(
         )
     with bar(progress, "Tokenizing the training set", len(train), "rows"):
         rows = encode(train, tokenizer, data.max_length, cache, progress)
-    test_texts = {name: [*map(join_pair, sets[name].texts)] for name in _test_sets(sets)}
     training_set = TrainingSet(
         tokenizer,
         rows,
         len(train),
         train.fingerprint(),
         label_counts(train.labels, len(data.labels), several=data.separator is not None),
-        count_overlaps(map(join_pair, train.texts), test_texts, "test sets", progress),
+        count_overlaps(map(join_pair, train.texts), _test_texts(sets), "test sets", progress),
         findings=tuple(findings),
         text_words=count_values(count_words(train.texts, data.cleaning)),
     )
@@ -155,13 +158,8 @@ def _prepare_streamed(
     data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
 ) -> tuple[TrainingSet[Encoded], dict[str, LabelledTexts]]:
     """Return the training set, stored on disk, and the texts of the other sets."""
-    findings: list[DataFinding] = []
     with bar(progress, "Reading data", None, "parts"):
-        parts: dict[str, LabelledTexts] = {}
-        for part in data.parts:
-            if part != "train":
-                parts[part] = load_part(data, part, (empty_rows := EmptyRows()).add)
-                findings += empty_rows.findings(part)
+        parts, findings = read_parts(data, [part for part in data.parts if part != "train"])
         sets = make_sets(data, [name for name in set_parts(data) if name != "train"], parts)
     may_be_smaller = tokenizer_config.kind == "trained"
     load = partial(load_tokenizer, cleaning=data.cleaning, vocab_size=vocab_size, may_be_smaller=may_be_smaller)
@@ -170,17 +168,19 @@ def _prepare_streamed(
     with streaming.locked():
         settings = {"cleaning": data.cleaning, "vocab_size": vocab_size}
         tokenizer = streaming.tokenizer(tokenizer_config, load, settings)
-        test_texts = {name: [*map(join_pair, sets[name].texts)] for name in _test_sets(sets)}
         encoder = _ClassEncoder(tokenizer, data, empty_rows)
-        train = streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, test_texts)
+        train = streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, _test_texts(sets))
         return replace(train, findings=(*train.findings, *findings)), sets
+
+
+def _test_texts(sets: Mapping[str, LabelledTexts]) -> dict[str, list[str]]:
+    return {name: [*map(join_pair, rows.texts)] for name, rows in sets.items() if name not in ("train", "validation")}
 
 
 def class_stream(data: DataConfig, empty_rows: EmptyRows | None = None) -> Stream:
     """Return the part ``train`` of a classifier's data as a stream.
 
-    Args:
-        empty_rows: counts the rows without a text, from 0 in each pass.
+    ``empty_rows`` counts the rows without a text, from 0 in each pass.
     """
 
     def pairs() -> Iterator[tuple[str, int]]:
@@ -204,19 +204,16 @@ class _ClassEncoder:
         self._words: Counter[int] = Counter()
 
     def pieces(self, texts: list[str], labels: list[int], *, last: bool) -> Pieces:
-        """Return one row for each text."""
         encoded, _ = encode_texts(self._tokenizer, texts, self._data.max_length)
         self._truncated += encoded.truncated
         self._words += count_values(count_words(texts, self._data.cleaning))
         return {"ids": encoded.ids, "offsets": encoded.offsets, "labels": np.array(labels, dtype=np.int64)}
 
     def facts(self) -> dict[str, object]:
-        """Return truncated rows, rows without a text, and number of words → texts."""
         words = {str(number): texts for number, texts in self._words.items()}
         return {"truncated": self._truncated, "empty": self._empty_rows.rows, "text_words": words}
 
     def build(self, pieces: Pieces) -> Encoded:
-        """Return stored rows in memory."""
         ids, offsets, labels = (pieces[name] for name in ("ids", "offsets", "labels"))
         return Encoded(ids.astype(np.int32), offsets.astype(np.int64), labels.astype(np.int64), 0)
 
@@ -258,32 +255,30 @@ def lengths_of_sets(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Length
     Args:
         counts: set → length → texts. Sets without texts are left out.
     """
-    counts = {name: texts for name, texts in counts.items() if texts}
+    sorted_counts = {name: dict(sorted(texts.items())) for name, texts in counts.items() if texts}
+    arrays = {name: np.array([*texts.items()], dtype=np.int64).T for name, texts in sorted_counts.items()}
     longest = 1
-    for texts in counts.values():
-        lengths, cumulative = sorted(texts), np.cumsum([texts[length] for length in sorted(texts)])
-        longest = max(longest, lengths[int(np.searchsorted(cumulative, _SHOWN_SHARE * cumulative[-1]))] + 1)
+    for lengths, texts in arrays.values():
+        cumulative = np.cumsum(texts)
+        longest = max(longest, int(lengths[np.searchsorted(cumulative, _SHOWN_SHARE * cumulative[-1])]) + 1)
     widths = (digit * 10**power for power in range(12) for digit in (1, 2, 5))
     width = next(width for width in widths if width * _BINS >= longest)
     edges = tuple(range(0, longest + width, width))
-    return {name: _distribution(texts, edges) for name, texts in counts.items()}
-
-
-def _distribution(counts: Mapping[int, int], edges: tuple[int, ...]) -> Lengths:
-    lengths = np.array(sorted(counts), dtype=np.int64)
-    texts = np.array([counts[length] for length in lengths.tolist()], dtype=np.int64)
-    cumulative, total = np.cumsum(texts), int(texts.sum())
-    middle = lengths[np.searchsorted(cumulative, [(total - 1) // 2, total // 2], side="right")]
-    bins = np.minimum(np.searchsorted(edges, lengths, side="right") - 1, len(edges) - 2)
-    histogram = np.bincount(bins, weights=texts, minlength=len(edges) - 1)
-    return Lengths(
-        min=int(lengths[0]),
-        median=float(middle.mean()),
-        mean=round(float(lengths @ texts) / total, 3),
-        max=int(lengths[-1]),
-        edges=edges,
-        texts=tuple(int(count) for count in histogram),
-    )
+    distributions = {}
+    for name, (lengths, texts) in arrays.items():
+        cumulative, total = np.cumsum(texts), int(texts.sum())
+        middle = lengths[np.searchsorted(cumulative, [(total - 1) // 2, total // 2], side="right")]
+        bins = np.minimum(np.searchsorted(edges, lengths, side="right") - 1, len(edges) - 2)
+        histogram = np.bincount(bins, weights=texts, minlength=len(edges) - 1)
+        distributions[name] = Lengths(
+            min=int(lengths[0]),
+            median=float(middle.mean()),
+            mean=round(float(lengths @ texts) / total, 3),
+            max=int(lengths[-1]),
+            edges=edges,
+            texts=tuple(int(count) for count in histogram),
+        )
+    return distributions
 
 
 def prepare_test(
@@ -322,11 +317,7 @@ def prepare_test(
 def set_texts(config: DataConfig, name: str) -> LabelledTexts:
     """Read one set of a model's data, not encoded. Reads only the parts of that set.
 
-    Args:
-        name: ``train``, ``validation`` or the name of a test set.
-
-    Raises:
-        DataError: as in :func:`prepare`, or the model was imported without the data of this set.
+    Raises DataError: as in :func:`prepare`, or the model was imported without the data of this set.
     """
     parts = set_parts(config)[name]
     if not parts:
@@ -344,14 +335,11 @@ def encode_file(path: Path, data: DataConfig, tokenizer: Tokenizer, columns: Col
 def file_texts(
     path: Path, data: DataConfig, columns: Columns | None = None, empty_rows: EmptyRows | None = None
 ) -> LabelledTexts:
-    """Read a labelled file for a model with the data section ``data``. Leaves out rows without a text.
+    """Read a labelled file for a model with the data section ``data``. Skips rows without a text. Raises DataError.
 
     Args:
         columns: the columns that the user names. Others are those of ``data``, or have well-known names (text, label).
         empty_rows: counts the rows that are left out.
-
-    Raises:
-        DataError: the file, its columns or its rows are unusable.
     """
     empty_rows = empty_rows or EmptyRows()
     rows = skip_empty(read(replacement_source(path, data.parts, columns), data.labels, data.separator), empty_rows.add)
@@ -364,9 +352,7 @@ def file_texts(
 def pair_part(data: PairsConfig, split: str) -> str:
     """Return the part that a set of an embedding model is read from.
 
-    Raises:
-        InputError: no such set.
-        DataError: the model was imported without the data of that set.
+    Raises InputError (no such set) or DataError (the model was imported without the data of that set).
     """
     parts = first_of(data.parts, *IMPORTED_SETS.get(split, (split,)))
     if parts:
@@ -378,14 +364,9 @@ def pair_part(data: PairsConfig, split: str) -> str:
 
 
 def read_pairs(sources: Iterable[Source], name: str) -> LabelledTexts:
-    """Read scored pairs as flat rows.
+    """Read scored pairs as flat rows of the set ``name``.
 
-    Args:
-        name: of the set, for messages.
-
-    Raises:
-        DataError: a file or a row cannot be read, a row is no pair or its score no number; all scores are equal, so
-            that nothing can be ranked.
+    Raises DataError: a row is no pair or its score no number; all scores are equal, so that nothing can be ranked.
     """
     texts: list[str] = []
     scores: list[float] = []
@@ -421,13 +402,9 @@ def read_texts(sources: Iterable[Source]) -> LabelledTexts:
 
 
 def pairs_file(path: Path, data: PairsConfig, columns: Columns | None = None) -> LabelledTexts:
-    """Read scored pairs from a file.
+    """Read scored pairs from a file, from the columns that the user names, those of ``data``, or well-known ones.
 
-    Args:
-        columns: the columns that the user names. Others are those of ``data``, or have well-known names.
-
-    Raises:
-        DataError: as :func:`read_pairs`, or the file has no such columns (sentence1, sentence2, score).
+    Raises DataError: as :func:`read_pairs`, or the file has no such columns (sentence1, sentence2, score).
     """
     scored = (source for part, sources in data.parts.items() if part != "train" for source in sources)
     like = next((source for source in scored if getattr(source, "text_pair", None) is not None), None)

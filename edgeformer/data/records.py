@@ -58,7 +58,6 @@ _LIKELY_ENCODINGS = (
     "utf_16_be",
 )  # fmt: skip
 """Encodings that are suggested, in order of preference among equally good ones."""
-_DELIMITERS = (",", ";", "\t", "|")
 _SAMPLE_LINES, _SAMPLE_CHARACTERS = 200, 1 << 16
 """Beginning of a file by which its delimiter is detected."""
 _DELIMITER_LINE = re.compile(r"sep=([,;\t|])\r?\n?")
@@ -149,12 +148,7 @@ def open_data_file(path: Path, encoding: str | None = None) -> Iterator[BinaryIO
 
 
 def as_utf8(path: Path, file: BinaryIO, encoding: str | None) -> BinaryIO:
-    """Return a stream of the text of ``file`` in UTF-8.
-
-    Args:
-        path: for messages.
-        encoding: of ``file``; None: it is UTF-8.
-    """
+    """Return a stream of the text of ``file`` in UTF-8. ``encoding``: None: it is UTF-8; ``path``: for messages."""
     if encoding is None or codecs.lookup(encoding).name == "utf-8":
         return file
     return io.BufferedReader(_Transcoder(path, file, encoding), 1 << 18)
@@ -199,9 +193,8 @@ def likely_encoding(sample: bytes) -> str | None:
 
     matches = [*from_bytes(sample, cp_isolation=[*_LIKELY_ENCODINGS])]
     best = min(((match.chaos, -match.coherence) for match in matches), default=None)
-    names = {
-        name for match in matches if (match.chaos, -match.coherence) == best for name in match.could_be_from_charset
-    }
+    equals = [match for match in matches if (match.chaos, -match.coherence) == best]
+    names = {name for match in equals for name in match.could_be_from_charset}
     return next((name.replace("_", "-") for name in _LIKELY_ENCODINGS if name in names), None)
 
 
@@ -248,10 +241,7 @@ def format_of_source(source: FileSource) -> str:
 
 
 def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
-    """Stream the records of a file.
-
-    Args:
-        labels: as in :func:`hub_records`; only Parquet files have class columns.
+    """Stream the records of a file. ``labels``: as in :func:`hub_records`; only Parquet files have class columns.
 
     Raises:
         DataError: no such file, a broken archive, a wrong encoding, a line that does not fit the format; plain text
@@ -261,21 +251,17 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
     path = Path(source.path)
     check_file(path)
     kind = format_of_source(source)
-    if kind == "text":
-        if source.label is not None and source.label_value is None:
-            raise DataError(
-                f"{path}: plain text has no label column; set the source's label_value: to the label of its lines"
-            )
-        if source.text_pair is not None:
-            raise DataError(f"{path}: plain text has one column, and no second text; give pairs as TSV, CSV or JSONL")
     if kind == "parquet":
         if source.encoding is not None:
             raise DataError(f"{path}: is Parquet, whose texts are UTF-8; leave out the encoding {source.encoding}")
-        return _parquet_records(path, labels)
-    return _text_file_records(path, kind, source)
-
-
-def _text_file_records(path: Path, kind: str, source: FileSource) -> Iterator[Record]:
+        yield from _parquet_records(path, labels)
+        return
+    if kind == "text" and source.label is not None and source.label_value is None:
+        raise DataError(
+            f"{path}: plain text has no label column; set the source's label_value: to the label of its lines"
+        )
+    if kind == "text" and source.text_pair is not None:
+        raise DataError(f"{path}: plain text has one column, and no second text; give pairs as TSV, CSV or JSONL")
     with open_data_file(path, source.encoding) as file:
         lines = lines_of(path, file)
         if kind == "csv":
@@ -287,26 +273,21 @@ def _text_file_records(path: Path, kind: str, source: FileSource) -> Iterator[Re
             rows = ((number, line.rstrip("\r\n").split("\t")) for number, line in lines if line.rstrip("\r\n"))
             remedy = "a tab inside a text needs CSV or JSONL, because TSV has no quoting"
             yield from _table_records(path, rows, remedy, header=source.header)
-        elif kind == "jsonl":
-            yield from _jsonl_records(path, lines)
-        else:  # the one column of plain text has the name that the source states
-            yield from (
-                (f"{path}, line {number}", {source.text: line.rstrip("\r\n")}) for number, line in lines if line.strip()
-            )
-
-
-def _jsonl_records(path: Path, lines: Iterator[Line]) -> Iterator[Record]:
-    for number, line in lines:
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: not valid JSON: {error}; JSONL has one JSON object per line") from None
-        if not isinstance(values, dict):
-            raise DataError(f'{where}: must be a JSON object ({{"text": …}}), not {type_name(values)}')
-        yield where, values
+        else:
+            for number, line in lines:
+                if not line.strip():
+                    continue
+                where = f"{path}, line {number}"
+                if kind == "text":  # its one column has the name that the source states
+                    yield where, {source.text: line.rstrip("\r\n")}
+                    continue
+                try:
+                    values = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise DataError(f"{where}: not valid JSON: {error}; JSONL has one JSON object per line") from None
+                if not isinstance(values, dict):
+                    raise DataError(f'{where}: must be a JSON object ({{"text": …}}), not {type_name(values)}')
+                yield where, values
 
 
 def first_lines(path: Path, encoding: str | None = None) -> list[str]:
@@ -325,11 +306,7 @@ def _sample_lines(lines: Iterator[Line]) -> Iterator[Line]:
 
 
 def detect_delimiter(lines: Iterator[Line], stated: str | None) -> tuple[str, Iterator[Line]]:
-    """Return the delimiter of a CSV file, and the lines of its table.
-
-    Args:
-        stated: the delimiter, if it is known.
-    """
+    """Return the delimiter of a CSV file (``stated``, if it is known), and the lines of its table."""
     sample = list(_sample_lines(lines))
     delimiter_line = _DELIMITER_LINE.fullmatch(sample[0][1]) if sample else None
     if delimiter_line:
@@ -344,15 +321,11 @@ def detect_delimiter(lines: Iterator[Line], stated: str | None) -> tuple[str, It
 def delimiter_of(lines: list[str], *, is_complete: bool = True) -> str:
     """Return the delimiter by which most rows have as many columns as the first row, which has at least two.
 
-    Args:
-        lines: the first lines of a CSV file, with their ends.
-        is_complete: they are the file; otherwise the last row may be cut off, and is ignored.
-
-    Returns:
-        A comma if no delimiter is better, also for a table with one column.
+    ``lines`` begin the file, or are all of it (``is_complete``): otherwise the last row may be cut off, and is ignored.
+    A comma if no delimiter is better, also for a table with one column.
     """
     best, best_share = ",", 0.0
-    for delimiter in _DELIMITERS:
+    for delimiter in (",", ";", "\t", "|"):
         try:
             rows = [cells for cells in csv.reader(lines, delimiter=delimiter) if cells]
         except csv.Error:
@@ -369,18 +342,12 @@ def delimiter_of(lines: list[str], *, is_complete: bool = True) -> str:
 
 def _csv_rows(path: Path, lines: Iterator[Line], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the first line, and the cells, of each row that is not empty. Raises DataError."""
-    last_line = 0
-
-    def texts() -> Iterator[str]:
-        nonlocal last_line
-        for number, line in lines:
-            last_line = number
-            yield line
-
     csv.field_size_limit(MAX_LINE_BYTES)  # Python's default of 128 KiB is less than some texts have
-    reader = csv.reader(texts(), delimiter=delimiter, strict=True)
+    first = next(lines, (1, ""))
+    texts = itertools.chain([first[1]], (line for _, line in lines))
+    reader = csv.reader(texts, delimiter=delimiter, strict=True)
     while True:
-        first_line = last_line + 1
+        first_line = first[0] + reader.line_num
         try:
             cells = next(reader, None)
         except csv.Error as error:
@@ -428,34 +395,30 @@ def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: st
 def hub_records(source: HubSource, labels: Sequence[str]) -> Iterator[Record]:
     """Stream one split of a hub data set or of a local data set folder.
 
-    Args:
-        labels: label names of the recipe. A class column with the same names in another order is read by name.
+    ``labels``: of the recipe. A class column with the same names in another order is read by name.
 
     Raises:
         DataError: not found, offline, no such config or split.
         MissingDependencyError: ``datasets`` is not installed.
     """
-    rows = _hub_rows(source)
-    yield from _with_class_names(rows, f"{_hub_name(source)}, split {source.split}", labels)
+    name, rows = _hub_rows(source)
+    yield from _with_class_names(rows, f"{name}, split {source.split}", labels)
 
 
 def hub_fingerprint(source: HubSource) -> str:
     """Return the library's fingerprint of the data that :func:`hub_records` reads. Raises the same errors."""
-    return str(_hub_rows(source)._fingerprint)
+    return str(_hub_rows(source)[1]._fingerprint)
 
 
-def _hub_name(source: HubSource) -> str:
-    return f"hub data set {source.name}" + (f" ({source.config})" if source.config else "")
-
-
-def _hub_rows(source: HubSource) -> Any:
-    where = _hub_name(source)
-    library = _datasets_library(where)
+def _hub_rows(source: HubSource) -> tuple[str, Any]:
+    """Return the name of a data set for messages, and its rows."""
+    name = f"hub data set {source.name}" + (f" ({source.config})" if source.config else "")
+    library = _datasets_library(name)
     try:
-        return library.load_dataset(source.name, source.config, split=source.split, revision=source.revision)
+        return name, library.load_dataset(source.name, source.config, split=source.split, revision=source.revision)
     except Exception as error:  # the library raises a different type for each of its many ways to fail
         raise DataError(
-            f"{where}, split {source.split!r}: cannot be loaded: {type(error).__name__}: {first_line(error)}; check "
+            f"{name}, split {source.split!r}: cannot be loaded: {type(error).__name__}: {first_line(error)}; check "
             "name, config and split, or give local files instead: --data DIR, or a source of kind: file"
         ) from None
 

@@ -12,7 +12,8 @@ import hashlib
 import json
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,24 +33,15 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.data.data_warnings import empty_texts
 from edgeformer.data.encoding import FORMAT_VERSION, RowsT, TrainingRows, count_values, encode_texts
-from edgeformer.data.overlap import OverlapCounter
 from edgeformer.data.records import check_file, format_of_source, hub_fingerprint
 from edgeformer.data.rows import Fingerprint, LabelledTexts
+from edgeformer.data.splits import Int64s, OverlapCounter
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import LockedError, lock_path
 
-Int64s = NDArray[np.int64]
 Pieces = Mapping[str, NDArray[np.integer]]
 """Arrays of some rows by name: ``ids``, ``offsets`` of the rows (the first is 0), and further ones."""
-
-
-class LoadTokenizer(Protocol):
-    """Loads the tokenizer of a configuration, or trains it on the texts."""
-
-    def __call__(self, config: TokenizerConfig, *, training_texts: Iterable[str] | None) -> Tokenizer: ...
-
-
 _FACTS_FILE, _FACTS_CHECKSUM = "facts.json", "facts.sha256"
 _DTYPES = {"ids": "<i4", "starts": "<i4", "offsets": "<i8", "labels": "<i8"}
 _TOKEN_ARRAYS = ("ids", "starts")
@@ -82,10 +74,7 @@ class StoredFacts(Frozen):
 
 
 class DiskArray:
-    """A one-dimensional array that fills a file. The file stays open, so that deleting the cache breaks no run.
-
-    Raises OSError: the file cannot be opened.
-    """
+    """A one-dimensional array that fills a file. The file stays open, so that deleting the cache breaks no run."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         self._file = path.open("rb", buffering=0)
@@ -285,8 +274,7 @@ class Stream:
 class _Survey:
     """The first pass over a stream: every row is checked before hours of tokenizing; labels are counted and hashed.
 
-    Attributes:
-        texts: all texts, once. The other attributes are complete when it is exhausted.
+    ``texts`` yields all texts, once. The other attributes are complete when it is exhausted.
     """
 
     def __init__(self, stream: Stream, progress: Progress) -> None:
@@ -306,11 +294,7 @@ class _Survey:
 
 
 class Streaming:
-    """One reading of a stream. Raises DataError if a file is missing.
-
-    Args:
-        cache: folder of tokenizers and tokens.
-    """
+    """One reading of a stream, with a folder of tokenizers and tokens. Raises DataError if a file is missing."""
 
     def __init__(self, stream: Stream, cache: Path, progress: Progress) -> None:
         self._stream, self._cache, self._progress = stream, cache, progress
@@ -331,7 +315,7 @@ class Streaming:
                 identities.append(identity)
                 progress.advance()
         self._identity = _hash(FORMAT_VERSION, dict(stream.settings), *identities)
-        self._survey: _Survey | None = None
+        self._survey = _Survey(stream, progress)
 
     def _read_file_states(self) -> list[tuple[int, int]]:
         return [(state.st_size, state.st_mtime_ns) for state in (path.stat() for path in self._files)]
@@ -356,11 +340,13 @@ class Streaming:
                     time.sleep(_POLL_S)
             yield
 
-    def tokenizer(self, config: TokenizerConfig, load: LoadTokenizer, settings: Mapping[str, object]) -> Tokenizer:
+    def tokenizer(
+        self, config: TokenizerConfig, load: Callable[..., Tokenizer], settings: Mapping[str, object]
+    ) -> Tokenizer:
         """Load the tokenizer of ``config``, or train it on this set unless the cache has it.
 
         Args:
-            load: gets the texts only to train.
+            load: loads a configuration, or trains on its ``training_texts``.
             settings: what else decides the trained tokenizer.
         """
         if config.kind != "trained":
@@ -369,7 +355,6 @@ class Streaming:
         path = self._cached_file(name)
         if path is not None:
             return load(FileTokenizer(kind="file", path=str(path)), training_texts=None)
-        self._survey = _Survey(self._stream, self._progress)
         tokenizer = load(config, training_texts=self._survey.texts)
         self._write_cached_file(name, tokenizer.to_str())
         return tokenizer
@@ -430,8 +415,8 @@ class Streaming:
         )
 
     def _write_rows(self, folder: Path, key: str, encoder: Encoder[Any], counter: OverlapCounter | None) -> None:
-        survey = self._survey or _Survey(self._stream, self._progress)
-        for _ in survey.texts:
+        survey = self._survey
+        for _ in survey.texts:  # those that no tokenizer was trained on
             pass
         self._stream.check(survey.labels.tolist())
         with bar(self._progress, "Tokenizing the training set", survey.rows, "texts"), writing(folder) as writer:
@@ -465,7 +450,7 @@ def streamed_tokens(stream: Stream, tokenizer: Tokenizer, max_length: int) -> tu
     survey = _Survey(stream, SILENT)
     for _ in survey.texts:
         pass
-    uses = count_values(np.zeros(0, np.int64))
+    uses: Counter[int] = Counter()
     for texts, _ in stream.pieces():
         survey.fingerprint.add_texts(texts)
         uses.update(count_values(encode_texts(tokenizer, texts, max_length)[0].ids))

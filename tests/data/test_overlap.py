@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from edgeformer.artifacts.data_config import FileSource
 from edgeformer.artifacts.progress import SILENT
-from edgeformer.data import overlap
+from edgeformer.data import splits as overlap
 from edgeformer.data.cleaning import clean
-from edgeformer.data.overlap import contained_pairs, number_words
 from edgeformer.data.sources import read
+from edgeformer.data.splits import contained_pairs, number_words
 
 WORDS = st.sampled_from(["a", "b", "c", "the", "film", "Film!", "!!", "é"])
 TEXTS = st.lists(st.lists(WORDS, max_size=9).map(" ".join), max_size=14)

@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 
 from edgeformer.artifacts.progress import SILENT
-from edgeformer.data.overlap import count_overlaps
+from edgeformer.data.splits import count_overlaps
 from edgeformer.data.synthetic import WHERE, synthetic_reviews
 
 
