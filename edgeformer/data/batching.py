@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from edgeformer.data.encoding import Encoded, TrainingRows
+from edgeformer.data.encoding import Encoded, Rows, TrainingRows
 
 Int64s = NDArray[np.int64]
 IGNORED = -100
@@ -27,7 +27,6 @@ def plan_batches(
     """Return the row numbers of every batch of one epoch: every row once, equal for equal arguments.
 
     Args:
-        rows: the training set.
         bucketed: batches of rows of similar length, in random order, instead of plain shuffling.
         streamed: compute the batches on access, in memory for 64 batches. Its order differs from the order in memory.
     """
@@ -106,11 +105,8 @@ def permute(positions: Int64s, count: int, keys: Sequence[int]) -> Int64s:
     """Map ``positions`` by a random permutation of ``range(count)`` without computing all of it.
 
     A Feistel network on the next even number of bits: each round XORs one half of a number with a hash of the other
-    half, which is invertible, so that results are distinct. A result outside the range is mapped again until it is
-    inside (cycle walking: Black and Rogaway, 2002), on average fewer than four times.
-
-    Args:
-        keys: random 64-bit numbers, one for each round.
+    half and one of the 64-bit ``keys``, which is invertible, so that results are distinct. A result outside the range
+    is mapped again until it is inside (cycle walking: Black and Rogaway, 2002), on average fewer than four times.
     """
     half = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
@@ -141,12 +137,9 @@ def collate(encoded: Encoded, indices: NDArray[np.integer], pad_id: int) -> dict
 
 
 def pad_batch(batch: dict[str, Int64s], length: int, pad: int) -> dict[str, Int64s]:
-    """Pad a batch to ``length`` tokens per row. The padding is masked and predicts nothing.
+    """Pad a batch of :func:`collate` or :func:`text_batch` to ``length`` tokens per row, masked and without targets.
 
-    Args:
-        batch: from :func:`collate` or :func:`text_batch`. Arrays with one number per row do not change.
-        length: at least that of the batch.
-        pad: the padding token.
+    Arrays with one number per row do not change.
     """
     added = length - batch["input_ids"].shape[1]
     fill = {"input_ids": pad, "attention_mask": 0, "targets": IGNORED, "positions": 0}
@@ -162,10 +155,8 @@ def padded_lengths(longest: int, count: int) -> Int64s:
 
 
 @dataclass(frozen=True)
-class TextRows:
-    """Rows of a language model: row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``.
-
-    Inputs are all tokens of a row but the last, targets all but the first.
+class TextRows(Rows):
+    """Rows of a language model. Inputs are all tokens of a row but the last, targets all but the first.
 
     Attributes:
         starts: packed rows: position of each token in its document, 0 for the boundary token in front of the document
@@ -176,37 +167,20 @@ class TextRows:
         truncated: paragraphs cut to the sequence length. Packed rows cut none.
     """
 
-    ids: NDArray[np.int32]
-    offsets: Int64s
     starts: NDArray[np.int32] | None
     tokens: int
     words: int
     paragraphs: int
     truncated: int
 
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
     @property
     def lengths(self) -> Int64s:
         """Inputs per row, int64 [n]."""
         return np.diff(self.offsets) - 1
 
-    def sizes(self, numbers: Int64s) -> Int64s:
-        """Return the tokens of the rows ``numbers``, int64 [n]."""
-        return np.diff(self.offsets)[numbers]
-
-    def loaded(self, numbers: Int64s) -> tuple[TextRows, Int64s]:
-        """Return these rows and ``numbers``: all rows are in memory."""
-        return self, numbers
-
 
 def paragraph_rows(encoded: Encoded, words: int, boundary: int, sequence_length: int) -> TextRows:
-    """Make one row per paragraph: boundary, tokens, boundary; cut to ``sequence_length`` + 1 tokens.
-
-    Args:
-        words: of the paragraphs, cut as the rows are.
-    """
+    """Make one row per paragraph: boundary, tokens, boundary; cut to ``sequence_length`` + 1 tokens (as ``words``)."""
     sizes = np.minimum(encoded.lengths + 2, sequence_length + 1)
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], sizes)
@@ -232,12 +206,7 @@ class Packer:
         self._is_boundary = np.ones(1, dtype=bool)
 
     def rows(self, encoded: Encoded, words: int, *, last: bool) -> TextRows:
-        """Return the rows that these documents complete.
-
-        Args:
-            words: of the documents.
-            last: no more documents follow.
-        """
+        """Return the rows that these documents of ``words`` words complete. ``last``: no more documents follow."""
         is_boundary = np.zeros(len(encoded.ids) + len(encoded), dtype=bool)
         is_boundary[encoded.offsets[1:] + np.arange(len(encoded))] = True
         ids = np.full(len(is_boundary), self._boundary, dtype=np.int32)
@@ -266,10 +235,8 @@ def text_batch(
     documents of their own (position 0).
 
     Args:
-        pad_to: S is this length, and padding is predicted like text (training.score_padding).
-
-    Raises:
-        ValueError: a row is longer than ``pad_to``.
+        pad_to: S is this length, and padding is predicted like text (training.score_padding). Raises ValueError if a
+            row is longer.
     """
     begins = rows.offsets[indices]
     lengths = rows.lengths[indices]

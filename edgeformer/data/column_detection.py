@@ -48,7 +48,6 @@ class ColumnFacts:
     example: str = ""
 
     def add(self, value: object) -> None:
-        """Count the value of one more row."""
         if isinstance(value, (list, dict)):
             self.values = None
             return
@@ -67,7 +66,6 @@ class ColumnFacts:
 
     @property
     def mean_characters(self) -> float:
-        """Mean length of a value."""
         return self.characters / max(1, self.filled)
 
     @property
@@ -96,13 +94,9 @@ class DetectedColumns:
 
 
 def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
-    """Read every row of a file and detect the columns of a classifier's text and label.
+    """Read every row of a file and detect the columns of a classifier's text and label, unless the user names them.
 
-    Args:
-        columns: columns that the user names.
-
-    Raises:
-        DataError: the file cannot be read, lacks a named column, or no column looks like text, or like labels.
+    Raises DataError: the file cannot be read, lacks a named column, or no column looks like text, or like labels.
     """
     source = _detect_layout(path, columns)
     if suffix_format(path) != "jsonl":  # whose first record may lack a key that others have

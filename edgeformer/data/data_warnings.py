@@ -96,11 +96,18 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
         first_rows, places = np.unique(first[contradicting], return_index=True)
         pairs = [*zip(first_rows.tolist(), contradicting[places].tolist(), strict=True)][:_EXAMPLES]
         rows = _read_rows(config, {row for pair in pairs for row in pair})
-        examples = [
-            f"{_place(rows[row])} {_label_name(config, int(labels[row]))}, {_other_place(rows[other], rows[row])} "
-            f"{_label_name(config, int(labels[other]))}: {_shortened(rows[row])}"
-            for row, other in pairs
-        ]
+        examples = []
+        for row, other in pairs:
+            names = []
+            for number in (int(labels[row]), int(labels[other])):
+                labels_of_row = [label for bit, label in enumerate(config.labels) if number >> bit & 1]
+                several = repr(f"{config.separator} ".join(labels_of_row)) if labels_of_row else "no label"
+                names.append(repr(config.labels[number]) if config.separator is None else several)
+            text = rows[row].text
+            line = " ".join((text if isinstance(text, str) else " ⁄ ".join(text)).split())
+            shortened = repr(line if len(line) <= _TEXT_CHARACTERS else f"{line[:_TEXT_CHARACTERS]}…")
+            places = _place(rows[row]), _other_place(rows[other], rows[row])
+            examples.append(f"{places[0]} {names[0]}, {places[1]} {names[1]}: {shortened}")
         count = int(np.isin(first, first_rows).sum())
         message = (
             f"{len(first_rows):,} {'text' if len(first_rows) == 1 else 'texts'} with two labels or more, in "
@@ -186,20 +193,6 @@ def _other_place(row: Row, example: Row) -> str:
     """Return the place of a row, without the source if ``example`` is of the same source."""
     source, _, line = row.where.rpartition(", ")
     return line if source == example.where.rpartition(", ")[0] else _place(row)
-
-
-def _label_name(config: DataConfig, number: int) -> str:
-    """Return the label of a row, or all its labels, for a message."""
-    if config.separator is None:
-        return repr(config.labels[number])
-    names = [label for bit, label in enumerate(config.labels) if number >> bit & 1]
-    return repr(f"{config.separator} ".join(names)) if names else "no label"
-
-
-def _shortened(row: Row) -> str:
-    text = row.text if isinstance(row.text, str) else " ⁄ ".join(row.text)
-    line = " ".join(text.split())
-    return repr(line if len(line) <= _TEXT_CHARACTERS else f"{line[:_TEXT_CHARACTERS]}…")
 
 
 def _count(rows: int) -> str:

@@ -34,19 +34,11 @@ _READ_ERRORS = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zli
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Encoded rows: row ``i`` is ``ids[offsets[i]:offsets[i + 1]]`` with special tokens, its class is ``labels[i]``.
-
-    Attributes:
-        truncated: rows that were truncated.
-        empty: rows of a file without a text, which are left out.
-    """
+class Rows:
+    """Encoded rows of one set in memory: row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``."""
 
     ids: NDArray[np.int32]
     offsets: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    truncated: int
-    empty: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -58,25 +50,27 @@ class Encoded:
 
     def sizes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tokens of the rows ``numbers``, int64 [n]."""
-        return self.lengths[numbers]
+        return np.diff(self.offsets)[numbers]
 
     def loaded(self, numbers: NDArray[np.int64]) -> tuple[Self, NDArray[np.int64]]:
         """Return these rows and ``numbers``: all rows are in memory."""
         return self, numbers
 
+
+@dataclass(frozen=True)
+class Encoded(Rows):
+    """Encoded texts with special tokens and their classes ``labels``, int64 [n].
+
+    ``truncated``: rows that were truncated; ``empty``: rows of a file without a text, which are left out.
+    """
+
+    labels: NDArray[np.int64]
+    truncated: int
+    empty: int = 0
+
     def row(self, index: int) -> NDArray[np.int32]:
         """Return the token numbers of one row."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
-
-
-class Rows(Protocol):
-    """Encoded rows of one set in memory."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens per row, int64 [n]."""
 
 
 RowsT = TypeVar("RowsT", bound=Rows, covariant=True, default=Rows)
@@ -126,13 +120,8 @@ def encode_texts(
 ) -> tuple[Encoded, NDArray[np.bool_]]:
     """Encode texts without labels, and return which of them were truncated to ``max_length`` tokens, bool [n].
 
-    A truncated text keeps its final special token.
-
-    Args:
-        tokenizer: its truncation is on during this call only. Its template joins the two texts of a pair.
-        texts: texts or pairs; of a pair the longer text is truncated.
-        max_length: tokens, special tokens included.
-        advance: called with the number of rows encoded since the last call.
+    A truncated text keeps its final special token; of a pair the longer text is truncated. The tokenizer's truncation
+    is on during this call only. ``advance`` is called with the number of rows encoded since the last call.
     """
     pieces = [np.empty(0, dtype=np.int32)]
     lengths: list[int] = []
@@ -160,12 +149,9 @@ def encode(
     cache: Path | None = None,
     progress: Progress = SILENT,
 ) -> Encoded:
-    """Encode a set, each text truncated to ``max_length`` tokens, or read it from the cache.
+    """Encode a set, each text truncated to ``max_length`` tokens, or read it from the folder ``cache``.
 
     A damaged cache file is written again, with a message.
-
-    Args:
-        cache: folder of encoded sets; None: no cache.
     """
     if cache is None:
         encoded, _ = encode_texts(tokenizer, texts.texts, max_length, progress.advance)
@@ -252,10 +238,6 @@ class PlainText:
 
 
 def require_unicode(name: str, text: str) -> None:
-    """Raise InputError for half a surrogate pair, which a terminal can pass on and no tokenizer accepts.
-
-    Args:
-        name: of the text, for the message.
-    """
+    """Raise InputError for half a surrogate pair, which a terminal can pass on and no tokenizer accepts."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise InputError(f"{name} is not valid Unicode: {text.encode('utf-8', 'replace').decode()[:60]!r}")

@@ -94,40 +94,34 @@ def _is_blank(value: object) -> bool:
 
 
 def _label(where: str, values: Mapping[str, object], source: FileSource | HubSource) -> str | int | float | None:
-    if source.label_value is not None:
+    if source.label_value is not None or source.label is None:
         return source.label_value
-    if source.label is None:
-        return None
     if source.label not in values:
         raise missing_column(where, "label", source.label, values)
     value = values[source.label]
     if _is_blank(value):
         return None
-    if isinstance(value, float) and value.is_integer():  # pandas writes integers like this next to missing values
-        return int(value)
-    if isinstance(value, (str, int, float)):
-        return int(value) if isinstance(value, bool) else value
-    raise DataError(f"{where}: column {source.label!r} holds {type_name(value)}; a label is a name or a number")
+    if not isinstance(value, (str, int, float)):
+        raise DataError(f"{where}: column {source.label!r} holds {type_name(value)}; a label is a name or a number")
+    # pandas writes integers as floats next to missing values
+    return int(value) if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()) else value
 
 
 def _labels(
     where: str, values: Mapping[str, object], source: FileSource | HubSource, separator: str
 ) -> tuple[str | int, ...] | None:
     """Return the labels of a row; a blank cell has none, or with ``skip_unlabelled`` the row is unlabelled (None)."""
-    value = source.label_value if source.label is None or source.label_value is not None else None
-    if value is None and source.label is not None:
-        labels = values.get(source.label)
-        if isinstance(labels, (list, tuple)):
-            if not all(isinstance(label, (str, int)) for label in labels):
-                raise DataError(f"{where}: column {source.label!r} holds a list; its items must be names or numbers")
-            return tuple(labels)
-        label = _label(where, values, source)
-        if label is None and source.skip_unlabelled:
-            return None
-        value = int(label) if isinstance(label, float) else label
-    if isinstance(value, str):
-        return tuple(name for part in value.split(separator) if (name := part.strip()))
-    return () if value is None else (value,)
+    cell = values.get(source.label) if source.label is not None and source.label_value is None else None
+    if isinstance(cell, (list, tuple)):
+        if not all(isinstance(label, (str, int)) for label in cell):
+            raise DataError(f"{where}: column {source.label!r} holds a list; its items must be names or numbers")
+        return tuple(cell)
+    label = _label(where, values, source)
+    if label is None:
+        return None if source.skip_unlabelled and source.label is not None else ()
+    if isinstance(label, str):
+        return tuple(name for part in label.split(separator) if (name := part.strip()))
+    return (int(label) if isinstance(label, float) else label,)
 
 
 def _text(where: str, values: Mapping[str, object], column: str, blanks: bool) -> str:
@@ -136,19 +130,17 @@ def _text(where: str, values: Mapping[str, object], column: str, blanks: bool) -
     value = values[column]
     if value is None and blanks:
         return ""
-    problem = None
     if not isinstance(value, str):
         problem = f"column {column!r} holds {'nothing' if value is None else type_name(value)}; it must hold text"
-    elif not value.isascii():
+    else:
         try:
             value.encode("utf-8")
+            return value
         except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
             problem = (
                 f"character {error.start + 1} is half of a surrogate pair "
                 f"(U+{ord(value[error.start]):04X}), not text; repair or remove this row"
             )
-    if problem is None:
-        return str(value)
     if blanks:
         return Unreadable(json.dumps(value, default=str), problem)
     raise DataError(f"{where}: {problem}")
@@ -208,11 +200,7 @@ class LabelledTexts:
 
     @classmethod
     def joined(cls, sets: Sequence[LabelledTexts], *, with_sources: bool = False) -> LabelledTexts:
-        """Concatenate sets.
-
-        Args:
-            with_sources: number the sources, different numbers for different sets. A set without numbers is one source.
-        """
+        """Concatenate sets. With ``with_sources``, number the sources; a set without numbers is one source."""
         texts = [text for rows in sets for text in rows.texts]
         labels = np.concatenate([np.empty(0, np.int64), *(rows.labels for rows in sets)])
         if not with_sources:
@@ -244,11 +232,9 @@ class Fingerprint:
         self._digest = hashlib.sha256()
 
     def add_labels(self, labels: Sequence[int] | NDArray[np.int64]) -> None:
-        """Add the labels of the next rows, as indices."""
         self._digest.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
 
     def add_texts(self, texts: Iterable[Text]) -> None:
-        """Add the texts of the next rows."""
         for text in texts:
             for part in (text,) if isinstance(text, str) else text:
                 content = part.encode("utf-8")
@@ -256,41 +242,38 @@ class Fingerprint:
                 self._digest.update(content)
 
     def hexdigest(self) -> str:
-        """Return the digest of the rows so far."""
         return self._digest.hexdigest()
 
 
 def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
-    """Map each row's label to its class index, and several labels (a tuple) to a number with the bits of the indices.
-
-    A label is matched by name, else read as an index; never as an index if a class is named by the index of another
-    class: with labels called "1" … "5" a "4" could mean the fourth or the fifth.
-
-    Raises:
-        DataError: an unknown label, or a row without a label.
-    """
+    """Read the rows into memory, labelled as by :func:`labelled`. Raises DataError."""
     pairs = list(labelled(rows, labels))
     return LabelledTexts([text for text, _ in pairs], np.array([index for _, index in pairs], dtype=np.int64))
 
 
 def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text, int]]:
-    """Yield each row's text and class index as :func:`label_rows` maps them. Raises DataError."""
+    """Yield each row's text and class index; of several labels (a tuple) a number with the bits of their indices.
+
+    A label is matched by name, else read as an index; never as an index if a class is named by the index of another
+    class: with labels called "1" … "5" a "4" could mean the fourth or the fifth.
+
+    Raises DataError: an unknown label, or a row without a label.
+    """
     by_name = {name: index for index, name in enumerate(labels)}
     can_be_index = all(index == _class_number(name, labels, index) for name, index in by_name.items())
 
     def class_index(label: object, where: str) -> int:
         name = str(label)
+        problem, hint = "has no label", ""
         if label is not None:
             if name in by_name:
                 return by_name[name]
             number = _class_number(name, labels, -1)
             if number >= 0 and can_be_index:
                 return number
-        numbers = f" (or their numbers 0 to {len(labels) - 1})" if can_be_index else ""
-        problem, hint = "has no label", ""
-        if label is not None:
             quoted = repr(name) if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]!r}…"
             problem, hint = f"label {quoted} is not in the set", did_you_mean(name, by_name)
+        numbers = f" (or their numbers 0 to {len(labels) - 1})" if can_be_index else ""
         raise DataError(
             f"{where}: {problem}; {hint}allowed: {', '.join(labels)}{numbers}; change the row, or data.labels"
         )
@@ -310,12 +293,7 @@ def _class_number(name: str, labels: Sequence[str], default: int) -> int:
 
 
 def label_counts(numbers: NDArray[np.int64], classes: int, *, several: bool) -> list[int]:
-    """Count the rows of each class.
-
-    Args:
-        numbers: int64 [n], from :func:`label_rows`.
-        several: they are sets of labels.
-    """
+    """Count the rows of each class; ``several``: the int64 [n] ``numbers`` are sets of labels."""
     if several:
         return [int((numbers >> bit & 1).sum()) for bit in range(classes)]
     return [int(count) for count in np.bincount(numbers, minlength=classes)]

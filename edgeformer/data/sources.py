@@ -110,8 +110,7 @@ def read(
 
     Args:
         labels: label names of the recipe, for hub data sets with the same classes in another order.
-        separator: stands between the labels of a row; None: every row has one label.
-        blanks: as in :func:`~edgeformer.data.rows.rows_of`.
+        separator, blanks: as in :func:`~edgeformer.data.rows.rows_of`.
 
     Raises:
         DataError: a file, a column or a row is unusable; there is no (labelled) row.
@@ -167,7 +166,9 @@ def file_source(
     """
     user_columns = columns or Columns()
     source, names = _open_table(path, like, user_columns)
-    like_table = None if isinstance(like, SyntheticSource) else like
+    like_text, like_pair, like_label, like_skips = None, None, None, False
+    if like is not None and not isinstance(like, SyntheticSource):
+        like_text, like_pair, like_label, like_skips = like.text, like.text_pair, like.label, like.skip_unlabelled
     user_columns.check(path, names)
 
     def find(kind: str, candidates: Iterable[str | None]) -> str:
@@ -181,26 +182,19 @@ def file_source(
             remedy = f"name it ({option} COLUMN; {option} NUMBER if the first line names no columns), or {remedy}"
         raise DataError(f"{path}: no {kind} column; columns: {format_names(names)}; {remedy}")
 
-    text_candidates = (like_table.text if like_table else None, *TEXT_COLUMNS)
-    if user_columns.text is not None:
-        text, second = user_columns.text, user_columns.text_pair
-    elif user_columns.text_pair is not None:
-        second = user_columns.text_pair
+    text, second = user_columns.text, user_columns.text_pair
+    if text is None and second is None and (like is None or like_pair is not None):
+        like_names = [(like_text, like_pair)] if like_text and like_pair else []
+        pairs = list(dict.fromkeys((*like_names, *PAIR_COLUMNS)))
+        text, second = next(((a, b) for a, b in pairs if a in names and b in names), (None, None))
+        if text is None and like_names:
+            raise DataError(
+                f"{path}: no pairs of texts; columns: {format_names(names)}; rename two of them to one of "
+                + ", ".join(" and ".join(pair) for pair in pairs)
+            )
+    if text is None:
         first_texts = [first for first, other in PAIR_COLUMNS if other == second]
-        candidates = (text_candidates[0], *first_texts, *TEXT_COLUMNS)
-        text = find("text", [name for name in candidates if name != second])
-    else:
-        pair = None
-        if like is None or (like_table is not None and like_table.text_pair is not None):
-            like_pair = [(like_table.text, like_table.text_pair)] if like_table and like_table.text_pair else []
-            pairs = list(dict.fromkeys((*like_pair, *PAIR_COLUMNS)))
-            pair = next(((a, b) for a, b in pairs if a in names and b in names), None)
-            if pair is None and like_pair:
-                raise DataError(
-                    f"{path}: no pairs of texts; columns: {format_names(names)}; rename two of them to one of "
-                    + ", ".join(" and ".join(pair) for pair in pairs)
-                )
-        text, second = pair or (find("text", text_candidates), None)
+        text = find("text", [name for name in (like_text, *first_texts, *TEXT_COLUMNS) if name != second])
     if text == second:
         raise DataError(f"{path}: column {text!r} cannot be both texts of a pair; name two")
     source = source.model_copy(update={"text": text, "text_pair": second})
@@ -208,7 +202,6 @@ def file_source(
         return source
     label = user_columns.label
     if label is None:
-        like_label = like_table.label if like_table else None
         texts = {plain_name(name) for name in (text, second) if name is not None}
         label_names = [name for name in labels if name not in texts]
         label = find("label", (like_label, *label_names))
@@ -216,8 +209,7 @@ def file_source(
         if label in rivals and len(rivals) > 1 and (like_label is None or plain_name(label) != plain_name(like_label)):
             remedy = "choose one: --label COLUMN" if columns is not None else "rename the one that does to label"
             raise DataError(f"{path}: {len(rivals)} columns could hold the labels: {format_names(rivals)}; {remedy}")
-    skip_unlabelled = like_table is not None and like_table.skip_unlabelled
-    return source.model_copy(update={"label": label, "skip_unlabelled": skip_unlabelled})
+    return source.model_copy(update={"label": label, "skip_unlabelled": like_skips})
 
 
 def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple[FileSource, list[str]]:
@@ -259,12 +251,7 @@ def columns_of(source: FileSource) -> list[str]:
 def check_columns(parts: Mapping[str, Sequence[Source]], *, labelled: bool = True) -> None:
     """Compare the columns of file sources with the first record of each file, before a file is read completely.
 
-    Args:
-        parts: of a recipe.
-        labelled: False: only texts are read.
-
-    Raises:
-        DataError: a file has no such column, or its beginning cannot be read.
+    ``labelled``: False: only texts are read. Raises DataError: no such column, or a file's beginning cannot be read.
     """
     for part, sources in parts.items():
         for number, source in enumerate(sources):
@@ -285,10 +272,6 @@ def check_columns(parts: Mapping[str, Sequence[Source]], *, labelled: bool = Tru
 
 def replacement_source(path: Path, parts: Mapping[str, Sequence[Source]], columns: Columns | None = None) -> FileSource:
     """Return a source for a labelled file that a model reads in place of its own data; pairs only if that has pairs.
-
-    Args:
-        parts: of the model's data.
-        columns: columns that the user names, as in :func:`file_source`.
 
     Raises:
         DataError: as in :func:`file_source`; a second text is named for a model of single texts; the model's data is
@@ -323,47 +306,38 @@ def replacement_source(path: Path, parts: Mapping[str, Sequence[Source]], column
 
 
 def pairs_source(path: Path, like: Source | None = None, columns: Columns | None = None) -> FileSource:
-    """Return a source for a file of scored pairs.
-
-    Args:
-        like, columns: as in :func:`file_source`.
-
-    Raises:
-        DataError: the file has no columns of a pair with a score.
-    """
+    """Return a source for a file of scored pairs, as :func:`file_source`. Raises DataError."""
     source = file_source(path, like, labels=_SCORE_COLUMNS, columns=columns)
     if source.text_pair is None:
         raise DataError(f"{path}: has single texts, no pairs; name two columns sentence1 and sentence2, a third score")
     return source
 
 
-def _source_rows(config: DataConfig, part: str, number: int, on_empty: OnRow) -> Iterator[Row]:
-    """Yield the rows of one source that have a text, as many as its ``rows`` says."""
-    source = config.parts[part][number]
+def part_rows(
+    config: DataConfig, part: str, on_empty: OnRow = lambda row: None, numbers: Iterable[int] | None = None
+) -> Iterator[Row]:
+    """Yield the rows of a part's sources (all, or ``numbers``) that have a text, as many of each as its ``rows`` says.
 
-    def rows(on_empty: OnRow) -> Iterator[Row]:
-        return skip_empty(read(source, config.labels, config.separator), on_empty)
+    ``on_empty`` is called with each row without a text. Raises DataError.
+    """
+    for number in range(len(config.parts[part])) if numbers is None else numbers:
+        source = config.parts[part][number]
 
-    if source.kind == "synthetic-reviews" or source.rows is None:  # a generator makes the requested number of rows
-        return rows(on_empty)
-    return sampled_rows(rows, source.rows, config.split_seed, f"data.parts.{part}.{number}.rows", on_empty)
+        def rows(on_empty: OnRow, source: Source = source) -> Iterator[Row]:
+            return skip_empty(read(source, config.labels, config.separator), on_empty)
 
-
-def part_rows(config: DataConfig, part: str, on_empty: OnRow = lambda row: None) -> Iterator[Row]:
-    """Yield the rows of all sources of one part that have a text. ``on_empty`` is called with each other row."""
-    numbers = range(len(config.parts[part]))
-    return (row for number in numbers for row in _source_rows(config, part, number, on_empty))
+        if source.kind == "synthetic-reviews" or source.rows is None:  # a generator makes the requested number of rows
+            yield from rows(on_empty)
+        else:
+            yield from sampled_rows(rows, source.rows, config.split_seed, f"data.parts.{part}.{number}.rows", on_empty)
 
 
 def load_part(config: DataConfig, part: str, on_empty: OnRow = lambda row: None) -> LabelledTexts:
-    """Read :func:`part_rows`, with the numbers of their sources if these are balanced.
-
-    Raises DataError, MissingDependencyError.
-    """
+    """Read :func:`part_rows` into memory, with the numbers of their sources if these are balanced. Raises DataError."""
     if config.balance in (None, "label"):
         return label_rows(part_rows(config, part, on_empty), config.labels)
     numbers = range(len(config.parts[part]))
-    sets = [label_rows(_source_rows(config, part, number, on_empty), config.labels) for number in numbers]
+    sets = [label_rows(part_rows(config, part, on_empty, [number]), config.labels) for number in numbers]
     return LabelledTexts.joined(sets, with_sources=True)
 
 
@@ -379,8 +353,7 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
     or a recipe cuts all its sets from one file, the files train, validation and test are the parts. If there is no test
     or no validation file, a tenth of train is held out.
 
-    Raises:
-        DataError: no such folder, no file for a part that the protocol uses, or no usable columns in a file.
+    Raises DataError: no such folder, no file for a part that the protocol uses, or no usable columns in a file.
     """
     # Parts without which the protocol would mean something else ("given" does without validation).
     required = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
@@ -432,11 +405,9 @@ def local_text_parts(config: TextConfig, folder: Path) -> tuple[TextConfig, list
 def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Source, ...]], list[str]]:
     """Return the files train, validation and test of a folder as parts of an imported model, and notes on missing ones.
 
-    Args:
-        scored: the files have pairs of texts with scores, and ``train`` has texts; otherwise all are labelled.
+    ``scored``: the files have pairs of texts with scores, and ``train`` has texts; otherwise all are labelled.
 
-    Raises:
-        DataError: no such folder, no file of any part, or no usable columns in a file.
+    Raises DataError: no such folder, no file of any part, or no usable columns in a file.
     """
     suffixes = _TEXT_SUFFIXES if scored else _TABLE_SUFFIXES
     files, notes = _part_files(folder, _IMPORTED_PARTS, suffixes, {})
@@ -450,16 +421,13 @@ def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Sourc
 
 
 def imported_data(path: Path | None, labels: Sequence[str] | None, max_length: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the ``data`` section of an imported model's recipe, and notes for the user.
+    """Return the ``data`` section of an imported model's recipe, and notes for the user. Raises DataError.
 
     Args:
         path: a file is the test set and also the validation set; a folder has the files train, validation and test;
             None: no data.
         labels: of a classifier; None: an embedding model.
         max_length: tokens.
-
-    Raises:
-        DataError: no such file or folder, or no usable columns in a file.
     """
     path = path.resolve() if path is not None else None
     section: dict[str, Any] = {"parts": {}, "max_length": max_length}

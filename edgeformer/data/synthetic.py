@@ -15,7 +15,7 @@ from typing import NamedTuple
 from edgeformer.data.rows import Row
 
 WHERE = "synthetic-reviews (generated)"
-NEGATIVE, POSITIVE = 0, 1
+POSITIVE = 1
 
 
 class _Domain(NamedTuple):
@@ -72,16 +72,37 @@ class _Writer:
 
     def review(self, label: int) -> str:
         domain = self._random.choice(_DOMAINS)
-        simple = [self._clause, self._agreement, self._contrast]
-        involved = [self._concession, self._aftermath, self._expectation]
-        (structure,) = self._random.choices([*simple, *involved], (6, 9, 3, 1, 1, 2))
-        body = structure(domain, label)
+        structures = ("clause", "agreement", "contrast", "concession", "aftermath", "expectation")
+        (structure,) = self._random.choices(structures, (6, 9, 3, 1, 1, 2))
+        body = self._body(structure, domain, label)
         if self._chance(0.25):
             body = f"{self._pick(_PREFIXES)} , {body}"
         if self._chance(0.35):
             aside = self._pick(domain.asides)
             body = f"{aside} . {body}" if self._chance(0.6) else f"{body} . {aside}"
         return body + self._random.choice((" .", " .", " !", ""))
+
+    def _body(self, structure: str, domain: _Domain, label: int) -> str:
+        if structure == "clause":
+            return self._clause(domain, label)
+        if structure == "agreement":
+            joint = self._pick(("and", ", and", ". besides ,", ". also ,"))
+            return f"{self._clause(domain, label)} {joint} {self._clause(domain, label)}"
+        if structure == "contrast":
+            joint = self._pick(("but", ", but overall", ", yet", ". however ,", "; still ,"))
+            return f"{self._clause(domain, 1 - label)} {joint} {self._clause(domain, label)}"
+        if structure == "concession":
+            joint = self._pick(("although", "even though", "while"))
+            main, subordinate = self._clause(domain, label), self._clause(domain, 1 - label)
+            return f"{joint} {subordinate} , {main}" if self._chance(0.7) else f"{main} , {joint} {subordinate}"
+        if structure == "aftermath":
+            end = "would come back any time" if label == POSITIVE else "will not come back"
+            return f"{self._clause(domain, 1 - label)} , and yet i {end}"
+        believed = self._adjective(domain, 1 - label)
+        source = self._pick(("i expected it to be", "my friends called it", "the reviews made it sound"))
+        verdict = self._pick(("i was wrong", "they were wrong", "it is the opposite"))
+        closing = self._clause(domain, label) if self._chance(0.5) else verdict
+        return f"{source} {believed} , but {closing}"
 
     def _chance(self, probability: float) -> bool:
         return self._random.random() < probability
@@ -104,30 +125,6 @@ class _Writer:
         subject = self._pick(domain.aspects if self._chance(0.7) else domain.subjects)
         text = f"{subject} {self._pick(_VERBS)} {self._opinion(domain, polarity)}"
         return f"{text} and {self._opinion(domain, polarity)}" if self._chance(0.2) else text
-
-    def _agreement(self, domain: _Domain, label: int) -> str:
-        joint = self._pick(("and", ", and", ". besides ,", ". also ,"))
-        return f"{self._clause(domain, label)} {joint} {self._clause(domain, label)}"
-
-    def _contrast(self, domain: _Domain, label: int) -> str:
-        joint = self._pick(("but", ", but overall", ", yet", ". however ,", "; still ,"))
-        return f"{self._clause(domain, 1 - label)} {joint} {self._clause(domain, label)}"
-
-    def _concession(self, domain: _Domain, label: int) -> str:
-        joint = self._pick(("although", "even though", "while"))
-        main, subordinate = self._clause(domain, label), self._clause(domain, 1 - label)
-        return f"{joint} {subordinate} , {main}" if self._chance(0.7) else f"{main} , {joint} {subordinate}"
-
-    def _aftermath(self, domain: _Domain, label: int) -> str:
-        end = "would come back any time" if label == POSITIVE else "will not come back"
-        return f"{self._clause(domain, 1 - label)} , and yet i {end}"
-
-    def _expectation(self, domain: _Domain, label: int) -> str:
-        believed = self._adjective(domain, 1 - label)
-        source = self._pick(("i expected it to be", "my friends called it", "the reviews made it sound"))
-        verdict = self._pick(("i was wrong", "they were wrong", "it is the opposite"))
-        closing = self._clause(domain, label) if self._chance(0.5) else verdict
-        return f"{source} {believed} , but {closing}"
 
 
 def synthetic_reviews(rows: int, seed: int) -> Iterator[Row]:

@@ -63,11 +63,9 @@ def load_tokenizer(
     Args:
         vocab_size: ``model.vocab_size`` of the recipe, which the tokenizer must have. A tokenizer that is trained here
             may have fewer tokens; see :func:`fitted_recipe`.
-        training_texts: to train a tokenizer.
         may_be_smaller: ``config`` is the file of a tokenizer that an earlier run trained for this recipe.
 
-    Raises:
-        DataError: missing, not a tokenizer, of another size, or without the special tokens of a classifier.
+    Raises DataError: missing, not a tokenizer, of another size, or without the special tokens of a classifier.
     """
     front = cleaning_rules.normalizers() if cleaning == "paper" else []
     tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front), may_be_smaller)
@@ -102,13 +100,9 @@ def with_current_cleaning(tokenizer: Tokenizer) -> Tokenizer:
 def load_language_tokenizer(
     config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None, may_be_smaller: bool = False
 ) -> Tokenizer:
-    """Load or train the tokenizer of a language model.
+    """Load or train the tokenizer of a language model, as :func:`load_tokenizer` does.
 
-    Args:
-        vocab_size, training_texts, may_be_smaller: as in :func:`load_tokenizer`.
-
-    Raises:
-        DataError: missing, not a tokenizer, of another size, without a boundary token, or to be trained as WordPiece.
+    Raises DataError: missing, no tokenizer, of another size, without a boundary token, or to be trained as WordPiece.
     """
     if config.kind == "trained" and config.algorithm != "bpe":
         raise DataError(
@@ -166,8 +160,7 @@ def embedding_rows(tokenizer: Tokenizer) -> int:
 def fitted_recipe(recipe: RecipeT, tokenizer: Tokenizer, note: Callable[[str], None]) -> RecipeT:
     """Return ``recipe`` with the vocabulary size of a tokenizer that was trained for it and has fewer tokens.
 
-    Args:
-        note: called with a message if the vocabulary changes.
+    ``note`` is called with a message if the vocabulary changes.
     """
     size, stated_size = embedding_rows(tokenizer), recipe.model.vocab_size
     if size == stated_size:
@@ -206,11 +199,8 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
 def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> SpecialIds:
     """Return the numbers of the special tokens.
 
-    Args:
-        name: of the tokenizer, for messages.
-
-    Raises:
-        DataError: no padding or unknown token, or texts do not start with a special token.
+    Raises DataError, with the ``name`` of the tokenizer: no padding or unknown token, or texts do not start with a
+    special token.
     """
     remedy = "use another tokenizer (bert-base-uncased has all of them), or tokenizer: {kind: trained}"
     probe = tokenizer.encode("a")
@@ -250,11 +240,7 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train a WordPiece or byte-level BPE tokenizer with [CLS] text [SEP] and at most ``vocab_size`` tokens.
 
-    Args:
-        front: first normalizers (the cleaning).
-
-    Raises:
-        DataError: ``vocab_size`` is too small for the special tokens.
+    ``front``: first normalizers (the cleaning). Raises DataError: ``vocab_size`` is too small for the special tokens.
     """
     if vocab_size <= len(SPECIAL_TOKENS):
         raise DataError(

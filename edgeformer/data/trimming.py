@@ -53,7 +53,7 @@ class Keeping:
     max_used: int | None = None
 
     def used(self, counts: Mapping[int, int]) -> list[int]:
-        """Return the used tokens that stay. ``counts``: token → uses in the text."""
+        """Return the used tokens that stay, of a mapping token → uses in the text."""
         return sorted(counts, key=lambda token: (-counts[token], token))[: self.max_used]
 
 
@@ -65,12 +65,9 @@ def trim_to_training(
 ) -> tuple[Trimmed, Vocabulary]:
     """Read the training text again, keep its tokens, and measure the effect on the validation text.
 
-    Args:
-        config, tokenizer: of the run.
-        trained_on: set → fingerprint, as recorded by training.
+    ``trained_on``: set → fingerprint, as recorded by training.
 
-    Raises:
-        DataError: the data cannot be read, or differs from that of training; the tokenizer cannot be trimmed.
+    Raises DataError: the data cannot be read, or differs from that of training; the tokenizer cannot be trimmed.
     """
     if config.stream:
         counts, train_fingerprint = streamed_tokens(class_stream(config), tokenizer, config.max_length)
@@ -78,7 +75,7 @@ def trim_to_training(
     else:
         sets = split(config, load_parts(config))
         train, validation = sets["train"], sets["validation"]
-        counts, train_fingerprint = _token_counts(train, tokenizer, config.max_length), train.fingerprint()
+        counts, train_fingerprint = count_values(encode(train, tokenizer, config.max_length).ids), train.fingerprint()
     fingerprints = {"train": train_fingerprint, "validation": validation.fingerprint()}
     for name, fingerprint in fingerprints.items():
         if trained_on and name in trained_on and fingerprint != trained_on[name]:
@@ -97,13 +94,9 @@ def trim_to_texts(
 
     Raises DataError: the tokenizer cannot be trimmed.
     """
-    used = keeping.used(_token_counts(texts, tokenizer, max_length))
+    used = keeping.used(count_values(encode(texts, tokenizer, max_length).ids))
     trimmed = trim_tokenizer(tokenizer, used, keeping.first)
     return trimmed, trim_effect(tokenizer, trimmed, other_texts, max_length)
-
-
-def _token_counts(texts: LabelledTexts, tokenizer: Tokenizer, max_length: int) -> Mapping[int, int]:
-    return count_values(encode(texts, tokenizer, max_length).ids)
 
 
 def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0) -> Trimmed:
@@ -113,13 +106,11 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
     numbers. Stored truncation and padding are turned off.
 
     Args:
-        used: token numbers.
         frequent: also keep so many tokens from the beginning of the vocabulary, which WordPiece and BPE number by
             descending frequency in their training text: other texts use them. The thousand ``[unused…]`` tokens of
             BERT do not count.
 
-    Raises:
-        DataError: neither WordPiece nor byte-level BPE, or a number that is no token.
+    Raises DataError: neither WordPiece nor byte-level BPE, or a number that is no token.
     """
     document: Document = json.loads(tokenizer.to_str())
     numbers = tokenizer.get_vocab(with_added_tokens=True)
@@ -138,7 +129,20 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
         sorted((numbers[name] for name in kept_names), key=lambda n: (names[n] not in special, n)), np.int64
     )
     new_numbers = {names[old]: new for new, old in enumerate(kept.tolist())}
-    result = Tokenizer.from_str(json.dumps(_renumber(document, new_numbers)))
+    # Added tokens are in the model's vocabulary, too: the library would number them itself otherwise.
+    model = {**document["model"], "vocab": new_numbers}
+    if "merges" in model:
+        merges = _merges(document["model"])
+        model["merges"] = [[left, right] for left, right in merges if {left, right, left + right} <= new_numbers.keys()]
+    trimmed = {
+        **document,
+        "model": model,
+        "added_tokens": [{**token, "id": new_numbers[token["content"]]} for token in document["added_tokens"]],
+        "post_processor": _renumber_processor(document["post_processor"], new_numbers),
+        "truncation": None,
+        "padding": None,
+    }
+    result = Tokenizer.from_str(json.dumps(trimmed))
     if result.get_vocab(with_added_tokens=True) != new_numbers:
         raise DataError("the tokenizer gives its tokens other numbers than its file does; it cannot be trimmed")
     return Trimmed(result, kept)
@@ -204,23 +208,6 @@ def _spelling_tokens(document: Document, kept: set[str]) -> set[str]:
 def _merges(model: Document) -> list[tuple[str, str]]:
     """Return the merges in order; older files have one string for each."""
     return [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
-
-
-def _renumber(document: Document, numbers: Mapping[str, int]) -> Document:
-    """Return the tokenizer's document with only these tokens, with these numbers."""
-    # Added tokens are in the model's vocabulary, too: the library would number them itself otherwise.
-    model = {**document["model"], "vocab": dict(numbers)}
-    if "merges" in model:
-        merges = _merges(document["model"])
-        model["merges"] = [[left, right] for left, right in merges if {left, right, left + right} <= numbers.keys()]
-    return {
-        **document,
-        "model": model,
-        "added_tokens": [{**token, "id": numbers[token["content"]]} for token in document["added_tokens"]],
-        "post_processor": _renumber_processor(document["post_processor"], numbers),
-        "truncation": None,
-        "padding": None,
-    }
 
 
 def _renumber_processor(processor: Document | None, numbers: Mapping[str, int]) -> Document | None:

@@ -227,11 +227,11 @@ def _source(path: Path, how: Reading) -> FileSource:
         return file_source(path, next(iter(like.values()), None), labelled=False, columns=how.columns)
     if how.single:
         like = {names: source for names, source in like.items() if names[1] is None}
-    elif not sources:
-        return _source_of_unknown_data(path, single, how.columns)
     errors: list[DataError] = []
     candidates: list[FileSource] = []
-    for names, like_source in (like or {("", None): single}).items():
+    is_unknown = not sources and not how.single
+    like_sources: dict[Any, Source | None] = {**like} or {("", None): None if is_unknown else single}
+    for names, like_source in like_sources.items():
         try:
             source = file_source(path, like_source, labelled=False, columns=how.columns)
         except DataError as error:
@@ -241,30 +241,19 @@ def _source(path: Path, how: Reading) -> FileSource:
             return source
         candidates.append(source)
     if not candidates:
-        raise _with_option(errors[0])
-    return candidates[0]
-
-
-def _source_of_unknown_data(path: Path, single: FileSource, columns: Columns) -> FileSource:
-    """Return pairs if the file has them and no column of single texts, else single texts. Raises InputError."""
-    try:
-        source = file_source(path, labelled=False, columns=columns)
-    except DataError as error:
-        raise _with_option(error) from None
-    if source.text_pair is not None:
+        message = str(errors[0])
+        has_option = "; columns: " not in message or "--text" in message
+        raise errors[0] if has_option else DataError(f"{message}; or name it: --text COLUMN")
+    pair = candidates[0]
+    if is_unknown and pair.text_pair is not None:
         with contextlib.suppress(DataError):
-            other = file_source(path, single, labelled=False, columns=columns)
+            text = file_source(path, single, labelled=False, columns=how.columns).text
             raise InputError(
-                f"{path}: nothing is known of this model's data, so rows could be single texts ({other.text}) or pairs "
-                f"({source.text} and {source.text_pair}); say it: --text {other.text}, or --text {source.text} "
-                f"--pair {source.text_pair}"
+                f"{path}: nothing is known of this model's data, so rows could be single texts ({text}) or pairs "
+                f"({pair.text} and {pair.text_pair}); say it: --text {text}, or --text {pair.text} "
+                f"--pair {pair.text_pair}"
             )
-    return source
-
-
-def _with_option(error: DataError) -> DataError:
-    has_option = "; columns: " not in str(error) or "--text" in str(error)
-    return error if has_option else DataError(f"{error}; or name it: --text COLUMN")
+    return pair
 
 
 def _plain_rows(path: Path, file: BinaryIO) -> Iterator[InputRow]:
@@ -273,13 +262,9 @@ def _plain_rows(path: Path, file: BinaryIO) -> Iterator[InputRow]:
 
 
 def _count(path: Path, kind: str, encoding: str | None, delimiter: str = ",", extra_lines: int = 0) -> int | None:
-    """Count the rows of a text file; a line break inside quotes ends no row.
+    """Count the rows of a text file except ``extra_lines``; a line break inside quotes ends no row.
 
-    Args:
-        extra_lines: lines that are no rows: the header, and one that states the delimiter.
-
-    Returns:
-        None if counting needs to unpack the file, or the file is damaged.
+    Returns None if counting needs to unpack the file, or the file is damaged.
     """
     if kind == "parquet" or path.suffix.lower() in COMPRESSIONS:
         return None
