@@ -106,8 +106,8 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
             text = rows[row].text
             line = " ".join((text if isinstance(text, str) else " ⁄ ".join(text)).split())
             shortened = repr(line if len(line) <= _TEXT_CHARACTERS else f"{line[:_TEXT_CHARACTERS]}…")
-            places = _place(rows[row]), _other_place(rows[other], rows[row])
-            examples.append(f"{places[0]} {names[0]}, {places[1]} {names[1]}: {shortened}")
+            place, other_place = _place(rows[row]), _other_place(rows[other], rows[row])
+            examples.append(f"{place} {names[0]}, {other_place} {names[1]}: {shortened}")
         count = int(np.isin(first, first_rows).sum())
         message = (
             f"{len(first_rows):,} {'text' if len(first_rows) == 1 else 'texts'} with two labels or more, in "
