@@ -95,7 +95,9 @@ def test_polling_keeps_no_process_alive() -> None:
 def test_freed_memory_is_returned_to_the_system(monkeypatch: pytest.MonkeyPatch, fails: type[Exception]) -> None:
     requested = []
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=requested.append))
+    monkeypatch.setattr(
+        ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=lambda pad: requested.append(pad) or 1)
+    )
     release_unused()
     assert requested == [0], "all of it"
 

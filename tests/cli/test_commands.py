@@ -45,6 +45,7 @@ def test_plan_counts_offline(tmp_path: Path, recipe: str, parameters: int) -> No
     assert document["peak_bytes"] == sum(document["breakdown"].values())  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_long_budget_hides_no_figure(tmp_path: Path) -> None:
     outcome = edgeformer("plan", "crt_deep_rtx4050", "--device", "rtx4050", cwd=tmp_path)
     heading = next(line for line in outcome.out.splitlines() if "memory at the peak (predicted)" in line)

@@ -11,12 +11,15 @@ from tests.torture.children import TINY
 PROGRAM = """
 import sys
 sys.modules["matplotlib"] = None
+import pytest
+
 from edgeformer.cli import main
 sys.argv = ["edgeformer", *sys.argv[1:]]
 main()
 """
 
 
+@pytest.mark.slow
 def test_training_and_exporting(tmp_path: Path) -> None:
     sets = [part for override in TINY for part in ("--set", override)]
     for arguments, messages in (

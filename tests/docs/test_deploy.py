@@ -192,6 +192,7 @@ def test_transformers_js(bundle: Path, node: Path, precision: str) -> None:
 
 
 @pytest.mark.node
+@pytest.mark.slow
 def test_transformers_js_opens_int8_and_the_trimmed_repository(finished_run: Path, node: Path, tmp_path: Path) -> None:
     shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("bundle"))
     export(tmp_path / "run", ExportOptions(int8=True, vocab_trim=True))

@@ -42,6 +42,7 @@ def written(options: Options, row: Row) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.topic)
+@pytest.mark.slow
 def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.CaptureFixture[str]) -> None:
     if row.topic == "estimates":  # as if it was exported before, which takes half of all these tests' time
         exported = options.work / row.topic / load_recipe(estimates.MODELS["light"]).name

@@ -35,6 +35,7 @@ def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
     assert int(messages["mib"]) * MIB / GIB == pytest.approx(float(messages["context"]), abs=0.005)
 
 
+@pytest.mark.slow
 def test_the_documented_time_is_the_plans(tmp_path: Path) -> None:
     text = " ".join((ROOT / "docs" / "language-models.md").read_text(encoding="utf-8").split())
     messages = re.search(

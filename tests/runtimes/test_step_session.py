@@ -117,6 +117,7 @@ class TestClassifier:
         stored = [audit_sharing(onnx.load(str(path)), 0).stored_parameters for path in parts.values()]
         assert sum(stored) == count_parameters(encoder)
 
+    @pytest.mark.slow
     def test_half_precision(self, encoder: EncoderClassifier, tmp_path: Path) -> None:
         """An iteration of FP16 states, with padding; the other parts are one product each."""
         mask = texts()["attention_mask"]

@@ -13,6 +13,8 @@ from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from edgeformer.training.train import TrainOptions, train
 
+pytestmark = pytest.mark.slow
+
 ENCODER = [0.69111, 0.69774, 0.70010, 0.68471, 0.69950]
 CRT = [5.98147, 5.80980, 5.41923, 5.11702, 4.95232]
 BUMP = (

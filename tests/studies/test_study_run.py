@@ -18,6 +18,8 @@ from benchmarks.studies.results import StudyTable
 from benchmarks.studies.study import Plan, StudyOptions, plan_study, run_study
 from tests.studies.tiny_study import run, study, write
 
+pytestmark = pytest.mark.slow
+
 
 def make(path: str, options: StudyOptions) -> tuple[Plan, StudyTable]:
     plan = plan_study(path, options)
