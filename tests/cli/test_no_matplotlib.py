@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.torture.children import TINY
 
 PROGRAM = """
 import sys
 sys.modules["matplotlib"] = None
-import pytest
 
 from edgeformer.cli import main
 sys.argv = ["edgeformer", *sys.argv[1:]]
