@@ -36,24 +36,9 @@ from edgeformer.benchmark.measurement import (
     unavailable_row,
 )
 from edgeformer.benchmark.paired_run import WARMUP_RULES, PairRules, SideError, compare_pair
-from edgeformer.benchmark.request import (
-    ProfileOptions,
-    Request,
-    Target,
-    find_target,
-    limits_of,
-    resolve,
-    shape_notes,
-)
+from edgeformer.benchmark.request import ProfileOptions, Request, Target, find_target, limits_of, resolve, shape_notes
 from edgeformer.benchmark.search import NOISE, close_pair, search, verdict_of_pick, with_tie_break
-from edgeformer.benchmark.verdict import (
-    check_budget,
-    exempt_from_latency,
-    judged_rows,
-    unjudged,
-    unlimited_notes,
-    without_figures,
-)
+from edgeformer.benchmark.verdict import check_budget, judged_rows, unjudged, verdict_notes, without_figures
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence
 from edgeformer.run import Location
@@ -270,9 +255,7 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
     if left_out and not judged and not is_interrupted:
         notes.append("nothing was judged: no artifact can ever run on this device")
     elif not is_interrupted:  # the note of the interruption says that nothing was judged
-        notes += unlimited_notes(verdict)
-    if exempt := exempt_from_latency(judged, limits, whole_texts):
-        notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(exempt)}")
+        notes += verdict_notes(verdict, judged, limits, whole_texts)
     if manifest.synthetic:
         notes.append("the model was trained on generated text")
 
@@ -431,9 +414,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     notes = [f"{path.name} judged for {device.title}: that it was measured there is the word of whoever judges it"]
     notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)
     notes += shape_notes(limits)
-    notes += unlimited_notes(verdict)
-    if exempt := exempt_from_latency(judged, limits, whole_texts):
-        notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(exempt)}")
+    notes += verdict_notes(verdict, judged, limits, whole_texts)
     update = {
         "device": device.name,
         "device_title": device.title,

@@ -115,16 +115,20 @@ def unjudged(reason: str) -> Verdict:
     return Verdict(status="unknown", not_judged=tuple(NotJudged(name=name, reason=reason) for name in _EXPECTED_CHECKS))
 
 
-def unlimited_notes(verdict: Verdict) -> list[str]:
-    """Return a note with the options that limit what has no limit; empty if latency, memory and size have one."""
-    if not verdict.checks:
-        return ["nothing was judged: neither the profile nor the command sets a limit"]
+def verdict_notes(verdict: Verdict, rows: Sequence[Row], limits: Limits, whole_texts: Collection[str]) -> list[str]:
+    """Return notes on what the verdict of :func:`check_budget` leaves out, with the options that set a limit."""
+    notes: list[str] = []
     flags = {"latency": "--max-latency", "memory": "--max-vram", "size": "--max-size"}
     checked = {check.name for check in verdict.checks}
     missing = [kind.name for kind in verdict.not_judged if kind.name in flags.keys() - checked]
-    if not missing:
-        return []
-    return [f"no limit for {' and '.join(missing)}; set one with {' and '.join(flags[name] for name in missing)}"]
+    if not verdict.checks:
+        notes.append("nothing was judged: neither the profile nor the command sets a limit")
+    elif missing:
+        options = " and ".join(flags[name] for name in missing)
+        notes.append(f"no limit for {' and '.join(missing)}; set one with {options}")
+    if exempt := exempt_from_latency(rows, limits, whole_texts):
+        notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(exempt)}")
+    return notes
 
 
 def exempt_from_latency(rows: Sequence[Row], limits: Limits, whole_texts: Collection[str]) -> tuple[str, ...]:

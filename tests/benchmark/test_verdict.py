@@ -9,7 +9,7 @@ from edgeformer.benchmark.verdict import (
     exempt_from_latency,
     judged_rows,
     shown,
-    unlimited_notes,
+    verdict_notes,
     without_figures,
 )
 
@@ -91,8 +91,9 @@ def test_a_verdict_names_what_was_judged_and_what_was_not() -> None:
     assert (partial.status, partial.judged, partial.is_partial) == ("pass", ("memory",), True)
     why = "the profile raspberry-pi-5 sets no limit"
     assert [(kind.name, kind.reason) for kind in partial.not_judged] == [("size", why), ("latency", why)]
-    assert unlimited_notes(partial) == ["no limit for size and latency; set one with --max-size and --max-latency"]
-    assert unlimited_notes(full) == []
+    (note,) = verdict_notes(partial, [], limits(), [])
+    assert note == "no limit for size and latency; set one with --max-size and --max-latency"
+    assert verdict_notes(full, [], limits(), []) == []
 
 
 def test_unknown_checks_are_not_judged_and_have_a_reason() -> None:
@@ -100,7 +101,7 @@ def test_unknown_checks_are_not_judged_and_have_a_reason() -> None:
     assert (verdict.status, verdict.judged, verdict.is_partial) == ("unknown", ("size",), False)
     assert [kind.name for kind in verdict.not_judged] == ["latency", "memory", "energy"]
     assert {kind.reason for kind in verdict.not_judged} == {"not present on this host"}
-    assert unlimited_notes(verdict) == []
+    assert verdict_notes(verdict, [], limits(), []) == []
     nothing = check_budget([], limits())
     assert {kind.reason for kind in nothing.not_judged} == {"no artifact can run on the device"}
 
