@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeformer.artifacts.command_results import GateCheck
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import write_json, write_text
-from edgeformer.artifacts.gate import GateCheck
 from edgeformer.benchmark import conditions, gate
 from edgeformer.benchmark.gate import GateOptions
 from edgeformer.benchmark.gate_scores import ArtifactPair

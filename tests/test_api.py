@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import edgeformer
+from edgeformer.artifacts.command_results import Verification
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.scores import read_evaluation
-from edgeformer.artifacts.verification import Verification
 from edgeformer.benchmark.measure import MeasureRules
 from edgeformer.benchmark.profile import ProfileOptions
 from edgeformer.export.import_onnx import OnnxImportOptions

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgeformer.artifacts.base import Frozen
-from edgeformer.artifacts.data_warnings import cautions
-from edgeformer.artifacts.manifest import DataSummary
+from edgeformer.artifacts.manifest import DataSummary, cautions
 from edgeformer.artifacts.scores import Evaluation
 
 TRAINING_REVISION = 1

@@ -9,9 +9,9 @@ from itertools import product
 from pathlib import Path
 from statistics import median, median_high
 
+from edgeformer.artifacts.command_results import Gate, GateCheck, GateStatus
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.gate import Gate, GateCheck, GateStatus
 from edgeformer.artifacts.golden import GOLDEN_FILE
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, Silent, bar

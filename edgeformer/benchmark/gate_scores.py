@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from edgeformer.artifacts.command_results import GateCheck
 from edgeformer.artifacts.errors import DataError, EdgeformerError, InputError, MissingDependencyError
-from edgeformer.artifacts.gate import GateCheck
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.workspace import TOKENIZER_FILE

@@ -84,9 +84,7 @@ def prepare(
         data, tokenizer_config, vocab_size, cache, progress
     )
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
-        encoded = {
-            name: encode(rows, train.tokenizer, data.max_length, cache, progress) for name, rows in sets.items()
-        }
+        encoded = {name: encode(rows, train.tokenizer, data.max_length, cache, progress) for name, rows in sets.items()}
     words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
     tokens: dict[str, Counter[int]] = {}
     all_rows: dict[str, TrainingRows[Encoded]] = {"train": train.rows, **encoded}

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, FileCheck, TargetRecord, files_sha256, lacks_parity
+from edgeformer.artifacts.command_results import ArtifactCheck, Recorded, Verification
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of, write_json
 from edgeformer.artifacts.golden import GoldenError
 from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.scores import Score
-from edgeformer.artifacts.verification import ArtifactCheck, Recorded, Verification
 from edgeformer.artifacts.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import (

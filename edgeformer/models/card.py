@@ -7,8 +7,7 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from edgeformer.artifacts.data_warnings import LEAKS
-from edgeformer.artifacts.manifest import DataSummary, RunManifest
+from edgeformer.artifacts.manifest import LEAKS, DataSummary, RunManifest
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_duration, markdown, markdown_line
 from edgeformer.models import model_spec_of

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeformer.artifacts.data_warnings import cautions
 from edgeformer.artifacts.device import Fact, Peaks
+from edgeformer.artifacts.manifest import cautions
 from edgeformer.artifacts.report import Candidate, Latency, Memory, Report, Row
 from edgeformer.artifacts.units import format_bytes, format_milliseconds
 from edgeformer.report.canvas import (

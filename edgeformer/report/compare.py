@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, Literal
 
-from edgeformer.artifacts.data_warnings import LEAKS
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import BundleManifest, RunManifest
+from edgeformer.artifacts.manifest import LEAKS, BundleManifest, RunManifest
 from edgeformer.artifacts.report import Latency, Report, Row, read_report
 from edgeformer.artifacts.units import markdown
 from edgeformer.artifacts.workspace import read_manifest

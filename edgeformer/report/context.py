@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 from rich.text import Text
 
-from edgeformer.artifacts.data_warnings import cautions
 from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.manifest import cautions
 from edgeformer.artifacts.report import (
     Candidate,
     Check,

@@ -10,8 +10,8 @@ from xml.etree import ElementTree as Xml
 from rich.console import Console
 from rich.text import Text
 
+from edgeformer.artifacts.command_results import Gate, GateCheck
 from edgeformer.artifacts.files import write_text
-from edgeformer.artifacts.gate import Gate, GateCheck
 from edgeformer.artifacts.units import markdown, markdown_line, visible
 from edgeformer.report.columns import DASH, Column, Columns, coloured, format_value
 from edgeformer.report.context import names_by_reason

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeformer.artifacts.data_warnings import cautions
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, RunManifest
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, RunManifest, cautions
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow
 from edgeformer.report.canvas import (
     BLUE,

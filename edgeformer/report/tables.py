@@ -15,13 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from edgeformer.artifacts.data_warnings import LEAKS, cautions
+from edgeformer.artifacts.command_results import ArtifactCheck, Plan, PlannedTime, Verification
 from edgeformer.artifacts.device import Calibration, FittedCase
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, ExitGuarantee, RunManifest
-from edgeformer.artifacts.plan import Plan, PlannedTime
+from edgeformer.artifacts.manifest import LEAKS, ArtifactManifest, BundleManifest, ExitGuarantee, RunManifest, cautions
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
 from edgeformer.artifacts.units import format_bytes, format_duration
-from edgeformer.artifacts.verification import ArtifactCheck, Verification
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
 from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
 from edgeformer.report.columns import DASH, Column, Columns, coloured, format_value

@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from edgeformer.artifacts.command_results import MemoryBreakdown
 from edgeformer.artifacts.data_config import DataSection
 from edgeformer.artifacts.errors import InputError
-from edgeformer.artifacts.plan import MemoryBreakdown
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.models import model_spec_of

@@ -13,12 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from edgeformer.artifacts.data_warnings import cautions
-from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.files import replacing_folder, write_json, write_text
-from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.artifacts.onnx_outline import external_files
-from edgeformer.artifacts.page import (
+from edgeformer.artifacts.command_results import (
     SITE_FILE,
     LeftOut,
     PageArtifact,
@@ -28,6 +23,10 @@ from edgeformer.artifacts.page import (
     PageReader,
     PageWeights,
 )
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.files import replacing_folder, write_json, write_text
+from edgeformer.artifacts.manifest import ArtifactManifest, cautions
+from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.report import (
     DRIFT_FEWEST_CALLS,

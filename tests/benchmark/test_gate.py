@@ -17,10 +17,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from edgeformer.artifacts.command_results import UNDECIDED, Gate, GateCheck
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import write_json
-from edgeformer.artifacts.gate import UNDECIDED, Gate, GateCheck
 from edgeformer.artifacts.manifest import ArtifactManifest, Drift, LoopDrift
 from edgeformer.artifacts.report import Memory
 from edgeformer.artifacts.units import parse_share

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeformer.artifacts.command_results import UNDECIDED, Gate, GateCheck
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.gate import UNDECIDED, Gate, GateCheck
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.benchmark import gate as gate_module
 from edgeformer.benchmark.gate import GateOptions, gate_bundles

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edgeformer.artifacts.gate import UNDECIDED
+from edgeformer.artifacts.command_results import UNDECIDED
 from tests.docs.document import ROOT, blocks, words
 from tests.docs.test_code_blocks import parse
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gate import cases_of, fault, judged, main, minutes_left, next_case, seconds_of
-from edgeformer.artifacts.gate import GateCheck
+from edgeformer.artifacts.command_results import GateCheck
 from tests.runtimes.tiny_bundle import classifier_graph, write_bundle
 
 CASES = cases_of(20, 10)

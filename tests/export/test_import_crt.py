@@ -18,9 +18,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from edgeformer.artifacts.data_warnings import LEAKS
 from edgeformer.artifacts.errors import DataError, InputError
-from edgeformer.artifacts.manifest import RunManifest
+from edgeformer.artifacts.manifest import LEAKS, RunManifest
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import train_language_tokenizer

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.artifacts.command_results import Recorded, Verification
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.report import Report, Search
-from edgeformer.artifacts.verification import Recorded, Verification
 from edgeformer.benchmark.measure import MeasureRules
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.benchmark.search import SearchOptions

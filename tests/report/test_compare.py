@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from edgeformer.artifacts.data_warnings import LEAKS
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
 from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.manifest import LEAKS
 from edgeformer.artifacts.report import Latency, Row
 from edgeformer.cli.app import app
 from edgeformer.report.compare import (

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.data_warnings import LEAKS
-from edgeformer.artifacts.manifest import RunManifest
+from edgeformer.artifacts.manifest import LEAKS, RunManifest
 from edgeformer.models import load_recipe, read_run_recipe
 from edgeformer.models.card import model_card
 from edgeformer.run import read_run

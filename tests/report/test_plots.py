@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from edgeformer.artifacts.data_warnings import LEAKS
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import BundleManifest
+from edgeformer.artifacts.manifest import LEAKS, BundleManifest
 from edgeformer.artifacts.workspace import BUNDLE_FILE, read_manifest
 from edgeformer.report.canvas import drawing
 from edgeformer.report.plots import draw_bundle, draw_learning_curve, draw_text_lengths

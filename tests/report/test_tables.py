@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.data_warnings import LEAKS
 from edgeformer.artifacts.device import Calibration, EstimateError, FittedCase
-from edgeformer.artifacts.manifest import BundleManifest
+from edgeformer.artifacts.manifest import LEAKS, BundleManifest
 from edgeformer.artifacts.scores import EarlyExitRow
 from edgeformer.artifacts.workspace import BUNDLE_FILE, read_manifest
 from edgeformer.report.tables import (

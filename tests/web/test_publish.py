@@ -21,9 +21,9 @@ from urllib.error import URLError
 import pytest
 
 import edgeformer.web.publish as publishing
+from edgeformer.artifacts.command_results import SITE_FILE, PageManifest
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.page import SITE_FILE, PageManifest
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle, seal
 from edgeformer.runtimes.web.libraries import (
