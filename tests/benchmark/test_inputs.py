@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.golden import Golden, read_golden
 from edgeformer.tasks.task import fit_row, make_buffers
 from tests.runtimes.tiny_bundle import write_golden
@@ -50,45 +49,6 @@ def test_inputs_without_a_mask_are_taken_whole_and_get_none(tmp_path: Path) -> N
     (buffer,) = make_buffers(golden, batch=3, seq=6, count=1)
     assert list(buffer) == ["input_ids"]
     assert buffer["input_ids"].tolist() == [[0, 1, 2, 3, 1, 2], [4, 5, 6, 7, 5, 6], [0, 1, 2, 3, 1, 2]]
-
-
-def damage(path: Path, how: str) -> None:
-    ids, mask = np.ones((2, 4), np.int64), np.ones((2, 4), np.int64)
-    if how == "missing":
-        return
-    if how == "not a zip":
-        path.write_bytes(b"hello")
-    elif how == "cut":
-        write_golden(path)
-        path.write_bytes(path.read_bytes()[:200])
-    elif how == "bit flipped":
-        write_golden(path)
-        content = bytearray(path.read_bytes())
-        content[200] ^= 0xFF
-        path.write_bytes(bytes(content))
-    elif how == "no ids":
-        np.savez(path, attention_mask=mask)
-    elif how == "other type":
-        np.savez(path, input_ids=ids.astype(np.int32), attention_mask=mask)
-    elif how == "other shape":
-        np.savez(path, input_ids=ids, attention_mask=mask[:, :3])
-    elif how == "no rows":
-        np.savez(path, input_ids=ids[:0], attention_mask=mask[:0])
-    elif how == "all padding":
-        np.savez(path, input_ids=ids, attention_mask=mask * np.array([[1], [0]]))
-    elif how == "pickled":
-        np.savez(path, input_ids=np.array([{"a": 1}], dtype=object), attention_mask=mask)
-
-
-@pytest.mark.parametrize(
-    "how",
-    ["missing", "not a zip", "cut", "bit flipped", "no ids", "other type", "other shape", "no rows", "all padding",
-     "pickled"],
-)  # fmt: skip
-def test_damaged_golden_inputs_are_named_with_a_remedy(tmp_path: Path, how: str) -> None:
-    damage(tmp_path / "golden.npz", how)
-    with pytest.raises(ArtifactError, match=r"golden\.npz: .*export the run again"):
-        read_golden(tmp_path / "golden.npz")
 
 
 def test_more_rows_than_golden_ones_are_used_in_turn() -> None:

@@ -39,13 +39,6 @@ def test_default_shapes_are_batch_1_and_16_at_the_budgets_length(manifest: Bundl
     assert (request.limits.batch, request.limits.seq, request.limits.shape_note) == (1, 128, None)
 
 
-def test_a_short_model_is_judged_at_its_own_length_and_says_so(manifest: BundleManifest) -> None:
-    request = resolve(ProfileOptions(), RTX, manifest)
-    assert request.shapes == ((1, 24), (16, 24))
-    assert "at most 24 tokens" in str(request.limits.shape_note)
-    assert any("at most 24 tokens" in note for note in request.notes)
-
-
 def test_the_budgets_shape_is_always_measured(manifest: BundleManifest) -> None:
     request = resolve(ProfileOptions(batches=(4,), seqs=(256, 16)), RTX, long_model(manifest))
     assert request.shapes == ((4, 16), (1, 128), (4, 256))
