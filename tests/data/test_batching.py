@@ -1,3 +1,5 @@
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -79,6 +81,8 @@ def test_plans_do_not_change_between_versions():
     assert as_lists(plan(rows, 2, **options)) == [[2, 5], [3], [4, 1], [0, 6]]
     assert as_lists(plan(rows, 2, **options, bucketed=False)) == [[4, 2], [0, 6], [5, 3], [1]]
     assert as_lists(plan(rows, 2, **options, streamed=True)) == [[6, 3], [1, 4], [0], [5, 2]]
+    large = as_lists(plan(Rows(5003), streamed=True))
+    assert hashlib.sha256(repr(large).encode()).hexdigest()[:32] == "2a2a897b8164b8e50e4b743964c73887"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -110,16 +114,6 @@ def test_rows_of_equal_length_keep_their_order():
 @given(st.integers(1, 3000))
 def test_permute_is_a_permutation(count):
     assert sorted(permute(np.arange(count), count, KEYS).tolist()) == list(range(count))
-
-
-def test_permute_separates_neighbours():
-    count = 100_000
-    order = permute(np.arange(count), count, KEYS)
-    # Of random numbers the correlation is 0, with a standard deviation of 1 / sqrt(count) = 0.003.
-    assert abs(np.corrcoef(np.arange(count), order)[0, 1]) < 0.013
-    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.013
-    quarters = np.bincount(order[:4000] // (count // 4), minlength=4)
-    assert abs(quarters - 1000).max() < 140  # five standard deviations of 27
 
 
 def test_slice_of_a_streamed_plan_is_the_rest_of_the_epoch():
@@ -280,9 +274,3 @@ def test_scored_padding_is_predicted():
     assert text_batch(rows, np.array([0]), BOUNDARY, pad_to=3)["input_ids"].tolist() == [[99, 1, 2]]
     with pytest.raises(ValueError, match="a row of 3 inputs cannot be padded to 2"):
         text_batch(rows, np.array([0]), BOUNDARY, pad_to=2)
-
-
-@pytest.mark.parametrize("make", [packed, paragraphs])
-def test_text_batch_without_rows_is_empty(make):
-    batch = text_batch(make([[1, 2], [3]], 8), np.array([], dtype=np.int64), BOUNDARY)
-    assert {(array.shape, array.dtype) for array in batch.values()} == {((0, 0), np.dtype(np.int64))}

@@ -62,19 +62,12 @@ def bomb(path: Path, suffix: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", PACKERS)
+@pytest.mark.parametrize("suffix", [".xz", ".gz", pytest.param(".bz2", marks=pytest.mark.slow)])
 def test_four_gigabytes_in_short_lines(tmp_path: Path, suffix: str) -> None:
     path, started = bomb(tmp_path / f"bomb.tsv{suffix}", suffix), time.process_time()
     with pytest.raises(DataError, match=r"200 times its size.*unpack it"):
         rows(path)
     assert time.process_time() - started < 5
-
-
-def test_four_gigabytes_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.jsonl.xz"
-    path.write_bytes(lzma.compress(b'{"text": "') + lzma.compress(b" " * 2**24) * 256)
-    with pytest.raises(DataError, match="200 times its size"):
-        rows(path)
 
 
 @pytest.mark.torture
@@ -118,7 +111,7 @@ def test_repetitive_but_real_files_stream(tmp_path: Path, suffix: str, monkeypat
     """A log whose lines differ in a number only, and a small file that packs as well as a bomb."""
     monkeypatch.setattr(records, "_RATIO_WINDOW", 2**20)  # avoids files of hundreds of megabytes
     generator = random.Random(2)
-    lines = [f"2026-11-22 worker answered request in {generator.randrange(10**9)} ms, no error" for _ in range(60_000)]
+    lines = [f"2026-11-22 worker answered request in {generator.randrange(10**9)} ms, no error" for _ in range(20_000)]
     path = tmp_path / f"log.txt{suffix}"
     path.write_bytes(PACKERS[suffix]("\n".join(lines).encode()))
     assert rows(path) == lines
@@ -227,7 +220,3 @@ class TestGolden:
     def test_packed_but_real(self, tmp_path: Path) -> None:
         golden = read_golden(self.archive(tmp_path, input_ids=self.array(np.ones((2, 8), np.int64))))
         assert len(golden) == 2
-
-
-def test_limits_are_far_above_real_files() -> None:
-    assert records.MAX_RATIO >= 100 and records.MAX_COLUMNS >= 1000

@@ -12,7 +12,6 @@ from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.data.encoding import Encoded, Prepared, count_values, encode
 from edgeformer.data.prepare import data_findings, encode_file, lengths_of_sets, prepare, prepare_test
-from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import file_source, imported_data, load_part, read
 from edgeformer.data.splits import split
 from edgeformer.data.synthetic import synthetic_reviews
@@ -174,6 +173,7 @@ def test_missing_column_is_reported_before_rows_are_read(tmp_path, stream):
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_sst2_with_bert_base_uncased(data_folder, tmp_path):
     files = {"train": ("train", "sentence"), "validation": ("dev", "content"), "sst-test": ("test", "content")}
     parts = {
@@ -293,12 +293,6 @@ def test_pair_columns_of_the_model_are_used(table):
     path.write_text("text\tlabel\na\tyes\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"no pairs of texts; columns: text, label; .* left and right, sentence1 and"):
         encode_file(path, config, tiny_tokenizer())
-
-
-def test_fingerprint_sees_the_order_of_a_pair():
-    labels = np.zeros(1, dtype=np.int64)
-    texts = ("a b", ("a", "b"), ("b", "a"), ("a b", ""))
-    assert len({LabelledTexts([text], labels).fingerprint() for text in texts}) == 4
 
 
 def test_pairs_are_prepared_for_training(tmp_path):

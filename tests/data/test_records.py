@@ -304,8 +304,6 @@ def test_evaluate_reads_a_file_in_its_encoding(tmp_path: Path) -> None:
     assert outcome.code == 0 and json.loads(outcome.out)["rows"][0]["n"] == 2, outcome.err
     outcome = edgeformer(*command, cwd=tmp_path)
     assert outcome.code == 2 and "it is likely utf-16: save the file" in outcome.err
-    outcome = edgeformer("evaluate", str(OLD / "classifier-v1"), "--encoding", "utf-16", cwd=tmp_path)
-    assert outcome.code == 2 and "--encoding: are of a file" in outcome.err
 
 
 def test_suggested_commands_have_the_encoding_option() -> None:

@@ -39,6 +39,7 @@ def test_fingerprint_sees_texts_labels_and_order():
         (["c", "ab"], [0, 1]),
         (["ab", "c"], [1, 1]),
         (["ab"], [0]),
+        *(([text], [0]) for text in ("a b", ("a", "b"), ("b", "a"), ("a b", ""))),
     ]
     fingerprints = [LabelledTexts(texts, np.array(labels)).fingerprint() for texts, labels in contents]
     assert len(set(fingerprints)) == len(contents)

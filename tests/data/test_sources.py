@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeformer.artifacts.data_config import DataConfig, FileSource, SyntheticSource
+from edgeformer.artifacts.data_config import DataConfig, FileSource
 from edgeformer.artifacts.errors import DataError
 from edgeformer.data.column_detection import detect_columns
-from edgeformer.data.sources import Columns, file_source, load_parts, local_parts, read, replacement_source
+from edgeformer.data.sources import Columns, file_source, load_parts, local_parts, replacement_source
 from tests.data.conftest import file_sources
 
 LABELLED = "text,label\nfine,1\n"
@@ -102,11 +102,6 @@ def test_sources_of_a_part_are_concatenated(tmp_path: Path) -> None:
     (part,) = load_parts(DataConfig.model_validate(document)).values()
     assert (part.texts, part.labels.tolist()) == (["good", "fine", "bad"], [1, 1, 0])
     assert part.labels.dtype == np.int64
-
-
-def test_synthetic_rows_have_their_origin() -> None:
-    rows = list(read(SyntheticSource(kind="synthetic-reviews", rows=5, seed=1)))
-    assert [row.where for row in rows] == ["synthetic-reviews (generated)"] * 5
 
 
 def config(split: str = "sst-test", **parts: Any) -> DataConfig:

@@ -91,8 +91,7 @@ def test_language_model_text_equals_the_set_in_memory(parts, tmp_path, monkeypat
     assert [count.duplicates for count in streamed.summary.overlap] == [0, 7]
 
 
-@pytest.mark.parametrize("tokenizer", [BPE, WORDPIECE])
-@pytest.mark.parametrize("kind", list(WRITERS))
+@pytest.mark.parametrize(("kind", "tokenizer"), [*((kind, BPE) for kind in WRITERS), ("jsonl", WORDPIECE)])
 def test_classifier_rows_equal_the_set_in_memory(parts, tmp_path, monkeypatch, kind, tokenizer):
     monkeypatch.setattr(streaming, "_PIECE_CHARACTERS", 5000)
     path = WRITERS[kind](tmp_path / f"train.{kind}", list(synthetic_reviews(600, 1)))
@@ -179,20 +178,11 @@ def test_file_that_changes_during_reading_is_refused(parts, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, WORDPIECE])
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"text": "cut', r"train\.jsonl, line 601: not valid JSON"),
-        ('{"text": "good", "label": "great"}', r"train\.jsonl, line 601: label 'great' is not in the set"),
-        ('{"text": "good"}', r"train\.jsonl, line 601: no column 'label'"),
-        ('{"text": 7, "label": 1}', r"train\.jsonl, line 601: column 'text' holds an int"),
-    ],
-)
-def test_broken_row_is_reported_before_tokenizing(parts, tmp_path, line, message, tokenizer):
+def test_broken_row_is_reported_before_tokenizing(parts, tmp_path, tokenizer):
     with (tmp_path / "train.jsonl").open("a") as file:
-        file.write(line + "\n")
+        file.write('{"text": "good", "label": "great"}\n')
     progress = Recorder()
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"train\.jsonl, line 601: label 'great' is not in the set"):
         prepare(class_config(parts), tokenizer, 400, tmp_path / "cache", progress)
     assert TOKENIZING not in progress.bars
 

@@ -126,12 +126,6 @@ def test_other_settings_of_the_tokenizer_stay(original: Tokenizer, trimmed: Trim
         assert documents[0][part] == documents[1][part]
 
 
-def test_trimming_twice_changes_nothing(trimmed: Trimmed) -> None:
-    second = trim_tokenizer(trimmed.tokenizer, used_ids(trimmed.tokenizer))
-    assert second.kept.tolist() == list(range(len(trimmed.kept)))
-    assert second.tokenizer.to_str() == trimmed.tokenizer.to_str()
-
-
 def test_bpe_keeps_all_merges_of_its_tokens() -> None:
     """A token can have two merges, of which the text uses one."""
     letters = {letter: number for number, letter in enumerate(["[UNK]", *"abcd"])}
@@ -240,12 +234,6 @@ def test_run_is_trimmed_to_its_training_text(small_recipe: ClassificationRecipe)
     assert small_effect.changed_rows > effect.changed_rows
     with pytest.raises(DataError, match=r"the train set is not the one .* export without --vocab-trim"):
         trim_to_training(config, tokenizer, {"train": "another"})
-
-
-def test_most_frequent_used_tokens_stay() -> None:
-    counts = {5: 3, 2: 9, 7: 3, 1: 1}
-    assert Keeping(max_used=2).used(counts) == [2, 5]  # 5 and 7 are equally frequent
-    assert Keeping(max_used=9).used(counts) == Keeping().used(counts) == [2, 5, 7, 1]
 
 
 @pytest.mark.data
