@@ -278,6 +278,25 @@ def test_a_median_that_a_second_process_does_not_confirm_is_not_stable(
     assert any(warning.startswith("not confirmed: ") for warning in steady.latency_ms.warnings)
 
 
+SPINS = """
+import threading
+from edgeformer.benchmark import process
+def spin():
+    while True:
+        sum(range(1000))
+threading.Thread(target=spin, daemon=True).start()
+process.run_worker()
+"""
+
+
+@pytest.mark.slow
+def test_a_thread_that_spins_in_the_worker_is_reported(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
+    rules = replace(RULES, min_s=0.4, max_s=1.0)
+    _, steady = run_as(monkeypatch, bundle, SPINS, shapes=((1, 8),), rules=rules)
+    assert steady.latency_ms.status == "measured" and steady.latency_ms.stable is False
+    assert any("that are not the artifact's computed" in warning for warning in steady.latency_ms.warnings)
+
+
 def row(p50: float | None, stable: bool | None = True, phase: Literal["cold", "steady", "decode"] = "steady") -> Row:
     unavailable = Latency(status="unavailable", reason="the process ended early")
     return Row(

@@ -433,3 +433,21 @@ def test_the_pick_and_the_front_are_those_of_a_brute_force(
     assert (result.pick is None) == (not expected)
     assert result.pick is None or result.pick in expected
     assert {position for position, candidate in enumerate(result.candidates) if candidate.on_front} == front
+
+
+def test_an_unstable_measurement_is_a_reservation() -> None:
+    shaky = Latency(status="measured", p50=4.0, n=100, stable=False)
+    result = run(bundle(artifact("a"), artifact("b")), [row("a", 9.0), row("b", latency_ms=shaky)])
+    assert "1 of the 2 measurements are not stable" in result.reason
+
+
+def test_unmeasured_energy_cannot_be_minimized() -> None:
+    result = run(bundle(artifact("model")), [row("model")], options=SearchOptions(minimize="energy"))
+    assert result.pick is None
+    assert result.candidates[0].reason == "its energy is not known: no counter"
+
+
+def test_a_leaking_model_cannot_be_searched() -> None:
+    manifest = bundle(artifact("model", validation=perplexity(20.0)), task="language-modeling", leaks=True)
+    with pytest.raises(InputError, match="leaks future tokens"):
+        run(manifest, [row("model")])
