@@ -77,6 +77,22 @@ def stored_twice(sharing: Sharing) -> str | None:
     return None
 
 
+def count_quantization_numbers(graph: onnx.ModelProto) -> int:
+    """Count the scales and zero points of INT8 weights, which are no parameters of the model.
+
+    They have the name of a quantised weight with another suffix; any other tensor of a foreign graph that is called
+    ``…_scale`` is a parameter. Tensors of one element do not count, as in the outline.
+    """
+    names = {tensor.name for tensor in graph.graph.initializer}
+    count = 0
+    for tensor in graph.graph.initializer:
+        for suffix in (SCALE, ZERO_POINT):
+            weight = f"{tensor.name.removesuffix(suffix)}_quantized"
+            if tensor.name.endswith(suffix) and weight in names and (size := math.prod(tensor.dims)) > 1:
+                count += size
+    return count
+
+
 def _is_parameter(tensor: onnx.TensorProto) -> bool:
     if math.prod(tensor.dims) <= 1 or tensor.name.rsplit(".", 1)[-1] in NO_PARAMETERS:
         return False
@@ -259,11 +275,12 @@ def _tensor_denormals(tensor: onnx.TensorProto, graph: Path) -> int:
         return _count_denormals(numpy_helper.to_array(tensor))
     location = ExternalDataInfo(tensor)
     file = graph.parent / location.location
-    return _file_denormals(file, location.offset or 0, location.length or 0, file.stat().st_mtime_ns)
+    state = file.stat()
+    return _file_denormals(file, location.offset or 0, location.length or 0, (state.st_mtime_ns, state.st_size))
 
 
 @lru_cache(maxsize=4096)
-def _file_denormals(file: Path, offset: int, length: int, modified_ns: int) -> int:
+def _file_denormals(file: Path, offset: int, length: int, version: tuple[int, int]) -> int:
     """Count denormals of a tensor beside a graph, once per version of the file."""
     return _count_denormals(np.fromfile(file, np.float32, count=length // 4, offset=offset))
 

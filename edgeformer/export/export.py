@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, lacks_parity
 from edgeformer.artifacts.documents import load_profile, own_profiles
-from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing_folder, write_json
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import SILENT, Progress
@@ -141,7 +141,10 @@ def _build_engines(
         for entry in builder.build(target, job):
             artifact = entry
             if lacks_parity(entry) and cannot_run(entry) is None:  # otherwise no data is read for it
-                artifact = source.judge(folder, entry).judge_engine(entry)
+                try:
+                    artifact = source.judge(folder, entry).judge_engine(entry)
+                except EdgeformerError as error:
+                    artifact = entry.model_copy(update={"status": "rejected", "reason": str(error)})
             if source.options.joining and isinstance(source, RunSource):
                 artifact = source.judge(folder, entry).add_rounded(artifact)
             reason = artifact.reason and artifact.reason.replace(str(folder), str(source.folder))

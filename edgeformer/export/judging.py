@@ -31,11 +31,13 @@ from edgeformer.artifacts.manifest import (
     Sharing,
     Vocabulary,
 )
+from edgeformer.artifacts.onnx_outline import read_outline
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
 from edgeformer.export.audit import (
     audit_portability,
     audit_sharing,
+    count_quantization_numbers,
     describe_io,
     float32_operators,
     stored_twice,
@@ -393,6 +395,9 @@ def describe_converted(path: Path, size_bytes: int, unique_parameters: int) -> d
     graph = onnx.load(str(path), load_external_data=False)
     fields = {**audit_graphs({LOOP: path}, {LOOP: graph}, unique_parameters), "size_bytes": size_bytes}
     stored = fields["sharing"].stored_parameters
+    if not {"MatMulNBits", "GatherBlockQuantized"} & fields["quantized"].keys():  # two numbers in a byte
+        stored = read_outline(path).parameters - count_quantization_numbers(graph)
+        fields["sharing"] = fields["sharing"].model_copy(update={"stored_parameters": stored})
     if stored > MAX_STORED_RATIO * unique_parameters:
         fields["reason"] = f"stores {stored:,} numbers, the graph that it was made of {unique_parameters:,}"
     return fields

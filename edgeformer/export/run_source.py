@@ -285,8 +285,13 @@ class RunSource:
                 raise ArtifactError(f"{model_folder / name}: missing; train the run again")
             shutil.copyfile(model_folder / name, new / name)
         # Like bundle.json: the recipe may say more than training did.
-        config = _read_json(model_folder / CONFIG_FILE) | subject.task.answer_config(subject.recipe.data)
-        write_json(new / CONFIG_FILE, subject.model_spec.client_config(config))
+        path = model_folder / CONFIG_FILE
+        config = _read_json(path) | subject.task.answer_config(subject.recipe.data)
+        try:
+            client_config = subject.model_spec.client_config(config)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
+        write_json(new / CONFIG_FILE, client_config)
         if (model_folder / CARD_FILE).is_file():  # it may have been edited by hand
             shutil.copyfile(model_folder / CARD_FILE, new / CARD_FILE)
         else:

@@ -185,8 +185,10 @@ class CachedGraph:
             if name.startswith(PAST)
         }
 
-    def run(self, tokens: Mapping[str, Array], *, keep: bool, **others: Array) -> list[dict[str, Array]]:
-        """Run tokens [B, n, …] and return the outputs of every call: several, if the graph takes fewer tokens at once.
+    def run(self, tokens: Mapping[str, Array], *, keep: bool, **others: Array) -> Iterator[dict[str, Array]]:
+        """Run tokens [B, n, …] and yield the outputs of every call: several, if the graph takes fewer tokens at once.
+
+        The tokens are cached when all outputs were taken; a list of them would keep every call's caches alive.
 
         Args:
             tokens: inputs that are split along the tokens.
@@ -197,16 +199,14 @@ class CachedGraph:
         caches = self._caches
         if caches is None:
             caches = {name: self._graph.empty(name, rows) for name in self.outputs}
-        calls = []
         call_length = self._graph.most_tokens() or max(1, length)
         for start in range(0, max(1, length), call_length):
             call = {name: array[:, start : start + call_length] for name, array in tokens.items()}
             outputs = self._graph.run({**call, **others, **caches})
             caches = {name: outputs[output] for name, output in self.outputs.items()}
-            calls.append(outputs)
+            yield outputs
         if keep:
             self._caches = caches
-        return calls
 
 
 class GraphSession(Session):
@@ -402,7 +402,10 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
 
     def advance(self, stretch: int, states: Sequence[dict[str, Array]], *, keep: bool) -> dict[str, Array]:
         tokens = {name: _concatenate([state[name] for state in states]) for name in states[0]}
-        return {"logits": self._cached.run(tokens, keep=keep)[-1]["logits"]}
+        logits = np.empty(0, np.float32)
+        for outputs in self._cached.run(tokens, keep=keep):
+            logits = outputs["logits"]
+        return {"logits": logits}
 
     def readout(self, state: dict[str, Array], loop: int) -> Array:
         result: Array = state["logits"][:, -1]

@@ -292,8 +292,7 @@ class Runtime(ABC):
         id_, role = files.artifact.id, files.artifact.role
         open_part = partial(self.open_graph, files=files, options=options)
         if role == "step":
-            assert files.loops is not None  # bundles know the loops of their step artifacts
-            return StepSession(files.parts, files.loops, open_part, early=options.early, exits=options.exits)
+            return StepSession(files.parts, _loops_of(files), open_part, early=options.early, exits=options.exits)
         if options.early is not None:
             raise InputError(f"artifact {id_!r} always runs all of its loops; rows can leave a step artifact early")
         if options.exits:
@@ -318,8 +317,7 @@ class Runtime(ABC):
             return Decoder(FullDepthEngine(open_part(files.file)))
         if files.artifact.role != "step":
             raise InputError(f"artifact {files.artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
-        assert files.loops is not None  # bundles know the loops of their step artifacts
-        return Decoder(StepEngine(StepSession(files.parts, files.loops, open_part, exits=exits or ())))
+        return Decoder(StepEngine(StepSession(files.parts, _loops_of(files), open_part, exits=exits or ())))
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
         """Return the providers to measure an artifact with if this runtime is requested by name.
@@ -359,3 +357,9 @@ class Runtime(ABC):
     def fuses(self, artifact: ArtifactManifest) -> bool:
         """Return whether it compiles the whole graph, so that estimates count no launch and copy per node."""
         return False
+
+
+def _loops_of(files: ArtifactFiles) -> int:
+    if files.loops is None:
+        raise ArtifactError(f"{files.file}: a step artifact whose number of loops is not known; export the run again")
+    return files.loops

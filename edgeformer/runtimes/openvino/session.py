@@ -235,10 +235,10 @@ def _match_rotation(node: Any) -> tuple[Any, Any, Any] | None:
     x = split.input_value(0)
     if (first, second) != tuple(split.outputs()) or set(summands) != {(first, sin), (second, cos)}:
         return None
-    shape, half_width = x.get_partial_shape(), first.get_partial_shape()[-1]
+    shape = x.get_partial_shape()
     if shape.rank != 4 or not shape[3].is_static or node.output(0).get_partial_shape()[-1] != shape[3]:
         return None
-    length = shape[2].get_length() if shape[2].is_static else None
+    length, half_width = shape[2].get_length() if shape[2].is_static else None, first.get_partial_shape()[-1]
     for table in (cos, sin):
         angles = table.get_partial_shape()
         if angles.rank != 2 or half_width != angles[1] or 2 * half_width.get_length() != shape[3].get_length():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -76,7 +76,7 @@ class TorchEngine(LoopEngine[torch.Tensor]):
     """Loop engine on a model with caches; stops after every loop. A state is [B, n, C] on the model's device."""
 
     def __init__(self, model: CachedModel) -> None:
-        self._model = model
+        self._model: Any = model  # None: closed
         self.provider = f"torch-{model.device.type}"
         self.stops = tuple(range(1, model.loops + 1))
         self.max_positions: int | None = model.max_positions
@@ -92,7 +92,7 @@ class TorchEngine(LoopEngine[torch.Tensor]):
         return self._model.logits(state[:, -1], loop).cpu().numpy()
 
     def close(self) -> None:
-        del self._model
+        self._model = None
 
 
 def torch_decoder(model: CachedModel) -> Decoder[torch.Tensor]:
