@@ -1,9 +1,9 @@
 """DeviceProfile: facts and budgets of a target device, each with its source, and what the estimator learned there."""
 
 import re
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import Name
@@ -195,6 +195,10 @@ def names_rtx(name: str) -> bool:
     return re.search(r"\bRTX", name, re.IGNORECASE) is not None
 
 
+_FORMER_KEYS = {"speed", "response", "other_speed", "cache_ramp", "overlap", "one_thread"}
+"""Keys of calibrations whose rates mean something else: they are dropped as a whole."""
+
+
 class DeviceProfile(Frozen):
     """A target device. ``match`` is how the device is recognised when it is present.
 
@@ -237,6 +241,14 @@ class DeviceProfile(Frozen):
     clocks_hz: Fact[Clocks] | None = Field(None, description="absent: the clock is the same at every power limit")
     budgets: Budgets = Budgets()
     calibration: Calibration | None = Field(None, description="written by `calibrate`; never by hand")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_calibration(cls, value: Any) -> Any:
+        calibration = value.get("calibration") if isinstance(value, dict) else None
+        if isinstance(calibration, dict) and _FORMER_KEYS & calibration.keys():
+            return {key: value[key] for key in value if key != "calibration"}
+        return value
 
     @property
     def tensorrt_edition(self) -> Literal["rtx", "enterprise", "none"]:

@@ -371,10 +371,13 @@ def load_runtime(spec: MeasureSpec) -> str:
     runtime = opener_of(artifact, spec.provider)
     provider = runtime.provider(artifact, spec.provider)
     runtime.load(artifact)
-    # The runtime has read the OpenMP settings: no process that this one starts may inherit them.
+    return provider
+
+
+def unpin() -> None:
+    """Remove the OpenMP settings, once the libraries have read them: no child process may inherit them."""
     for name in ("OMP_PROC_BIND", "OMP_NUM_THREADS"):
         os.environ.pop(name, None)
-    return provider
 
 
 def input_buffers(spec: MeasureSpec, shape: Shape) -> Buffers:
@@ -390,6 +393,7 @@ def work(document: bytes, send: Send) -> None:
     provider = load_runtime(spec)
     # The imported runtime and the speed probe are part of the memory baseline.
     speed_probe = None if on_gpu(provider) else SpeedProbe()
+    unpin()
     buffers = {shape: input_buffers(spec, shape) for shape in spec.shapes}
     other_threads = conditions.other_threads()
     gpu_memory_before = memory_meter.gpu_memory_in_use(spec.gpu_uuid)
@@ -452,7 +456,7 @@ def work(document: bytes, send: Send) -> None:
                 facts["read_context_ms"] = round(first_ms, 3)
             row = measure_calls(item, workload, since_reset)
             facts["measuring_s"] = round(time.perf_counter() - start_s, 3)  # first call, warm-up and timed calls
-        send(FinishedRow(row=row.model_copy(update={"conditions": {**row.conditions, **facts}})))
+            send(FinishedRow(row=row.model_copy(update={"conditions": {**row.conditions, **facts}})))
 
     def measure_calls(item: Item, workload: Workload, since_reset: bool) -> Row:
         # A provider with threads of its own may use any number of them.

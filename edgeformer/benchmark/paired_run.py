@@ -34,7 +34,7 @@ from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.report import Memory
 from edgeformer.benchmark.measure import MeasureRules, measure
-from edgeformer.benchmark.measurement import ALLOWANCE_S, MeasureSpec, input_buffers, load_runtime, open_workload
+from edgeformer.benchmark.measurement import ALLOWANCE_S, MeasureSpec, input_buffers, load_runtime, open_workload, unpin
 from edgeformer.benchmark.memory import gpu_memory_of_process, memory_above, peak_meter, resident_bytes
 from edgeformer.benchmark.process import End, Send, start_worker
 from edgeformer.runtimes import on_gpu
@@ -85,6 +85,7 @@ def work(document: bytes, send: Send) -> None:
     """
     spec = MeasureSpec.model_validate_json(document, strict=False)
     (item,), provider = spec.items, load_runtime(spec)
+    unpin()
     buffers = input_buffers(spec, item[1:])
     meter, baseline_bytes = peak_meter(), resident_bytes()
     with closing(meter), closing(open_workload(spec, item, provider, buffers)) as workload:

@@ -410,6 +410,11 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
             labels = ", ".join(dict.fromkeys(provider_facts(row.provider).label for row in warm))
             reason = f"measured with {labels} only, which says nothing of a device of the kind {device.kind}"
         judged += [without_figures(row, reason) for row in rows if row.artifact == name]
+    # A report from elsewhere may state several sizes of one artifact: the largest counts.
+    sizes: dict[str, int] = {}
+    for row in judged:
+        sizes[row.artifact] = max(row.size_bytes, sizes.get(row.artifact, 0))
+    judged = [row.model_copy(update={"size_bytes": sizes[row.artifact]}) for row in judged]
     verdict = check_budget(judged, limits, whole_texts)
     notes = [f"{path.name} judged for {device.title}: that it was measured there is the word of whoever judges it"]
     notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)

@@ -241,7 +241,7 @@ def _candidate(
                 inside_words = f", inside its 95 % interval {facts['score_low']:.4f} to {facts['score_high']:.4f}"
             objections.append(f"{metric.name} {value:.4f} is {side} {bound:g}{inside_words}")
     if latency.value is None:
-        objections.append(f"no time is known: {latency.reason}")
+        objections.append(f"no time is known: {latency.reason or 'no reason given'}")
     has_shapes = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1
     for check in checks:
         if check.status == "fail":

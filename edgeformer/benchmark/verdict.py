@@ -237,7 +237,8 @@ def _row_checks(
 ) -> list[Check]:
     """Return the checks at one shape, with one of the artifact's rows; None: none has that shape."""
     where = f"at {limits.batch}×{limits.seq}" + (f": {limits.shape_note}" if limits.shape_note else "")
-    reasons = (other.latency_ms.reason for other in rows if other.latency_ms.status == "unavailable")
+    nearest = sorted(rows, key=lambda other: (other.batch, other.seq) != (limits.batch, limits.seq))
+    reasons = (other.latency_ms.reason for other in nearest if other.latency_ms.status == "unavailable")
     shape = f"{limits.batch}×{limits.seq}"
     shapes = ", ".join(dict.fromkeys(f"{other.batch}×{other.seq}" for other in rows))
     why_absent = f"{shape} was not measured, but {shapes}" if row is None else f"decoding at {shape} was not measured"

@@ -137,7 +137,7 @@ def _refusal(id_: str, promised: Guarantee | None, options: GuaranteeOptions, ri
     goal = f"a loss of at most {100 * max_drop:g} points with {100 * (1 - options.risk):.4g} % confidence"
     needed = rows_needed(max_drop, level)
     if needed is None or count < needed:
-        least = "more than 200,000" if needed is None else f"at least {needed:,}"
+        least = "more than 131,072" if needed is None else f"at least {needed:,}"
         return (
             f"{count:,} held-out rows are too few to promise {goal}: that takes {least}, even "
             "if early exit changes the answer to none of them. Give more rows (--data FILE), or ask for less "

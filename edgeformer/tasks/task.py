@@ -114,7 +114,7 @@ class Origin:
     as_trained: bool = False
 
 
-class TaskFacts:
+class TaskFacts(ABC):
     """What a task is.
 
     Attributes:
@@ -508,7 +508,7 @@ class GoldenInputs(TaskData, Scoring):
         return [dict(call) for call in make_buffers(golden, *shape, count)]
 
 
-class Task(GoldenInputs, ABC):
+class Task(GoldenInputs):
     """One task: data, scoring and golden inputs, and the files that clients of its models read."""
 
     def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:

@@ -17,6 +17,7 @@ import shutil
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -258,14 +259,13 @@ class Checkpoints:
         without_best: Path | None = None
         for folder in self._states():
             damaged: Path | None = folder / _CHECKSUMS
-            try:
-                checksums: dict[str, str] = dict(json.loads((folder / _CHECKSUMS).read_text(encoding="utf-8")))
-                if {_POSITION, _SCHEDULE, random_states_file(0)} <= checksums.keys():
-                    files = [folder / name for name in sorted(checksums, key=_BEST.__eq__)]  # the best weights last
-                    is_damaged = (not file.is_file() or sha256_of(file) != checksums[file.name] for file in files)
-                    damaged = next((file for file, bad in zip(files, is_damaged, strict=True) if bad), None)
-            except (OSError, ValueError, TypeError):
-                pass  # the file of checksums is damaged
+            checksums: dict[str, str] = {}
+            with suppress(OSError, ValueError, TypeError):  # the file of checksums is damaged
+                checksums = dict(json.loads((folder / _CHECKSUMS).read_text(encoding="utf-8")))
+            if {_POSITION, _SCHEDULE, random_states_file(0)} <= checksums.keys():
+                files = {name: folder / name for name in sorted(checksums, key=_BEST.__eq__)}  # the best weights last
+                is_good = {name: file.is_file() and sha256_of(file) == checksums[name] for name, file in files.items()}
+                damaged = next((files[name] for name, good in is_good.items() if not good), None)
             if damaged is None:
                 if problems:
                     report(f"{'; '.join(problems)}; going on from the checkpoint before: {folder}")

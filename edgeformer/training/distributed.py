@@ -254,7 +254,7 @@ def connect(recipe: Recipe, accelerator_kind: Literal["auto", "cpu", "cuda"], *,
     # Accelerate keeps its settings for the life of the process and refuses different ones.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    local_count, cards = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    local_count, cards = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 0 if use_cpu else torch.cuda.device_count()
     if not use_cpu and local_count > cards:
         raise InputError(f"{local_count} processes on this machine, but {cards} CUDA cards; start one for each card")
     try:

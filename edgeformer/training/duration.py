@@ -270,7 +270,8 @@ def count_kernels(recipe: Recipe, tokens: int, precision: str, *, on_cuda: bool 
             largest = max(sizes)
             sizes = [size for size in sizes if size < largest] or [largest]
         halves = HALF_FORMATS.values()
-        if "scaled_dot_product" in name:
+        # The processor's fused attention is not counted: rates measured in training there do not contain it either.
+        if "scaled_dot_product" in name and (on_cuda or func._overloadpacket in flop_registry):
             is_backward = "backward" in name
             query, key = args[1:3] if is_backward else args[:2]
             # Scores and mixed values; the backward pass computes the scores again, and four more products.

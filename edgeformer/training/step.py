@@ -273,10 +273,12 @@ class Stepper:
                 if not is_out_of_memory(error):
                     raise
                 if self._is_updating and step is None:
+                    is_fused = self._config.optimizer.kernels == "fused"
+                    other_kernels = "training.optimizer.kernels: fused, whose step allocates nothing, or "
                     raise EdgeformerError(
                         f"out of memory in the optimizer's step {number}, which may have changed weights, so it cannot "
-                        "be repeated; use training.optimizer.kernels: fused, whose step allocates nothing, or a "
-                        "smaller training.batch_size, and train again"
+                        f"be repeated; use {'' if is_fused else other_kernels}a smaller training.batch_size, and train "
+                        "again"
                     ) from error
             # After the handler, when nothing refers to the failed attempt's tensors any more.
             self.optimizer.zero_grad()

@@ -132,7 +132,7 @@ def _train(
                 if path.is_dir():
                     shutil.rmtree(path)
                 else:
-                    path.unlink()
+                    path.unlink(missing_ok=True)
         return folder
 
     def create_run() -> Path:

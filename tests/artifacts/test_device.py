@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from edgeformer.artifacts.device import Fact, Peaks
+from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
+from edgeformer.artifacts.documents import load_profile
 from edgeformer.report.charts import _bandwidth, _peak_rate
 from tests.report.made_reports import made_report
+
+HOST = load_profile("host")
 
 
 def test_one_table_of_peaks_the_surest_first() -> None:
@@ -24,3 +27,11 @@ def test_the_roofline_is_drawn_with_the_surest_rate() -> None:
     assert [_peak_rate(report, precision) for precision in ("fp32", "fp16", "int8")] == [9e12, 2e13, None]
     assert _bandwidth(report) == 192e9
     assert _bandwidth(made_report(profile={})) is None and _peak_rate(made_report(profile={}), "fp32") is None
+
+
+def test_a_calibration_of_an_earlier_estimator_is_dropped() -> None:
+    calibration = {"created": "now", "processor": "x", "threads": 2, "provider": "p", "efficiencies": {}}
+    kept = HOST.model_dump(exclude={"budgets"}) | {"calibration": calibration}
+    former = HOST.model_dump(exclude={"budgets"}) | {"calibration": calibration | {"speed": {"product_us": 396.0}}}
+    assert DeviceProfile.model_validate(kept).calibration is not None
+    assert DeviceProfile.model_validate(former).calibration is None

@@ -24,6 +24,7 @@ from edgeformer.data.tokenization import tokenizer_from_file
 
 M = TypeVar("M", bound=BaseModel)
 Size = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 ARCHITECTURES = ("albert", "bert", "distilbert", "electra", "modernbert", "roberta")
 """Supported values of ``model_type``; MiniLM's is ``bert`` or ``roberta``."""
@@ -62,7 +63,10 @@ class EncoderFile(_ConfigFile):
     embedding_size: Size | None = None
     type_vocab_size: Size | None = None
     num_hidden_groups: Size | None = None
+    inner_group_num: Size | None = None
     num_labels: Size | None = None
+    layer_norm_eps: Positive | None = None
+    norm_eps: Positive | None = None
     architectures: list[str] | None = None
     problem_type: str | None = None
     id2label: dict[str, str | int] | None = None
@@ -269,7 +273,8 @@ def open_source(name: str) -> Source:
     width, weights_bytes = width_of(config), sum(path.stat().st_size for path in weights)
     rows = config["vocab_size"] + (encoder.type_vocab_size or 0)
     rows += 0 if kind == "modernbert" else config["max_position_embeddings"]
-    layers = (encoder.num_hidden_groups or 1) if kind == "albert" else depth_of(config)
+    groups = (encoder.num_hidden_groups or 1) * (encoder.inner_group_num or 1)
+    layers = groups if kind == "albert" else depth_of(config)
     inner = encoder.hidden_dim if kind == "distilbert" else encoder.intermediate_size
     matrix_rows = layers * ((inner or 0) + width) + max(len(encoder.id2label or ()), encoder.num_labels or 0)
     if rows * (encoder.embedding_size or width) + matrix_rows * width > weights_bytes:

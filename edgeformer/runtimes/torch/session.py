@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -76,23 +76,29 @@ class TorchEngine(LoopEngine[torch.Tensor]):
     """Loop engine on a model with caches; stops after every loop. A state is [B, n, C] on the model's device."""
 
     def __init__(self, model: CachedModel) -> None:
-        self._model: Any = model  # None: closed
+        self._model: CachedModel | None = model
         self.provider = f"torch-{model.device.type}"
         self.stops = tuple(range(1, model.loops + 1))
         self.max_positions: int | None = model.max_positions
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> torch.Tensor:
-        return self._model.embed(torch.from_numpy(ids).to(self._model.device), start, keep=keep)
+        return self._opened.embed(torch.from_numpy(ids).to(self._opened.device), start, keep=keep)
 
     def advance(self, stretch: int, states: Sequence[torch.Tensor], *, keep: bool) -> torch.Tensor:
         state = states[0] if len(states) == 1 else torch.cat([*states], dim=1)
-        return self._model.run_loop(stretch, state, keep=keep)
+        return self._opened.run_loop(stretch, state, keep=keep)
 
     def readout(self, state: torch.Tensor, loop: int) -> Array:
-        return self._model.logits(state[:, -1], loop).cpu().numpy()
+        return self._opened.logits(state[:, -1], loop).cpu().numpy()
 
     def close(self) -> None:
         self._model = None
+
+    @property
+    def _opened(self) -> CachedModel:
+        if self._model is None:
+            raise ValueError("the decoder is closed")
+        return self._model
 
 
 def torch_decoder(model: CachedModel) -> Decoder[torch.Tensor]:
