@@ -1,4 +1,4 @@
-"""Verify: check a bundle's files, run golden inputs through its artifacts on this machine, and record the results."""
+"""Verify: compare files with bundle.json and answers to golden inputs with those of export, and record the results."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Position:
     Attributes:
         batch: optimizer steps of the current epoch.
         seconds: time of steps, validation and saves; ``training_seconds``: of steps only.
-        batch_size: rows that a process computes at a time, see ``Stepper.initial_position``.
+        batch_size: rows that a process computes at a time: the recipe's, halved whenever memory runs out.
         window: fields of the :class:`~edgeformer.training.step.Meter` since the last log line.
         validation: score of the best weights.
         skipped: steps whose gradient fp16 could not represent; ``skipped_in_a_row``: the latest of them.
