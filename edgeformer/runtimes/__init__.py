@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.registry import Registry
+from edgeformer.runtimes.onnxruntime.providers import default_provider, how_to_use_card
 from edgeformer.runtimes.runtime import (
     ArtifactFiles,
     Builder,
@@ -170,20 +171,6 @@ def builder_of(format_: str) -> Builder | None:
 def on_gpu(provider: str) -> bool:
     """Return whether a session's ``provider`` computes on an NVIDIA GPU."""
     return provider_facts(provider).kind == "cuda"
-
-
-def default_provider(kind: Kind | None = None) -> str:
-    """Return the default provider of ONNX graphs on a kind of device; None: this system."""
-    from edgeformer.runtimes.onnxruntime.providers import default_provider as choose
-
-    return choose(kind)
-
-
-def how_to_use_card() -> str:
-    """Explain how to run ONNX graphs on this system's NVIDIA card instead of its processor."""
-    from edgeformer.runtimes.onnxruntime.providers import how_to_use_card as explain
-
-    return explain()
 
 
 def provider_facts(provider: str) -> ProviderFacts:

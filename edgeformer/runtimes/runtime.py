@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.files import sha256_of
@@ -94,8 +95,7 @@ class ProviderFacts:
         label: short name for tables.
         kind: kind of its device; None: another kind, or not known.
         counts_threads: it computes in the session's threads, so that the number of threads matters.
-        rounds_to: type with fewer bits in which it computes FP32; results and scores then differ. None: it computes in
-            the artifact's precision.
+        rounds_to: type with fewer bits in which it computes FP32, so that scores differ; None: there is none.
     """
 
     label: str
@@ -109,10 +109,9 @@ class Target:
     """A device that a builder can build for on this system.
 
     Attributes:
-        format: format of the built artifacts.
-        precision: precision of the built artifacts; None: that of the source graphs.
         device: name of the device profile, part of the file names; None if the builder needs no device.
         compute_capability: NVIDIA GPUs: the compute capability to compile for.
+        precision: precision of the built artifacts; None: that of the source graphs.
         note: a note for the export, e.g. that the choice of this format is a guess.
     """
 
@@ -132,6 +131,10 @@ class Unavailable:
     precision: Precision | None = None
 
 
+def _no_data(*_: object) -> NoReturn:
+    raise DataError("no data for calibration or judging is at hand in this export")
+
+
 @dataclass(frozen=True)
 class BuildJob:
     """Input of a builder.
@@ -140,10 +143,8 @@ class BuildJob:
         bundle: the bundle's folder; built files go to its folder ``ENGINES_FOLDER``.
         graphs: the ONNX artifacts that passed their checks, of every role and precision; the builder selects from them.
         precision: requested precision of the source graphs.
-        max_length: tokens of the recipe's longest text.
-        max_positions: longest sequence of the model in tokens.
+        max_length: tokens of the recipe's longest text; ``max_positions``: of the model's longest sequence.
         cache: folder for a device's cached timings; None: do not cache.
-        progress: reports progress.
         note: adds a line to the bundle's notes.
         module: returns the torch module behind the full graph of ``precision``, in evaluation mode.
         shapes: input shapes; inputs that are missing get the shapes of texts.
@@ -162,12 +163,8 @@ class BuildJob:
     note: Callable[[str], None]
     module: Callable[[], Any]
     shapes: InputShapes = field(default_factory=dict)
-    calibration: Callable[[], Calls] = lambda: _unavailable("calibration")
-    judge: Callable[[ArtifactManifest, Path, Session], dict[str, Any]] = lambda *_: _unavailable("judging")
-
-
-def _unavailable(purpose: str) -> NoReturn:
-    raise DataError(f"no data for {purpose} is at hand in this export")
+    calibration: Callable[[], Calls] = _no_data
+    judge: Callable[[ArtifactManifest, Path, Session], dict[str, Any]] = _no_data
 
 
 class Builder(ABC):
@@ -175,7 +172,6 @@ class Builder(ABC):
 
     Attributes:
         name: name for ``export --build``.
-        flag: command-line option of ``export`` that selects it.
         formats: formats of the artifacts that it builds.
         needs_device: it builds for one device and requires its profile.
         joins: a precision of ``export`` (``int8``) that also selects this builder, if its packages are installed and
@@ -255,6 +251,7 @@ class Runtime(ABC):
         reads: formats of other runtimes that it also opens, if one of its providers is requested.
         distributions: packages whose versions a run, a bundle and a report record.
         builders: builders of its formats.
+        facts: its providers.
     """
 
     name: str
@@ -262,6 +259,7 @@ class Runtime(ABC):
     reads: tuple[str, ...] = ()
     distributions: tuple[str, ...] = ()
     builders: tuple[Builder, ...] = ()
+    facts: ClassVar[Mapping[str, ProviderFacts]] = MappingProxyType({})
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         """Return why this system cannot run the artifact (package, libraries, driver, GPU, version), or None."""
@@ -336,7 +334,7 @@ class Runtime(ABC):
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         """Return the facts about a provider, or None if it is not one of this runtime's."""
-        return None
+        return self.facts.get(provider)
 
     def load(self, artifact: ArtifactManifest) -> None:
         """Import the modules that opening ``artifact`` needs, for the baseline of memory measurements."""

@@ -227,7 +227,7 @@ def stand_in() -> Iterator[None]:
         DynamicShapesKernelSpecializationStrategy=DynamicShapesKernelSpecializationStrategy,
         CudaGraphStrategy=CudaGraphStrategy,
     )
-    log = SimpleNamespace(logger=None, clear=lambda: None, last_error=lambda: "the stand-in refuses")
+    log = SimpleNamespace(clear=lambda: None, last_error=lambda: "the stand-in refuses")
     state = TensorRTState("tensorrt-rtx", VERSION, {}, ("8.9",), (CARD,))
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setenv(leftovers.VARIABLE, folder)

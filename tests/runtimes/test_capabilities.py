@@ -14,7 +14,7 @@ from edgeformer.runtimes import torch as torch_runtime
 from edgeformer.runtimes.onnxruntime import providers
 from edgeformer.runtimes.onnxruntime.providers import RtxPlugin, rtx_plugin
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.runtimes.tensorrt.state import Package, describe, judge, trt_hint
+from edgeformer.runtimes.tensorrt.state import Package, describe, judge
 from edgeformer.system import capability, cuda_driver, nvidia
 from edgeformer.system.capability import Answer, Capability, installed_version
 from edgeformer.system.cuda_driver import Device
@@ -160,10 +160,10 @@ def test_doctor_lists_every_extra(capabilities: dict[str, Capability]) -> None:
 
 def test_a_cpu_only_torch_is_explained_where_it_helps() -> None:
     selector = "pytorch.org's selector gives for CPU"
-    assert selector in str(torch_runtime._torch(None, "no driver").remedy)
+    assert selector in str(torch_runtime.describe_torch(None, "no driver").remedy)
     cuda_build = Answer({"version": "2.13.0", "built_for": "13.0", "cuda": False})
-    assert selector in str(torch_runtime._torch(cuda_build, "the driver library is not installed").remedy)
-    assert torch_runtime._torch(cuda_build, None).remedy is None, "a card is here: a CPU build is no remedy"
+    assert selector in str(torch_runtime.describe_torch(cuda_build, "the driver library is not installed").remedy)
+    assert torch_runtime.describe_torch(cuda_build, None).remedy is None, "a card is here: a CPU build is no remedy"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_doctor_compares_the_driver_with_what_packages_were_built_for(monkeypatc
     assert line.detail == f"runs CUDA up to 12.4; {reason} (installed for it: tensorrt-rtx-cu13)"
     assert "update the driver to R580 or newer" in str(line.remedy)
     cuda_build = Answer({"version": "2.13.0", "built_for": "13.0", "cuda": False})
-    assert reason in torch_runtime._torch(cuda_build, None).detail
+    assert reason in torch_runtime.describe_torch(cuda_build, None).detail
     answer = Answer({"version": "1.31", "providers": ["CUDAExecutionProvider"], "cuda": "13.0", "preload": ""})
     described = {entry.name: entry for entry in providers.describe(answer, None)}["onnxruntime: CUDAExecutionProvider"]
     assert described.status == "unavailable" and reason in described.detail
@@ -202,13 +202,6 @@ def test_packages_for_cuda_13_are_recognised_by_name() -> None:
     if installed_version("tensorrt-rtx-cu13") is None:
         pytest.skip("tensorrt-rtx-cu13 is not installed")
     assert "tensorrt-rtx-cu13" in capability._cuda_13_packages()
-
-
-@pytest.mark.parametrize(("python", "has_wheel"), [((3, 10), True), ((3, 13), True), ((3, 14), False)])
-def test_python_3_14_is_told_that_torch_tensorrt_has_no_wheel(python: tuple[int, int], has_wheel: bool) -> None:
-    hint = trt_hint(python)
-    assert install_hint("trt") in hint
-    assert ("has no wheel for Python 3.14" in hint) != has_wheel
 
 
 def test_two_onnxruntime_wheels_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def session(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         nptype=np.dtype,
     )
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
-    log = SimpleNamespace(logger=None, clear=lambda: None, last_error=lambda: "the stand-in refuses")
+    log = SimpleNamespace(clear=lambda: None, last_error=lambda: "the stand-in refuses")
     monkeypatch.setattr(tensorrt_session, "tensorrt_log", lambda module: log)
     monkeypatch.setattr(tensorrt_session, "Cuda", lambda: cuda)
     monkeypatch.setattr(tensorrt_session, "DeviceMemory", FakeMemory)

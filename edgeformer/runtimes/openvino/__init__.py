@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgeformer.artifacts.errors import DataError, EdgeformerError, MissingDependencyError, install_hint
 from edgeformer.artifacts.files import replacing
@@ -64,10 +64,6 @@ say(version=openvino.__version__.partition("-")[0], devices=core.available_devic
 import importlib.metadata
 say(version=importlib.metadata.version("nncf"))
 """,
-}
-_FACTS = {
-    CPU: ProviderFacts("OpenVINO", "cpu", counts_threads=True),
-    CPU_BF16: ProviderFacts("OpenVINO bf16", "cpu", counts_threads=True, rounds_to="bf16"),
 }
 
 
@@ -183,6 +179,10 @@ class OpenVINORuntime(Runtime):
     builders = (Int8Builder(),)
     reads = (ONNX,)
     distributions = ("openvino", "nncf")
+    facts: ClassVar = {
+        CPU: ProviderFacts("OpenVINO", "cpu", counts_threads=True),
+        CPU_BF16: ProviderFacts("OpenVINO bf16", "cpu", counts_threads=True, rounds_to="bf16"),
+    }
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         return super().cannot_run(artifact) or missing()
@@ -207,9 +207,6 @@ class OpenVINORuntime(Runtime):
     def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
         return requested if requested in HINTS else CPU
 
-    def provider_facts(self, provider: str) -> ProviderFacts | None:
-        return _FACTS.get(provider)
-
     def load(self, artifact: ArtifactManifest) -> None:
         """Import the package; its CPU plugin is loaded with the first graph."""
         from edgeformer.runtimes.openvino.session import core
@@ -224,9 +221,6 @@ class OpenVINORuntime(Runtime):
             describe_package("nncf", answers["nncf"], f"INT8 for OpenVINO, by export --int8: {hint}"),
             describe_extra(EXTRA),
         ]
-
-    def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        return "what OpenVINO fuses is not known without running it; profile on the device itself"
 
 
 RUNTIME = OpenVINORuntime()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from edgeformer.artifacts.errors import DataError, EdgeformerError, install_hint
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Parity, Precision
@@ -99,14 +99,9 @@ class EngineBuilder(Builder):
         if graph.parity is not None and precision is None:  # its task may define other tolerances
             kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
         reason = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify --write"
-        return initial_entry(
-            graph,
-            target.format,
-            precision or graph.precision,
-            trimmed=graph.trimmed,
-            vocabulary=graph.vocabulary,
-            parity=Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=reason),
-        )
+        parity = Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=reason)
+        fields = {"trimmed": graph.trimmed, "vocabulary": graph.vocabulary, "parity": parity}
+        return initial_entry(graph, target.format, precision or graph.precision, **fields)
 
 
 class TensorRTBuilder(EngineBuilder):
@@ -171,7 +166,7 @@ class TensorRTBuilder(EngineBuilder):
         self, graph: ArtifactManifest, target: Target, job: BuildJob, precision: Precision | None = None
     ) -> ArtifactManifest:
         """Build the engine of a graph, or one for each part of a step artifact, and return the manifest entry."""
-        from edgeformer.runtimes.tensorrt.engine import build_engine, combine_engines, generation_shapes, size_note
+        from edgeformer.runtimes.tensorrt.engine import build_engine, combine_engines, generation_shapes
 
         entry = self.entry(graph, target, precision)
         suffix = "_int8" if precision is not None else "_trim" if graph.trimmed else ""
@@ -186,8 +181,8 @@ class TensorRTBuilder(EngineBuilder):
                 path, file = job.bundle / source, job.bundle / files[part]
                 if precision is None:
                     generates = any(name.startswith(PAST) for name in graph.inputs)
-                    shapes = generation_shapes(path, job) if generates else job.shapes
-                    engines[part] = build_engine(path, file, target, replace(job, shapes=shapes))
+                    axes = generation_shapes(job.max_length, job.max_positions) if generates else None
+                    engines[part] = build_engine(path, file, target, job, axes)
                 else:
                     with _quantized(graph, path, file, target, job) as quantized:
                         engines[part] = build_engine(quantized, file, target, replace(job, precision=precision))
@@ -199,13 +194,10 @@ class TensorRTBuilder(EngineBuilder):
         built = combine_engines(engines.values(), first=engines[_LOOP])
         packages = ("torch", "onnx", "onnxscript", *(() if precision is None else ("nncf",)))
         entry = built_entry(entry, job.bundle, files[_LOOP], packages, **vars(built))
-        if graph.parts:
-            size_bytes = sum((job.bundle / file).stat().st_size for file in files.values())
-            entry = entry.model_copy(update={"parts": files, "size_bytes": size_bytes})
-        note = size_note(entry.id, built.engine, entry.size_bytes or 0)
-        if note is not None:
-            job.note(note)
-        return entry
+        if not graph.parts:
+            return entry
+        size_bytes = sum((job.bundle / file).stat().st_size for file in files.values())
+        return entry.model_copy(update={"parts": files, "size_bytes": size_bytes})
 
 
 @contextmanager
@@ -276,6 +268,7 @@ class TensorRTRuntime(Runtime):
     name = "tensorrt"
     formats = tuple(RUNTIMES)
     distributions = _PACKAGES
+    facts: ClassVar = {format_: ProviderFacts(format_, "cuda") for format_ in RUNTIMES}
     # torch-tensorrt's engine first, so that profile can compare it with TensorRT's.
     builders = (TorchTensorRTBuilder(), TensorRTBuilder())
 
@@ -284,14 +277,11 @@ class TensorRTRuntime(Runtime):
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
         """Engines run on the GPU that they were built for and ignore ``threads``. See :meth:`Runtime.open_graph`."""
-        require_runnable(path, files.artifact)
         from edgeformer.runtimes.tensorrt.session import TensorRTSession
 
-        return TensorRTSession(path, files.artifact, files.max_positions, repeated_shapes=options.repeated_shapes)
+        require_runnable(path, files.artifact)
 
-    def provider_facts(self, provider: str) -> ProviderFacts | None:
-        """A session's provider is its artifact's format."""
-        return ProviderFacts(provider, "cuda") if provider in self.formats else None
+        return TensorRTSession(path, files.artifact, files.max_positions, repeated_shapes=options.repeated_shapes)
 
     def load(self, artifact: ArtifactManifest) -> None:
         """Import the modules that run engines; TensorRT is imported with the first engine."""

@@ -2,24 +2,20 @@
 
 tensorrt-rtx, TensorRT 10 and TensorRT 11 are built the same way: the graph determines the precision, because networks
 are strongly typed. (TensorRT 11 removed the builder flags for FP16: an FP32 graph silently gives an FP32 engine.)
-
-The builder writes the listing of the finished engine's layers to the log, which needs no GPU. The inspector of an open
-engine, which needs one, returns the same as JSON.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
@@ -30,21 +26,19 @@ from edgeformer.artifacts.manifest import Engine, Precision
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.runtimes.runtime import BuildJob, InputShapes, Target
-from edgeformer.runtimes.tensorrt.state import LISTING, TensorRTLog, measured_on, tensorrt_log
-from edgeformer.system.cuda_driver import devices
+from edgeformer.runtimes.tensorrt.state import measured_on, tensorrt_log
 
 MAX_SIZE_RATIO = 1.2
 """Largest accepted size of an engine's weights (or of the engine, if that is unknown) relative to its graph."""
 
-MAX_ROWS = 16
 BEST_LENGTH = 128
 """Sequence length of the latency budgets; engines are tuned for it unless the longest text is shorter."""
 
-MAX_GENERATED_ROWS = 4
-"""Largest batch for generation. An engine reserves memory for its largest call, and a prompt is one call. In FP32
-the loop of CRT-Deep needed 2.1 GiB and its readout 3.1 GiB for 16 rows of 1,024 tokens, 0.5 and 0.8 GiB for 4 rows."""
+MAX_ROWS, MAX_GENERATED_ROWS = 16, 4
+"""Largest batch, and that of generation. An engine reserves memory for its largest call, and a prompt is one call. In
+FP32 the loop of CRT-Deep needed 2.1 GiB and its readout 3.1 GiB for 16 rows of 1,024 tokens, 0.5 and 0.8 GiB for 4."""
 
-Shapes = Mapping[str, tuple[int, int, int]]
+AxisSizes = dict[str, tuple[int, int, int]]
 """Name of a dynamic axis → smallest, tuned and largest size of the engine."""
 
 _FP16_TROUBLE = re.compile(r"(?=.*FP16)(?=.*(layer ?norm|normali[sz]ation|overflow))", re.IGNORECASE | re.DOTALL)
@@ -66,10 +60,7 @@ class BuiltEngine:
 
 
 def combine_engines(parts: Collection[BuiltEngine], first: BuiltEngine) -> BuiltEngine:
-    """Combine the facts of the engines of a step artifact: sums, and all warnings.
-
-    Input shapes, builder and GPU are those of ``first``.
-    """
+    """Combine the facts of a step artifact's engines: sums, and all warnings; the rest is that of ``first``."""
     engines = [part.engine for part in parts]
     update: dict[str, Any] = {}
     for name in ("seconds", "layers", "weight_bytes", "activation_bytes", "graph_bytes"):
@@ -116,18 +107,8 @@ def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -
     return None
 
 
-def size_note(id_: str, engine: Engine, size_bytes: int) -> str | None:
-    """Return a note if an engine is much larger than its graph although its weights are not, else None."""
-    if size_bytes <= MAX_SIZE_RATIO * engine.graph_bytes or engine.weight_bytes is None:
-        return None
-    return (
-        f"{id_}: {format_bytes(size_bytes)}, {size_bytes / engine.graph_bytes:.2f} × its graph: its weights take "
-        f"{format_bytes(engine.weight_bytes)}, each stored once, the rest is compiled code"
-    )
-
-
-def text_shapes(max_length: int, max_positions: int) -> Shapes:
-    """Return the axis sizes: batch 1…16, tuned for 1; sequence 1…``max_length``, tuned for 128 or the longest text.
+def text_shapes(max_length: int, max_positions: int) -> AxisSizes:
+    """Return the sizes of batch and sequence, tuned for one text of 128 tokens or of the longest text's.
 
     The largest sequence is at least 128, if the model supports it, because latency is measured there.
 
@@ -139,56 +120,75 @@ def text_shapes(max_length: int, max_positions: int) -> Shapes:
     return {"batch": (1, 1, MAX_ROWS), "sequence": (1, min(BEST_LENGTH, max_length), longest)}
 
 
-def generation_shapes(graph: Path, job: BuildJob) -> InputShapes:
-    """Return the input shapes of a step or decode graph: tuned for one token of one text, with a cache of any length.
-
-    Args:
-        graph: the graph's file.
-        job: the export's build job.
-    """
-    best, longest = text_shapes(job.max_length, job.max_positions)["sequence"][1:]
-    axes = {
+def generation_shapes(max_length: int, max_positions: int) -> AxisSizes:
+    """Return the axis sizes of step and decode graphs: tuned for one token of one text, with a cache of any length."""
+    best, longest = text_shapes(max_length, max_positions)["sequence"][1:]
+    return {
         "batch": (1, 1, MAX_GENERATED_ROWS),
         "sequence": (1, 1, longest),
-        "past": (0, best, max(best, job.max_positions - 1)),
+        "past": (0, best, max(best, max_positions - 1)),
     }
-    shapes: InputShapes = {}
-    for value in onnx.load(str(graph), load_external_data=False).graph.input:
-        sizes = [axes.get(dim.dim_param, (dim.dim_value,) * 3) for dim in value.type.tensor_type.shape.dim]
-        shapes[value.name] = tuple(zip(*sizes, strict=True))
-    return shapes
 
 
-def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> BuiltEngine:
+def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: AxisSizes | None = None) -> BuiltEngine:
     """Build the engine of an ONNX graph and write it to ``file``.
 
     Args:
         graph: the .onnx file; external weights lie in the same folder.
         target: from :class:`~edgeformer.runtimes.tensorrt.TensorRTBuilder`.
         job: its precision is the graph's (an engine computes in the types of its graph); its cache stores timings.
+        axes: sizes of dynamic axes; None: those of texts.
 
     Raises:
         ArtifactError: the graph's file is missing or damaged.
-        InputError: an input has a dynamic axis that is neither batch nor sequence.
+        InputError: an input has another dynamic axis.
         EdgeformerError: TensorRT does not support the graph, or cannot build it.
     """
     format_ = target.format
     trt: Any = importlib.import_module(format_.replace("-", "_"))
     log = tensorrt_log(trt)
+    log.clear()
     start_s = time.perf_counter()
-    content, shapes = _serialize(trt, log, graph, target, job)
+    builder = trt.Builder(log)
+    # TensorRT 11 and tensorrt-rtx have strongly typed networks only.
+    typing_is_optional = format_ == "tensorrt" and trt.__version__.startswith("10.")
+    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if typing_is_optional else 0
+    network = builder.create_network(flags)
+    _parse(trt.OnnxParser(network, log), network, graph)
+    config = builder.create_builder_config()
+    # The layers' types are read from this; it does not change the engine's size.
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if job.precision == "fp32":
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default; its 10 bits miss the tolerance of FP32
+    if format_ == "tensorrt-rtx":
+        config.num_compute_capabilities = 1
+        name = f"SM{str(target.compute_capability).replace('.', '')}"
+        config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
+    profile = builder.create_optimization_profile()
+    shapes = _input_shapes(network, axes or text_shapes(job.max_length, job.max_positions), job.shapes)
+    for name, sizes in shapes.items():
+        profile.set_shape(name, *sizes)
+    config.add_optimization_profile(profile)
+    monitor = progress_monitor(trt, job.progress)
+    if monitor is not None:
+        config.progress_monitor = monitor
+    label = f"Building the {format_} engine of {graph.name}"
+    with bar(job.progress, label, None, "steps"), _timing_cache(trt, config, target, job.cache):
+        content = builder.build_serialized_network(network, config)
+    interruption = getattr(monitor, "interruption", None) or log.interruption
+    if interruption is not None:
+        raise interruption
+    if content is None:
+        raise EdgeformerError(f"{graph}: {format_} cannot build it: {log.last_error()}")
     seconds = time.perf_counter() - start_s
     with replacing(file) as temporary:
         temporary.write_bytes(memoryview(content))
-    totals = "\n".join(log.texts("INFO"))
-    checked_by, layers = _layers(trt, content, log)
+    totals, layers = "\n".join(log.texts("INFO")), read_listing(log.listing)
     engine = Engine(
         builder=f"{format_} {trt.__version__}",
         seconds=round(seconds, 2),
-        checked_by=checked_by,
-        layers=layers.count,
-        layers_by_precision=layers.by_precision,
-        weight_elements=layers.weight_elements,
+        checked_by="size" if layers is None else "builder log",
+        **vars(layers or Layers()),
         weight_bytes=read_total(totals, "Total Weights Memory"),
         activation_bytes=read_total(totals, "Total Activation Memory"),
         graph_bytes=graph_bytes(graph),
@@ -196,93 +196,48 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob) -> Buil
         warnings=log.texts("WARNING"),
     )
     size = file.stat().st_size
-    job.progress.message(
-        f"{file.name}: built in {seconds:.1f} s by {engine.builder}, {format_bytes(size)}"
-        + (f" with {format_bytes(engine.weight_bytes)} of weights" if engine.weight_bytes else "")
-    )
+    weights = f" with {format_bytes(engine.weight_bytes)} of weights" if engine.weight_bytes else ""
+    job.progress.message(f"{file.name}: built in {seconds:.1f} s by {engine.builder}, {format_bytes(size)}{weights}")
     built_for = {"compute_capability": str(target.compute_capability), format_: str(trt.__version__)}
     if format_ != "tensorrt-rtx":
         built_for |= measured_on()
     return BuiltEngine(engine, built_for, why_engine_rejected(engine, size, job.precision))
 
 
-def _serialize(trt: Any, log: TensorRTLog, graph: Path, target: Target, job: BuildJob) -> tuple[Any, InputShapes]:
-    """Parse the graph and build the engine. Return TensorRT's buffer and the shapes."""
-    log.clear()
-    builder = trt.Builder(log.logger)
-    # TensorRT 11 and tensorrt-rtx have strongly typed networks only.
-    typing_is_optional = target.format == "tensorrt" and trt.__version__.startswith("10.")
-    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if typing_is_optional else 0
-    network = builder.create_network(flags)
-    _parse(trt, network, graph, log)
-    config = builder.create_builder_config()
-    # The layers' types are read from this; it does not change the engine's size.
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    if job.precision == "fp32":
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by default; its 10 bits miss the tolerance of FP32
-    if target.format == "tensorrt-rtx":
-        config.num_compute_capabilities = 1
-        name = f"SM{str(target.compute_capability).replace('.', '')}"
-        config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
-    profile, shapes = builder.create_optimization_profile(), _input_shapes(network, job)
-    for name, sizes in shapes.items():
-        profile.set_shape(name, *sizes)
-    config.add_optimization_profile(profile)
-    monitor = progress_monitor(trt, job.progress)
-    if monitor is not None:
-        config.progress_monitor = monitor
-    with bar(job.progress, f"Building the {target.format} engine of {graph.name}", PARTS, "%"):
-        with _timing_cache(trt, config, target, job.cache):
-            content = builder.build_serialized_network(network, config)
-        if content is not None and monitor is not None:
-            monitor.report(PARTS)  # builders skip steps
-    interruption = getattr(monitor, "interruption", None) or log.interruption
-    if interruption is not None:
-        raise interruption
-    if content is None:
-        raise EdgeformerError(f"{graph}: {target.format} cannot build it: {log.last_error()}")
-    return content, shapes
-
-
-def _parse(trt: Any, network: Any, graph: Path, log: TensorRTLog) -> None:
+def _parse(parser: Any, network: Any, graph: Path) -> None:
+    """Parse a graph's file. Raises ArtifactError if it is damaged, EdgeformerError if TensorRT does not support it."""
     if not graph.is_file():
         raise ArtifactError(f"{graph}: no such file; export it again")
-    parser = trt.OnnxParser(network, log.logger)
     # Parse the file, not its bytes: the parser resolves external weights relative to it.
     if parser.parse_from_file(str(graph)) and network.num_outputs:
         return
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
-    # Cut the message about a missing driver that follows every error on a system without a GPU.
-    texts = [" ".join(error.desc().partition("[checkMacros.cpp")[0].split())[:300] for error in errors]
-    details = "; ".join(
-        f"{error.node_operator()} {error.node_name()} {text}".strip() for error, text in zip(errors, texts, strict=True)
-    )
+    details = []
+    for error in errors:
+        # Cut the message about a missing driver that follows every error on a system without a GPU.
+        text = " ".join(error.desc().partition("[checkMacros.cpp")[0].split())[:300]
+        details.append(f"{error.node_operator()} {error.node_name()} {text}".strip())
+    reason = "; ".join(details)
     # The parser reads an empty file as an empty network.
     if not errors or any(word in str(error.code()) for error in errors for word in ("DESERIALIZE", "INVALID_GRAPH")):
         raise ArtifactError(
-            f"{graph}: truncated, damaged, or not an ONNX graph ({details or 'no outputs'}); export it again"
+            f"{graph}: truncated, damaged, or not an ONNX graph ({reason or 'no outputs'}); export it again"
         )
-    raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {details}")
+    raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {reason}")
 
 
-def _input_shapes(network: Any, job: BuildJob) -> InputShapes:
-    axes = text_shapes(job.max_length, job.max_positions)
+def _input_shapes(network: Any, axes: AxisSizes, requested: InputShapes) -> InputShapes:
     shapes: InputShapes = {}
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        if tensor.name in job.shapes:
-            shapes[tensor.name] = job.shapes[tensor.name]
-            continue
-        columns = []
+        sizes = []
         for axis, size in enumerate(tensor.shape):
             name = str(tensor.get_dimension_name(axis))
-            sizes = axes.get(name) if size < 0 else (size, size, size)
-            if sizes is None:
-                raise InputError(
-                    f"input {tensor.name!r} has the dynamic axis {name!r}; engines take batch and sequence"
-                )
-            columns.append(sizes)
-        shapes[tensor.name] = tuple(zip(*columns, strict=True))
+            if size < 0 and name not in axes and tensor.name not in requested:
+                names = " and ".join(axes)
+                raise InputError(f"input {tensor.name!r} has the dynamic axis {name!r}; engines take {names}")
+            sizes.append(axes.get(name, (size,) * 3) if size < 0 else (size,) * 3)
+        shapes[tensor.name] = requested.get(tensor.name) or tuple(zip(*sizes, strict=True))
     return shapes
 
 
@@ -302,8 +257,8 @@ def _timing_cache(trt: Any, config: Any, target: Target, cache: Path | None) -> 
 
 
 _PRECISIONS = {
-    "Half": "FP16", "FP16": "FP16", "Float": "FP32", "FP32": "FP32", "BFloat16": "BF16", "BF16": "BF16",
-    "Int64": "INT64", "Int32": "INT32", "Int8": "INT8", "Bool": "BOOL",
+    "Half": "FP16", "Float": "FP32", "BFloat16": "BF16", "Int64": "INT64", "Int32": "INT32", "Int8": "INT8",
+    "Bool": "BOOL",
 }  # fmt: skip
 _LAYER = re.compile(
     r"^Name: .*?, LayerType: .*?, Inputs: \[.*?\], Constants: \[(.*)\], Outputs: \[(.*)\], TacticName", re.MULTILINE
@@ -313,70 +268,20 @@ _TENSOR = re.compile(r"Name: .+?, Dimensions: \[([\d,-]*)\].*?Datatype: (\w+)")
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of an engine.
+    """The layers of an engine, as in :class:`~edgeformer.artifacts.manifest.Engine`."""
 
-    Attributes:
-        count: number of layers; None: not known.
-        by_precision: precision → number of outputs.
-        weight_elements: precision → elements of the weights, counted once per layer that reads them.
-    """
-
-    count: int | None = None
-    by_precision: dict[str, int] = field(default_factory=dict)
+    layers: int | None = None
+    layers_by_precision: dict[str, int] = field(default_factory=dict)
     weight_elements: dict[str, int] = field(default_factory=dict)
 
 
-def _layers(trt: Any, content: Any, log: TensorRTLog) -> tuple[Literal["builder log", "inspector", "size"], Layers]:
-    """Return the engine's layers and their source: the builder's listing, else the inspector, else none."""
-    listing = next((text for _, text in reversed(log.messages) if text.startswith(LISTING)), "")
-    layers = read_listing(listing)
-    if layers is not None:
-        return "builder log", layers
-    # The inspector needs an open engine, on the GPU that it was built for.
-    runtime = trt.Runtime(log.logger) if devices() else None
-    engine = runtime.deserialize_cuda_engine(content) if runtime is not None else None
-    if engine is not None:
-        text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
-        layers = read_inspector(text)
-    return ("size", Layers()) if layers is None else ("inspector", layers)
-
-
 def read_listing(text: str) -> Layers | None:
-    """Parse the layers in the builder's log; None if its format is unknown."""
-    layers = []
-    for constants, outputs in _LAYER.findall(text):
-        weights = [(dims.split(",") if dims else [], kind) for dims, kind in _TENSOR.findall(constants)]
-        layers.append(([kind for _, kind in _TENSOR.findall(outputs)], weights))
-    return _count_layers(layers)
-
-
-def read_inspector(text: str) -> Layers | None:
-    """Parse the layers in an inspector's JSON; None if it holds names only or has another format."""
-
-    def kind_of(tensor: dict[str, Any]) -> str:
-        """Newer versions write ``Half``, older ones ``Row major linear FP16 format``."""
-        kind = str(tensor.get("Datatype") or tensor.get("Format/Datatype"))
-        return next((word for word in kind.split() if word in _PRECISIONS), kind)
-
-    layers = []
-    try:
-        for layer in json.loads(text)["Layers"]:
-            if isinstance(layer, dict):
-                weights = [(weight["Dimensions"], kind_of(weight)) for weight in layer.get("Constants", [])]
-                layers.append(([kind_of(output) for output in layer["Outputs"]], weights))
-        return _count_layers(layers)
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _count_layers(layers: list[tuple[list[str], list[tuple[list[Any], str]]]]) -> Layers | None:
-    """Count layers, each given as its outputs' types and its weights' (dimensions, type); None if there are none."""
-    elements: Counter[str] = Counter()
-    by_precision: Counter[str] = Counter()
-    for output_types, weights in layers:
-        by_precision.update(_PRECISIONS.get(kind, kind) for kind in output_types)
-        for dimensions, kind in weights:
-            elements[_PRECISIONS.get(kind, kind)] += math.prod(map(int, dimensions))
+    """Parse the builder's listing of the finished engine's layers; None if its format is unknown."""
+    layers, elements, by_precision = _LAYER.findall(text), Counter[str](), Counter[str]()
+    for constants, outputs in layers:
+        by_precision.update(_PRECISIONS.get(kind, kind) for _, kind in _TENSOR.findall(outputs))
+        for dimensions, kind in _TENSOR.findall(constants):
+            elements[_PRECISIONS.get(kind, kind)] += math.prod(int(size) for size in dimensions.split(",") if size)
     return Layers(len(layers), dict(sorted(by_precision.items())), dict(sorted(elements.items()))) if layers else None
 
 
@@ -386,56 +291,27 @@ def read_total(messages: str, name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-PARTS = 100
-"""Steps of a build's progress."""
-
-
 def progress_monitor(trt: Any, progress: Progress) -> Any:
     """Return a ``progress_monitor`` for a builder's configuration, or None if this TensorRT does not support one.
 
-    A phase may be part of the current step of an outer phase. An exception (Ctrl-C, or from ``progress``) cancels the
-    build and is stored in the monitor's ``interruption``, because it must not propagate through TensorRT's code.
+    An exception (Ctrl-C, or from ``progress``) cancels the build and is stored in the monitor's ``interruption``,
+    because it must not propagate through TensorRT's code.
     """
     if not hasattr(trt, "IProgressMonitor"):
         return None
 
     class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.IProgressMonitor.__init__(self)
-            self.interruption: BaseException | None = None
-            self._phases: dict[str, tuple[int, int]] = {}  # open phase → (steps done, total steps)
-            self._reported = 0
+        interruption: BaseException | None = None
 
-        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            self._guard(self._phases.__setitem__, phase_name, (0, max(1, num_steps)))
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None: ...
 
-        def phase_finish(self, phase_name: str) -> None:
-            self._guard(self._phases.pop, phase_name, None)
+        def phase_finish(self, phase_name: str) -> None: ...
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            self._guard(self._complete, phase_name)
-            return self.interruption is None
-
-        def _guard(self, function: Callable[..., object], *arguments: object) -> None:
             try:
-                function(*arguments)
+                progress.advance()
             except BaseException as error:
                 self.interruption = error
-
-        def _complete(self, phase: str) -> None:
-            if phase in self._phases:
-                done, steps = self._phases[phase]
-                self._phases[phase] = (min(done + 1, steps), steps)
-            part, width = 0.0, 1.0
-            for done, steps in self._phases.values():
-                part += width * done / steps
-                width /= steps
-            self.report(round(PARTS * part))
-
-        def report(self, part: int) -> None:
-            """Report progress up to ``part`` of ``PARTS``; it never decreases, although a phase may be repeated."""
-            reached = max(self._reported, min(PARTS, part))
-            progress.advance(reached - self._reported)
-            self._reported = reached
+            return self.interruption is None
 
     return _Monitor()

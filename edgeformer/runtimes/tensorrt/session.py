@@ -22,7 +22,7 @@ from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputErr
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.runtimes.session import PAST, PRESENT, Array, DeviceCache, Graph, InputType, check_inputs, shape_text
-from edgeformer.runtimes.tensorrt.state import RUNTIMES, TensorRTLog, tensorrt_log
+from edgeformer.runtimes.tensorrt.state import RUNTIMES, tensorrt_log
 from edgeformer.system import cuda_driver
 from edgeformer.system.cuda_driver import Cuda, DeviceMemory
 from edgeformer.system.leftovers import cache_folder, compiled_name
@@ -175,7 +175,7 @@ class TensorRTSession(Graph):
         self.path, self.provider, self.max_positions = path, artifact.format, max_positions
         package = RUNTIMES[artifact.format]
         self._trt: Any = importlib.import_module(package.replace("-", "_"))
-        self._log: TensorRTLog = tensorrt_log(self._trt)
+        self._log = tensorrt_log(self._trt)
         self._addresses: dict[str, int] = {}
         self._buffers: dict[str, DeviceMemory] = {}
         self._blocks: list[DeviceMemory] = []  # memory of all caches
@@ -202,12 +202,14 @@ class TensorRTSession(Graph):
             if self._context is None:
                 reason = self._log.last_error()
                 raise EdgeformerError(f"{path}: no execution context, perhaps too little GPU memory ({reason})")
-            # The manifest lists the inputs and outputs of a step artifact's first part only.
-            names: tuple[list[str], list[str]] = (inputs, outputs)
-            if not self._keeps_caches:
-                names = _rename(inputs, artifact.inputs), _rename(outputs, artifact.outputs)
-            self._tensors = dict(zip(names[0], inputs, strict=True))
-            self._outputs = dict(zip(outputs, names[1], strict=True))
+            names: dict[str, str] = {}  # the engine's names → the manifest's
+            for tensor_names, manifest in ((inputs, artifact.inputs), (outputs, artifact.outputs)):
+                is_unnamed = len(tensor_names) == len(manifest) and not set(tensor_names) <= manifest.keys()
+                # The manifest lists the inputs and outputs of a step artifact's first part only.
+                has_other_names = is_unnamed and not self._keeps_caches
+                names |= zip(tensor_names, manifest if has_other_names else tensor_names, strict=True)
+            self._tensors = {names[tensor]: tensor for tensor in inputs}
+            self._outputs = {tensor: names[tensor] for tensor in outputs}
             self._dtypes = {name: np.dtype(self._trt.nptype(engine.get_tensor_dtype(name))) for name in tensors}
             types: dict[str, InputType] = {}
             for name, tensor in self._tensors.items():
@@ -222,7 +224,7 @@ class TensorRTSession(Graph):
 
     def _deserialize(self, plan: bytes) -> Any:
         self._log.clear()
-        runtime = self._trt.Runtime(self._log.logger)
+        runtime = self._trt.Runtime(self._log)
         validity = getattr(runtime, "get_engine_validity", None)  # tensorrt-rtx only
         if validity is not None:
             verdict, reasons = validity(plan)
@@ -367,9 +369,3 @@ class TensorRTSession(Graph):
         self._buffers, self._blocks, self._free_blocks, self._next = {}, [], {}, {}
         self._cuda.close()
         self._cuda = None
-
-
-def _rename(engine_names: list[str], manifest_names: Mapping[str, str]) -> list[str]:
-    """Return the manifest's names of an engine's tensors, in order, unless the engine already uses those."""
-    is_unnamed = len(engine_names) == len(manifest_names) and not set(engine_names) <= manifest_names.keys()
-    return list(manifest_names) if is_unnamed else engine_names

@@ -50,21 +50,12 @@ say(runtime=tensorrt.Runtime(logger) is not None)
 """Probe scripts for child processes, by the module that they import."""
 
 
-def trt_hint(python: tuple[int, int]) -> str:
-    """Return how to install the extra ``trt``, or that this version of Python has no torch-tensorrt for our torch."""
-    if python >= (3, 14):
-        return (
-            f"on a CUDA machine, in an environment with Python 3.10 to 3.13: {install_hint('trt')}; torch-tensorrt for "
-            f"torch 2.11 to 2.13 has no wheel for Python {python[0]}.{python[1]}"
-        )
-    return f"on a CUDA machine: {install_hint('trt')}"
-
-
+_TRT_HINT = f"on a CUDA machine, with Python 3.10 to 3.13 because of torch-tensorrt: {install_hint('trt')}"
 REMEDIES: dict[Package, str] = {
     "tensorrt-rtx": install_hint("rtx"),
-    "tensorrt": f"{trt_hint(sys.version_info[:2])}; on a Jetson it comes with JetPack, and an environment "
+    "tensorrt": f"{_TRT_HINT}; on a Jetson it comes with JetPack, and an environment "
     "sees it that was made with python3 -m venv --system-site-packages",
-    "torch-tensorrt": trt_hint(sys.version_info[:2]),
+    "torch-tensorrt": _TRT_HINT,
 }
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0")
 """Compute capabilities of tensorrt-rtx if the installed one does not report them."""
@@ -102,10 +93,9 @@ class TensorRTState:
         return self.problems.keys().isdisjoint({"package", "libraries"})
 
     def missing(self, *, to_build: bool = False) -> str:
-        """Return what is missing to run engines: ``package: not installed; driver: …``. Empty: nothing.
+        """Return what is missing to run or build engines: ``package: not installed; driver: …``. Empty: nothing.
 
-        Args:
-            to_build: what is missing to build engines; tensorrt-rtx builds without driver and device.
+        tensorrt-rtx builds without driver and device.
         """
         parts = ["package", "libraries", *(["builder"] if to_build else [])]
         if not to_build or self.name != "tensorrt-rtx":
@@ -124,13 +114,9 @@ def tensorrt_state(name: Package) -> TensorRTState:
 def judge(
     name: Package, answer: Answer | None, driver: str | None, gpus: Sequence[cuda_driver.Device]
 ) -> TensorRTState:
-    """Convert a probe's answer to a state.
+    """Convert a probe's answer (None: the package is not installed) to a state.
 
-    Args:
-        name: the package.
-        answer: answer of the child process; None if the package is not installed.
-        driver: why CUDA's driver cannot be used; None if it can.
-        gpus: GPUs that CUDA programs can use.
+    ``driver`` is why CUDA's driver cannot be used; None if it can.
     """
     facts = answer.facts if answer is not None else {}
     version, problems = facts.get("version"), dict[str, str]()
@@ -165,10 +151,9 @@ def describe(state: TensorRTState) -> Capability:
 
 
 def why_engine_cannot_run(artifact: ArtifactManifest, state: TensorRTState | None = None) -> str | None:
-    """Return why this system cannot run an engine, or None.
+    """Return why this system cannot run an engine, whose ``built_for`` states its requirements, or None.
 
     Args:
-        artifact: an engine of a bundle; ``built_for`` states its requirements.
         state: state of TensorRT; None: probe this system.
     """
     # Earlier versions wrote a program that ``torch.export.load`` unpickles.
@@ -211,10 +196,9 @@ def require_runnable(path: Path, artifact: ArtifactManifest) -> None:
         ArtifactError: the engine was built for another GPU or by another version, or is not an engine.
     """
     refusal = why_engine_cannot_run(artifact)
-    if refusal is None:
-        return
-    is_unsuitable = refusal == _PICKLED or not tensorrt_state(RUNTIMES[artifact.format]).missing()
-    raise (ArtifactError if is_unsuitable else MissingDependencyError)(f"{path}: {refusal}")
+    if refusal is not None:
+        is_unsuitable = refusal == _PICKLED or not tensorrt_state(RUNTIMES[artifact.format]).missing()
+        raise (ArtifactError if is_unsuitable else MissingDependencyError)(f"{path}: {refusal}")
 
 
 def measured_on() -> dict[str, str]:
@@ -222,60 +206,45 @@ def measured_on() -> dict[str, str]:
     return {"gpu": cuda_driver.devices()[0].name, "driver": nvidia.driver_version() or "unknown"}
 
 
-LISTING = "Layers:"
-"""Prefix of the VERBOSE message with the builder's listing of the finished engine."""
+@cache
+def tensorrt_log(trt: ModuleType) -> Any:
+    """Return the logger of a TensorRT package, which prints nothing.
 
-_ERRORS = ("INTERNAL_ERROR", "ERROR")
-_MAX_MESSAGES = 10_000
-
-
-class TensorRTLog:
-    """Messages of TensorRT by severity; nothing is printed.
-
-    TensorRT uses the first logger of a process only, so there is one per package: :func:`tensorrt_log`.
-
-    Attributes:
-        logger: argument for TensorRT's constructors.
-        messages: the latest (severity, text), with TensorRT's names of severities. Of the VERBOSE messages, only the
-            engine's listing is stored.
-        interruption: exception raised while a message was recorded, e.g. by Ctrl-C.
+    TensorRT uses the first logger of a process only, so there is one per package.
     """
 
-    def __init__(self, trt: Any) -> None:
-        self.messages: deque[tuple[str, str]] = deque(maxlen=_MAX_MESSAGES)
-        self.interruption: BaseException | None = None
-        recorded = self
+    class Log(trt.ILogger):  # type: ignore[misc,name-defined]
+        """Latest (severity, text) except VERBOSE ones, the builder's listing of the latest engine's layers, and an
+        exception raised while a message was recorded, e.g. by Ctrl-C, which must not propagate through TensorRT."""
 
-        class _Logger(trt.ILogger):  # type: ignore[misc]
-            def log(self, severity: Any, text: str) -> None:
-                # An exception (e.g. Ctrl-C) must not propagate through TensorRT's code.
-                try:
-                    if severity.name in (*_ERRORS, "WARNING", "INFO") or text.startswith(LISTING):
-                        recorded.messages.append((severity.name, text))
-                except BaseException as error:
-                    recorded.interruption = error
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.clear()
 
-        self.logger: Any = _Logger()
+        def clear(self) -> None:
+            self.messages: deque[tuple[str, str]] = deque(maxlen=10_000)
+            self.listing = ""
+            self.interruption: BaseException | None = None
 
-    def clear(self) -> None:
-        """Delete all messages."""
-        self.messages.clear()
-        self.interruption = None
+        def log(self, severity: Any, text: str) -> None:
+            try:
+                if severity.name != "VERBOSE":
+                    self.messages.append((severity.name, text))
+                elif text.startswith("Layers:"):
+                    self.listing = text
+            except BaseException as error:
+                self.interruption = error
 
-    def texts(self, *severities: str) -> tuple[str, ...]:
-        """Return the distinct texts of these severities in order."""
-        return tuple(dict.fromkeys(text for severity, text in self.messages if severity in severities))
+        def texts(self, *severities: str) -> tuple[str, ...]:
+            """Return the distinct texts of these severities in order."""
+            return tuple(dict.fromkeys(text for severity, text in self.messages if severity in severities))
 
-    def last_error(self) -> str:
-        """Return the first line of the latest error."""
-        errors = self.texts(*_ERRORS)
-        return errors[-1].strip().splitlines()[0][:300] if errors else "TensorRT gives no reason"
+        def last_error(self) -> str:
+            """Return the first line of the latest error."""
+            errors = self.texts("INTERNAL_ERROR", "ERROR")
+            return errors[-1].strip().splitlines()[0][:300] if errors else "TensorRT gives no reason"
 
-
-@cache
-def tensorrt_log(trt: ModuleType) -> TensorRTLog:
-    """Return the log of a TensorRT package; one per process."""
-    return TensorRTLog(trt)
+    return Log()
 
 
 # Untested on a Jetson: the JetPack facts are from NVIDIA's release notes and users' reports.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from edgeformer.artifacts.errors import InputError, install_hint
-from edgeformer.runtimes.runtime import Kind, ProviderFacts, Runtime
+from edgeformer.runtimes.runtime import ProviderFacts, Runtime
 from edgeformer.system import cuda_driver, nvidia
 from edgeformer.system.capability import (
     Answer,
@@ -18,10 +18,6 @@ from edgeformer.system.capability import (
     installed_version,
 )
 
-if TYPE_CHECKING:
-    from edgeformer.artifacts.manifest import ArtifactManifest
-
-_PROVIDERS: dict[str, Kind] = {"torch-cpu": "cpu", "torch-cuda": "cuda"}
 _FLASH_REMEDY = f"optional, on a CUDA machine: {install_hint('flash')}; torch's SDPA is used without it"
 _CPU_ONLY = "for a CPU-only torch, first install torch with the command that pytorch.org's selector gives for CPU"
 _SCRIPTS = {
@@ -38,9 +34,10 @@ say(version=torch.__version__, built_for=torch.version.cuda or "cpu", cuda=cuda,
 class TorchRuntime(Runtime):
     name = "torch"
     distributions = ("torch", "accelerate", "safetensors", "flash-attn")
-
-    def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
-        return requested or f"torch-{kind or 'cpu'}"
+    facts: ClassVar = {
+        "torch-cpu": ProviderFacts("torch-cpu", "cpu"),
+        "torch-cuda": ProviderFacts("torch-cuda", "cuda"),
+    }
 
     def device(self, provider: str | None) -> str:
         """Return torch's name of the device that ``provider`` computes on; None: a GPU if torch finds one.
@@ -54,24 +51,22 @@ class TorchRuntime(Runtime):
         card = torch.cuda.is_available()
         if provider is None:
             return "cuda" if card else "cpu"
-        if provider not in _PROVIDERS:
-            raise InputError(f"--runtime {provider}: torch computes as {' or '.join(_PROVIDERS)}")
-        if _PROVIDERS[provider] == "cuda" and not card:
+        if provider not in self.facts:
+            raise InputError(f"--runtime {provider}: torch computes as {' or '.join(self.facts)}")
+        if provider == "torch-cuda" and not card:
             raise InputError(
                 f"--runtime {provider}: torch sees no CUDA card here; run edgeformer doctor, or leave it out"
             )
-        return _PROVIDERS[provider]
-
-    def provider_facts(self, provider: str) -> ProviderFacts | None:
-        return ProviderFacts(provider, _PROVIDERS[provider]) if provider in _PROVIDERS else None
+        return provider.removeprefix("torch-")
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         answers = ask_installed(_SCRIPTS, timeout_s)
         flash = describe_package("flash-attn", answers["flash_attn"], _FLASH_REMEDY)
-        return [_torch(answers["torch"], cuda_driver.problem()), describe_extra("train"), flash]
+        return [describe_torch(answers["torch"], cuda_driver.problem()), describe_extra("train"), flash]
 
 
-def _torch(answer: Answer | None, driver: str | None) -> Capability:
+def describe_torch(answer: Answer | None, driver: str | None) -> Capability:
+    """Return torch's line of ``doctor``; ``driver``: why CUDA's driver cannot be used."""
     if answer is None:
         remedy = f"{install_hint('train')}; {_CPU_ONLY}; what works from a bundle does not need torch"
         return Capability("torch", "unavailable", None, "not installed", remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from edgeformer.runtimes.runtime import ProviderFacts, Runtime
 from edgeformer.runtimes.web.libraries import WASM, WEBGPU
@@ -11,11 +12,10 @@ from edgeformer.system.capability import Capability
 
 class BrowserRuntime(Runtime):
     name = "web"
-
-    def provider_facts(self, provider: str) -> ProviderFacts | None:
-        if provider == WASM:
-            return ProviderFacts("WASM", "cpu", counts_threads=True)
-        return ProviderFacts("WebGPU") if provider == WEBGPU else None  # no kind: the browser may use any GPU
+    facts: ClassVar = {
+        WASM: ProviderFacts("WASM", "cpu", counts_threads=True),
+        WEBGPU: ProviderFacts("WebGPU"),  # no kind: the browser may use any GPU
+    }
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         return [Capability("browser", "available", None, "edgeformer page writes a page that runs and measures there")]
