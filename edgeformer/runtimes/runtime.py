@@ -267,18 +267,11 @@ class Runtime(ABC):
         return None if opens else f"{self.name} opens nothing of the format {artifact.format}"
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
-        """Open one file of an artifact. Runtimes with ``formats`` override this, or :meth:`open`.
-
-        Raises as :meth:`open`.
-        """
+        """Open one file of an artifact. Runtimes with ``formats`` override this, or :meth:`open`, and raise as that."""
         raise ArtifactError(f"{path}: {self.name} opens nothing of the format {files.artifact.format}")
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         """Open an artifact of any role as one session; step and decode artifacts run once per loop or token.
-
-        Args:
-            files: files of an artifact in one of ``formats`` or ``reads``.
-            options: how to open it.
 
         Raises:
             ArtifactError: a file is missing, damaged or not runnable.
@@ -301,9 +294,7 @@ class Runtime(ABC):
         """Open a language model's step or decode artifact for generation.
 
         Args:
-            files: as in :meth:`open`.
             exits: loops whose logits are needed; None: the last one.
-            options: how to open it.
 
         Raises:
             InputError: the artifact does not support decoding; otherwise as :meth:`open`.

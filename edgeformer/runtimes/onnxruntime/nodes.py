@@ -66,11 +66,7 @@ class ExecutedNode:
 class ProfiledGraph:
     """An ONNX graph opened with ONNX Runtime's profiler enabled.
 
-    Args:
-        path: the .onnx file; external weights lie in the same folder.
-        threads: threads per operator.
-        prepacked: prepack weights, as in production. If False, events show the weights' shapes, but matrix products are
-            slower than in production.
+    With ``prepacked`` weights, products are as fast as in production; without, events show the weights' shapes.
 
     Attributes:
         inputs: name → ONNX type and shape; None for a dynamic axis.
@@ -102,11 +98,7 @@ class ProfiledGraph:
         }
 
     def list_nodes(self, *feeds: Mapping[str, Array], calls: int = 1) -> list[tuple[ExecutedNode, ...]]:
-        """Run every feed, end the session, and return the executed nodes of each feed in order.
-
-        Args:
-            feeds: inputs of one shape each.
-            calls: number of runs per feed.
+        """Run every feed ``calls`` times, end the session, and return the executed nodes of each feed in order.
 
         Raises:
             InputError: the graph refuses a feed.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import re
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from edgeformer.runtimes.runtime import Kind, ProviderFacts
 from edgeformer.runtimes.session import PAST
@@ -58,8 +57,7 @@ def default_provider(kind: Kind | None = None) -> str:
 
     The TensorRT provider is never chosen: it builds an engine for minutes when a graph is opened.
 
-    Args:
-        kind: device kind of another system, for which the ordinary provider is returned; None: this system.
+    For a ``kind`` of device of another system, it is the ordinary provider.
     """
     if kind is not None:
         return CUDA if kind == "cuda" else CPU
@@ -112,10 +110,8 @@ def how_to_use_card() -> str:
 def load_cuda_libraries() -> str | None:
     """Load the CUDA and cuDNN libraries of pip's nvidia packages, once, for providers that link against them.
 
-    The system's loader does not search site-packages. ONNX Runtime before 1.21 cannot preload them.
-
-    Returns:
-        The libraries that could not be loaded; None if all were, or if this ONNX Runtime was built without CUDA.
+    The system's loader does not search site-packages. ONNX Runtime before 1.21 cannot preload them. Return the
+    libraries that could not be loaded; None if all were, or if this ONNX Runtime was built without CUDA.
     """
     import onnxruntime as ort
 
@@ -141,8 +137,7 @@ def _missing_libraries(printed: str) -> str | None:
     return ", ".join(libraries) or None
 
 
-@dataclass(frozen=True)
-class RtxPlugin:
+class RtxPlugin(NamedTuple):
     """The plugin's devices as ONNX Runtime objects, or why there are none."""
 
     devices: tuple[Any, ...] = ()
@@ -174,10 +169,6 @@ def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
 
     By default the provider compiles again in every process, and plans each axis from 0 to 32,767, tuned for 1. That
     default range applies if a dynamic axis is not ``batch``, ``sequence`` or ``past``.
-
-    Args:
-        graph: the .onnx file.
-        max_positions: tokens of the longest text; None: not known.
     """
     from edgeformer.artifacts.files import sha256_of
     from edgeformer.artifacts.onnx_outline import read_outline
@@ -216,8 +207,7 @@ def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
     return options
 
 
-@dataclass(frozen=True)
-class _Provider:
+class _Provider(NamedTuple):
     """When edgeformer uses a provider, how to install it, and the kind of its device (None: another kind)."""
 
     use: str
@@ -260,10 +250,8 @@ def facts_of(provider: str) -> ProviderFacts | None:
 def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = None) -> list[Capability]:
     """Describe ONNX Runtime, every built-in provider and those of NVIDIA cards, in alphabetical order.
 
-    Args:
-        answer: probe of ONNX Runtime; None: it is not installed.
-        driver: why CUDA's driver cannot be used; None if it can.
-        plugin: probe of onnxruntime-ep-nv-tensorrt-rtx; None: it is not installed.
+    ``driver`` is why CUDA's driver cannot be used, ``plugin`` the probe of onnxruntime-ep-nv-tensorrt-rtx (None: it is
+    not installed).
     """
     from edgeformer.system import nvidia
     from edgeformer.system.capability import Capability, driver_too_old, installed_version

@@ -235,9 +235,7 @@ def _opens_on_cpu(path: Path) -> bool:
 def placement_note(provider: str, assigned: Assigned | None) -> str | None:
     """Describe the nodes that another provider than the session's computes; None if there are none.
 
-    Args:
-        provider: the session's provider.
-        assigned: node assignment; None: ONNX Runtime does not report it, which the note then says.
+    ``assigned`` None: ONNX Runtime does not report it, which the note then says.
     """
     requested = provider.removesuffix(SUFFIX)
     if assigned is None:

@@ -61,11 +61,7 @@ def without_telemetry() -> Iterator[None]:
 
 @cache
 def core() -> Any:
-    """Import the package and return the process's ``openvino.Core``.
-
-    Raises:
-        MissingDependencyError: the package is not installed or cannot be imported.
-    """
+    """Return the process's ``openvino.Core``. Raises MissingDependencyError if the package cannot be imported."""
     problem = missing()
     if problem is not None:
         raise MissingDependencyError(problem)
@@ -184,13 +180,9 @@ def _reason(error: Exception) -> str:
 
 
 def fuse_rotations(model: Any) -> int:
-    """Rewrite every rotation of halves in the form that OpenVINO fuses; results stay the same.
+    """Rewrite every rotation of halves in an ``openvino.Model`` in the form that OpenVINO fuses. Return their number.
 
-    Args:
-        model: an ``openvino.Model``, modified in place.
-
-    Returns:
-        The number of rotations.
+    Results stay the same.
     """
     from openvino import opset13 as ops
 
@@ -213,10 +205,9 @@ def fuse_rotations(model: Any) -> int:
 
 
 def _match_rotation(node: Any) -> tuple[Any, Any, Any] | None:
-    """Match concat(first · cos − second · sin, first · sin + second · cos) of the halves of x, or return None.
+    """Match concat(first · cos − second · sin, first · sin + second · cos) of the halves of x.
 
-    Returns:
-        x [B, H, S, D], cos and sin [S, D / 2], outputs in an ``openvino.Model``.
+    Return x [B, H, S, D], cos and sin [S, D / 2], or None if it does not match.
     """
     if node.get_type_name() != "Concat" or node.get_input_size() != 2:
         return None

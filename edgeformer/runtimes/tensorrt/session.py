@@ -39,21 +39,19 @@ class RtxContext:
     =====================  ======================  ============
     use                    kernels                 CUDA graphs
     =====================  ======================  ============
-    ``repeated_shapes``    eager: specialised      whole graph
-                           before the first answer
-    else                   lazy: in the background no
     ``keeps_caches``       none: one set for all   no
+    ``repeated_shapes``    eager: before the first whole graph
+                           answer
+    else                   lazy: in the background no
     =====================  ======================  ============
 
-    With ``keeps_caches`` every token has a different shape and cache addresses change, so that kernels or graphs of one
-    token cannot be reused. Measurement and generation therefore use the same settings.
+    With ``keeps_caches``, keys and values are inputs and outputs: every token has a different shape and cache addresses
+    change, so that kernels or graphs of one token cannot be reused. Measurement and generation use the same settings.
 
     Args:
         trt: the module tensorrt_rtx.
         engine: a deserialised engine; the CUDA context of the first GPU is current.
         plan: content of the engine file.
-        repeated_shapes: calls repeat a few shapes, as in a measurement.
-        keeps_caches: the engine is a decode or step graph with keys and values as inputs and outputs.
 
     Attributes:
         context: TensorRT's execution context.

@@ -78,7 +78,6 @@ class TensorRTState:
         problems: part → problem: package, libraries, driver, device; ``builder``: why engines cannot be built although
             package and libraries work.
         capabilities: compute capabilities that it builds for; empty: only the GPU's.
-        gpus: GPUs that CUDA programs can use.
     """
 
     name: Package

@@ -25,21 +25,15 @@ from edgeformer.runtimes.tensorrt.state import measured_on
 def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: BuildJob) -> dict[str, str]:
     """Compile a job's module for this system's GPU and write the engine, which TensorRT opens without torch.
 
-    The module becomes one engine; an unsupported operator fails the compilation. torch-tensorrt names the
-    engine's outputs ``output0``…; :class:`~edgeformer.runtimes.tensorrt.session.TensorRTSession` renames them to the
-    manifest's names.
+    The module becomes one engine; an unsupported operator fails the compilation. torch-tensorrt names the engine's
+    outputs ``output0``…; :class:`~edgeformer.runtimes.tensorrt.session.TensorRTSession` renames them.
 
     Args:
         inputs: names of the module's arguments, all int64 [batch, sequence].
-        file: the engine's file.
-        target: from :class:`~edgeformer.runtimes.tensorrt.TorchTensorRTBuilder`.
         job: its module is in the requested precision, which the engine uses; it is moved to the GPU and back.
 
     Returns:
         ``built_for``: compute capability, the versions of torch-tensorrt and TensorRT, GPU and driver.
-
-    Raises:
-        EdgeformerError: torch cannot export the module, or torch-tensorrt cannot compile it.
     """
     torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
     module: nn.Module = job.module()
