@@ -7,8 +7,9 @@ addresses) is looked at as TensorRT would: a wrong address or shape gives wrong 
 from __future__ import annotations
 
 import enum
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -20,12 +21,17 @@ import numpy as np
 import onnx
 import pytest
 
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.manifest import Engine, Parity
+from edgeformer.bundle import Bundle, seal
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.tensorrt import session as session_module
 from edgeformer.runtimes.tensorrt import state as state_module
 from edgeformer.runtimes.tensorrt.state import TensorRTState
 from edgeformer.system import cuda_driver, leftovers
 from edgeformer.system.cuda_driver import Device
+from tests.test_old_format import OLD
 
 CARD = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
 VERSION = "1.7.1"
@@ -50,9 +56,12 @@ class StandInMemory:
 
 
 class StandInCuda:
+    """A stream that does everything at once; only copies (10 ms) and engines (1.5 ms) move its clock."""
+
     stream = 7
     uploaded = 0
     """Bytes that all of them copied to the card."""
+    clock_ms = 0.0
 
     def __init__(self) -> None:
         self.allocated = 0
@@ -67,7 +76,13 @@ class StandInCuda:
     def upload(self, array: np.ndarray[Any, Any], memory: StandInMemory) -> None:
         assert array.nbytes <= memory.size
         StandInCuda.uploaded += array.nbytes
+        StandInCuda.clock_ms += 10.0
         _MEMORY[memory.address][: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+
+    def timed_ms(self, work: Callable[[], object]) -> float:
+        start_ms = StandInCuda.clock_ms
+        work()
+        return StandInCuda.clock_ms - start_ms
 
     def download(self, memory: StandInMemory, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         return _read(memory.address, shape, dtype)
@@ -186,6 +201,7 @@ class StandInEngine:
 
     def execute_async_v3(self, stream: int) -> bool:
         assert stream == StandInCuda.stream
+        StandInCuda.clock_ms += 1.5
         used = [self._addresses[name] for name in self._all]
         self._compile()
         self.calls.append((tuple(self._shapes.values()), tuple(used)))
@@ -193,7 +209,11 @@ class StandInEngine:
         inputs = {
             name: _read(self._addresses[name], self._shapes[name], self.get_tensor_dtype(name)) for name in self._inputs
         }
-        for name, array in self._session.run(inputs).items():
+        try:
+            outputs = self._session.run(inputs)
+        except InputError:  # a token id outside the vocabulary
+            return False
+        for name, array in outputs.items():
             assert array.shape == self.get_tensor_shape(name)
             _MEMORY[self._addresses[name]][: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
         return True
@@ -233,9 +253,48 @@ def stand_in() -> Iterator[None]:
         patch.setenv(leftovers.VARIABLE, folder)
         patch.setattr(StandInEngine, "opened", [])
         patch.setitem(sys.modules, "tensorrt_rtx", trt)
+        patch.setitem(sys.modules, "tensorrt", trt)
         patch.setattr(session_module, "tensorrt_log", lambda module: log)
         patch.setattr(session_module, "Cuda", StandInCuda)
         patch.setattr(session_module, "DeviceMemory", StandInMemory)
         patch.setattr(state_module, "tensorrt_state", lambda name: state)
         patch.setattr(cuda_driver, "devices", lambda: (CARD,))
         yield
+
+
+def with_engines(name: str, folder: Path) -> Path:
+    """Copy an old bundle and add engines of the stand-in: of its full, step and decode graphs in FP32."""
+    shutil.copytree(OLD / name / "bundle", folder)
+    (folder / "engines").mkdir(exist_ok=True)
+    manifest = Bundle.open(folder).manifest
+    engines, files = [], dict(manifest.files)
+    for graph in manifest.artifacts:
+        if graph.precision != "fp32" or not graph.is_graph or graph.role == "exit":
+            continue
+        parts = {}
+        for part, source in (graph.parts or {"loop": str(graph.file)}).items():
+            parts[part] = f"engines/{Path(source).stem}.rtx4050.engine"
+            (folder / parts[part]).write_text(str(folder / source), encoding="utf-8")
+            files |= {parts[part]: sha256_of(folder / parts[part])} if graph.parts else {}
+        update = {
+            "id": graph.id.replace("onnx", "tensorrt-rtx"),
+            "format": "tensorrt-rtx",
+            "file": parts["loop"],
+            "parts": parts if graph.parts else {},
+            "weights_file": None,
+            "sha256": sha256_of(folder / parts["loop"]),
+            "built_for": {"compute_capability": "8.9", "tensorrt-rtx": VERSION},
+            "parity": Parity(status="unavailable", tolerance=1e-4, tolerance_kind="absolute", reason="no GPU"),
+            "engine": Engine(
+                builder="stand-in",
+                seconds=0.0,
+                checked_by="size",
+                graph_bytes=1,
+                shapes={"input_ids": ((1, 1), (1, 32), (16, LONGEST)), "loop": ((1,), (1,), (1,))},
+            ),
+            "score": None,
+            "validation": None,
+        }
+        engines.append(graph.model_copy(update=update))
+    seal(folder, manifest.model_copy(update={"artifacts": (*manifest.artifacts, *engines), "files": files}))
+    return folder

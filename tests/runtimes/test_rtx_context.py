@@ -25,8 +25,8 @@ from tests.runtimes.stand_in_tensorrt import (
     StandInRuntimeCache,
     StandInRuntimeConfig,
     stand_in,
+    with_engines,
 )
-from tests.runtimes.test_step_engines import with_engines
 
 MEASURING, ANSWERING = OpenOptions(repeated_shapes=True), OpenOptions()
 FULL = "tensorrt-rtx-fp32"
