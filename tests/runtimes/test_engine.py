@@ -1,11 +1,12 @@
-"""TensorRT engines: real ones of tiny graphs where tensorrt-rtx is installed, and the bars that judge them."""
+"""TensorRT engines: real ones of tiny graphs where tensorrt-rtx is installed, and the limits that judge them."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx
@@ -13,12 +14,15 @@ import onnx_ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError
+from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import Engine, Precision
-from edgeformer.artifacts.progress import SILENT, Progress
+from edgeformer.artifacts.progress import SILENT, Progress, Silent
+from edgeformer.bundle import Bundle
 from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.run import read_run
 from edgeformer.runtimes.runtime import BuildJob, Target
+from edgeformer.runtimes.tensorrt import RTX_INT8, TensorRTBuilder
 from edgeformer.runtimes.tensorrt.engine import (
     BuiltEngine,
     build_engine,
@@ -27,164 +31,41 @@ from edgeformer.runtimes.tensorrt.engine import (
     read_total,
     why_engine_rejected,
 )
+from edgeformer.tasks.scoring import max_batch_rows
+from tests.test_old_format import OLD
 
 needs_rtx = pytest.mark.skipif(
     util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx, of the extra rtx, is not installed"
 )
 POSITIONS, LENGTH = 512, 64
-ENGINE = "model_fp16.rtx4050.engine"
-
-
 TARGET = Target("tensorrt-rtx", "rtx4050", "8.9")
+ENGINE = Engine(
+    builder="tensorrt-rtx 1",
+    seconds=1.0,
+    checked_by="builder log",
+    weight_elements={"FP16": 900, "FP32": 30},
+    weight_bytes=2000,
+    graph_bytes=2100,
+    shapes={},
+)
 
 
-def job(precision: Precision = "fp16", progress: Progress = SILENT) -> BuildJob:
-    return BuildJob(Path(), (), precision, LENGTH, POSITIONS, None, progress, print, lambda: None)
+def job(precision: Precision = "fp16", progress: Progress = SILENT, **changes: Any) -> BuildJob:
+    build_job = BuildJob(Path(), (), precision, LENGTH, POSITIONS, None, progress, print, lambda: None)
+    return replace(build_job, **changes)
 
 
-@dataclass
-class Counting:
+class Counting(Silent):
     """Progress that records its calls."""
 
-    done: int = 0
-    lines: list[str] = field(default_factory=list)
-
-    def start(self, description: str, total: int | None, unit: str = "") -> None:
-        self.lines.append(description)
+    def __init__(self) -> None:
+        self.done, self.lines = 0, list[str]()
 
     def advance(self, amount: int = 1, **fields: float) -> None:
         self.done += amount
 
-    def finish(self) -> None:
-        pass
-
     def message(self, text: str) -> None:
         self.lines.append(text)
-
-
-@pytest.fixture(scope="module")
-def graph(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A looped model's FP16 graph with its weights inside; the same one with weights beside it is ``beside.onnx``."""
-    folder = tmp_path_factory.mktemp("graph")
-    path = Path(shutil.copy(finished_run / "bundle" / "onnx" / "model_fp16.onnx", folder))
-    with weights_file(folder / "beside.onnx_data") as weights:
-        write_graph(onnx_ir.load(path), folder / "beside.onnx", weights)
-    return path
-
-
-@pytest.fixture(scope="module")
-def parameters(finished_run: Path) -> int:
-    return read_run(finished_run).parameters
-
-
-@pytest.fixture(scope="module")
-def built(graph: Path) -> BuiltEngine:
-    pytest.importorskip("tensorrt_rtx")
-    return build_engine(graph, graph.parent / ENGINE, TARGET, job())
-
-
-@needs_rtx
-class TestRealEngine:
-    def test_says_what_it_is_and_for_whom(self, built: BuiltEngine, graph: Path, parameters: int) -> None:
-        import tensorrt_rtx
-
-        engine = built.engine
-        assert built.reason is None
-        assert built.built_for == {"compute_capability": "8.9", "tensorrt-rtx": tensorrt_rtx.__version__}
-        assert engine.builder == f"tensorrt-rtx {tensorrt_rtx.__version__}"
-        assert (graph.parent / ENGINE).stat().st_size > parameters * 2
-        assert engine.graph_bytes == graph.stat().st_size
-        assert engine.shapes == dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (1, LENGTH), (16, 128)))
-
-    def test_is_fp16_by_the_builders_own_listing(self, built: BuiltEngine) -> None:
-        engine = built.engine
-        assert engine.checked_by == "builder log"
-        assert engine.layers is not None and engine.layers > 10
-        assert engine.layers_by_precision["FP16"] > engine.layers_by_precision["FP32"]
-        assert engine.weight_elements["FP16"] > engine.weight_elements["FP32"]
-
-    def test_stores_every_weight_once(self, built: BuiltEngine, graph: Path, parameters: int) -> None:
-        unique = parameters * 2
-        assert built.engine.weight_bytes is not None
-        rotary = 2 * POSITIONS * 8 * 4  # stays in FP32, like the norms
-        assert unique <= built.engine.weight_bytes < (unique + rotary) * 1.1
-        # The same seen in the engine itself: a row of each matrix, which two iterations use, is there once.
-        plan = (graph.parent / ENGINE).read_bytes()
-        matrices = [
-            numpy_helper.to_array(tensor)
-            for tensor in onnx.load(str(graph)).graph.initializer
-            if len(tensor.dims) == 2 and tensor.data_type == TensorProto.FLOAT16
-        ]
-        parsed = [plan.count(matrix[3].tobytes()) for matrix in matrices if min(matrix.shape) >= 16]
-        assert len(parsed) == 6  # the table, q·k·v, their output, and the three of the feed-forward network
-        assert max(parsed) == 1 and sum(parsed) > len(parsed) / 2  # a few are stored in another layout
-
-    def test_weights_beside_the_graph_are_found(self, built: BuiltEngine, graph: Path) -> None:
-        progress = Counting()
-        external = graph.parent / "beside.onnx"
-        rebuilt = build_engine(external, graph.parent / "beside.engine", TARGET, job(progress=progress))
-        assert external.stat().st_size < graph.stat().st_size / 2
-        assert graph_bytes(external) == pytest.approx(graph_bytes(graph), rel=0.05)
-        assert rebuilt.reason is None
-        assert rebuilt.engine.weight_bytes == built.engine.weight_bytes
-        assert progress.done > 0
-        assert "built in" in progress.lines[-1] and "of weights" in progress.lines[-1]
-
-    def test_nothing_is_printed_and_an_exception_cancels_the_build(
-        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        class Stopping(Counting):
-            def advance(self, amount: int = 1, **fields: float) -> None:
-                raise KeyboardInterrupt
-
-        graph = small_graph(tmp_path / "small.onnx")
-        with pytest.raises(KeyboardInterrupt):
-            build_engine(graph, tmp_path / "small.engine", TARGET, job(progress=Stopping()))
-        assert not list(tmp_path.glob("*.engine*"))
-        assert build_engine(graph, tmp_path / "small.engine", TARGET, job()).reason is None
-        assert capfd.readouterr() == ("", "")
-
-    def test_a_graph_in_fp32_is_no_fp16_engine(self, tmp_path: Path) -> None:
-        graph = small_graph(tmp_path / "small.onnx", np.float32)
-        wide = build_engine(graph, tmp_path / "small.engine", TARGET, job())
-        assert wide.reason is not None
-        assert wide.reason.startswith("is not FP16:") and wide.reason.endswith("elements are FP32, 0 FP16")
-        assert build_engine(graph, tmp_path / "small.engine", TARGET, job("fp32")).reason is None
-
-    def test_a_normalisation_in_fp16_is_rejected(self, tmp_path: Path) -> None:
-        graph = small_graph(tmp_path / "norm.onnx", norm=True)
-        reason = build_engine(graph, tmp_path / "norm.engine", TARGET, job()).reason
-        assert reason is not None and "Detected layernorm nodes in FP16" in reason
-
-    def test_damaged_graphs_are_refused(self, graph: Path, tmp_path: Path) -> None:
-        content = graph.read_bytes()
-        for name, damaged in (("half", content[: len(content) // 2]), ("empty", b""), ("text", b"not a graph " * 99)):
-            path = tmp_path / f"{name}.onnx"
-            path.write_bytes(damaged)
-            with pytest.raises(ArtifactError, match=rf"{name}\.onnx: truncated, damaged, or not an ONNX graph"):
-                build_engine(path, tmp_path / "x.engine", TARGET, job())
-        with pytest.raises(ArtifactError, match="no such file"):
-            build_engine(tmp_path / "nothing.onnx", tmp_path / "x.engine", TARGET, job())
-        assert not list(tmp_path.glob("*.engine*"))
-
-    def test_what_the_parser_does_not_take_is_named(self, tmp_path: Path) -> None:
-        incomplete = onnx.load(str(small_graph(tmp_path / "lost.onnx")))
-        del incomplete.graph.initializer[1]
-        onnx.save(incomplete, tmp_path / "lost.onnx")
-        with pytest.raises(ArtifactError, match=r"not an ONNX graph \(MatMul .*was not registered"):
-            build_engine(tmp_path / "lost.onnx", tmp_path / "x.engine", TARGET, job())
-        strange = onnx.load(str(small_graph(tmp_path / "strange.onnx")))
-        strange.graph.node[1].op_type = "NoSuchOperator"
-        onnx.save(strange, tmp_path / "strange.onnx")
-        with pytest.raises(EdgeformerError, match="parser does not take this graph: NoSuchOperator"):
-            build_engine(tmp_path / "strange.onnx", tmp_path / "x.engine", TARGET, job())
-
-    def test_a_graph_with_caches_is_out_of_scope(self, tmp_path: Path) -> None:
-        graph = onnx.load(str(small_graph(tmp_path / "cache.onnx")))
-        graph.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "past"
-        onnx.save(graph, tmp_path / "cache.onnx")
-        with pytest.raises(InputError, match="dynamic axis 'past'"):
-            build_engine(tmp_path / "cache.onnx", tmp_path / "x.engine", TARGET, job())
 
 
 def small_graph(path: Path, dtype: type[np.floating] = np.float16, *, norm: bool = False) -> Path:
@@ -205,7 +86,7 @@ def small_graph(path: Path, dtype: type[np.floating] = np.float16, *, norm: bool
             ("Div", ["centred", "deviation"], "normal"),
         ]
     nodes += [("MatMul", ["normal" if norm else "y", "head"], "narrow")]
-    kept = [name for name in weights if any(name in inputs for _, inputs, _ in nodes)]
+    used = [name for name in weights if any(name in inputs for _, inputs, _ in nodes)]
     graph = helper.make_graph(
         [
             *(helper.make_node(kind, inputs, [output]) for kind, inputs, output in nodes),
@@ -214,48 +95,186 @@ def small_graph(path: Path, dtype: type[np.floating] = np.float16, *, norm: bool
         "small",
         [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", 8])],
-        [numpy_helper.from_array(weights[name], name) for name in kept]
+        [numpy_helper.from_array(weights[name], name) for name in used]
         + [numpy_helper.from_array(np.array([-1]), "last")] * norm,
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return path
 
 
-class TestBars:
-    engine = Engine(
-        builder="tensorrt-rtx 1",
-        seconds=1.0,
-        checked_by="builder log",
-        weight_elements={"FP16": 900, "FP32": 30},
-        weight_bytes=2000,
-        graph_bytes=2100,
-        shapes={},
-    )
-
-    def changed(self, **changes: object) -> Engine:
-        return self.engine.model_copy(update=changes)
-
-    def test_code_beside_the_weights_does_not_count(self) -> None:
-        assert why_engine_rejected(self.engine, size_bytes=9000, precision="fp16") is None
-
-    def test_weights_that_were_copied(self) -> None:
-        reason = why_engine_rejected(self.changed(weight_bytes=4000), 9000, "fp16")
-        assert reason is not None and "its weights take 3.9 KiB, more than 1.2 × the graph of 2.1 KiB" in reason
-
-    def test_where_the_builder_does_not_tell_the_engines_size_is_judged(self) -> None:
-        unknown = self.changed(weight_bytes=None, weight_elements={}, checked_by="size")
-        assert why_engine_rejected(unknown, 2400, "fp16") is None
-        assert "it take" in str(why_engine_rejected(unknown, 2600, "fp16"))
-
-    def test_ordinary_warnings_are_no_fault(self) -> None:
-        noted = self.changed(warnings=("Make sure input input_ids has Int64 binding.",))
-        assert why_engine_rejected(noted, 2400, "fp16") is None
-        norm = self.changed(warnings=("Running layernorm after self-attention with FP16 Reduce may cause overflow.",))
-        assert "layernorm" in str(why_engine_rejected(norm, 2400, "fp16"))
+@pytest.fixture(scope="module")
+def graph(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A looped model's FP16 graph with its weights inside."""
+    source = finished_run / "bundle" / "onnx" / "model_fp16.onnx"
+    return Path(shutil.copy(source, tmp_path_factory.mktemp("graph")))
 
 
-class TestListings:
-    def test_what_is_no_listing_is_none_and_not_a_guess(self) -> None:
-        assert read_listing("Layers:\nsomething in another format") is None
-        assert read_total("Total Weights Memory: 4096 bytes", "Total Weights Memory") == 4096
-        assert read_total("something else", "Total Weights Memory") is None
+@pytest.fixture(scope="module")
+def built(graph: Path) -> BuiltEngine:
+    pytest.importorskip("tensorrt_rtx")
+    return build_engine(graph, graph.with_suffix(".engine"), TARGET, job())
+
+
+@needs_rtx
+class TestRealEngine:
+    def test_states_what_it_is_and_stores_every_weight_once(
+        self, built: BuiltEngine, graph: Path, finished_run: Path
+    ) -> None:
+        import tensorrt_rtx
+
+        engine, unique_bytes = built.engine, read_run(finished_run).parameters * 2
+        assert built.reason is None
+        assert built.built_for == {"compute_capability": "8.9", "tensorrt-rtx": tensorrt_rtx.__version__}
+        assert engine.builder == f"tensorrt-rtx {tensorrt_rtx.__version__}" and engine.checked_by == "builder log"
+        assert engine.graph_bytes == graph.stat().st_size
+        assert engine.shapes == dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (1, LENGTH), (16, 128)))
+        assert engine.layers is not None and engine.layers > 10
+        assert engine.layers_by_precision["FP16"] > engine.layers_by_precision["FP32"]
+        assert engine.weight_elements["FP16"] > engine.weight_elements["FP32"]
+        rotary = 2 * POSITIONS * 8 * 4  # stays in FP32, like the norms
+        assert engine.weight_bytes is not None and unique_bytes <= engine.weight_bytes < (unique_bytes + rotary) * 1.1
+        # The same seen in the engine itself: a row of each matrix, which two iterations use, is there once.
+        plan = graph.with_suffix(".engine").read_bytes()
+        matrices = [
+            numpy_helper.to_array(tensor)
+            for tensor in onnx.load(str(graph)).graph.initializer
+            if len(tensor.dims) == 2 and tensor.data_type == TensorProto.FLOAT16
+        ]
+        counts = [plan.count(matrix[3].tobytes()) for matrix in matrices if min(matrix.shape) >= 16]
+        assert len(counts) == 6  # the table, q·k·v, their output, and the three of the feed-forward network
+        assert max(counts) == 1 and sum(counts) > len(counts) / 2  # a few are stored in another layout
+
+    def test_weights_beside_the_graph_are_read(self, built: BuiltEngine, graph: Path, tmp_path: Path) -> None:
+        progress, external = Counting(), tmp_path / "beside.onnx"
+        with weights_file(tmp_path / "beside.onnx_data") as weights:
+            write_graph(onnx_ir.load(graph), external, weights)
+        rebuilt = build_engine(external, tmp_path / "beside.engine", TARGET, job(progress=progress))
+        assert external.stat().st_size < graph.stat().st_size / 2
+        assert graph_bytes(external) == pytest.approx(graph_bytes(graph), rel=0.05)
+        assert rebuilt.reason is None and rebuilt.engine.weight_bytes == built.engine.weight_bytes
+        assert progress.done > 0 and "of weights" in progress.lines[-1]
+
+    def test_nothing_is_printed_and_an_exception_cancels_the_build(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        class Stopping(Silent):
+            def advance(self, amount: int = 1, **fields: float) -> None:
+                raise KeyboardInterrupt
+
+        small = small_graph(tmp_path / "small.onnx")
+        with pytest.raises(KeyboardInterrupt):
+            build_engine(small, tmp_path / "small.engine", TARGET, job(progress=Stopping()))
+        assert not list(tmp_path.glob("*.engine*"))
+        assert build_engine(small, tmp_path / "small.engine", TARGET, job()).reason is None
+        assert capfd.readouterr() == ("", "")
+
+    def test_an_fp32_graph_and_a_normalisation_in_fp16_are_rejected(self, tmp_path: Path) -> None:
+        small = small_graph(tmp_path / "small.onnx", np.float32)
+        reason = build_engine(small, tmp_path / "small.engine", TARGET, job()).reason
+        assert reason is not None and reason.startswith("is not FP16:") and reason.endswith("FP32, 0 FP16")
+        assert build_engine(small, tmp_path / "small.engine", TARGET, job("fp32")).reason is None
+        norm = small_graph(tmp_path / "norm.onnx", norm=True)
+        reason = build_engine(norm, tmp_path / "norm.engine", TARGET, job()).reason
+        assert reason is not None and "Detected layernorm nodes in FP16" in reason
+
+    def test_unusable_graphs_are_refused(self, tmp_path: Path) -> None:
+        path, content = tmp_path / "x.onnx", small_graph(tmp_path / "small.onnx").read_bytes()
+
+        def expect(error: type[EdgeformerError], message: str) -> None:
+            with pytest.raises(error, match=message):
+                build_engine(path, tmp_path / "x.engine", TARGET, job())
+
+        expect(ArtifactError, "no such file")
+        for damaged in (content[: len(content) // 2], b"", b"not a graph " * 99):
+            path.write_bytes(damaged)
+            expect(ArtifactError, r"x\.onnx: truncated, damaged, or not an ONNX graph")
+        changed = onnx.load_from_string(content)
+        del changed.graph.initializer[1]
+        onnx.save(changed, path)
+        expect(ArtifactError, r"not an ONNX graph \(MatMul .*was not registered")
+        changed = onnx.load_from_string(content)
+        changed.graph.node[1].op_type = "NoSuchOperator"
+        onnx.save(changed, path)
+        expect(EdgeformerError, "parser does not take this graph: NoSuchOperator")
+        changed = onnx.load_from_string(content)
+        changed.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "past"
+        onnx.save(changed, path)
+        expect(InputError, "dynamic axis 'past'; engines take batch and sequence")
+        assert not list(tmp_path.glob("*.engine*"))
+
+
+@needs_rtx
+class TestBuilder:
+    """Engines of the committed runs' graphs."""
+
+    def test_step_and_decode_engines(self, tmp_path: Path) -> None:
+        folder = shutil.copytree(OLD / "language-v1" / "bundle", tmp_path / "bundle")
+        (folder / "engines").mkdir()
+        graphs = tuple(graph for graph in Bundle.open(folder).built("step", "decode") if graph.precision == "fp16")
+        built = TensorRTBuilder().build(TARGET, job(bundle=folder, graphs=graphs, max_positions=64))
+        engines = {entry.role: entry for entry in built}
+        decode, step = engines["decode"], engines["step"]
+        assert (decode.id, decode.status, decode.reason) == ("tensorrt-rtx-fp16-decode", "built", None)
+        assert decode.engine is not None
+        shapes = decode.engine.shapes
+        smallest, best, largest = shapes["past_key_values.0.key"]
+        assert smallest[2] == 0 and best[2] > 0 and largest[2] >= 63
+        assert shapes["input_ids"][0] == shapes["input_ids"][1] == (1, 1), "tuned for a token at a time"
+        assert max_batch_rows(decode) == max_batch_rows(step) == 4, "the loop's number is no row"
+        assert not any("self-consistent" in warning for warning in decode.engine.warnings)
+        assert (step.id, step.status, step.reason) == ("tensorrt-rtx-fp16-step", "built", None)
+        assert step.parts.keys() == {"embed", "loop", "readout", "readout_exit"} and step.file == step.parts["loop"]
+        assert step.size_bytes == sum((folder / file).stat().st_size for file in step.parts.values())
+        assert step.sha256 == sha256_of(folder / str(step.file))
+        assert step.engine is not None and step.engine.weight_bytes is not None
+        assert step.parity is not None and "verify --write" in str(step.parity.reason)
+
+    def test_trimmed_and_int8_engines(self, tmp_path: Path) -> None:
+        """INT8 is quantised for TensorRT, with NNCF."""
+        pytest.importorskip("nncf")
+        folder = shutil.copytree(OLD / "classifier-v1" / "bundle", tmp_path / "bundle")
+        (folder / "engines").mkdir(exist_ok=True)
+        opened = Bundle.open(folder)
+        golden = opened.golden().inputs(("input_ids", "attention_mask"))
+        calls = [{name: array[row : row + 1] for name, array in golden.items()} for row in range(8)]
+        graphs = tuple(opened.artifact(id_) for id_ in ("onnx-fp32", "onnx-int8", "onnx-fp16", "onnx-fp16-trim"))
+        notes: list[str] = []
+        builds = job(bundle=folder, graphs=graphs, max_positions=64, note=notes.append, calibration=lambda: calls)
+        full, small, int8 = TensorRTBuilder().build(TARGET, builds)
+        assert (small.id, small.trimmed, small.status) == ("tensorrt-rtx-fp16-trim", True, "built")
+        assert small.vocabulary == graphs[3].vocabulary and full.file != small.file
+        assert small.file == "engines/model_fp16_trim.rtx4050.engine" and (folder / small.file).is_file()
+        assert (int8.id, int8.precision, int8.status, int8.reason) == ("tensorrt-rtx-int8", "int8", "built", None)
+        assert int8.parity is not None and int8.parity.tolerance_kind == "score"
+        assert RTX_INT8 in notes, "an INT8 engine may gain nothing on an RTX card"
+        assert int8.engine is not None and int8.engine.layers_by_precision["INT8"] > 0
+        assert int8.engine.weight_elements["INT8"] > int8.engine.weight_elements["FP32"]
+        assert sorted(path.suffix for path in (folder / "engines").iterdir() if "int8" in path.name) == [".engine"]
+
+        def no_rows() -> NoReturn:
+            raise DataError("lost")
+
+        (without,) = TensorRTBuilder().build(TARGET, replace(builds, graphs=graphs[:2], calibration=no_rows))
+        assert without.status == "unavailable" and "no rows to calibrate with: lost" in str(without.reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size_bytes", "message"),
+    [
+        ({}, 9000, None),  # code beside the weights does not count
+        ({"weight_bytes": 4000}, 9000, "its weights take 3.9 KiB, more than 1.2 × the graph of 2.1 KiB"),
+        ({"weight_bytes": None, "weight_elements": {}, "checked_by": "size"}, 2400, None),
+        ({"weight_bytes": None, "weight_elements": {}, "checked_by": "size"}, 2600, "it take"),
+        ({"warnings": ("Make sure input input_ids has Int64 binding.",)}, 2400, None),
+        ({"warnings": ("Running layernorm with FP16 Reduce may cause overflow.",)}, 2400, "layernorm"),
+    ],
+)
+def test_size_and_warnings_decide(changes: dict[str, object], size_bytes: int, message: str | None) -> None:
+    reason = why_engine_rejected(ENGINE.model_copy(update=changes), size_bytes, "fp16")
+    assert reason is None if message is None else message in str(reason)
+
+
+def test_unknown_formats_of_the_log_are_no_guess() -> None:
+    assert read_listing("Layers:\nsomething in another format") is None
+    assert read_total("Total Weights Memory: 4096 bytes", "Total Weights Memory") == 4096
+    assert read_total("something else", "Total Weights Memory") is None
