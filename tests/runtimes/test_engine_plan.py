@@ -1,4 +1,4 @@
-"""Which TensorRT builds for a device, and refusals that name the device and what is missing."""
+"""Which TensorRT builds for a device, and which engines run here: refusals name the device and what is missing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pytest
 
 from edgeformer.artifacts.device import DeviceProfile, Fact
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.errors import install_hint
+from edgeformer.artifacts.errors import ArtifactError, MissingDependencyError, install_hint
+from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT
+from edgeformer.runtimes import ArtifactFiles, OpenOptions, cannot_run, runtime_of
 from edgeformer.runtimes import tensorrt as builders
 from edgeformer.runtimes.runtime import Builder, BuildJob, Target, Unavailable
-from edgeformer.runtimes.tensorrt import TensorRTBuilder, TorchTensorRTBuilder
+from edgeformer.runtimes.tensorrt import RUNTIME, TensorRTBuilder, TorchTensorRTBuilder
+from edgeformer.runtimes.tensorrt import state as tensorrt_state_module
 from edgeformer.runtimes.tensorrt.engine import text_shapes
-from edgeformer.runtimes.tensorrt.state import TensorRTState, judge
+from edgeformer.runtimes.tensorrt.state import TensorRTState, judge, why_engine_cannot_run
 from edgeformer.system.capability import Answer
 from edgeformer.system.cuda_driver import Device
 
@@ -26,14 +29,17 @@ RTX = judge(
 NO_RTX = judge("tensorrt-rtx", None, "no driver", [])
 NO_TENSORRT = judge("tensorrt", None, "the driver library is not installed", [])
 H200 = Device(0, "NVIDIA H200", "9.0")
-
+LAPTOP = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
+OTHER = Device(0, "NVIDIA GeForce RTX 3050", "8.6")
+WORKS = Answer({"version": "1.7.1.116", "builder": True, "capabilities": ["8.6", "8.9"]})
+BUILT_FOR = {"compute_capability": "8.9", "tensorrt-rtx": "1.7.1.116"}
 
 Plan = Callable[..., Target | Unavailable]
 
 
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """What is built for a device where these states of TensorRT are found."""
+    """Return what is built for a device with these states of TensorRT."""
 
     def plan(device: str, *states: TensorRTState, builder: Builder | None = None) -> Target | Unavailable:
         monkeypatch.setattr(builders, "tensorrt_state", {state.name: state for state in states}.__getitem__)
@@ -42,55 +48,43 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("device", ["rtx4050", "rtx4060-laptop"])
-def test_rtx_builds_for_a_card_that_is_not_here(device: str, plan: Plan) -> None:
-    target = plan(device, RTX, NO_TENSORRT)
-    assert isinstance(target, Target)
-    assert (target.format, target.device) == ("tensorrt-rtx", device)
+def test_rtx_builds_for_a_card_that_is_not_here(plan: Plan) -> None:
+    target = plan("rtx4050", RTX, NO_TENSORRT)
+    assert isinstance(target, Target) and (target.format, target.device) == ("tensorrt-rtx", "rtx4050")
 
 
 @pytest.mark.parametrize(
-    ("device", "device_text", "instead"),
+    ("device", "title", "alternative"),
     [
         ("jetson-orin-nano-8gb", "NVIDIA Jetson Orin Nano 8GB", "TensorRT of JetPack, on the Jetson itself"),
         ("h200", "NVIDIA H200", "tensorrt, on that very GPU"),
-        ("a100-80gb", "NVIDIA A100-SXM4-80GB", "tensorrt, on that very GPU"),
         ("t4", "NVIDIA Tesla T4", "tensorrt, on that very GPU"),
-        ("l4", "NVIDIA L4", "tensorrt, on that very GPU"),
         ("gtx1650", "NVIDIA GeForce GTX 1650", "tensorrt, on that very GPU"),
     ],
 )
-def test_what_is_no_rtx_card_takes_tensorrt_whatever_its_capability(
-    device: str, device_text: str, instead: str, plan: Plan
+def test_other_cards_take_tensorrt_whatever_their_capability(
+    device: str, title: str, alternative: str, plan: Plan
 ) -> None:
-    """The capability of each of them is among those that tensorrt-rtx builds for, but for the first two."""
+    """tensorrt-rtx builds for the capability of the last two."""
     profile = load_profile(device)
     assert profile.compute_capability is not None
     refused = plan(device, RTX, NO_TENSORRT)
     assert isinstance(refused, Unavailable) and refused.format == "tensorrt"
     for part in (
-        f"{device_text} (profile {device!r}, compute capability {profile.compute_capability.value})",
+        f"{title} (profile {device!r}, compute capability {profile.compute_capability.value})",
         "its profile says tensorrt: enterprise",
-        f"Use {instead}",
+        f"Use {alternative}",
         "package: not installed; driver: the driver library is not installed; device: no NVIDIA GPU is present",
     ):
         assert part in refused.reason
 
 
-def test_an_rtx_card_that_this_tensorrt_rtx_does_not_know_is_refused(plan: Plan) -> None:
-    refused = plan("rtx3050-6gb", RTX, NO_TENSORRT)  # 8.6, of which the stand-in has no code
-    assert isinstance(refused, Unavailable) and refused.format == "tensorrt-rtx"
-    assert "this tensorrt-rtx builds only for compute capability 7.5, 8.0, 8.9; install a newer one" in refused.reason
-
-
 @pytest.mark.parametrize(
-    ("title", "key", "chosen"),
+    ("title", "key", "edition"),
     [
         ("NVIDIA RTX A2000 12GB", None, "rtx"),
-        ("NVIDIA GeForce RTX 2060", None, "rtx"),
         ("NVIDIA RTX4050 laptop", None, "rtx"),
-        ("GeForce RTX-4070", None, "rtx"),
-        ("nvidia geforce rtx 4070", None, "rtx"),
+        ("geforce RTX-4070", None, "rtx"),
         ("NVIDIA GeForce GTX 1660", None, "enterprise"),
         ("NVIDIA A10", None, "enterprise"),
         ("NVIDIA A10", "rtx", "rtx"),
@@ -99,97 +93,156 @@ def test_an_rtx_card_that_this_tensorrt_rtx_does_not_know_is_refused(plan: Plan)
     ],
 )
 def test_a_profile_without_the_key_is_judged_by_its_name(
-    title: str, key: Literal["rtx", "enterprise", "none"] | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+    title: str, key: Literal["rtx", "enterprise", "none"] | None, edition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capability = Fact(value="7.5", source="test", verified=False)
     device = DeviceProfile(name="mine", title=title, kind="cuda", tensorrt=key, compute_capability=capability)
-    assert device.tensorrt_edition == chosen
-    states = {"tensorrt-rtx": RTX, "tensorrt": NO_TENSORRT}
-    monkeypatch.setattr(builders, "tensorrt_state", states.__getitem__)
+    assert device.tensorrt_edition == edition
+    monkeypatch.setattr(builders, "tensorrt_state", {"tensorrt-rtx": RTX, "tensorrt": NO_TENSORRT}.__getitem__)
     plan = TensorRTBuilder().plan(device)
-    assert isinstance(plan, Target if chosen == "rtx" else Unavailable)
+    assert isinstance(plan, Target if edition == "rtx" else Unavailable)
     text = plan.note if isinstance(plan, Target) else plan.reason
     assert ("is a guess, because its name" in (text or "")) is (key is None)
-    assert chosen != "none" or "its profile says that no TensorRT supports it (tensorrt: none)" in plan.reason
+    assert edition != "none" or "its profile says that no TensorRT supports it (tensorrt: none)" in str(text)
+    if isinstance(plan, Target):  # the guess becomes a note of the export
+        notes: list[str] = []
+        job = BuildJob(Path(), (), "fp16", 24, 64, None, SILENT, notes.append, lambda: None)
+        assert list(TensorRTBuilder().build(plan, job)) == [] and notes == ([text] if key is None else [])
 
 
-def test_export_notes_that_the_edition_is_a_guess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-    device = DeviceProfile(
-        name="mine",
-        title="GeForce RTX-4070",
-        kind="cuda",
-        compute_capability=Fact(value="8.9", source="t", verified=False),
-    )
-    monkeypatch.setattr(builders, "tensorrt_state", {"tensorrt-rtx": RTX, "tensorrt": NO_TENSORRT}.__getitem__)
-    target = TensorRTBuilder().plan(device)
-    assert isinstance(target, Target) and target.format == "tensorrt-rtx"
-    job = BuildJob(tmp_path, (), "fp16", 24, 64, None, SILENT, notes.append, lambda: None)
-    assert list(TensorRTBuilder().build(target, job)) == []
-    (note,) = notes
-    assert note == (
-        "engines: GeForce RTX-4070: its profile has no key tensorrt; rtx is a guess, because its name has RTX in it "
-        "(set tensorrt in the profile to choose)"
-    )
+@pytest.mark.parametrize(
+    ("device", "states", "message"),
+    [
+        ("rtx3050-6gb", (RTX, NO_TENSORRT), "this tensorrt-rtx builds only for compute capability 7.5, 8.0, 8.9;"),
+        ("rtx4050", (NO_RTX, NO_TENSORRT), "builds for it on any machine, but here package: not installed (python -m"),
+        ("rtx4050", (NO_RTX, NO_TENSORRT), install_hint("rtx")),
+        (
+            "rtx4050",
+            (judge("tensorrt-rtx", Answer(error="OSError: libtensorrt_rtx.so.1"), None, []), NO_TENSORRT),
+            "libraries: do not load (OSError: libtensorrt",
+        ),
+        (
+            "h200",
+            (RTX, judge("tensorrt", Answer({"version": "8.5.2", "builder": True}), None, [H200])),
+            "TensorRT 8.5.2 has no strongly typed networks",
+        ),
+        ("host", (RTX, NO_TENSORRT), "is not an NVIDIA GPU"),
+    ],
+)
+def test_a_refusal_names_what_is_missing(
+    device: str, states: tuple[TensorRTState, ...], message: str, plan: Plan
+) -> None:
+    refused = plan(device, *states)
+    assert isinstance(refused, Unavailable) and message in refused.reason
 
 
-def test_a_missing_rtx_package_is_named_with_its_extra(plan: Plan) -> None:
-    refused = plan("rtx4050", NO_RTX, NO_TENSORRT)
-    assert isinstance(refused, Unavailable) and refused.format == "tensorrt-rtx"
-    assert "builds for it on any machine, but here package: not installed (python -m pip install" in refused.reason
-    assert "driver" not in refused.reason and install_hint("rtx") in refused.reason
-
-
-def test_libraries_that_do_not_load_are_told_from_the_package(plan: Plan) -> None:
-    broken = judge("tensorrt-rtx", Answer(error="OSError: libtensorrt_rtx.so.1"), None, [])
-    refused = plan("rtx4050", broken, NO_TENSORRT)
-    assert isinstance(refused, Unavailable) and "libraries: do not load (OSError: libtensorrt" in refused.reason
-
-
-def test_a_data_centre_card_takes_tensorrt_on_itself_only(plan: Plan) -> None:
-    works = {"version": "11.0.0.1", "builder": True}
-    tensorrt_state = judge("tensorrt", Answer(works), None, [H200])
-    target = plan("h200", RTX, tensorrt_state)
-    assert target == Target("tensorrt", "h200", "9.0")
-    elsewhere = plan("jetson-orin-nano-8gb", RTX, tensorrt_state)
-    assert isinstance(elsewhere, Unavailable)
-    assert "this machine's GPU is NVIDIA H200 with compute capability 9.0" in elsewhere.reason
-    no_card = plan("h200", RTX, judge("tensorrt", Answer(works), None, []))
-    assert isinstance(no_card, Unavailable) and "here device: no NVIDIA GPU is present" in no_card.reason
-
-
-@pytest.mark.parametrize("gpu", [Device(0, "NVIDIA H100 80GB HBM3", "9.0"), Device(0, "NVIDIA H200", "10.0")])
-def test_neither_the_name_nor_the_capability_alone_makes_a_card_the_target(gpu: Device, plan: Plan) -> None:
+@pytest.mark.parametrize(
+    ("builder", "package"), [(TensorRTBuilder(), "tensorrt"), (TorchTensorRTBuilder(), "torch-tensorrt")]
+)
+def test_a_data_centre_card_takes_tensorrt_on_itself_only(builder: Builder, package: str, plan: Plan) -> None:
     """An H100 has the capability of an H200, and kernels that were chosen by its bandwidth."""
-    for builder, name in ((TensorRTBuilder(), "tensorrt"), (TorchTensorRTBuilder(), "torch-tensorrt")):
-        tensorrt_state = judge(name, Answer({"version": "11.0.0.1", "builder": True}), None, [gpu])
-        refused = plan("h200", RTX, tensorrt_state, builder=builder)
-        assert isinstance(refused, Unavailable)
-        assert f"GPU is {gpu.name} with compute capability {gpu.compute_capability}" in refused.reason
 
+    def plan_on(*gpus: Device, device: str = "h200") -> Target | Unavailable:
+        state = judge(package, Answer({"version": "11.0.0.1", "builder": True}), None, gpus)  # type: ignore[arg-type]
+        return plan(device, RTX, state, builder=builder)
 
-def test_tensorrt_without_strongly_typed_networks_is_too_old(plan: Plan) -> None:
-    old = judge("tensorrt", Answer({"version": "8.5.2", "builder": True}), None, [H200])
-    refused = plan("h200", RTX, old)
-    assert isinstance(refused, Unavailable) and "TensorRT 8.5.2 has no strongly typed networks" in refused.reason
-
-
-def test_a_processor_is_no_target(plan: Plan) -> None:
-    refused = plan("host", RTX, NO_TENSORRT)
-    assert isinstance(refused, Unavailable) and "is not an NVIDIA GPU" in refused.reason
-
-
-def test_torch_tensorrt_says_what_is_missing(plan: Plan) -> None:
-    stub = Answer(error="Exception: libraries were not found")
-    builder = TorchTensorRTBuilder()
-    refused = plan("rtx4050", judge("torch-tensorrt", stub, "no driver library", []), builder=builder)
-    assert isinstance(refused, Unavailable) and refused.format == "torch-tensorrt"
-    assert "libraries: do not load (Exception: libraries were not found); driver: no driver library" in refused.reason
-    tensorrt_state = judge("torch-tensorrt", Answer({"version": "2.13", "builder": True}), None, [H200])
-    assert plan("h200", tensorrt_state, builder=builder) == Target("torch-tensorrt", "h200", "9.0")
+    assert plan_on(H200) == Target(package, "h200", "9.0")
+    for gpu in (Device(0, "NVIDIA H100 80GB HBM3", "9.0"), Device(0, "NVIDIA H200", "10.0")):
+        message = f"this machine's GPU is {gpu.name} with compute capability {gpu.compute_capability}"
+        assert message in getattr(plan_on(gpu), "reason", "")
+    assert "this machine's GPU is NVIDIA H200" in getattr(plan_on(H200, device="jetson-orin-nano-8gb"), "reason", "")
+    assert "here device: no NVIDIA GPU is present" in getattr(plan_on(), "reason", "")
 
 
 def test_shapes_cover_the_texts_and_the_budgets_shape() -> None:
     sizes = [text_shapes(*key)["sequence"] for key in ((64, 512), (128, 512), (384, 1024), (50, 64))]
     assert sizes == [(1, 64, 128), (1, 128, 128), (1, 128, 384), (1, 50, 64)]
     assert text_shapes(64, 512)["batch"] == (1, 1, 16)
+
+
+def engine(**changes: object) -> ArtifactManifest:
+    entry = ArtifactManifest(
+        id="tensorrt-rtx-fp16",
+        file="engines/model_fp16.rtx4050.engine",
+        format="tensorrt-rtx",
+        precision="fp16",
+        status="built",
+        built_for=BUILT_FOR,
+    )
+    return entry.model_copy(update=changes)
+
+
+def state_on(
+    answer: Answer | None = WORKS, driver: str | None = None, gpus: tuple[Device, ...] = (LAPTOP,)
+) -> TensorRTState:
+    return judge("tensorrt-rtx", answer, driver, gpus)
+
+
+@pytest.mark.parametrize(
+    ("state", "messages"),
+    [
+        (state_on(), ()),
+        (state_on(gpus=(LAPTOP, OTHER)), ()),
+        (
+            state_on(gpus=(OTHER, LAPTOP)),  # the first GPU counts
+            (
+                "built for compute capability 8.9, but this GPU is NVIDIA GeForce RTX 3050 with 8.6",
+                "export the run again for this device",
+            ),
+        ),
+        (
+            state_on(Answer({"version": "1.6.0.2", "builder": True})),
+            (
+                "built by tensorrt-rtx 1.7.1.116, and tensorrt-rtx 1.6.0.2 is installed here",
+                "install tensorrt-rtx==1.7.1.116",
+            ),
+        ),
+        (
+            state_on(None),
+            (
+                'package: not installed (python -m pip install ".[rtx]" in the clone',
+                "built for compute capability 8.9, tensorrt-rtx 1.7.1.116",
+            ),
+        ),
+        (state_on(Answer(error="OSError: libcudart.so")), ("libraries: do not load (OSError: libcudart.so)",)),
+        (state_on(driver="no libcuda.so.1", gpus=()), ("driver: no libcuda.so.1; device: no NVIDIA",)),
+        (
+            state_on(None, "no driver", ()),
+            ("package: not installed; driver: no driver; device: no NVIDIA GPU is present",),
+        ),
+    ],
+)
+def test_an_engine_runs_on_its_card_with_its_version(state: TensorRTState, messages: tuple[str, ...]) -> None:
+    refusal = why_engine_cannot_run(engine(), state)
+    assert (refusal is None) == (not messages) and all(message in str(refusal) for message in messages)
+
+
+def test_engines_of_tensorrt_are_for_one_gpu_model() -> None:
+    built_for = {"compute_capability": "9.0", "tensorrt": "11.0", "gpu": "NVIDIA H200", "driver": "580.1"}
+    artifact, answer = engine(format="tensorrt", built_for=built_for), Answer({"version": "11.0", "builder": True})
+    refusals = [
+        why_engine_cannot_run(artifact, judge("tensorrt", answer, None, [Device(0, name, "9.0")]))
+        for name in ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
+    ]
+    assert refusals[0] is None
+    assert "for the GPU NVIDIA H200, but this one is NVIDIA H100 80GB HBM3" in str(refusals[1])
+
+
+@pytest.mark.parametrize(
+    ("state", "error"), [(state_on(gpus=(OTHER,)), ArtifactError), (state_on(None), MissingDependencyError)]
+)
+def test_a_refused_engine_is_never_read(
+    state: TensorRTState, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorrt_state_module, "tensorrt_state", lambda name: state)
+    with pytest.raises(error, match=r"nowhere\.engine: this"):
+        RUNTIME.open(ArtifactFiles(engine(), Path("nowhere.engine")), OpenOptions())
+
+
+def test_this_very_machine_refuses_an_engine_for_a_card_that_does_not_exist(tmp_path: Path) -> None:
+    path = tmp_path / "model.engine"
+    path.write_bytes(b"not an engine")
+    artifact = engine(built_for={"compute_capability": "99.0", "tensorrt-rtx": "0.0"})
+    assert cannot_run(artifact) is not None and cannot_run(engine(format="onnx", built_for=None)) is None
+    with pytest.raises((ArtifactError, MissingDependencyError), match=r"model\.engine: this .*engine was built"):
+        runtime_of(artifact).open(ArtifactFiles(artifact, path), OpenOptions())

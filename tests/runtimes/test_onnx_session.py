@@ -1,3 +1,5 @@
+"""ONNX Runtime: sessions and their errors, nodes that other providers compute, and the profile of executed nodes."""
+
 from __future__ import annotations
 
 import subprocess
@@ -6,11 +8,26 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
+from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from tests.runtimes.tiny_bundle import CLASSES, POSITIONS, classifier_graph, greedy_graph
+from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.bundle import Bundle
+from edgeformer.estimate.estimate import estimate
+from edgeformer.runtimes import OpenOptions, cannot_estimate, runtime_of
+from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph, Tensor
+from edgeformer.runtimes.onnxruntime.session import OnnxSession, placement_note
+from tests.runtimes.tiny_bundle import CLASSES, POSITIONS, VOCABULARY, WIDTH, classifier_graph, greedy_graph
+from tests.test_old_format import OLD
+
+CPU, CUDA, AZURE = "CPUExecutionProvider", "CUDAExecutionProvider", "AzureExecutionProvider"
+needs_azure = pytest.mark.skipif(
+    AZURE not in onnxruntime.get_available_providers()
+    or not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"),
+    reason=f"this onnxruntime has no {AZURE}, which takes no operator, or does not report where nodes are computed",
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,17 +38,8 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inputs(batch: int = 2, seq: int = 6) -> dict[str, np.ndarray]:
-    ids = np.arange(1, batch * seq + 1, dtype=np.int64).reshape(batch, seq)
+    ids = np.arange(1, batch * seq + 1, dtype=np.int64).reshape(batch, seq) % VOCABULARY
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-
-
-def test_runs_and_names_its_outputs(graph: Path) -> None:
-    with OnnxSession(graph, threads=1) as session:
-        outputs = session.run(inputs())
-        assert session.provider == "CPUExecutionProvider"
-    assert list(outputs) == ["logits"]
-    assert outputs["logits"].shape == (2, CLASSES)
-    assert outputs["logits"].dtype == np.float32
 
 
 def test_gives_what_the_reference_evaluator_gives(graph: Path) -> None:
@@ -39,71 +47,51 @@ def test_gives_what_the_reference_evaluator_gives(graph: Path) -> None:
 
     expected = ReferenceEvaluator(str(graph)).run(None, inputs())[0]
     with OnnxSession(graph) as session:
-        np.testing.assert_allclose(session.run(inputs())["logits"], expected, atol=1e-5)
-
-
-def test_leaves_out_inputs_that_the_graph_does_not_have(graph: Path) -> None:
-    with OnnxSession(graph) as session:
-        assert session.run({**inputs(), "token_type_ids": inputs()["input_ids"]})["logits"].shape == (
-            2,
-            CLASSES,
-        )
+        outputs = session.run(inputs())
+    assert list(outputs) == ["logits"] and outputs["logits"].shape == (2, CLASSES)
+    np.testing.assert_allclose(outputs["logits"], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         ({"attention_mask": None}, "'attention_mask' is missing"),
-        (
-            {"input_ids": np.ones((2, 6), np.int32)},
-            r"must be int64\[batch, seq\] and not empty, but is int32\[2, 6\]",
-        ),
+        ({"input_ids": np.ones((2, 6), np.int32)}, r"must be int64\[batch, seq\] and not empty, but is int32\[2, 6\]"),
         ({"input_ids": np.ones(6, np.int64)}, r"but is int64\[6\]"),
         ({"input_ids": np.ones((0, 6), np.int64)}, "not empty"),
         ({"input_ids": np.full((2, 6), 5000, np.int64)}, "outside the model's vocabulary"),
         ({"attention_mask": np.ones((2, 5), np.int64)}, "the graph refuses"),
+        (inputs(1, POSITIONS + 1), "longer than the model's positional table"),
     ],
 )
 def test_unusable_inputs_are_explained(
-    graph: Path, changed: dict[str, np.ndarray | None], says: str, capfd: pytest.CaptureFixture[str]
+    graph: Path, changed: dict[str, np.ndarray | None], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     changed_inputs = {name: array for name, array in {**inputs(), **changed}.items() if array is not None}
-    with OnnxSession(graph) as session, pytest.raises(InputError, match=says):
+    with OnnxSession(graph) as session, pytest.raises(InputError, match=message):
         session.run(changed_inputs)
     assert capfd.readouterr().err == "", "onnxruntime's own log must not reach the terminal"
 
 
-def test_a_sequence_longer_than_the_positional_table_is_an_input_error(graph: Path) -> None:
+def test_a_sequence_longer_than_the_model_takes_is_refused(graph: Path) -> None:
     with (
-        OnnxSession(graph) as session,
-        pytest.raises(InputError, match="longer than the model's positional table"),
+        OnnxSession(graph, max_positions=POSITIONS) as limited,
+        pytest.raises(InputError, match=f"is {POSITIONS + 1} tokens long, .* at most {POSITIONS}"),
     ):
-        session.run(inputs(1, POSITIONS + 1))
-    limited = OnnxSession(graph, max_positions=POSITIONS)
-    with limited, pytest.raises(InputError, match=f"is {POSITIONS + 1} tokens long, .* at most {POSITIONS}"):
         limited.run(inputs(1, POSITIONS + 1))
 
 
-@pytest.mark.parametrize("content", ["truncated", "text", "empty"])
+@pytest.mark.parametrize("content", [None, b"hello\n" * 50, b""], ids=["truncated", "text", "empty"])
 def test_a_damaged_file_is_named_with_a_remedy(
-    graph: Path, tmp_path: Path, content: str, capfd: pytest.CaptureFixture[str]
+    graph: Path, tmp_path: Path, content: bytes | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    graph_bytes = graph.read_bytes()
-    damaged = tmp_path / "damaged.onnx"
-    damaged.write_bytes(
-        {"truncated": graph_bytes[: len(graph_bytes) // 2], "text": b"hello\n" * 50, "empty": b""}[content]
-    )
+    damaged, half = tmp_path / "damaged.onnx", graph.read_bytes()[: graph.stat().st_size // 2]
+    damaged.write_bytes(half if content is None else content)
     with pytest.raises(ArtifactError, match=r"damaged\.onnx: is truncated, damaged, or not an ONNX.*export the run"):
         OnnxSession(damaged)
     assert capfd.readouterr().err == ""
-
-
-def test_a_missing_file_is_an_artifact_error(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"absent\.onnx: no such file"):
         OnnxSession(tmp_path / "absent.onnx")
-
-
-def test_an_unknown_operator_is_an_artifact_error(tmp_path: Path) -> None:
     model = classifier_graph()
     model.graph.node[-1].op_type = "NoSuchOperator"
     onnx.save(model, tmp_path / "odd.onnx")
@@ -111,29 +99,22 @@ def test_an_unknown_operator_is_an_artifact_error(tmp_path: Path) -> None:
         OnnxSession(tmp_path / "odd.onnx")
 
 
-@pytest.mark.parametrize("provider", ["CUDAExecutionProvider", "NoSuchProvider"])
-def test_an_unavailable_provider_lists_those_that_are(graph: Path, provider: str) -> None:
-    import onnxruntime
-
+@pytest.mark.parametrize("provider", [CUDA, "NoSuchProvider"])
+def test_an_unavailable_provider_lists_the_available_ones(graph: Path, provider: str) -> None:
     if provider in onnxruntime.get_available_providers():
         pytest.skip(f"{provider} is available here")
-    with pytest.raises(InputError, match=f"{provider}.*available: .*CPUExecutionProvider"):
+    with pytest.raises(InputError, match=f"{provider}.*available: .*{CPU}"):
         OnnxSession(graph, provider=provider)
 
 
-def test_running_out_of_memory_is_said_in_words(tmp_path: Path) -> None:
+def test_running_out_of_memory_is_explained(tmp_path: Path) -> None:
     onnx.save(greedy_graph(), tmp_path / "greedy.onnx")
-    with OnnxSession(tmp_path / "greedy.onnx") as session:
-        with pytest.raises(EdgeformerError, match="not enough memory") as caught:
-            session.run(inputs(4, 6))
-        assert caught.value.exit_code == 1
-
-
-def test_a_closed_session_says_so(graph: Path) -> None:
-    session = OnnxSession(graph)
-    session.close()
-    with pytest.raises(EdgeformerError, match="closed"):
-        session.run(inputs())
+    with (
+        OnnxSession(tmp_path / "greedy.onnx") as session,
+        pytest.raises(EdgeformerError, match="not enough memory") as caught,
+    ):
+        session.run(inputs(4, 6))
+    assert caught.value.exit_code == 1
 
 
 def test_opening_and_failing_prints_nothing_on_a_terminal(graph: Path, tmp_path: Path) -> None:
@@ -153,3 +134,91 @@ def test_opening_and_failing_prints_nothing_on_a_terminal(graph: Path, tmp_path:
     command = [sys.executable, "-c", program, str(graph), str(tmp_path / "half.onnx")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@needs_azure
+def test_a_provider_that_leaves_nodes_to_the_cpu_reports_it(graph: Path) -> None:
+    with OnnxSession(graph) as session:
+        assert (session.placement(), session.caveats()) == (None, ())
+    with OnnxSession(graph, AZURE) as session:
+        placement, (note,) = session.placement(), session.caveats()
+    assert placement is not None and set(placement) == {CPU} and placement[CPU] >= 5
+    assert note.startswith(f"{placement[CPU]} of {placement[CPU]} nodes ran on CPU, not on Azure: ")
+    bundle = Bundle.open(OLD / "classifier-v1" / "bundle")
+    steps = bundle.artifact("onnx-int8-step")
+    with bundle.session(steps, OpenOptions(AZURE, threads=1)) as steps_session:
+        placement, notes = steps_session.placement(), steps_session.caveats()
+    assert placement is not None and set(placement) == {CPU}
+    assert {note.partition(":")[0] for note in notes} == set(steps.parts) & {"embed", "loop", "readout"}
+
+
+def test_notes_name_the_most_frequent_operators_first() -> None:
+    assert placement_note(CUDA, {(CUDA, "MatMul"): 9}) is None
+    mixed = {(CUDA, "MatMul"): 9, (CPU, "Shape"): 2, (CPU, "MatMulInteger"): 6}
+    assert placement_note(CUDA, mixed) == "8 of 17 nodes ran on CPU, not on CUDA: MatMulInteger (6), Shape (2)"
+    assert "does not tell which nodes CUDA left to the CPU" in str(placement_note(CUDA, None))
+
+
+def test_int8_products_are_not_estimated_for_cards() -> None:
+    bundle, card = Bundle.open(OLD / "classifier-v1" / "bundle"), load_profile("rtx4050")
+    for artifact in bundle.artifacts:
+        reason = cannot_estimate(artifact, card)
+        products = artifact.quantized.get("MatMulInteger")
+        if products is not None:
+            assert f"its {products} products in INT8 (MatMulInteger, uint8 × int8)" in str(reason)
+            assert cannot_estimate(artifact, load_profile("intel-n100")) is None
+        elif artifact.is_graph:
+            assert reason is None
+    (row,) = estimate(bundle, bundle.artifact("onnx-int8"), card, [("steady", 1, 16)])
+    assert (row.where, row.provider) == ("device", CUDA)
+    assert row.latency_ms.status == row.memory_bytes.status == "unavailable"
+    assert "leaves them to the CPU" in str(row.latency_ms.reason)
+
+
+def test_engines_are_estimated_for_the_card_that_they_were_built_for() -> None:
+    engine = ArtifactManifest(
+        id="tensorrt-rtx-fp16", file="engines/model.engine", format="tensorrt-rtx", precision="fp16", status="built",
+        built_for={"compute_capability": "8.9"},
+    )  # fmt: skip
+    assert cannot_estimate(engine, load_profile("rtx4050")) is None
+    assert "built for compute capability 8.9; 'h200' has 9.0" in str(cannot_estimate(engine, load_profile("h200")))
+    assert cannot_estimate(engine, load_profile("intel-n100")) == "tensorrt-rtx engines run on NVIDIA GPUs only"
+    assert runtime_of(engine).fuses(engine) and not runtime_of("onnx").fuses(engine)
+
+
+def test_executed_nodes_have_operator_shapes_and_constants(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    opened = ProfiledGraph(graph)
+    assert opened.inputs["input_ids"] == ("tensor(int64)", (None, None))
+    (nodes,) = opened.list_nodes(inputs(2, 5))
+    by_op = {node.op: node for node in nodes}
+    assert by_op["MatMul"].inputs == (Tensor("float", (2, WIDTH)), Tensor("float", (WIDTH, 2)))
+    assert by_op["MatMul"].outputs == (Tensor("float", (2, 2)),)
+    assert by_op["MatMul"].parameter_bytes == WIDTH * 2 * 4
+    assert by_op["Gather"].inputs[0] == Tensor("float", (VOCABULARY, WIDTH))
+    assert by_op["Gather"].outputs[0].bytes == 2 * 5 * WIDTH * 4
+    assert all(node.duration_us >= 0 and node.name for node in nodes)
+    small, large = ProfiledGraph(graph).list_nodes(inputs(1, 3), inputs(4, 7), calls=4)
+    assert [node.name for node in small] == [node.name for node in large]
+    rows = [next(node for node in nodes if node.op == "MatMul").outputs[0].shape[0] for nodes in (small, large)]
+    assert rows == [1, 4] and list(tmp_path.iterdir()) == []
+
+
+def test_packed_weights_do_not_show(graph: Path) -> None:
+    """The reason why listings are made without packing."""
+    weight_bytes = []
+    for is_packed in (False, True):
+        (nodes,) = ProfiledGraph(graph, prepacked=is_packed).list_nodes(inputs(1, 3))
+        weight_bytes.append(sum(node.parameter_bytes for node in nodes if node.op == "MatMul"))
+    assert weight_bytes[0] > weight_bytes[1]
+
+
+def test_unusable_graphs_and_shapes_have_no_listing(graph: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="refuses an input"):
+        ProfiledGraph(graph).list_nodes(inputs(1, 99))
+    (tmp_path / "bad.onnx").write_bytes(b"no graph")
+    for name in ("bad.onnx", "absent.onnx"):
+        with pytest.raises(ArtifactError, match="cannot be opened"):
+            ProfiledGraph(tmp_path / name)
