@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,9 @@ import onnx
 import pytest
 
 from edgeformer.artifacts.errors import InputError, MissingDependencyError
-from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.files import sha256_of, write_json
+from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.report import Candidate, Search
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
@@ -31,9 +32,13 @@ from edgeformer.runtimes import (
     provider_facts,
     requested_providers,
 )
+from edgeformer.runtimes.openvino import Int8Builder
 from edgeformer.runtimes.openvino import session as runtime
+from edgeformer.runtimes.runtime import BuildJob, Target
 from edgeformer.system.host import cpu_name, default_threads
+from tests.runtimes.test_openvino_rotation import kernels_of
 from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle
+from tests.test_old_format import OLD
 
 NEEDS_OPENVINO = pytest.mark.skipif(runtime.missing() is not None, reason="openvino is not installed")
 CPU, BF16 = runtime.CPU, runtime.CPU_BF16
@@ -42,16 +47,6 @@ CPU, BF16 = runtime.CPU, runtime.CPU_BF16
 @pytest.fixture
 def tiny(tmp_path: Path) -> Bundle:
     return Bundle.open(write_bundle(tmp_path / "bundle"))
-
-
-@pytest.fixture(scope="module")
-def quantised(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run of a small classifier whose bundle was exported with --int8 and the extra."""
-    pytest.importorskip("nncf", reason="nncf is not installed")
-    run = tmp_path_factory.mktemp("openvino") / finished_run.name
-    shutil.copytree(finished_run, run)
-    export(run, ExportOptions(int8=True, joining=True, keep_going=True))
-    yield run
 
 
 def test_runtimes_are_asked_for_by_name(tiny: Bundle) -> None:
@@ -96,7 +91,7 @@ def test_fp32_is_what_onnx_runtime_computes_and_bf16_is_close(tiny: Bundle) -> N
 @NEEDS_OPENVINO
 def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path: Path) -> None:
     run = tmp_path / "artifacts" / "classifier-v1"
-    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
+    shutil.copytree(OLD / "classifier-v1", run)
     kept = (run / "evaluation.json").read_bytes()
     result = evaluate(locate(str(run), run.parent), EvaluateOptions("onnx-fp32", runtime="all"))
     providers = [row.provider for row in result.rows]
@@ -115,7 +110,7 @@ def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path:
 @NEEDS_OPENVINO
 def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_path: Path) -> None:
     run = tmp_path / "artifacts" / "classifier-v1"
-    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
+    shutil.copytree(OLD / "classifier-v1", run)
     location = locate(str(run), run.parent)
     assert load_fastest(location) == {}
     choice = FastestRuntimes(
@@ -141,7 +136,7 @@ def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_pat
 @NEEDS_OPENVINO
 def test_what_other_threads_were_fastest_with_is_not_remembered(tmp_path: Path) -> None:
     run = tmp_path / "artifacts" / "classifier-v1"
-    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", run)
+    shutil.copytree(OLD / "classifier-v1", run)
     location, usual = locate(str(run), run.parent), default_threads()
     common = {"artifact": "onnx-fp32", "precision": "fp32", "exit": None, "trimmed": False, "size_bytes": 1}
     common |= {"score": 0.9, "memory_bytes": 1, "latency_status": "measured", "feasible": True, "on_front": True}
@@ -215,8 +210,53 @@ def test_importing_it_sends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
     assert [path for path in home.rglob("*") if "intel" in str(path).lower() or "openvino" in str(path)] == []
 
 
-def test_int8_is_built_judged_and_verified(quantised: Path) -> None:
-    bundle = Bundle.open(quantised / "bundle")
+@pytest.fixture(scope="module")
+def int8(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, ArtifactManifest]:
+    """A bundle with an INT8 graph of its FP32 graph, calibrated with its golden inputs."""
+    pytest.importorskip("nncf", reason="nncf is not installed")
+    folder = shutil.copytree(finished_run / "bundle", tmp_path_factory.mktemp("int8") / "bundle")
+    (folder / "engines").mkdir(exist_ok=True)
+    bundle = Bundle.open(folder)
+    golden = bundle.golden().inputs(("input_ids", "attention_mask"))
+    calls = [{name: array[row : row + 1] for name, array in golden.items()} for row in range(8)]
+    job = BuildJob(
+        folder, (bundle.artifact("onnx-fp32"),), "fp32", 24, 64, None, SILENT, print, lambda: None,
+        calibration=lambda: calls, judge=lambda entry, path, session: {"outputs": session.run(calls[0])},
+    )  # fmt: skip
+    (entry,) = Int8Builder().build(Target("openvino", precision="int8"), job)
+    return bundle, entry.model_copy(update={"outputs": bundle.artifact("onnx-fp32").outputs})
+
+
+def test_int8_weights_have_seven_bits_and_are_stored_once(int8: tuple[Bundle, ArtifactManifest]) -> None:
+    bundle, entry = int8
+    assert (entry.id, entry.status, entry.precision) == ("openvino-int8", "built", "int8") and entry.built_with["nncf"]
+    assert entry.sha256 == sha256_of(bundle.folder / str(entry.file))
+    graph = onnx.load(str(bundle.folder / str(entry.file))).graph
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    pairs = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    used = [pairs.get(name) for node in graph.node if node.op_type in ("MatMul", "Gemm") for name in node.input]
+    weights = {name for name in used if name in stored}
+    assert len(used) > 2 * len(weights) > 8, "both loops multiply by the same stored weight"
+    assert max(int(abs(stored[name].astype(int)).max()) for name in weights) == 64
+    named = [name for name in stored if name.endswith(("_scale", "_zero_point"))]
+    assert len(named) > len(weights), "which do not count as parameters"
+
+
+def test_int8_in_bfloat16_does_not_fuse_rotations(int8: tuple[Bundle, ArtifactManifest]) -> None:
+    """There the kernel is slower than its parts; in FP32 it is used."""
+    bundle, entry = int8
+    path = bundle.folder / str(entry.file)
+    for provider in (CPU, BF16)[: 1 if runtime.bf16_missing() else 2]:
+        with runtime.OpenVINOSession(path, provider, 1) as session:
+            assert (kernels_of(session._request.get_compiled_model()) > 0) == (provider == CPU)
+
+
+@pytest.mark.slow
+def test_export_judges_and_verifies_int8(finished_run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("nncf", reason="nncf is not installed")
+    run = shutil.copytree(finished_run, tmp_path / finished_run.name)
+    export(run, ExportOptions(int8=True, joining=True, keep_going=True))
+    bundle = Bundle.open(run / "bundle")
     result = bundle.artifact("openvino-int8")
     assert (result.status, result.format, result.precision) == ("built", "openvino", "int8"), result.reason
     fp32 = bundle.artifact("onnx-fp32")
@@ -239,23 +279,7 @@ def test_int8_is_built_judged_and_verified(quantised: Path) -> None:
         assert checks["openvino-int8", BF16].parity == result.rounded[BF16].parity != result.parity
     else:
         assert result.rounded == {} and ("openvino-int8", BF16) not in checks
-
-
-def test_weights_have_seven_bits_and_are_stored_once(quantised: Path) -> None:
-    graph = onnx.load(str(quantised / "bundle" / "engines" / "model_int8.openvino.onnx")).graph
-    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    pairs = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
-    used = [pairs.get(name) for node in graph.node if node.op_type in ("MatMul", "Gemm") for name in node.input]
-    weights = {name for name in used if name in stored}
-    assert len(used) > 2 * len(weights) >= 10, "both loops multiply by the same stored weight"
-    assert max(int(abs(stored[name].astype(int)).max()) for name in weights) == 64
-
-
-def test_a_file_that_was_changed_is_not_opened(quantised: Path, tmp_path: Path) -> None:
-    copied = tmp_path / "bundle"
-    shutil.copytree(quantised / "bundle", copied)
-    file = copied / "engines" / "model_int8.openvino.onnx"
+    file = bundle.folder / "engines" / "model_int8.openvino.onnx"
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
-    bundle = Bundle.open(copied)
     with pytest.raises(InputError, match="changed since it was exported"):
-        bundle.session(bundle.artifact("openvino-int8"))
+        Bundle.open(run / "bundle").session(result)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 
 from edgeformer.bundle import Bundle
-from edgeformer.export.export import export
-from edgeformer.export.variants import ExportOptions
 from edgeformer.runtimes import OpenOptions
 from edgeformer.runtimes.openvino import session as runtime
 from edgeformer.runtimes.openvino.session import OpenVINOSession, fuse_rotations
@@ -58,28 +55,10 @@ def test_an_encoder_is_computed_with_fused_rotations(finished_run: Path) -> None
     with bundle.session(entry, OpenOptions(runtime.CPU)) as fused, bundle.session(entry) as plain:
         assert isinstance(fused, OpenVINOSession)
         per_pass = 2 * config["layers"]
-        assert fused_rotations(fused) == per_pass * config["iterations"] > 0
+        assert kernels_of(fused._request.get_compiled_model()) == per_pass * config["iterations"] > 0
         actual, expected = fused.run(rows), plain.run(rows)
     for name, value in expected.items():
         assert actual[name] == pytest.approx(value, abs=1e-5)
-
-
-def test_int8_in_bfloat16_keeps_its_parts(finished_run: Path, tmp_path: Path) -> None:
-    """There the kernel is slower than they are; in FP32, and without INT8 in bfloat16, it is used."""
-    pytest.importorskip("nncf", reason="nncf is not installed")
-    run = tmp_path / finished_run.name
-    shutil.copytree(finished_run, run)
-    export(run, ExportOptions(int8=True, joining=True, keep_going=True))
-    bundle = Bundle.open(run / "bundle")
-    providers = [runtime.CPU, runtime.CPU_BF16][: 1 if runtime.bf16_missing() else 2]
-    actual = {}
-    for name in ("onnx-fp32", "openvino-int8"):
-        for provider in providers:
-            with bundle.session(bundle.artifact(name), OpenOptions(provider)) as session:
-                assert isinstance(session, OpenVINOSession)
-                actual[name, provider] = fused_rotations(session)
-    plain = {pair for pair, count in actual.items() if not count}
-    assert plain == {("openvino-int8", runtime.CPU_BF16)} & set(actual)
 
 
 @pytest.mark.parametrize("changes", [{}, {"turned_round": True}, {"kind": "float16"}], ids=str)
@@ -129,8 +108,3 @@ def kernels_of(compiled: Any) -> int:
     """Rotations in what OpenVINO made of a graph."""
     kinds = [node.get_rt_info()["layerType"] for node in compiled.get_runtime_model().get_ops()]
     return sum((kind if isinstance(kind, str) else kind.astype(str)) == "RoPE" for kind in kinds)
-
-
-def fused_rotations(session: OpenVINOSession) -> int:
-    """As :func:`kernels_of`."""
-    return kernels_of(session._request.get_compiled_model())
