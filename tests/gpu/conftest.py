@@ -10,7 +10,7 @@ from edgeformer.system import cuda_driver, nvidia
 
 
 @pytest.fixture(scope="session", autouse=True)
-def found() -> None:
+def cuda() -> None:
     """Of the session, so that it comes before others that train something for minutes."""
     if (reason := cuda_driver.problem()) is not None:
         pytest.skip(f"needs a CUDA card: {reason}")
@@ -20,8 +20,8 @@ def found() -> None:
 
 
 @pytest.fixture(autouse=True)
-def card(found: None) -> Iterator[str]:
-    """The card's name; the test is skipped where there is none, and leaves the card's memory as it was."""
+def card(cuda: None) -> Iterator[str]:
+    """The card's name; the test is skipped where there is none, and gives the card's memory back."""
     import torch
 
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def gpu(card: str) -> nvidia.Gpu:
     """The same card as NVML knows it."""
     if (reason := nvidia.nvml_problem()) is not None:
         pytest.skip(reason)
-    found = next((one for one in nvidia.gpus() if one.name == card), None)
-    if found is None:
+    gpus = [gpu for gpu in nvidia.gpus() if gpu.name == card]
+    if not gpus:
         pytest.skip(f"NVML knows no {card}")
-    return found
+    return gpus[0]

@@ -20,15 +20,19 @@ HALF = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Format → error of an output whose values are about 1, a few units in the last place."""
 
 
+@pytest.fixture
+def ampere() -> None:
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("torch's flash attention needs compute capability 8.0")
+
+
 def vectors(format_: torch.dtype, length: int = 96) -> tuple[torch.Tensor, ...]:
     return torch.randn(3, 2, 4, length, 64, device="cuda", dtype=format_).unbind(0)
 
 
 @pytest.mark.parametrize("format_", HALF)
 @pytest.mark.parametrize("causal", [False, True])
-def test_flash_computes_what_math_computes(format_: torch.dtype, causal: bool) -> None:
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("torch's flash attention needs compute capability 8.0")
+def test_flash_computes_what_math_computes(format_: torch.dtype, causal: bool, ampere: None) -> None:
     q, k, v = vectors(format_)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         fast = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -37,18 +41,16 @@ def test_flash_computes_what_math_computes(format_: torch.dtype, causal: bool) -
     assert torch.allclose(fast.double(), exact, atol=HALF[format_], rtol=HALF[format_])
 
 
-def test_gradients_of_flash_are_those_of_math() -> None:
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("torch's flash attention needs compute capability 8.0")
-    given = [one.clone().requires_grad_() for one in vectors(torch.bfloat16)]
-    exact = [one.detach().double().requires_grad_() for one in given]
+def test_gradients_of_flash_are_those_of_math(ampere: None) -> None:
+    fast = [vector.clone().requires_grad_() for vector in vectors(torch.bfloat16)]
+    exact = [vector.detach().double().requires_grad_() for vector in fast]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        F.scaled_dot_product_attention(*given, is_causal=True).square().mean().backward()
+        F.scaled_dot_product_attention(*fast, is_causal=True).square().mean().backward()
     with sdpa_kernel(SDPBackend.MATH):
         F.scaled_dot_product_attention(*exact, is_causal=True).square().mean().backward()
-    for one, other in zip(given, exact, strict=True):
-        assert one.grad is not None and other.grad is not None
-        assert (one.grad.double() - other.grad).norm() <= 2e-2 * other.grad.norm()
+    for vector, expected in zip(fast, exact, strict=True):
+        assert vector.grad is not None and expected.grad is not None
+        assert (vector.grad.double() - expected.grad).norm() <= 2e-2 * expected.grad.norm()
 
 
 def test_packed_documents_attend_as_if_they_were_alone() -> None:
@@ -64,27 +66,25 @@ def test_packed_documents_attend_as_if_they_were_alone() -> None:
 
 
 @pytest.mark.parametrize("format_", [*HALF, torch.float32])
-def test_documents_apart_are_computed_by_flash_as_behind_a_mask(format_: torch.dtype) -> None:
+def test_documents_apart_are_computed_by_flash_as_behind_a_mask(format_: torch.dtype, ampere: None) -> None:
     """In float32, which flash does not compute, by the memory-efficient kernel."""
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("torch's flash attention needs compute capability 8.0")
     lengths, kernel = ([5, 17, 74], [90, 1, 5]), SDPBackend.FLASH_ATTENTION
-    positions = torch.stack([torch.cat([torch.arange(one) for one in row]) for row in lengths]).cuda()
+    positions = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in lengths]).cuda()
     begins = F.pad((positions.flatten() == 0).nonzero()[:, 0], (0, 1), value=positions.numel())
     slope = torch.randn(2, 4, 96, 64, device="cuda", dtype=format_)
-    found = []
+    results = []
     for documents, kernels in (
         (document_mask(positions), [SDPBackend.MATH]),
         (begins, [kernel if format_ in HALF else SDPBackend.EFFICIENT_ATTENTION]),
     ):
         torch.manual_seed(1)
-        given = [one.clone().requires_grad_() for one in vectors(format_)]
+        qkv = [vector.clone().requires_grad_() for vector in vectors(format_)]
         with sdpa_kernel(kernels):
-            result = attention(*given, documents)
+            result = attention(*qkv, documents)
         result.backward(slope)
-        found.append([result.detach(), *(one.grad for one in given if one.grad is not None)])
+        results.append([result.detach(), *(vector.grad for vector in qkv if vector.grad is not None)])
     tolerance = 2 * HALF.get(format_, 1e-4)
-    for masked, alone in zip(*found, strict=True):
+    for masked, alone in zip(*results, strict=True):
         assert (masked.double() - alone.double()).norm() <= tolerance * masked.double().norm()
 
 
@@ -96,7 +96,7 @@ def test_the_package_flash_attn_computes_what_sdpa_computes(format_: torch.dtype
     real = torch.ones(2, 96, device="cuda")
     real[1, 40:] = 0
     mask = (1 - real.to(format_))[:, None, None, :] * MASKED
-    for given in (None, mask):
-        fast, usual = flash(q, k, v, given, 0.0), sdpa(q, k, v, given, 0.0)
-        kept = slice(None) if given is None else slice(0, 40)
+    for attention_mask in (None, mask):
+        fast, usual = flash(q, k, v, attention_mask, 0.0), sdpa(q, k, v, attention_mask, 0.0)
+        kept = slice(None) if attention_mask is None else slice(0, 40)
         assert torch.allclose(fast[:, :, kept], usual[:, :, kept], atol=HALF[format_], rtol=HALF[format_])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.timing import TINY, on_device_ms, times
+from benchmarks.gpu.timing import SHORT, TINY, on_device_ms, times
 from edgeformer.benchmark.measure import energy_counter, measure_energy
 from edgeformer.system import nvidia
 from edgeformer.system.cuda_driver import Cuda, DeviceMemory, devices
@@ -33,16 +34,14 @@ def test_events_see_a_larger_product_take_longer() -> None:
 
 def test_a_call_is_not_over_before_the_card_has_finished() -> None:
     matrix = torch.randn(6144, 6144, device="cuda")
-    found = times(lambda: matrix @ matrix, "cuda", TINY)
-    assert found["p50_ms"] >= 0.5 * found["device_p50_ms"] > 0
+    measured = times(lambda: matrix @ matrix, "cuda", TINY)
+    assert measured["p50_ms"] >= 0.5 * measured["device_p50_ms"] > 0
 
 
 def test_the_drivers_own_events_agree_with_torch() -> None:
     cuda = Cuda()
     try:
         memory = DeviceMemory(cuda, 64 * MIB)
-        import numpy as np
-
         array = np.zeros(64 * MIB, np.uint8)
         cuda.upload(array, memory)
         cuda.synchronise()
@@ -53,30 +52,29 @@ def test_the_drivers_own_events_agree_with_torch() -> None:
 
 
 def test_torch_the_driver_and_nvml_know_the_same_card(gpu: nvidia.Gpu, card: str) -> None:
-    known = devices()
     capability = "{}.{}".format(*torch.cuda.get_device_capability())
-    assert card in [device.name for device in known] and gpu.compute_capability == capability
+    assert card in [device.name for device in devices()] and gpu.compute_capability == capability
     assert gpu.memory_bytes is not None
     assert gpu.memory_bytes == pytest.approx(torch.cuda.get_device_properties(0).total_memory, rel=0.1)
 
 
 def test_nvml_sees_memory_that_is_taken(gpu: nvidia.Gpu) -> None:
     torch.zeros(1, device="cuda")
-    before = nvidia.card_used_bytes(gpu.uuid)
-    kept = torch.zeros(512 * MIB, dtype=torch.uint8, device="cuda")
+    used_bytes = nvidia.card_used_bytes(gpu.uuid)
+    block = torch.zeros(512 * MIB, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
-    after = nvidia.card_used_bytes(gpu.uuid)
-    assert before is not None and after is not None and after - before >= 400 * MIB
-    del kept
+    increased = nvidia.card_used_bytes(gpu.uuid)
+    assert used_bytes is not None and increased is not None and increased - used_bytes >= 400 * MIB
+    del block
 
 
 def test_nvml_says_clocks_limits_and_what_slows_the_card(gpu: nvidia.Gpu) -> None:
     product(4096)
-    found = nvidia.state(gpu.uuid)
-    assert found is not None
-    assert found.sm_clock_mhz and found.memory_clock_mhz and found.power_limit_w
-    assert found.temperature_c is not None and 0 < found.temperature_c < 110
-    assert found.throttle_reasons is not None and isinstance(found.slowed_by, tuple)
+    state = nvidia.state(gpu.uuid)
+    assert state is not None
+    assert state.sm_clock_mhz and state.memory_clock_mhz and state.power_limit_w
+    assert state.temperature_c is not None and 0 < state.temperature_c < 110
+    assert state.throttle_reasons is not None and isinstance(state.slowed_by, tuple)
 
 
 def test_work_costs_energy(gpu: nvidia.Gpu) -> None:
@@ -88,14 +86,12 @@ def test_work_costs_energy(gpu: nvidia.Gpu) -> None:
     while time.monotonic() - began < 1:
         matrix @ matrix
         torch.cuda.synchronize()
-    later = nvidia.state(gpu.uuid)
-    assert later is not None and later.energy_mj is not None and later.energy_mj - state.energy_mj > 10_000
+    final = nvidia.state(gpu.uuid)
+    assert final is not None and final.energy_mj is not None and final.energy_mj - state.energy_mj > 10_000
 
     def call(_: int) -> None:
         matrix @ matrix
         torch.cuda.synchronize()
 
-    from benchmarks.gpu.timing import SHORT
-
-    found = measure_energy(call, energy_counter("torch-cuda", gpu.uuid), SHORT)
-    assert found.status == "measured" and found.value is not None and found.value > 0
+    energy = measure_energy(call, energy_counter("torch-cuda", gpu.uuid), SHORT)
+    assert energy.status == "measured" and energy.value is not None and energy.value > 0

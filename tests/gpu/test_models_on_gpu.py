@@ -33,8 +33,8 @@ MASK[1, 9:] = 0
 @pytest.mark.parametrize(("format_", "tolerance"), [("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 5e-2)])
 def test_an_encoder_answers_as_on_the_cpu(encoder: EncoderClassifier, format_: str, tolerance: float) -> None:
     exact = encoder(IDS, MASK)
-    found = in_format(encoder.cuda(), format_)(IDS.cuda(), MASK.cuda()).cpu()
-    assert found.dtype == torch.float32 and torch.allclose(found, exact, atol=tolerance * float(exact.std()) + 1e-5)
+    actual = in_format(encoder.cuda(), format_)(IDS.cuda(), MASK.cuda()).cpu()
+    assert actual.dtype == torch.float32 and torch.allclose(actual, exact, atol=tolerance * float(exact.std()) + 1e-5)
 
 
 @torch.inference_mode()

@@ -33,14 +33,15 @@ def test_a_classifier_answers_on_the_card_as_on_the_cpu(finished_run: Path) -> N
     slow = predict(at(finished_run), texts, "torch", runtime="torch-cpu")[1]
     with open_predictor(at(finished_run), "torch") as model:
         assert model.notes() == ("torch: the run's own weights are computed by torch-cuda",)
-    for one, other in zip(usual, slow, strict=True):
-        assert one.as_dict()["label"] == other.as_dict()["label"]
+    labels = [[answer.as_dict()["label"] for answer in answers] for answers in (usual, slow)]
+    assert labels[0] == labels[1]
 
 
 def test_a_language_model_is_scored_and_writes_on_the_card(finished_language_run: Path) -> None:
     where = at(finished_language_run)
     assert find_bundle(finished_language_run) is None
-    usual, slow = (evaluate(where, EvaluateOptions("torch", runtime=one)).rows[0] for one in (None, "torch-cpu"))
+    providers = (None, "torch-cpu")
+    usual, slow = (evaluate(where, EvaluateOptions("torch", runtime=name)).rows[0] for name in providers)
     assert usual.perplexity is not None and math.isfinite(usual.perplexity)
     assert usual.perplexity == pytest.approx(slow.perplexity, rel=1e-3)
     options = GenerateOptions(12, Sampling(temperature=0.0), artifact="torch")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.timing import TINY
+from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import ArtifactManifest, Parity
@@ -73,24 +74,27 @@ def test_caches_that_stay_on_the_card_write_what_the_cpu_writes() -> None:
         assert texts[0] == texts[1], name
 
 
+def profile_of_card() -> DeviceProfile:
+    """Return a shipped profile of this card. Skips if there is none."""
+    for name in shipped_names("profiles"):
+        profile = load_profile(name)
+        if profile.kind == "cuda" and find_target(profile).present:
+            return profile
+    pytest.skip("no shipped profile is of this card")
+
+
 def built(bundle: Path, *, int8: bool = False, exits: tuple[int, ...] | Literal["all"] = ()) -> list[ArtifactManifest]:
     """Engines for this very card, added to the bundle. Skips where nothing here can build or run one."""
     from edgeformer.export.export import export
     from edgeformer.export.variants import ExportOptions
 
-    here = [
-        profile.name
-        for profile in map(load_profile, shipped_names("profiles"))
-        if profile.kind == "cuda" and find_target(profile).present
-    ]
-    if not here:
-        pytest.skip("no shipped profile is of this card")
-    options = ExportOptions(fp16=True, int8=int8, exits=exits, build=("tensorrt",), target=here[0], keep_going=True)
+    target = profile_of_card().name
+    options = ExportOptions(fp16=True, int8=int8, exits=exits, build=("tensorrt",), target=target, keep_going=True)
     export(bundle.parent, options)
-    engines = [one for one in Bundle.open(bundle).artifacts if not one.is_graph]
+    engines = [engine for engine in Bundle.open(bundle).artifacts if not engine.is_graph]
     if all(engine.status == "unavailable" for engine in engines):
         pytest.skip(str(engines[0].reason if engines else "no engine was asked for"))
-    assert [(one.id, one.reason) for one in engines if one.status == "rejected"] == []
+    assert [(engine.id, engine.reason) for engine in engines if engine.status == "rejected"] == []
     if (reason := why_engine_cannot_run(engines[0])) is not None:
         pytest.skip(reason)
     return [engine for engine in engines if engine.status == "built"]
@@ -101,17 +105,16 @@ def test_an_engine_is_compared_and_scored_where_it_is_built(bundle: Path) -> Non
     graph = Bundle.open(bundle).artifact("onnx-fp16")
     assert engine.parity is not None and engine.parity.status == "measured" and engine.parity.provider == engine.format
     assert engine.validation is not None and graph.validation is not None
-    lost = Bundle.open(bundle).task.lost(engine.validation, graph.validation, "fp16", trimmed=False)
-    assert lost is None, lost
+    drop = Bundle.open(bundle).task.lost(engine.validation, graph.validation, "fp16", trimmed=False)
+    assert drop is None, drop
     check = next(check for check in verify(Bundle.open(bundle)).artifacts if check.artifact == engine.id)
     assert check.status == "verified", check.reason
 
 
 def test_an_engine_is_measured_and_a_search_can_pick_it(bundle: Path) -> None:
     (engine,) = built(bundle)
-    device = next(load_profile(name) for name in shipped_names("profiles") if find_target(load_profile(name)).present)
     options = ProfileOptions(batches=(1,), seqs=(16,), artifacts=(engine.id,), search=SearchOptions())
-    report = profile_bundle(Location(None, bundle), device, options)
+    report = profile_bundle(Location(None, bundle), profile_of_card(), options)
     steady = [row for row in report.rows if row.phase == "steady" and row.latency_ms.status == "measured"]
     assert steady
     if engine.format == "tensorrt-rtx":
@@ -127,8 +130,8 @@ def test_what_was_exported_elsewhere_is_recorded_here(bundle: Path) -> None:
     (engine,) = built(bundle)
     opened = Bundle.open(bundle)
     unknown = Parity(status="unavailable", tolerance=1e-2, tolerance_kind="relative", reason="no card")
-    left = engine.model_copy(update={"parity": unknown, "score": None, "validation": None})
-    entries = tuple(left if one.id == engine.id else one for one in opened.artifacts)
+    unverified = engine.model_copy(update={"parity": unknown, "score": None, "validation": None})
+    entries = tuple(unverified if entry.id == engine.id else entry for entry in opened.artifacts)
     seal(bundle, opened.manifest.model_copy(update={"artifacts": entries}))
     opened = Bundle.open(bundle)
     recorded = record(opened, verify(opened)).recorded
@@ -140,7 +143,7 @@ def test_what_was_exported_elsewhere_is_recorded_here(bundle: Path) -> None:
 
 def test_int8_engines_keep_what_their_task_scores(bundle: Path) -> None:
     pytest.importorskip("nncf")
-    engines = {one.precision: one for one in built(bundle, int8=True) if one.role == "full"}
+    engines = {engine.precision: engine for engine in built(bundle, int8=True) if engine.role == "full"}
     assert engines["int8"].validation is not None and engines["int8"].parity is not None
     assert engines["int8"].parity.top1_agreement is not None and engines["int8"].parity.top1_agreement > 0.9
 
@@ -150,21 +153,22 @@ def test_a_language_model_writes_with_its_engines_what_its_graphs_write(
 ) -> None:
     """The step engines and the decode engine, whose caches stay on the card; the first call has an empty cache."""
     shutil.copytree(finished_language_run, tmp_path / "run")
-    engines = [one for one in built(tmp_path / "run" / "bundle", exits="all") if one.role in ("step", "decode")]
-    assert {one.role for one in engines} == {"step", "decode"}
-    opened = Bundle.open(tmp_path / "run" / "bundle")
+    bundle, roles = tmp_path / "run" / "bundle", {"step", "decode"}
+    engines = [engine for engine in built(bundle, exits="all") if engine.role in roles]
+    assert {engine.role for engine in engines} == roles
+    opened = Bundle.open(bundle)
     for engine in engines:
         assert engine.parity is not None and engine.parity.status == "measured"
         answers = []
         for name in (engine.id, f"onnx-fp16-{engine.role}"):
             decoder = opened.decoder(opened.artifact(name), (opened.loops,))
-            found = []
+            logits = []
             for piece in ([1, 2, 3, 4, 5], [6], [7], [8]):
                 decoder.read(piece)
                 decoder.advance(opened.loops)
-                found.append(decoder.logits(opened.loops))
+                logits.append(decoder.logits(opened.loops))
             decoder.close()
-            answers.append(np.stack(found))
+            answers.append(np.stack(logits))
         assert np.allclose(answers[0], answers[1], atol=2e-2 * float(answers[1].std()) + 1e-3), engine.id
 
 
@@ -185,14 +189,11 @@ def test_an_engine_that_was_cut_short_is_no_crash(bundle: Path) -> None:
 
 
 def test_estimates_for_this_card_are_checked_on_it(bundle: Path, tmp_path: Path) -> None:
-    present = (profile for profile in map(load_profile, shipped_names("profiles")) if profile.kind == "cuda")
-    device = next((profile for profile in present if find_target(profile).present), None)
-    if device is None:
-        pytest.skip("no shipped profile is of this card")
+    device = profile_of_card()
     if not on_gpu(default_provider()):
         pytest.skip("this ONNX Runtime computes on no card")
     options = CalibrationOptions(False, True, ((1, 16), (8, 16)), None, TINY)
-    found, path = improve(bundle, device, options, tmp_path)
-    assert found.calibration is not None and found.calibration.error is not None
-    assert found.calibration.error.kind == "cuda" and found.calibration.error.cases == 4
-    assert load_profile(device.name, path.parent).calibration == found.calibration
+    profile, path = improve(bundle, device, options, tmp_path)
+    assert profile.calibration is not None and profile.calibration.error is not None
+    assert profile.calibration.error.kind == "cuda" and profile.calibration.error.cases == 4
+    assert load_profile(device.name, path.parent).calibration == profile.calibration

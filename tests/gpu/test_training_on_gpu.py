@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 class Messages(Silent):
-    """Keeps what was said."""
+    """Records its messages."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -61,24 +61,24 @@ def test_half_formats_learn_what_fp32_learns(precision: str, tmp_path: Path) -> 
     exact = losses(trained(language("training.precision=fp32"), tmp_path, "exact"))
     run = trained(language(f"training.precision={precision}"), tmp_path, precision)
     assert read_run(run).precision == precision
-    found = losses(run)
+    actual = losses(run)
     # Skipped steps of fp16 come first, while its scaling factor falls; the steps behind them see later rows.
     tolerance = 0.02 if precision == "bf16" else 0.2
-    assert found[0] == pytest.approx(exact[0], rel=0.02) and found[-1] == pytest.approx(exact[-1], rel=tolerance)
+    assert actual[0] == pytest.approx(exact[0], rel=0.02) and actual[-1] == pytest.approx(exact[-1], rel=tolerance)
 
 
 def test_a_scaler_that_is_too_loud_skips_steps_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loud(**given: Any) -> Accelerator:
-        given["kwargs_handlers"] = [*given["kwargs_handlers"], GradScalerKwargs(init_scale=2.0**30)]
-        return Accelerator(**given)
+    def loud(**options: Any) -> Accelerator:
+        options["kwargs_handlers"] = [*options["kwargs_handlers"], GradScalerKwargs(init_scale=2.0**30)]
+        return Accelerator(**options)
 
     monkeypatch.setattr(distributed, "Accelerator", loud)
-    said = Messages()
+    messages = Messages()
     options = TrainOptions(tmp_path, name="loud", accelerator="cuda", max_steps=40)
-    run = train(language("training.precision=fp16", "training.epochs=40"), options, said)
+    run = train(language("training.precision=fp16", "training.epochs=40"), options, messages)
     manifest = read_run(run)
     assert manifest.status == "finished" and 1 <= manifest.skipped_steps < 32
-    assert any("skipped: fp16 cannot hold its gradient" in line for line in said.lines)
+    assert any("skipped: fp16 cannot hold its gradient" in line for line in messages.lines)
     assert math.isfinite(losses(run)[-1]) and losses(run)[-1] < losses(run)[0]
 
 
@@ -109,17 +109,17 @@ def test_what_will_not_fit_a_smaller_card_is_refused_before_it_runs(tmp_path: Pa
 
 def test_the_card_is_cut_down_to_the_device_and_a_step_is_computed_in_pieces(tmp_path: Path) -> None:
     recipe = language(*LARGE)
-    said = Messages()
+    messages = Messages()
     device = cut_down(768 * MIB)
     options = TrainOptions(tmp_path, name="cut", accelerator="cuda", max_steps=2, as_device=device, ignore_memory=True)
-    cut = read_run(train(recipe, options, said))
-    assert any("out of memory at step 1" in line for line in said.lines)
+    cut = read_run(train(recipe, options, messages))
+    assert any("out of memory at step 1" in line for line in messages.lines)
     assert cut.batch_size is not None and cut.batch_size < 256 and cut.effective_batch == 256
     assert cut.memory is not None and cut.memory.measured_peak_bytes is not None
     assert cut.memory.measured_peak_bytes <= 768 * MIB
     torch.cuda.set_per_process_memory_fraction(1.0)
-    whole = train(recipe, TrainOptions(tmp_path, name="whole", accelerator="cuda", max_steps=2, ignore_memory=True))
-    assert losses(tmp_path / "cut") == pytest.approx(losses(whole), rel=1e-3)  # the same rows, the same gradient
+    full = train(recipe, TrainOptions(tmp_path, name="whole", accelerator="cuda", max_steps=2, ignore_memory=True))
+    assert losses(tmp_path / "cut") == pytest.approx(losses(full), rel=1e-3)  # the same rows, the same gradient
 
 
 def test_predicted_memory_is_near_the_measured_peak(tmp_path: Path) -> None:
@@ -180,10 +180,11 @@ def test_compiled_steps_learn_what_eager_ones_learn(graphs: str, checkpointing: 
 def test_an_encoder_is_recorded_for_a_few_lengths(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     sets = [*SMALL, "training.log_every=1", "model.dropout=0.0", "training.precision=fp32"]
-    found = []
-    for number, changes in enumerate(([], ["training.compile={shapes: 2, cuda_graphs: true}"])):
-        found.append(losses(trained(load_recipe("quickstart", [*sets, *changes]), tmp_path, str(number))))
-    assert found[1] == pytest.approx(found[0], rel=2e-3)
+    eager, compiled = (
+        losses(trained(load_recipe("quickstart", [*sets, *changes]), tmp_path, name))
+        for name, changes in (("eager", []), ("compiled", ["training.compile={shapes: 2, cuda_graphs: true}"]))
+    )
+    assert compiled == pytest.approx(eager, rel=2e-3)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -191,10 +192,10 @@ def test_recorded_steps_that_run_out_of_memory_go_on_in_pieces(tmp_path: Path) -
     """The graphs of the larger shape give their memory back, or the smaller one would not fit either."""
     pytest.importorskip("triton")
     recipe = language(*LARGE, "training.compile={shapes: 1, cuda_graphs: true}")
-    said = Messages()
+    messages = Messages()
     options = TrainOptions(
         tmp_path, name="cut", accelerator="cuda", max_steps=2, as_device=cut_down(1024 * MIB), ignore_memory=True
     )
-    cut = read_run(train(recipe, options, said))
-    assert any("out of memory at step 1" in line for line in said.lines)
+    cut = read_run(train(recipe, options, messages))
+    assert any("out of memory at step 1" in line for line in messages.lines)
     assert cut.status == "finished" and cut.batch_size is not None and cut.batch_size < 256
