@@ -200,9 +200,7 @@ JETPACK = "# R{} (release), REVISION: {}, GCID: 38968081, BOARD: generic, EABI: 
         (39, "2.0", "available", "JetPack 7"),
     ],
 )
-def test_the_release_of_a_jetson_decides(
-    tmp_path: Path, number: int, revision: str, status: str, detail: str
-) -> None:
+def test_the_release_of_a_jetson_decides(tmp_path: Path, number: int, revision: str, status: str, detail: str) -> None:
     assert jetson_capability(tmp_path) == [], "other machines have no such line"
     (line,) = jetson_capability(write_release(tmp_path, JETPACK.format(number, revision)))
     assert (line.name, line.status, line.version) == ("jetpack", status, f"L4T {number}.{revision}")
