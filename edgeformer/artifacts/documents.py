@@ -402,14 +402,19 @@ def load_profile(
 ) -> DeviceProfile:
     """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
 
-    ``note`` is that of :func:`find`.
+    ``note`` is that of :func:`find`; it also receives a message where a calibration of an earlier estimator is ignored.
 
     ``local`` is ``<artifacts>/profiles``, where `calibrate` writes. Raises RecipeError; InputError where
     neither a command nor a recipe's target gave a ``name``.
     """
     if name is None:
         raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
-    return validate(DeviceProfile, read_yaml(find("profiles", name, local, note)))
+    document = read_yaml(find("profiles", name, local, note))
+    profile = validate(DeviceProfile, document)
+    if note is not None and profile.calibration is None and document.content.get("calibration") is not None:
+        where = document.where(("calibration",))
+        note(f"{where}: calibration: of an earlier estimator, ignored; run edgeformer calibrate again")
+    return profile
 
 
 def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Sequence[str]]) -> list[str]:

@@ -417,7 +417,7 @@ class Engine(Frozen):
     seconds: float = Field(description="building, parsing included")
     checked_by: Literal["builder log", "inspector", "size"] = Field(
         description="where layers and precisions are from: the builder's own listing while it built, the inspector of "
-        "the opened engine, or nothing but the size of the weights"
+        "the opened engine (versions before 2026-11-25), or nothing but the size of the weights"
     )
     layers: int | None = Field(None, description="after fusion")
     layers_by_precision: dict[str, int] = Field({}, description="of the layers' outputs: FP16, FP32, INT64…")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import yaml
+
 from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.report.charts import _bandwidth, _peak_rate
@@ -35,3 +39,11 @@ def test_a_calibration_of_an_earlier_estimator_is_dropped() -> None:
     former = HOST.model_dump(exclude={"budgets"}) | {"calibration": calibration | {"speed": {"product_us": 396.0}}}
     assert DeviceProfile.model_validate(kept).calibration is not None
     assert DeviceProfile.model_validate(former).calibration is None
+
+
+def test_a_dropped_calibration_is_reported(tmp_path: Path) -> None:
+    path, notes = tmp_path / "mine.yaml", list[str]()
+    content = {"name": "mine", "title": "Mine", "kind": "cpu", "calibration": {"speed": {"product_us": 396.0}}}
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    assert load_profile(str(path), note=notes.append).calibration is None
+    assert notes == [f"{path}:4: calibration: of an earlier estimator, ignored; run edgeformer calibrate again"]

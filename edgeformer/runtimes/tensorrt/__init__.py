@@ -280,7 +280,6 @@ class TensorRTRuntime(Runtime):
         from edgeformer.runtimes.tensorrt.session import TensorRTSession
 
         require_runnable(path, files.artifact)
-
         return TensorRTSession(path, files.artifact, files.max_positions, repeated_shapes=options.repeated_shapes)
 
     def load(self, artifact: ArtifactManifest) -> None:
