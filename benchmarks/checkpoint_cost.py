@@ -66,7 +66,7 @@ def timed_saves(name: str, saves: int, folder: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     loop = loop_on_random_rows(recipe, saves, folder)
     loop.checkpoints = Timed(folder)
-    with closing(MetricsLog(folder, loop.position, SILENT.message)) as log:
+    with closing(MetricsLog(folder, loop.position)) as log:
         loop.run(Event(), log, SILENT, saves)
     newest = max((folder / "checkpoints").iterdir())
     # The first step makes the optimizer's state and warms up; the last save, after the epoch, follows no step.

@@ -5,12 +5,11 @@ threads, in sweeps over everything, each time by a fresh process. Then each mode
 fit to the others. Nothing else may use the processor meanwhile.
 
 Usage: python -m benchmarks.estimator --json benchmarks/results/MACHINE/DATE-estimator.json
-           [--work artifacts/estimator] [--threads 1,2] [--foreign DIR] [--only NAME,…] [--dry-run]
+           [--work artifacts/estimator] [--threads 1,2] [--foreign DIR] [--only NAME,…]
 
 Measurements are kept in --work; the same command continues where it stopped. --foreign: a folder with the unpacked
-wheels of magika and rapidocr-onnxruntime, whose ONNX files are then cases, too. --dry-run: only prints what would be
-measured, and how long it takes. `python -m benchmarks.estimates` makes docs/estimator.md of the newest record. Exit
-code 1 when the record misses a target.
+wheels of magika and rapidocr-onnxruntime, whose ONNX files are then cases, too. `python -m benchmarks.estimates` makes
+docs/estimator.md of the newest record. Exit code 1 when the record misses a target.
 """
 
 from __future__ import annotations
@@ -36,29 +35,18 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def measure(plan: Plan) -> None:
-    """Measure what is missing."""
-    for threads in plan.threads:
-        plan.rates(threads)
-    for sweep, stored in plan.measure():
-        refused = f", {len(stored.timing.refused)} refused" if stored.timing.refused else ""
-        disturbed = f", disturbed: {stored.timing.disturbed}" if stored.timing.disturbed else ""
-        cases = f"{stored.model} {stored.artifact.id}, {stored.threads} threads: {len(stored.timing.items)} cases"
-        say(f"sweep {sweep + 1} of {SWEEPS}: {cases}{refused}{disturbed}; about {plan.minutes():.0f} minutes left")
-
-
 def record(plan: Plan) -> Row:
     """Return the content of the record."""
     models, rows = {model.name: model for model in plan.models}, list[Row]()
     for threads in plan.threads:
         rows += rows_of(load_profile("host"), threads, plan.rates(threads), plan.timed(threads), models, say)
     checked, doubted = ([row for row in rows if bool(row["doubts"]) is doubts] for doubts in (False, True))
-    whole, disturbed = summary(checked), plan.disturbed()
-    whole["enough"] = enough(checked, disturbed)
-    whole["wanted"]["enough"] = all(whole["enough"].values())
+    figures, disturbed = summary(checked), plan.disturbed()
+    figures["enough"] = enough(checked, disturbed)
+    figures["wanted"]["enough"] = all(figures["enough"].values())
     return {
         "format": "left-out-models", "measured": now(), "code_version": code_version(), "host": describe_host(),
-        "versions": library_versions(), "disturbed": disturbed, "summary": whole,
+        "versions": library_versions(), "disturbed": disturbed, "summary": figures,
         "doubted": summary(doubted) if doubted else None, "missing": plan.missing(),
         "without_kind": summary(without_kind(checked)) if without_kind(checked) else None,
         "families": _groups(checked, "family"), "precisions": _groups(checked, "precision"), "cases": rows,
@@ -77,17 +65,19 @@ def main() -> int:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--foreign", type=Path)
     parser.add_argument("--only", help="names of models, with commas between them")
-    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     models = [*own_models(), *(foreign_models(arguments.foreign) if arguments.foreign else [])]
     selected = [model for model in models if arguments.only is None or model.name in arguments.only.split(",")]
     plan = Plan(arguments.work.resolve(), selected, tuple(map(int, arguments.threads.split(","))))
     say(f"about {plan.minutes():.0f} minutes")
-    if arguments.dry_run:
-        print("\n".join(plan.describe()))
-        return 0
-    measure(plan)
+    for threads in plan.threads:
+        plan.rates(threads)
+    for sweep, stored in plan.measure():
+        refused = f", {len(stored.timing.refused)} refused" if stored.timing.refused else ""
+        disturbed = f", disturbed: {stored.timing.disturbed}" if stored.timing.disturbed else ""
+        cases = f"{stored.model} {stored.artifact.id}, {stored.threads} threads: {len(stored.timing.items)} cases"
+        say(f"sweep {sweep + 1} of {SWEEPS}: {cases}{refused}{disturbed}; about {plan.minutes():.0f} minutes left")
     result = record(plan)
     print(json.dumps(result["summary"], indent=2))
     if arguments.json is not None:

@@ -53,7 +53,7 @@ def train_steps(recipe: Any, steps: int, folder: Path) -> None:
 
     loop = loop_on_random_rows(recipe, steps, folder)
     loop.checkpoints = Checkpoints(folder)
-    with closing(MetricsLog(folder, loop.position, SILENT.message)) as log:
+    with closing(MetricsLog(folder, loop.position)) as log:
         loop.run(Event(), log, SILENT, steps)
 
 

@@ -20,7 +20,7 @@ from edgeformer.artifacts.files import write_json
 from edgeformer.models import read_run_recipe
 from edgeformer.run import Run
 from edgeformer.system.host import cpu_name
-from edgeformer.training.duration import SHARE_OF_PEAK, step_operations
+from edgeformer.training.duration import SHARE_OF_PEAK, count_step
 
 SIZE, ROUNDS = 2048, 12
 
@@ -64,7 +64,7 @@ def reached(folder: Path) -> Reached:
     lengths = manifest.data.text_tokens.get("train")
     tokens = math.ceil(lengths.mean) if lengths is not None else recipe.data.tokens_at_once
     rows = manifest.steps * recipe.training.effective_batch
-    operations = step_operations(recipe, tokens) / recipe.training.batch_size * rows
+    operations = count_step(recipe, tokens, "fp32", "cpu").operations / recipe.training.batch_size * rows
     threads = int(manifest.host["threads"])
     return Reached(manifest.run, threads, manifest.precision, operations, manifest.seconds, peak(threads))
 

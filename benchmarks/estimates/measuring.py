@@ -63,7 +63,7 @@ class Plan:
     def minutes(self) -> float:
         """Estimate how long the missing measurements take."""
         seconds = _PROBE_S * sum(not self._probe_file(threads).is_file() for threads in self.threads)
-        seconds += sum(_MODEL_S for model in self.models if not model.made(self.work))
+        seconds += sum(_MODEL_S for model in self.models if not model.exists(self.work))
         for sweep in range(SWEEPS):
             item_s = _ROUND_S + (_NODES_S if sweep == 0 else 0)
             for model in self.models:
@@ -71,13 +71,6 @@ class Plan:
                 missing = max(0, model.artifacts * len(self.threads) - stored)
                 seconds += missing * (_PROCESS_S + item_s * len(SHAPES))
         return seconds / 60
-
-    def describe(self) -> Iterator[str]:
-        """Return a line for each model that would be measured."""
-        for model in self.models:
-            state = "made" if model.made(self.work) else "to be made"
-            yield f"{model.name} ({model.family}; {state}): {model.artifacts} artifacts, threads {self.threads}"
-        yield f"{SWEEPS} sweeps"
 
     def measure(self) -> Iterator[tuple[int, StoredTiming]]:
         """Measure what is missing, and yield each result with the number of its sweep."""
@@ -116,10 +109,8 @@ class Plan:
     def missing(self) -> list[dict[str, str]]:
         """Return the cases that could not be timed, with reasons."""
         return [
-            {
-                "model": stored.model, "artifact": stored.artifact.id, "threads": str(stored.threads), "shape": shape,
-                "why": reason,
-            }
+            {"model": stored.model, "artifact": stored.artifact.id, "threads": str(stored.threads), "shape": shape,
+             "why": reason}
             for stored in self._stored(0)
             for shape, reason in stored.timing.refused.items()
         ]  # fmt: skip

@@ -31,38 +31,31 @@ _BERT: dict[str, Any] = {"max_position_embeddings": 512, "vocab_size": 30522}
 
 @dataclass(frozen=True)
 class Model:
-    """One model of the record.
-
-    Attributes:
-        name: in the record.
-        family: what kind of model it is; ``theirs``: not of edgeformer's own design.
-        make: writes a bundle into a folder that does not exist yet.
-        artifacts: how many of it are measured: graphs in FP32 and INT8, and decoders where it has them.
-    """
+    """One model of the record."""
 
     name: str
     family: str
-    theirs: bool
-    make: Callable[[Path], object]
-    artifacts: int = 2
+    theirs: bool  # not of edgeformer's own design
+    make: Callable[[Path], object]  # writes a bundle into a folder that does not exist yet
+    artifacts: int = 2  # that are measured: graphs in FP32 and INT8, and decoders where it has them
 
     @property
     def kind(self) -> str:
         """Families that have much in common: imported encoders of all makes are one."""
         return "imported" if self.family.startswith("imported ") else self.family.split(",")[0]
 
-    def folder(self, work: Path) -> Path:
-        """Of its bundle, which may not be there."""
+    def bundle_folder(self, work: Path) -> Path:
+        """Folder of its bundle, which may not exist."""
         return work / "models" / self.name / "bundle"
 
-    def made(self, work: Path) -> bool:
+    def exists(self, work: Path) -> bool:
         """Whether its bundle lies in the work folder."""
-        return (self.folder(work) / "bundle.json").is_file()
+        return (self.bundle_folder(work) / "bundle.json").is_file()
 
     def bundle(self, work: Path) -> Path:
-        """The bundle in the work folder; made where it is not there."""
-        bundle = self.folder(work)
-        if not self.made(work):
+        """Return the bundle in the work folder; make it if it does not exist."""
+        bundle = self.bundle_folder(work)
+        if not self.exists(work):
             shutil.rmtree(bundle.parent, ignore_errors=True)
             self.make(bundle.parent)
         return bundle
@@ -78,9 +71,9 @@ def trained_one_step(recipe: str, overrides: tuple[str, ...], folder: Path) -> N
     plain = load_recipe(recipe, overrides)
     folder.parent.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(folder.parent / f"{folder.name}-tokenizer.json", plain.model.vocab_size)
-    told = [f"tokenizer={{kind: file, path: {tokenizer}}}", "training.precision=fp32"]
-    made = load_recipe(recipe, [*overrides, *told])
-    run = train(made, TrainOptions(folder.parent, name=folder.name, max_steps=1, ignore_memory=True))
+    settings = [f"tokenizer={{kind: file, path: {tokenizer}}}", "training.precision=fp32"]
+    small = load_recipe(recipe, [*overrides, *settings])
+    run = train(small, TrainOptions(folder.parent, name=folder.name, max_steps=1, ignore_memory=True))
     export(run, ExportOptions(int8=True))
 
 
@@ -114,20 +107,14 @@ def _tokenizer(file: Path, tokens: int) -> Path:
 
     from edgeformer.data.synthetic import SENTENCES
 
-    known = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *sorted({word for text in SENTENCES for word in text.split()}),
-    ]
-    known += [f"[unused{number}]" for number in range(tokens - len(known))]
-    made = Tokenizer(models.WordPiece({word: place for place, word in enumerate(known)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.add_special_tokens(known[:5])
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    made.save(str(file.resolve()))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words += sorted({word for text in SENTENCES for word in text.split()})
+    words += [f"[unused{number}]" for number in range(tokens - len(words))]
+    tokenizer = Tokenizer(models.WordPiece({word: id_ for id_, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(words[:5])
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.save(str(file.resolve()))
     return file.resolve()
 
 
@@ -142,8 +129,8 @@ def own_models() -> list[Model]:
     """Everything that can be made without any file of others."""
 
     def recipe(of: str, family: str, overrides: tuple[str, ...], name: str | None = None) -> Model:
-        made = partial(trained_one_step, of, overrides)
-        return Model(name or of, family, False, made, artifacts=4 if family == "CRT" else 2)
+        make = partial(trained_one_step, of, overrides)
+        return Model(name or of, family, False, make, artifacts=4 if family == "CRT" else 2)
 
     def hub(name: str, kind: str, **sizes: Any) -> Model:
         return Model(name, f"imported {kind}", True, partial(imported, kind, sizes))
@@ -164,7 +151,7 @@ def own_models() -> list[Model]:
 
 def foreign_models(folder: Path) -> list[Model]:
     """Those ONNX files of known packages that lie unpacked in a folder (``unzip`` of their wheels), as they are."""
-    known: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
+    models: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
         ("magika", "file types, convolutions and products", "magika/models/standard_v3_3/model.onnx",
          {"bytes": ("B", 2048)}, {"bytes": (0, 256)}),
         ("ppocr-rec", "text recognition, convolutions and attention",
@@ -174,6 +161,6 @@ def foreign_models(folder: Path) -> list[Model]:
     ]  # fmt: skip
     return [
         Model(name, family, True, partial(wrapped, folder / file, shapes, ranges), artifacts=1)
-        for name, family, file, shapes, ranges in known
+        for name, family, file, shapes, ranges in models
         if (folder / file).is_file()
     ]

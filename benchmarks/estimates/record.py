@@ -14,9 +14,8 @@ import numpy as np
 from benchmarks.estimates.measuring import TimedArtifact
 from benchmarks.estimates.models import Model
 from edgeformer.artifacts.device import Calibration, DeviceProfile
-from edgeformer.artifacts.report import Latency
 from edgeformer.estimate.estimate import Case, estimate_row
-from edgeformer.estimate.fit import TimedCall, cross_validate, fit, with_cross_validation
+from edgeformer.estimate.fit import cross_validate, fit, with_cross_validation
 from edgeformer.estimate.probe import HostRates, host_facts
 from edgeformer.system.host import cpu_name, now
 
@@ -41,11 +40,8 @@ def rows_of(
 
     Args:
         base: the shipped profile of a host.
-        threads: of one operator.
         rates: measured with as many threads.
-        timed: all sweeps.
         models: by name.
-        report: receives progress messages.
     """
     calls = [call for entry in timed for call in entry.calls]
     works = [(w, us) for call in calls for w, us in zip(call.works, call.durations_us, strict=True)]
@@ -77,24 +73,22 @@ def rows_of(
 
 
 def _rows(model: Model, threads: int, device: DeviceProfile, artifacts: Sequence[TimedArtifact]) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     for entry in artifacts:
         case = Case(entry.artifact, entry.artifact, device)
         for call in entry.calls:
-            rows.append(_row(model, call, threads, estimate_row(case, entry.listing, call.item).latency_ms))
+            phase, batch, seq = call.item
+            latency = estimate_row(case, entry.listing, call.item).latency_ms
+            row = {
+                "model": model.name, "family": model.family, "theirs": model.theirs, "artifact": call.artifact.id,
+                "precision": call.artifact.precision, "threads": threads, "phase": phase, "batch": batch, "seq": seq,
+                "measured_ms": call.call_us / 1000, "process_ms": [us / 1000 for us in call.process_us],
+                "estimated_ms": latency.p50, "low_ms": latency.low, "high_ms": latency.high,
+                "log2": math.log2(latency.p50 * 1000 / call.call_us) if latency.p50 is not None else None,
+                "doubts": list(latency.warnings), "reason": latency.reason,
+            }  # fmt: skip
+            rows.append(row)
     return rows
-
-
-def _row(model: Model, call: TimedCall, threads: int, latency: Latency) -> Row:
-    phase, batch, seq = call.item
-    return {
-        "model": model.name, "family": model.family, "theirs": model.theirs, "artifact": call.artifact.id,
-        "precision": call.artifact.precision, "threads": threads, "phase": phase, "batch": batch, "seq": seq,
-        "measured_ms": call.call_us / 1000, "process_ms": [us / 1000 for us in call.process_us],
-        "estimated_ms": latency.p50, "low_ms": latency.low, "high_ms": latency.high,
-        "log2": math.log2(latency.p50 * 1000 / call.call_us) if latency.p50 is not None else None,
-        "doubts": list(latency.warnings), "reason": latency.reason,
-    }  # fmt: skip
 
 
 def summary(rows: Sequence[Row]) -> Row:

@@ -7,11 +7,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -37,9 +37,9 @@ from edgeformer.benchmark.process import End, Job, Send, run_job
 from edgeformer.benchmark.request import find_target
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate
-from edgeformer.estimate.fit import FEWEST_SHAPES, TimedCall, count_call, cross_validate, fit, with_cross_validation
+from edgeformer.estimate.fit import FEWEST_SHAPES, TimedCall, cross_validate, fit, with_cross_validation
 from edgeformer.estimate.listing import ItemNodes, list_item
-from edgeformer.estimate.operators import count_nodes
+from edgeformer.estimate.operators import count_nodes, stored_weight_bytes
 from edgeformer.estimate.probe import disturbance, host_facts, run_probe, time_calls
 from edgeformer.estimate.roofline import refused_calibration
 from edgeformer.runtimes import ArtifactFiles, default_provider, library_versions, on_gpu
@@ -77,23 +77,14 @@ _COMMENTS = {
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """Options of ``calibrate``.
+    """Options of ``calibrate``."""
 
-    Attributes:
-        calibrate: fit the estimator to this host's processor.
-        check: compare its estimates with measurements, at ``shapes``.
-        shapes: (batch, seq) to check at.
-        threads: of one operator, to calibrate with; None: the physical cores that this process may use.
-        rules: when to stop measuring; None: the usual rules.
-        further: bundles of other models to calibrate with.
-    """
-
-    calibrate: bool
-    check: bool
-    shapes: tuple[Shape, ...]
-    threads: int | None
-    rules: MeasureRules | None
-    further: tuple[Path, ...] = ()
+    calibrate: bool  # fit the estimator to this host's processor
+    check: bool  # compare its estimates with measurements, at ``shapes``
+    shapes: tuple[Shape, ...]  # (batch, seq) to check at
+    threads: int | None  # of one operator, to calibrate with; None: the physical cores that this process may use
+    rules: MeasureRules | None  # when to stop measuring; None: the usual rules
+    further: tuple[Path, ...] = ()  # bundles of other models to calibrate with
 
 
 def improve(
@@ -102,32 +93,23 @@ def improve(
     """Fit the estimator to this host with a bundle, or compare it with measurements, or both; keep the profile.
 
     Args:
-        bundle: the bundle's folder.
         device: this host's profile, or of a card in it, which can be checked and not fitted.
-        options: what to do.
         folder: of the user's own profiles.
-        progress: receives messages and bars.
 
     Returns:
         The profile with its calibration, and the file that was written.
 
     Raises:
-        InputError, ArtifactError, EdgeformerError: as :func:`calibrate` and :func:`check_estimates`.
+        InputError, ArtifactError, EdgeformerError: as :func:`calibrate` and :func:`validate`.
     """
     path = folder / f"{device.name}.yaml"
     if options.calibrate:
         device = calibrate(bundle, device, threads=options.threads, further=options.further, progress=progress)
         save_profile(device, path, _COMMENTS[device.kind])  # kept also where checking fails
     if options.check:
-        if device.kind == "cuda":
-            device = uncalibrated_card(device)
-        cases = check_estimates([bundle], device, options.shapes, rules=options.rules, progress=progress)
-        device = with_validation(device, cases)
+        device = validate(bundle, device, options.shapes, rules=options.rules, progress=progress)
     save_profile(device, path, _COMMENTS[device.kind])
     return device, path
-
-
-# Timing: one worker process times an artifact's calls, and lists its nodes under the profiler.
 
 
 class TimeJob(Job):
@@ -174,30 +156,23 @@ def run_timing(job: TimeJob, advance: Callable[[], None] = lambda: None) -> Timi
     """Time an artifact in a worker, and in a second one if other work disturbed the first."""
     timing = Timing(items=())
     for _ in range(2):
-        items: dict[Item, TimedItem] = {}
-        refused: dict[str, str] = {}
-        disturbed: list[str] = []
+        messages: list[TimedItem | Refusal | Disturbance] = []
 
-        def take(
-            message: TimedItem | Refusal | Disturbance,
-            items: dict[Item, TimedItem] = items,
-            refused: dict[str, str] = refused,
-            disturbed: list[str] = disturbed,
-        ) -> None:
+        def take(message: TimedItem | Refusal | Disturbance, messages: list[Any] = messages) -> None:
+            messages.append(message)
             if isinstance(message, TimedItem):
-                items[message.item] = message
                 advance()
-            elif isinstance(message, Refusal):
-                refused[f"{message.item[1]}×{message.item[2]}"] = message.reason
-            else:
-                disturbed.append(message.text)
 
-        end = run_job(job, _MESSAGES, _LONGEST_S, take)
-        for item in job.items:
-            if item not in items:
-                refused.setdefault(f"{item[1]}×{item[2]}", end.reason or "the timing process did not time it")
-        timing = Timing(items=tuple(items.values()), refused=refused, disturbed=disturbed[0] if disturbed else None)
-        if not disturbed:
+        reason = run_job(job, _MESSAGES, _LONGEST_S, take).reason or "the timing process did not time it"
+        items = {message.item: message for message in messages if isinstance(message, TimedItem)}
+        refused = {item: reason for item in job.items if item not in items}
+        refused |= {message.item: message.reason for message in messages if isinstance(message, Refusal)}
+        disturbances = [message.text for message in messages if isinstance(message, Disturbance)]
+        timing = Timing(
+            items=tuple(items.values()), refused={f"{batch}×{seq}": why for (_, batch, seq), why in refused.items()},
+            disturbed=disturbances[0] if disturbances else None,
+        )  # fmt: skip
+        if not disturbances:
             break
     return timing
 
@@ -240,19 +215,21 @@ def work(message: bytes, send: Send) -> None:
 
 def combine_sweeps(run: str, artifact: ArtifactManifest, timings: Sequence[Timing]) -> list[TimedCall]:
     """Return the calls of one artifact: nodes of the first process, and the median duration over all processes."""
-    calls: dict[Item, list[float]] = {}
-    for timing in timings:
-        for timed in timing.items:
-            calls.setdefault(timed.item, []).append(timed.call_us)
     combined = []
     for timed in timings[0].items:
         if timed.nodes is None:
             continue
-        call = count_call(run, artifact, timed.nodes, timed.call_us)
-        process_us = tuple(calls[timed.item])
+        nodes = timed.nodes.nodes
+        works = count_nodes(nodes)
+        process_us = tuple(other.call_us for timing in timings for other in timing.items if other.item == timed.item)
         call_us = statistics.median(process_us)
-        durations = tuple(us * call_us / timed.call_us for us in call.durations_us)  # as fast as their own process was
-        combined.append(replace(call, call_us=call_us, durations_us=durations, process_us=process_us))
+        durations = tuple(node.duration_us * call_us / timed.call_us for node in nodes)  # as fast as their process was
+        weight_bytes = stored_weight_bytes(nodes, works, artifact)
+        combined.append(
+            TimedCall(
+                run, artifact, timed.item, timed.nodes.runs, tuple(works), durations, call_us, weight_bytes, process_us
+            )
+        )
     return combined
 
 
@@ -282,7 +259,6 @@ def calibrate(
             other one.
         further: bundles of other models; with two of them or more, each model is left out once, which measures the
             error of estimates for a model that was not fitted.
-        progress: receives messages and bars.
 
     Raises:
         InputError: not a CPU profile, or not of this processor; no FP32 ONNX graph, or too few shapes to fit on; one
@@ -379,126 +355,97 @@ def _subjects(folder: Path, shapes: Sequence[Shape], several: bool) -> list[_Sub
 def full_graphs(bundle: Bundle, precisions: Sequence[str], role: str = "full") -> list[ArtifactFiles]:
     """Check and return the full, untrimmed ONNX graphs of a bundle, in the order of ``precisions``.
 
-    Args:
-        role: ``decode`` for those that write a token.
-
-    Raises:
-        ArtifactError: a file is missing, truncated or changed.
+    ``role`` is ``decode`` for those that write a token. Raises ArtifactError if a file is missing or changed.
     """
     full = [artifact for artifact in bundle.built(role) if artifact.is_graph and not artifact.trimmed]
     selected = [artifact for precision in precisions for artifact in full if artifact.precision == precision]
     return [check_artifact(bundle, artifact) for artifact in selected]
 
 
-# Validation: estimates beside measurements, at shapes that were not fitted.
-
-
-def uncalibrated_card(device: DeviceProfile) -> DeviceProfile:
-    """Return a card's profile with a calibration without rates: estimates stay those of the card's facts.
-
-    Raises:
-        InputError: the card is not here, or ONNX Runtime has no provider here that computes on it.
-    """
-    target = find_target(device)
-    if not target.present:
-        raise InputError(f"--validate: {target.reason}; estimates for a card are checked on that card")
-    card = target.gpu.name if target.gpu is not None else device.match or device.title
-    provider = default_provider()
-    if not on_gpu(provider):
-        raise InputError(
-            f"--validate: ONNX Runtime computes with {provider} here, not on {card}; see edgeformer doctor for what is "
-            "missing"
-        )
-    calibration = Calibration(
-        created=now(), processor=card, threads=default_threads(), provider=provider,
-        versions=library_versions(), efficiencies={},
-    )  # fmt: skip
-    return device.model_copy(update={"calibration": calibration})
-
-
-def check_estimates(
-    bundles: Sequence[Path],
+def validate(
+    folder: Path,
     device: DeviceProfile,
     shapes: Sequence[Shape] = CHECK_SHAPES,
     *,
     rules: MeasureRules | None = None,
     progress: Progress | None = None,
-) -> tuple[FittedCase, ...]:
-    """Measure the full FP32 ONNX graphs of ``bundles`` as `profile` does, and estimate the same cases.
+) -> DeviceProfile:
+    """Return the profile with estimates beside measurements of a bundle's full FP32 ONNX graph at unfitted shapes.
 
-    On a CUDA card those in FP16, too: a CPU computes them in FP32. Cases that the calibration was fitted on are left
-    out, and those that could not be measured, with a message.
+    The graphs are measured as `profile` does, on a CUDA card the FP16 graph, too: a CPU computes it in FP32. A card
+    gets a calibration without rates, so that estimates stay those of its facts. The error of a cross-validation stays:
+    other shapes of a fitted model say nothing of other models. Cases that could not be measured stably count for no
+    error; those that could not be compared are left out, with a message.
 
     Args:
-        bundles: their folders.
-        device: this host's calibrated profile, or a card's (:func:`uncalibrated_card`).
+        folder: the bundle's.
+        device: this host's calibrated profile, or that of a card in it.
         shapes: (batch, seq); those that a model cannot take are left out.
-        rules: when to stop measuring; None: the usual rules.
-        progress: receives messages and bars.
 
     Raises:
-        InputError: the profile has no calibration, or is not of this host; or every case was fitted.
-        ArtifactError: a bundle, or a file of it, is missing, truncated or changed.
+        InputError: the profile has no calibration, or its device is not here; or every case was fitted.
+        ArtifactError: the bundle, or a file of it, is missing, truncated or changed.
         EdgeformerError: nothing could be measured, or nothing estimated.
     """
-    calibration, refusal = _calibration(device), refused_calibration(device)
+    target = find_target(device)
+    if device.kind == "cuda":
+        provider = default_provider()
+        card = target.gpu.name if target.gpu is not None else device.match or device.title
+        if target.present and not on_gpu(provider):
+            raise InputError(
+                f"--validate: ONNX Runtime computes with {provider} here, not on {card}; see edgeformer doctor"
+            )
+        calibration = Calibration(
+            created=now(), processor=card, threads=default_threads(), provider=provider, versions=library_versions(),
+            efficiencies={},
+        )  # fmt: skip
+        device = device.model_copy(update={"calibration": calibration})
+    elif device.calibration is not None:
+        calibration = device.calibration
+    else:
+        raise InputError(f"device profile {device.name!r} has no calibration; run edgeformer calibrate")
+    refusal = refused_calibration(device) if device.kind == "cpu" else None
     if refusal is not None:
         raise InputError(refusal)
-    if device.kind == "cpu" and not (target := find_target(device)).present:
+    if not target.present:
         raise InputError(f"--validate: {target.reason}; estimates for a device are checked on the device itself")
     fitted_on = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
     cases: list[FittedCase] = []
     fitted, progress = 0, progress or Silent()
-    for folder in bundles:
-        bundle = Bundle.open(folder)
-        usable = [shape for shape in shapes if shape[1] <= (bundle.manifest.max_positions or shape[1])]
-        usable.sort(key=lambda shape: (shape[0] * shape[1], shape))
-        for checked in full_graphs(bundle, _CHECKED_PRECISIONS[device.kind]):
-            id_ = checked.artifact.id
-            unseen = tuple(shape for shape in usable if (bundle.name, id_, *shape) not in fitted_on)
-            fitted += len(shapes) - len(unseen)
-            if not unseen:
+    bundle = Bundle.open(folder)
+    usable = [shape for shape in shapes if shape[1] <= (bundle.manifest.max_positions or shape[1])]
+    usable.sort(key=lambda shape: (shape[0] * shape[1], shape))
+    for checked in full_graphs(bundle, _CHECKED_PRECISIONS[device.kind]):
+        id_ = checked.artifact.id
+        unseen = tuple(shape for shape in usable if (bundle.name, id_, *shape) not in fitted_on)
+        fitted += len(shapes) - len(unseen)
+        if not unseen:
+            continue
+        spec = MeasureSpec(
+            files=checked, provider=calibration.provider, threads=calibration.threads, shapes=unseen,
+            rules=rules or MeasureRules(energy_s=0.0),
+        )  # fmt: skip
+        rows = [row for row in measure_artifact(spec, progress) if row.phase == "steady"]
+        measured = {(row.batch, row.seq): row.latency_ms for row in rows}
+        for row in estimate(bundle, bundle.artifact(id_), device, spec.items):
+            latency, name = measured.get((row.batch, row.seq)), f"{id_} at {row.batch}×{row.seq}"
+            if latency is None or latency.p50 is None or row.latency_ms.p50 is None:
+                reason = (latency.reason if latency and latency.p50 is None else row.latency_ms.reason) or "no row"
+                progress.message(f"{name}: not compared: {reason}")
                 continue
-            spec = MeasureSpec(
-                files=checked, provider=calibration.provider, threads=calibration.threads, shapes=unseen,
-                rules=rules or MeasureRules(energy_s=0.0),
+            if latency.stable is False:
+                doubts = "; ".join(latency.warnings) or "no reason given"
+                progress.message(f"{name}: the measurement is not stable, and counts for no error: {doubts}")
+            cases.append(
+                FittedCase(
+                    run=bundle.name, artifact=id_, precision=row.precision, batch=row.batch, seq=row.seq,
+                    measured_ms=latency.p50, estimated_ms=row.latency_ms.p50, stable=latency.stable is not False,
+                )
             )  # fmt: skip
-            rows = [row for row in measure_artifact(spec, progress) if row.phase == "steady"]
-            measured = {(row.batch, row.seq): row.latency_ms for row in rows}
-            for row in estimate(bundle, bundle.artifact(id_), device, spec.items):
-                latency, name = measured.get((row.batch, row.seq)), f"{id_} at {row.batch}×{row.seq}"
-                if latency is None or latency.p50 is None or row.latency_ms.p50 is None:
-                    reason = (latency.reason if latency and latency.p50 is None else row.latency_ms.reason) or "no row"
-                    progress.message(f"{name}: not compared: {reason}")
-                    continue
-                if latency.stable is False:
-                    doubts = "; ".join(latency.warnings) or "no reason given"
-                    progress.message(f"{name}: the measurement is not stable, and counts for no error: {doubts}")
-                cases.append(
-                    FittedCase(
-                        run=bundle.name, artifact=id_, precision=row.precision, batch=row.batch, seq=row.seq,
-                        measured_ms=latency.p50, estimated_ms=row.latency_ms.p50, stable=latency.stable is not False,
-                    )
-                )  # fmt: skip
     if not cases and fitted:
-        raise InputError(
-            "all these cases were fitted or are too long for the model: ask for other shapes or another run"
-        )
+        raise InputError("all these cases were fitted or are too long for the model: give other shapes or another run")
     if not cases:
         raise EdgeformerError("no case could be both measured and estimated; the messages above say why")
-    return tuple(cases)
-
-
-def with_validation(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceProfile:
-    """Return the profile with the checked cases and their error, median and worst |log2(estimated / measured)|.
-
-    The error of a cross-validation stays: other shapes of a fitted model say nothing of other models. Cases that could
-    not be measured stably count for no error.
-
-    Raises:
-        InputError: the profile has no calibration.
-    """
-    calibration = _calibration(device)
     update: dict[str, object] = {"validated_on": tuple(cases)}
     errors = [
         abs(math.log2(case.estimated_ms / case.measured_ms)) for case in cases if case.estimated_ms and case.stable
@@ -509,9 +456,3 @@ def with_validation(device: DeviceProfile, cases: Sequence[FittedCase]) -> Devic
             worst_log2=max(errors), created=now(),
         )  # fmt: skip
     return device.model_copy(update={"calibration": calibration.model_copy(update=update)})
-
-
-def _calibration(device: DeviceProfile) -> Calibration:
-    if device.calibration is None:
-        raise InputError(f"device profile {device.name!r} has no calibration; run edgeformer calibrate")
-    return device.calibration

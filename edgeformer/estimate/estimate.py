@@ -30,7 +30,6 @@ from edgeformer.estimate.operators import (
     trust_of,
 )
 from edgeformer.estimate.roofline import (
-    Rates,
     calibrated_nodes_us,
     estimate_memory,
     range_us,
@@ -71,20 +70,14 @@ def estimate_evidence(
     evidence, calibration = list[EstimateEvidence](), device.calibration
     if error is not None:
         applies = calibration is not None and calibration.error == error
-        kinds = {"cpu": "a CPU", "cuda": "a GPU"}
-        other = f"it is of {kinds[error.kind]}" if error.kind != device.kind else "it is of another processor"
+        other = "another processor"
+        if error.kind != device.kind:
+            other = "a CPU" if error.kind == "cpu" else "a GPU"
         evidence.append(
             EstimateEvidence(
-                source="the calibrated profile",
-                kind=error.kind,
-                processor=error.device,
-                measured=error.created[:10],
-                cases=error.cases,
-                models=error.models,
-                median_error=2**error.median_log2 - 1,
-                worst_error=2**error.worst_log2 - 1,
-                applies=applies,
-                why_not=None if applies else other,
+                source="the calibrated profile", kind=error.kind, processor=error.device, measured=error.created[:10],
+                cases=error.cases, models=error.models, median_error=2**error.median_log2 - 1,
+                worst_error=2**error.worst_log2 - 1, applies=applies, why_not=None if applies else f"it is of {other}",
             )
         )  # fmt: skip
     record, why_not = shipped_record(), None
@@ -105,17 +98,12 @@ def estimate_evidence(
 
 @dataclass(frozen=True)
 class Case:
-    """One artifact and the device that it is estimated for.
-
-    Attributes:
-        listed: the ONNX artifact whose nodes were listed: the artifact itself, or an engine's origin.
-        run: the bundle's name, under which a calibration knows it if it was fitted or validated with it.
-    """
+    """One artifact and the device that it is estimated for."""
 
     artifact: ArtifactManifest
-    listed: ArtifactManifest
+    listed: ArtifactManifest  # the ONNX artifact whose nodes were listed: the artifact itself, or an engine's origin
     device: DeviceProfile
-    run: str | None = None
+    run: str | None = None  # the bundle's name, under which a calibration knows it
 
 
 def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, items: Sequence[Item]) -> list[Row]:
@@ -125,9 +113,7 @@ def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, 
     takes here has no influence.
 
     Args:
-        bundle: the artifact's.
         artifact: a built one; an engine is estimated from the ONNX graph of the same exit.
-        device: facts, and a calibration if there is one.
         items: (phase, batch, seq) each.
     """
     case = Case(artifact, onnx_origin(bundle.manifest, artifact) or artifact, device, bundle.name)
@@ -176,8 +162,7 @@ def estimate_row(case: Case, listing: Listing, item: Item) -> Row:
         step_bytes = max((work.moved_bytes for work in works), default=0.0)
         threads = None
         if device.kind != "cuda":
-            cores = device.cores.value if device.cores is not None else None
-            threads = calibration.threads if calibration is not None else cores
+            threads = calibration.threads if calibration is not None else device.cores and device.cores.value
         figures: dict[str, Any] = {
             "latency_ms": _latency(case, nodes, works),
             "memory_bytes": estimate_memory(artifact, device, weights, step_bytes, nodes.feed_bytes),
@@ -192,9 +177,17 @@ def estimate_row(case: Case, listing: Listing, item: Item) -> Row:
 
 
 def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency:
+    """Raise EdgeformerError if operators without a work count may take most of the time."""
     calibration, precision = case.device.calibration, case.artifact.precision
     rates, weight_bytes = rates_of(case.device, precision), stored_weight_bytes(nodes.nodes, works, case.listed)
-    _require_counted(works, nodes, rates, weight_bytes)
+    if unknown := Counter(node.op for node in nodes.nodes if trust_of(node) == "unknown"):
+        counted = [work for work in works if work.trust != "unknown"]
+        all_us, counted_us = (range_us(part, rates, weight_bytes, fused=False)[1] for part in (works, counted))
+        if (share := 1 - counted_us / all_us) > MOST_UNKNOWN:
+            raise EdgeformerError(
+                f"no estimate: {share:.0%} of the time may go to operators whose work cannot be counted: "
+                f"{describe_operators(unknown)}; profile on the device itself"
+            )
     fitted_operators: Collection[str] = ()
     if calibration is not None and precision in calibration.efficiencies:
         each_us = calibrated_nodes_us(works, rates, calibration, precision, weight_bytes)
@@ -230,20 +223,6 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
         status="estimated", p50=p50, low=low, high=high, reason="; ".join((reason, *warnings)),
         warnings=tuple(warnings),
     )  # fmt: skip
-
-
-def _require_counted(works: Sequence[NodeWork], nodes: ItemNodes, rates: Rates, weight_bytes: float) -> None:
-    """Raise EdgeformerError if operators without a work count may take most of the time."""
-    unknown = Counter(node.op for node in nodes.nodes if trust_of(node) == "unknown")
-    if not unknown:
-        return
-    counted = [work for work in works if work.trust != "unknown"]
-    all_us, counted_us = (range_us(part, rates, weight_bytes, fused=False)[1] for part in (works, counted))
-    if (share := 1 - counted_us / all_us) > MOST_UNKNOWN:
-        raise EdgeformerError(
-            f"no estimate: {share:.0%} of the time may go to operators whose work cannot be counted: "
-            f"{describe_operators(unknown)}; profile on the device itself"
-        )
 
 
 def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[float, str]:

@@ -21,8 +21,7 @@ from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.benchmark.measurement import Item
-from edgeformer.estimate.listing import ItemNodes
-from edgeformer.estimate.operators import NodeWork, count_nodes, stored_weight_bytes
+from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.roofline import amounts, beyond_cache, calibrated_nodes_us, rates_of
 from edgeformer.system.host import now
 
@@ -41,47 +40,24 @@ _LEAST_SCALE, _MOST_SCALE = 0.3, 2.0
 
 @dataclass(frozen=True)
 class TimedCall:
-    """One timed item of an artifact.
-
-    Attributes:
-        runs: graph runs in one call.
-        durations_us: one per work, under the profiler.
-        call_us: of the whole call, without the profiler.
-        weight_bytes: of the whole graph's products, each shared weight once.
-        process_us: ``call_us`` in each of the processes that timed it.
-    """
+    """One timed item of an artifact."""
 
     run: str
     artifact: ArtifactManifest
     item: Item
-    runs: int
+    runs: int  # graph runs in one call
     works: tuple[NodeWork, ...]
-    durations_us: tuple[float, ...]
-    call_us: float
-    weight_bytes: float
-    process_us: tuple[float, ...] = ()
-
-
-def count_call(run: str, artifact: ArtifactManifest, nodes: ItemNodes, call_us: float) -> TimedCall:
-    """Return a timed item with the work of its nodes."""
-    works = count_nodes(nodes.nodes)
-    return TimedCall(
-        run, artifact, nodes.item, nodes.runs, tuple(works), tuple(node.duration_us for node in nodes.nodes), call_us,
-        stored_weight_bytes(nodes.nodes, works, artifact),
-    )  # fmt: skip
+    durations_us: tuple[float, ...]  # one per work, under the profiler
+    call_us: float  # of the whole call, without the profiler
+    weight_bytes: float  # of the whole graph's products, each shared weight once
+    process_us: tuple[float, ...] = ()  # ``call_us`` in each of the processes that timed it
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:
     """Return x ≥ 0 with the least |matrix · x − target|², trying every set of columns.
 
-    `edgeformer calibrate` runs on devices, where the base installation has no scipy.
-
-    Args:
-        matrix: float64 [n, k], k small: all 2ᵏ sets are tried.
-        target: float64 [n].
-
-    Returns:
-        float64 [k].
+    `edgeformer calibrate` runs on devices, where the base installation has no scipy. Shapes: matrix float64 [n, k] with
+    a small k (all 2ᵏ sets are tried), target [n], result [k].
     """
     # The same problem in k rows: the part of the target that no column reaches is constant.
     rotation, matrix = np.linalg.qr(matrix)
@@ -102,7 +78,6 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
 
     Args:
         device: with this host's facts.
-        calls: of one model or of several.
         call_us: cost of a graph run beside its nodes.
         bare: the calibration without rates.
 
@@ -140,7 +115,11 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
         ratios = [c.call_us / estimated_us(fitted, c) for c in calls if c.artifact.precision == key]
         factor = statistics.median(ratios)
         for table in (efficiencies[key], operators[key]):
-            table |= {name: _slower(efficiency, factor) for name, efficiency in table.items()}
+            for name, efficiency in table.items():
+                shares = efficiency.model_dump(exclude={"overhead_us"}, exclude_none=True)
+                slower = {share_name: share / factor for share_name, share in shares.items()}
+                slower["overhead_us"] = efficiency.overhead_us * factor
+                table[name] = efficiency.model_copy(update=slower)
         overheads[key] *= factor
     cases = tuple(case_of(fitted, call) for call in calls)
     calibration = bare.model_copy(update={**update, "fitted_on": cases})
@@ -181,13 +160,6 @@ def _efficiency(samples: Floats) -> Efficiency:
         costs[3] = max(costs[2], 1.0)
     of_peak, of_bandwidth, of_memory = (float(1 / cost) if cost > 0 else None for cost in costs[1:])
     return Efficiency(overhead_us=float(costs[0]), of_peak=of_peak, of_bandwidth=of_bandwidth, of_memory=of_memory)
-
-
-def _slower(efficiency: Efficiency, factor: float) -> Efficiency:
-    """Return the efficiency of an operator that takes ``factor`` times as long."""
-    shares = efficiency.model_dump(exclude={"overhead_us"}, exclude_none=True)
-    update = {name: share / factor for name, share in shares.items()}
-    return efficiency.model_copy(update={**update, "overhead_us": efficiency.overhead_us * factor})
 
 
 def estimated_us(device: DeviceProfile, call: TimedCall) -> float:

@@ -96,8 +96,6 @@ def list_item(checked: ArtifactFiles, item: Item, threads: int, timed_calls: int
 
     Args:
         checked: an ONNX artifact.
-        item: (phase, batch, seq).
-        threads: of one operator.
         timed_calls: the nodes' durations are means over so many calls with prepacked weights, as in production; 0: of
             one call without prepacking, which is slower and shows the weights' shapes.
 
@@ -117,7 +115,13 @@ def list_item(checked: ArtifactFiles, item: Item, threads: int, timed_calls: int
     feed_bytes = 0
     for file, times in graphs:
         graph = ProfiledGraph(file, threads)
-        inputs = _inputs_of(checked, graph.inputs, item)
+        # Golden inputs where the graph takes those, else inputs made for a part of a model.
+        (inputs,) = golden_calls(checked, item[1:], count=1)
+        if item[0] == "steady" and graph.inputs.keys() <= inputs.keys():
+            inputs = {name: inputs[name] for name in graph.inputs}
+        else:
+            ids = inputs["input_ids"]
+            inputs = feed_for(graph.inputs, item, ids[:, -1:] if item[0] == "decode" else ids)
         executed = graph.list_nodes(inputs)[0]
         if timed_calls:
             timed = ProfiledGraph(file, threads, prepacked=True).list_nodes(inputs, calls=timed_calls)[0]
@@ -129,16 +133,6 @@ def list_item(checked: ArtifactFiles, item: Item, threads: int, timed_calls: int
         feed_bytes += sum(array.nbytes for array in inputs.values()) * times
     runs = sum(times for _, times in graphs)
     return ItemNodes(item=item, nodes=tuple(nodes), runs=runs, feed_bytes=feed_bytes)
-
-
-def _inputs_of(checked: ArtifactFiles, declared: Declared, item: Item) -> dict[str, Array]:
-    """Return inputs of one call of a graph: golden ones where it takes those, else made for a part of a model."""
-    phase, batch, seq = item
-    (call,) = golden_calls(checked, (batch, seq), count=1)
-    if phase == "steady" and declared.keys() <= call.keys():
-        return {name: call[name] for name in declared}
-    ids = call["input_ids"]
-    return feed_for(declared, item, ids[:, -1:] if phase == "decode" else ids)
 
 
 def feed_for(declared: Declared, item: Item, ids: Tokens) -> dict[str, Array]:

@@ -93,27 +93,17 @@ MOST_UNKNOWN = 0.5
 
 @dataclass(frozen=True)
 class NodeWork:
-    """Work of one executed node.
-
-    Attributes:
-        operator: ONNX name, or ``product of activations``.
-        operations: a multiplication and an addition are two.
-        weight_bytes: constants that it reads (matrix products only: tables are read in part).
-        moved_bytes: activations read and written.
-        rows, columns: of a product's result, batches and heads counted among the rows.
-        host_only: bookkeeping on shapes; on a GPU it runs beside the device or was folded away.
-        reduces: it sums over an axis, where a fused kernel ends.
-    """
+    """Work of one executed node."""
 
     cls: OperatorClass
-    operator: str
-    operations: float
-    weight_bytes: float
-    moved_bytes: float
-    rows: int = 1
+    operator: str  # ONNX name, or ``product of activations``
+    operations: float  # a multiplication and an addition are two
+    weight_bytes: float  # constants that it reads (matrix products only: tables are read in part)
+    moved_bytes: float  # activations read and written
+    rows: int = 1  # of a product's result, batches and heads counted among them
     columns: int = 1
-    host_only: bool = False
-    reduces: bool = False
+    host_only: bool = False  # bookkeeping on shapes; on a GPU it runs beside the device or was folded away
+    reduces: bool = False  # it sums over an axis, where a fused kernel ends
     quantized: bool = False
     trust: Trust = "checked"
 
@@ -184,12 +174,7 @@ def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
 
 
 def count_nodes(nodes: Sequence[ExecutedNode], float_bytes: int | None = None) -> list[NodeWork]:
-    """Return the work of every node of a call.
-
-    Args:
-        nodes: executed nodes of the call.
-        float_bytes: see :func:`count_node`; if set, the casts that only CPUs need for FP16 are left out.
-    """
+    """Return the work of every node. With ``float_bytes``, the casts that only CPUs need for FP16 are left out."""
     nodes = _with_cast_weights(nodes)
     return [count_node(node, float_bytes) for node in nodes if float_bytes is None or _CPU_CAST not in node.name]
 
@@ -244,12 +229,7 @@ def stored_weight_bytes(nodes: Sequence[ExecutedNode], works: Sequence[NodeWork]
     """Return the bytes of all products' weights, each counted once however often a loop reads it.
 
     The profiler does not name weights. The manifest says how many bytes the file stores; without the embedding tables,
-    they are the weights that the products share.
-
-    Args:
-        nodes: executed nodes of one call.
-        works: their work (:func:`count_nodes`).
-        artifact: the artifact that they belong to.
+    they are the weights that the products share. ``works`` are those of ``nodes``, see :func:`count_nodes`.
     """
     read = sum(work.weight_bytes for work in works)
     if artifact.sharing is None:

@@ -198,11 +198,8 @@ def host_facts(
 def cache_bytes(products: Sequence[ProductTime], stated: int | None) -> tuple[int, str]:
     """Return the last-level cache in bytes and the source: the system, or the products where they show less.
 
-    A virtual machine states the whole processor's cache, of which its neighbours use most.
-
-    Args:
-        products: single rows times different amounts of weights show from which amount on these come from memory.
-        stated: bytes that the system states; None: it does not.
+    Products of single rows with different amounts of weights show from which amount on these come from memory. A
+    virtual machine states the whole processor's cache, of which its neighbours use most.
     """
     single_rows = [time for time in products if time.rows == 1]
     rates = {4 * time.width**2 * time.weights: 4 * time.width**2 / time.duration_us for time in single_rows}

@@ -26,25 +26,15 @@ _RAMP_BEGIN, _RAMP_END = 0.25, 1.25
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of a device at one precision.
+    """Rates of a device at one precision."""
 
-    Attributes:
-        peak: operations per second of matrix products; ``sure_peak`` is the least that the peak may be (GeForce cards
-            halve it where FP16 products are summed in FP32).
-        vector_peak: operations per second of everything else.
-        bandwidth: bytes per second of the memory.
-        cache_bytes: last-level cache; 0: not known.
-        overhead_us: from one kernel or operator to the next.
-        cores: streaming multiprocessors of a GPU; None: not known, or a CPU.
-    """
-
-    peak: float
-    sure_peak: float
-    vector_peak: float
-    bandwidth: float
-    cache_bytes: float
-    overhead_us: float
-    cores: int | None = None
+    peak: float  # operations per second of matrix products
+    sure_peak: float  # the least that the peak may be: GeForce cards halve it where FP16 products are summed in FP32
+    vector_peak: float  # operations per second of everything else
+    bandwidth: float  # bytes per second of the memory
+    cache_bytes: float  # last-level cache; 0: not known
+    overhead_us: float  # from one kernel or operator to the next
+    cores: int | None = None  # streaming multiprocessors of a GPU; None: not known, or a CPU
     gpu: bool = False
 
 
@@ -95,30 +85,27 @@ def refused_calibration(device: DeviceProfile) -> str | None:
         )
     if device.match is not None:
         return None
-    differences = []
-    runtimes = (calibration.versions.get("onnxruntime"), library_versions().get("onnxruntime"))
     # 1.23 of 1.23.2: patch releases compute alike.
-    calibrated, installed = (".".join(version.split(".")[:2]) if version else None for version in runtimes)
-    if calibrated is not None and calibrated != installed:
-        differences.append(f"with ONNX Runtime {calibrated}, and {installed or 'none'} is installed here")
-    flags, present = calibration.instructions, kernel_flags()
-    if flags is not None and present is not None and set(flags) != set(present):
-        calibrated_flags, present_flags = (", ".join(names) or "none" for names in (flags, present))
-        differences.append(f"for the instructions {calibrated_flags}, and here are {present_flags}")
-    cache, stated = calibration.stated_cache_bytes, stated_cache_bytes()
-    if cache is not None and stated is not None and cache != stated:
-        differences.append(f"beside a cache of {format_bytes(cache)}, and here are {format_bytes(stated)}")
+    versions = [
+        ".".join(each["onnxruntime"].split(".")[:2]) if "onnxruntime" in each else None
+        for each in (calibration.versions, library_versions())
+    ]
+    flags = [names and ", ".join(sorted(names)) for names in (calibration.instructions, kernel_flags())]
+    caches = [size and format_bytes(size) for size in (calibration.stated_cache_bytes, stated_cache_bytes())]
+    differences = [
+        f"{name} {calibrated}, and {present or 'none'} here"
+        for name, (calibrated, present) in {"ONNX Runtime": versions, "instructions": flags, "cache": caches}.items()
+        if calibrated is not None and present is not None and calibrated != present
+    ]
     if not differences:
         return None
-    return f"device profile {device.name!r} was calibrated {'; '.join(differences)}; run edgeformer calibrate"
+    return f"device profile {device.name!r} was calibrated with {'; '.join(differences)}; run edgeformer calibrate"
 
 
 def known_error(device: DeviceProfile, host: DeviceProfile | None = None) -> EstimateError | None:
     """Return the estimator's error where it was validated: on the device itself, else on this host's processor.
 
-    Args:
-        device: profile whose rows are estimated.
-        host: this host's calibrated profile, if there is one; another machine's is left out.
+    ``host`` is this host's calibrated profile, if there is one; another machine's is left out.
     """
     for profile in (device, host):
         if profile is not None and profile.calibration is not None and refused_calibration(profile) is None:
@@ -150,7 +137,6 @@ def amounts(work: NodeWork, weights_beyond: float, cache_bytes: float) -> Amount
     """Return operations and bytes of a node.
 
     Args:
-        work: the node's.
         weights_beyond: share of all weights that no cache keeps from one call to the next (:func:`beyond_cache`).
         cache_bytes: a node whose activations are larger reads and writes memory.
     """
@@ -167,9 +153,6 @@ def calibrated_nodes_us(
     """Return the microseconds of every node of a call on a calibrated device.
 
     Args:
-        works: of all nodes.
-        rates: the device's.
-        calibration: the device's.
         precision: of the artifact.
         weight_bytes: of the whole graph's products, each shared weight once.
 
@@ -184,11 +167,7 @@ def calibrated_nodes_us(
 
 
 def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> Efficiency:
-    """Return the operator's efficiency, else its class's, else its class's in FP32.
-
-    Raises:
-        EdgeformerError: the calibrated graphs had no operator of this class.
-    """
+    """Return the operator's efficiency, else its class's, else its class's in FP32. Raises EdgeformerError."""
     if (own := calibration.operators.get(precision, {}).get(work.operator)) is not None:
         return own
     for fitted_precision in (precision, "fp32"):
@@ -246,16 +225,14 @@ def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused
     """Return the lowest and highest plausible microseconds of a call on a device that was never calibrated.
 
     Args:
-        works: of all nodes.
-        rates: the device's.
         weight_bytes: of the whole graph's products, each shared weight once.
         fused: the runtime is known to fuse kernels (an engine); else the high end launches one per operator.
     """
     beyond = beyond_cache(weight_bytes, rates.cache_bytes)
-    each = [[work] for work in works]
-    low = _low_us(fuse(works) if rates.gpu else each, rates, beyond)
-    kernels = fuse(works) if rates.gpu and fused else [[work] for work in works if not (rates.gpu and work.host_only)]
-    return low, max(low, _high_us(kernels, rates, weight_bytes, fits=beyond == 0))
+    single = [[work] for work in works if not (rates.gpu and work.host_only)]
+    low = _low_us(fuse(works) if rates.gpu else single, rates, beyond)
+    high = _high_us(fuse(works) if rates.gpu and fused else single, rates, weight_bytes, fits=beyond == 0)
+    return low, max(low, high)
 
 
 def _low_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, beyond: float) -> float:
@@ -319,7 +296,6 @@ def estimate_memory(
 
     Args:
         artifact: an engine states more about itself.
-        device: the target.
         weights: bytes as stored.
         step_bytes: the largest node's inputs and outputs together.
         feed_bytes: inputs of a call; caches of earlier tokens are read and written.

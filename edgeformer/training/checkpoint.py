@@ -56,25 +56,13 @@ State = Mapping[str, Any]
 
 @dataclass
 class Position:
-    """Progress of a training. With the weights and the random states it determines all further steps.
-
-    Attributes:
-        batch: optimizer steps of the current epoch.
-        seconds: time of steps, validation and saves; ``training_seconds``: of steps only.
-        batch_size: rows that a process computes at a time: the recipe's, halved whenever memory runs out.
-        window: fields of the :class:`~edgeformer.training.step.Meter` since the last log line.
-        validation: score of the best weights.
-        skipped: steps whose gradient fp16 could not represent; ``skipped_in_a_row``: the latest of them.
-        losses: of the latest steps, to detect a spike.
-        scored_at: the step whose weights were validated last.
-        records: lines of the metrics log.
-    """
+    """Progress of a training. With the weights and the random states it determines all further steps."""
 
     epoch: int = 0
-    batch: int = 0
+    batch: int = 0  # optimizer steps of the current epoch
     step: int = 0
-    seconds: float = 0.0
-    training_seconds: float = 0.0
+    seconds: float = 0.0  # of steps, validation and saves
+    training_seconds: float = 0.0  # of steps only
     samples: int = 0
     best_epoch: int | None = None
     best_value: float | None = None
@@ -82,14 +70,14 @@ class Position:
     epochs_without_improvement: int = 0
     epoch_loss_sum: float = 0.0
     epoch_weight: int = 0
-    batch_size: int = 0
-    window: dict[str, Any] = field(default_factory=dict)
-    validation: dict[str, Any] = field(default_factory=dict)
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    losses: list[float] = field(default_factory=list)
-    scored_at: int | None = None
-    records: int = 0
+    batch_size: int = 0  # rows that a process computes at a time: the recipe's, halved whenever memory runs out
+    window: dict[str, Any] = field(default_factory=dict)  # fields of the step.Meter since the last log line
+    validation: dict[str, Any] = field(default_factory=dict)  # score of the best weights
+    skipped: int = 0  # steps whose gradient fp16 could not represent
+    skipped_in_a_row: int = 0  # the latest of them
+    losses: list[float] = field(default_factory=list)  # of the latest steps, to detect a spike
+    scored_at: int | None = None  # the step whose weights were validated last
+    records: int = 0  # lines of the metrics log
 
 
 def random_states_file(rank: int) -> str:
@@ -116,7 +104,7 @@ def collect_state(processes: Processes, model: nn.Module, optimizer: Any) -> Sta
     if not processes.sharded:
         return {WEIGHTS: processes.unwrap(model).state_dict(), _OPTIMIZER: optimizer.state_dict(), **state}
     weights = OrderedDict(get_model_state_dict(processes.unwrap(model), options=_FULL))
-    by_name: Any = get_optimizer_state_dict(processes.unwrap(model), _unwrap_optimizer(optimizer), options=_FULL)
+    by_name: Any = get_optimizer_state_dict(processes.unwrap(model), optimizer.optimizer, options=_FULL)
     optimizer_state: dict[str, Any] = {}
     if processes.is_main:  # parameters by their number in the order of the groups, as Optimizer.state_dict has them
         names = [name for group in by_name["param_groups"] for name in group["params"]]
@@ -140,7 +128,7 @@ def load_state(folder: Path, processes: Processes, model: nn.Module, optimizer: 
         stored_names = {parameter: name for name, parameter in parameters if name in weights}
         weights |= {name: weights[stored_names[value]] for name, value in parameters if value in stored_names}
         set_model_state_dict(plain, weights, options=_FULL)
-        inner = _unwrap_optimizer(optimizer)
+        inner = optimizer.optimizer  # in Accelerate's wrapper
         names = {parameter: name for name, parameter in plain.named_parameters()}
         ordered = [names[parameter] for group in inner.param_groups for parameter in group["params"]]
         by_name = _rekeyed(optimizer_state, dict(enumerate(ordered)))
@@ -158,11 +146,6 @@ def load_state(folder: Path, processes: Processes, model: nn.Module, optimizer: 
         torch.set_rng_state(states["torch_manual_seed"])
         if torch.cuda.is_available() and "torch_cuda_manual_seed" in states:
             torch.cuda.set_rng_state(states["torch_cuda_manual_seed"][0])
-
-
-def _unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
-    return inner
 
 
 def _rekeyed(state: Mapping[str, Any], keys: Mapping[Any, Any]) -> dict[str, Any]:
@@ -219,15 +202,18 @@ class Checkpoints:
                     save_object(content, folder / name, safe_serialization=is_weights)
                 torch.save(rate.state_dict(), folder / _SCHEDULE)
                 write_json(folder / _POSITION, asdict(position))
+                best_file = folder / WEIGHTS if best else self.best if position.validation else None
                 if best:
                     with safe_open(folder / WEIGHTS, framework="pt") as stored:
                         is_complete = set(stored.keys()) == set(state[WEIGHTS])
-                    if is_complete:
-                        _link(folder / WEIGHTS, folder / _BEST)
-                    else:  # Accelerate left out tensors that are stored under another name
+                    if not is_complete:  # Accelerate left out tensors that are stored under another name
                         save_weights(state[WEIGHTS], folder / _BEST)
-                elif position.validation:
-                    _link(self.best, folder / _BEST)
+                        best_file = None
+                if best_file is not None:
+                    try:
+                        (folder / _BEST).hardlink_to(best_file)
+                    except OSError:  # a file system without hard links
+                        shutil.copyfile(best_file, folder / _BEST)
                 files = sorted(file for file in folder.iterdir() if file.is_file())
                 write_json(folder / _CHECKSUMS, {file.name: sha256_of(file) for file in files})
                 # Without this, a power cut after the rename could leave a state with incomplete files.
@@ -258,20 +244,20 @@ class Checkpoints:
         problems: list[str] = []
         without_best: Path | None = None
         for folder in self._states():
-            damaged: Path | None = folder / _CHECKSUMS
             checksums: dict[str, str] = {}
             with suppress(OSError, ValueError, TypeError):  # the file of checksums is damaged
                 checksums = dict(json.loads((folder / _CHECKSUMS).read_text(encoding="utf-8")))
+            damaged = [_CHECKSUMS]
             if {_POSITION, _SCHEDULE, random_states_file(0)} <= checksums.keys():
-                files = {name: folder / name for name in sorted(checksums, key=_BEST.__eq__)}  # the best weights last
-                is_good = {name: file.is_file() and sha256_of(file) == checksums[name] for name, file in files.items()}
-                damaged = next((files[name] for name, good in is_good.items() if not good), None)
-            if damaged is None:
+                names = sorted(checksums, key=_BEST.__eq__)  # the best weights last
+                files = ((name, folder / name) for name in names)
+                damaged = [name for name, file in files if not file.is_file() or sha256_of(file) != checksums[name]]
+            if not damaged:
                 if problems:
                     report(f"{'; '.join(problems)}; going on from the checkpoint before: {folder}")
                 return folder, True
-            problems.append(f"{damaged}: damaged (not what its checksum says)")
-            if damaged.name == _BEST and without_best is None:
+            problems.append(f"{folder / damaged[0]}: damaged (not what its checksum says)")
+            if damaged == [_BEST] and without_best is None:
                 without_best = folder
         if not problems:
             return None
@@ -315,13 +301,6 @@ class Checkpoints:
         """Folders of the states, newest first."""
         states = [path for path in self._folder.glob("*") if re.fullmatch(r"\d+-step-\d+", path.name)]
         return sorted(states, key=lambda path: int(path.name.partition("-")[0]), reverse=True)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(source)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
 
 
 def _sync_folder(folder: Path) -> None:

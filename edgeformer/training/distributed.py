@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -44,12 +44,9 @@ _LOST_CONNECTION = re.compile(
 )
 _TIMEOUT = timedelta(hours=1)
 """How long processes wait for the one that prepares large data. The end of a process closes its connection at once."""
-_UNSUPPORTED_ENGINES = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config",
-}
-_FSDP = "ACCELERATE_USE_FSDP"
+_UNSUPPORTED_ENGINES = (
+    "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG",
+)  # fmt: skip
 
 
 class Processes:
@@ -98,13 +95,6 @@ class Processes:
         """Return the module that was prepared."""
         module: nn.Module = self.accelerator.unwrap_model(model)
         return module
-
-    def synchronizing(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Context for forward and backward of a micro-batch; DDP sums gradients over the processes after the last."""
-        if self.count == 1 or is_last or self.sharded:  # unsharded gradients of several micro-batches would not fit
-            return nullcontext()
-        context: AbstractContextManager[Any] = self.accelerator.no_sync(model)
-        return context
 
     def clip(self, model: nn.Module, max_norm: float | None) -> float:
         """Clip the gradient to ``max_norm`` (None: do not) and return its norm before."""
@@ -156,8 +146,8 @@ class Processes:
         if self.count == 1:
             return
         code = getattr(error, "exit_code", 1)
-        reports = self.gather(None if error is None else (self.rank, f"{error}" or type(error).__name__, code))
-        failures = [report for report in reports if report is not None]
+        report = None if error is None else (self.rank, f"{error}" or type(error).__name__, code)
+        failures = [failure for failure in self.gather(report) if failure is not None]
         if not failures:
             return
         if error is not None and self.is_main:
@@ -201,10 +191,7 @@ class Processes:
                 raise
             # gloo begins with its own source file, and goes on with guesses.
             reason = re.sub(r"^\[\S+\.cc:\d+\] ", "", str(error)).partition(". This is")[0].partition("\n")[0]
-            message = (
-                "lost the connection to another process, which ended or was killed (see its own message): "
-                f"{reason}; {remedy}"
-            )
+            message = f"lost the connection to another process, which ended or was killed: {reason}; {remedy}"
             raise EdgeformerError(self._named(self.rank, message)) from error
 
     def _named(self, rank: int, message: str) -> str:
@@ -218,16 +205,6 @@ class Processes:
         """Give every process but the main one its own random numbers, from ``seed`` and its rank."""
         if not self.is_main:
             set_seed(seed + self.rank)
-
-    def disconnect(self) -> None:
-        """End the connection. No process may wait for another, and the model must be freed.
-
-        DDP's reducer frees its group while it holds Python's lock, for which a thread of that group may be waiting.
-        The group must therefore outlive the model.
-        """
-        if self.count > 1:
-            self.accelerator.free_memory()
-            self.accelerator.end_training()
 
 
 def connect(recipe: Recipe, accelerator_kind: Literal["auto", "cpu", "cuda"], *, sharded: bool) -> Processes:
@@ -244,11 +221,11 @@ def connect(recipe: Recipe, accelerator_kind: Literal["auto", "cpu", "cuda"], *,
         raise InputError(
             "--accelerator cuda: torch sees no CUDA card here; run edgeformer doctor, or use --accelerator cpu"
         )
-    for name, engine in _UNSUPPORTED_ENGINES.items():
+    for name in _UNSUPPORTED_ENGINES:
         if os.environ.get(name, "false").lower() == "true":
-            raise InputError(f"{name}: edgeformer does not train with {engine}; use plain data parallelism or --shard")
+            raise InputError(f"{name}: edgeformer does not train with it; use plain data parallelism or --shard")
     # Processes.prepare shards the model; Accelerate must not do it once more.
-    sharded = os.environ.pop(_FSDP, "false").lower() == "true" or sharded
+    sharded = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true" or sharded
     use_cpu = accelerator_kind == "cpu" or not torch.cuda.is_available()
     precision = resolve_precision(recipe.training.precision, "cpu" if use_cpu else "cuda")
     # Accelerate keeps its settings for the life of the process and refuses different ones.

@@ -13,17 +13,16 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from edgeformer.artifacts.command_results import PlannedTime
-from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.device import DeviceProfile, Fact
 from edgeformer.artifacts.errors import DataError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.progress import SILENT, Progress, bar
@@ -51,10 +50,8 @@ _UNKNOWN_ROWS = 1000
 _MAX_READ_BYTES = 64 << 20
 """Largest data that is read and encoded: a plan shall take seconds."""
 
-# Time on a CUDA card, from the kernels of a step and the card's stated rates. Never checked on a card.
+# Time on a CUDA card, from the work of a step and the card's stated rates. Never checked on a card.
 
-_TILE = 128
-"""Rows and columns of a product's output that one multiprocessor computes at a time."""
 _OPTIMIZER_PASSES = 7
 """AdamW reads a weight, its gradient and two moments, and writes all but the gradient."""
 _CLIPPING_PASSES = 3
@@ -69,33 +66,27 @@ _ROWS_ONLY = ("embedding", "index_select", "gather", "scatter_add_", "index_add_
 """Operations that access only the indexed rows of their largest tensor."""
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """One operation of a step as torch launches it."""
+class StepWork(NamedTuple):
+    """Work of one micro-batch, forward and backward, with recomputation."""
 
-    operations: int  # of a product, multiplication and addition counted separately; 0: not a product
-    size_bytes: int  # read and written
-    half: bool = False  # a product of 16-bit numbers
-    attention: bool = False  # the fused attention kernel
-    tiles: int = 0  # of a product's output, distributed over the multiprocessors
+    operations: int  # of all products; a multiplication and an addition are two
+    other_bytes: int  # read and written by all kernels but products
+    kernels: int
+    parameters: int  # trained ones
 
 
-@dataclass(frozen=True)
-class Efficiency:
-    """Assumptions of one end of the range."""
+class Efficiency(NamedTuple):
+    """Assumptions of one end of the range; never measured."""
 
-    of_peak: float  # share of the card's rate that products reach while every multiprocessor has a tile
-    of_attention: float  # share that the fused attention kernel reaches, whose softmax is no product
-    of_bandwidth: float  # share of the stated bandwidth that kernels without reuse reach
-    from_cache: float  # share of a kernel's traffic served by the cache, if the cache holds all of its tensors
+    of_peak: float  # share of the card's rate that products reach
+    of_bandwidth: float  # share of the stated bandwidth that other kernels reach; above 1 with help of the cache
     launches: float  # time from one kernel to the next as a multiple of the launch overhead, Python included
 
 
-FAST = Efficiency(of_peak=0.85, of_attention=0.60, of_bandwidth=0.90, from_cache=0.5, launches=1.0)
-"""Assumed, never measured: expected of large products, fused attention and streaming kernels. Of tensors that fit into
-the cache, a kernel reads the output of its predecessor from it, and writes its own output to memory."""
-SLOW = Efficiency(of_peak=0.75, of_attention=0.35, of_bandwidth=0.75, from_cache=0.0, launches=3.0)
-"""Assumed, never measured: products of the sizes of small models, whose inner loops are short. Nothing is cached."""
+FAST = Efficiency(of_peak=0.75, of_bandwidth=1.2, launches=1.0)
+"""Large products. A kernel reads the output of its predecessor from the cache."""
+SLOW = Efficiency(of_peak=0.6, of_bandwidth=0.75, launches=3.0)
+"""Products of small models, whose inner loops are short and which leave multiprocessors idle. Nothing is cached."""
 
 
 @dataclass(frozen=True)
@@ -118,17 +109,16 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
     Args:
         cache: folder of encoded data, for the process that times steps.
     """
-    data, training, epochs = recipe.data, recipe.training, recipe.training.epochs
+    data, training, epochs, task = recipe.data, recipe.training, recipe.training.epochs, get_task(recipe.task)
     sources = [source for part in data.parts.values() for source in part]
     files = [Path(source.path) for source in sources if source.kind == "file"]
     missing = [path for path in files if not path.is_file()]
     is_small = not missing and sum(path.stat().st_size for path in files) <= _MAX_READ_BYTES
-    tokenizer = recipe.model_dump(include={"tokenizer"})["tokenizer"]
     epochs_text = "1 epoch" if epochs == 1 else f"{epochs} epochs"
-    reason = None
+    reason, problem = None, ""
     if any(source.kind == "hub" for source in sources):
         reason = "the data is on the hub; --data DIR plans with files"
-    elif tokenizer.get("kind") == "hub":
+    elif getattr(recipe.tokenizer, "kind", None) == "hub":
         reason = "the tokenizer is on the hub; --tokenizer FILE plans with a file"
     elif data.stream:
         reason = "the data is streamed"
@@ -136,42 +126,40 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
         reason = f"{missing[0]} does not exist"
     elif not is_small:
         reason = f"the data is larger than {_MAX_READ_BYTES >> 20} MiB"
-    problem = ""
-    if reason is None:
+    else:
         try:
-            prepared = get_task(recipe.task).prepare(recipe, cache, progress)
+            prepared = task.prepare(recipe, cache, progress)
         except EdgeformerError as error:
             problem = str(error)
-    if reason is not None or problem:
-        data_warnings: tuple[str, ...] = ()
-        if is_small and len(files) == len(sources):
-            try:
-                data_warnings = tuple(finding.message for finding in get_task(recipe.task).findings(data))
-            except (DataError, MissingDependencyError) as error:
-                data_warnings = (f"training would refuse its data: {error}",)
-        up_to, count = "" if getattr(data, "mode", None) == "packed" else "up to ", data.expected_rows
-        tokens_text = f"{up_to}{data.tokens_at_once:,} tokens"
-        text = f"rows of {tokens_text}; the number of rows is not known: {reason}"
-        result = PlannedData(recipe, None, tokens=data.tokens_at_once, text=text, problem=problem, notes=data_warnings)
-        if count is None or problem:
-            return result
-        length = f"{epochs_text} of {count:,} rows of {tokens_text}"
-        text = f"{length}; rows as the recipe states them, not counted: {reason}"
-        steps = -(-count // training.effective_batch) * epochs
-        return replace(result, steps=steps, rows=count * epochs, rows_from="recipe", text=text)
-    notes: list[str] = []
-    fitted = fitted_recipe(recipe, prepared.tokenizer, notes.append)
-    sizes = prepared.train.sizes(np.arange(len(prepared.train)))
-    rows = len(sizes)
-    if (row_count_warning := data.row_count_warning(rows)) is not None:
-        notes.append(row_count_warning)
-    bucketed = training.batching == "bucketed"
-    batches = plan_batches(prepared.train, training.effective_batch, seed=recipe.seed, epoch=0, bucketed=bucketed)
-    padded = sum(len(batch) * int(sizes[batch].max(initial=1)) for batch in batches)
-    tokens = data.tokens_at_once if getattr(training, "score_padding", False) else math.ceil(padded / rows)
-    text = f"{epochs_text} of {rows:,} rows of {tokens:,} tokens, padding included"
-    notes.extend(finding.message for finding in prepared.summary.findings)
-    return PlannedData(fitted, len(batches) * epochs, rows * epochs, tokens, "data", text, notes=tuple(notes))
+    if reason is None and not problem:
+        notes: list[str] = []
+        fitted = fitted_recipe(recipe, prepared.tokenizer, notes.append)
+        sizes = prepared.train.sizes(np.arange(len(prepared.train)))
+        rows, is_bucketed = len(sizes), training.batching == "bucketed"
+        batches = plan_batches(
+            prepared.train, training.effective_batch, seed=recipe.seed, epoch=0, bucketed=is_bucketed
+        )
+        padded = sum(len(batch) * int(sizes[batch].max(initial=1)) for batch in batches)
+        tokens = data.tokens_at_once if getattr(training, "score_padding", False) else math.ceil(padded / rows)
+        text = f"{epochs_text} of {rows:,} rows of {tokens:,} tokens, padding included"
+        notes += [warning for warning in (data.row_count_warning(rows),) if warning is not None]
+        notes += [finding.message for finding in prepared.summary.findings]
+        return PlannedData(fitted, len(batches) * epochs, rows * epochs, tokens, "data", text, notes=tuple(notes))
+    if is_small and len(files) == len(sources):
+        try:
+            notes = [finding.message for finding in task.findings(data)]
+        except (DataError, MissingDependencyError) as error:
+            notes = [f"training would refuse its data: {error}"]
+    else:
+        notes = []
+    count, tokens = data.expected_rows, data.tokens_at_once
+    row_text = f"rows of {'' if getattr(data, 'mode', None) == 'packed' else 'up to '}{tokens:,} tokens"
+    if count is None or problem:
+        text = f"{row_text}; the number of rows is not known: {reason}"
+        return PlannedData(recipe, tokens=tokens, text=text, problem=problem, notes=tuple(notes))
+    text = f"{epochs_text} of {count:,} {row_text}; rows as the recipe states them, not counted: {reason}"
+    steps = -(-count // training.effective_batch) * epochs
+    return PlannedData(recipe, steps, count * epochs, tokens, "recipe", text, notes=tuple(notes))
 
 
 def planned_time(
@@ -208,7 +196,8 @@ def planned_time(
                     remedy = "measure them with edgeformer calibrate"
                 raise InputError(f"the rates of {device.title} are not known: {remedy}")
             rate, speedup = rates[0].value, 2.0 if precision == "bf16" else 1.0
-            operations = step_operations(recipe, data.tokens) * data.rows / recipe.training.batch_size
+            work = count_step(recipe, data.tokens, "fp32", "cpu")
+            operations = work.operations * data.rows / recipe.training.batch_size
             basis = (
                 f"{data.text}. {operations:.2g} operations, at {SHARE_OF_PEAK[0]:.0%} to {SHARE_OF_PEAK[1]:.0%} of "
                 f"{rate / 1e12:.3g} TFLOP/s ({rates[0].source})"
@@ -227,21 +216,11 @@ def _estimated(data: PlannedData, **fields: Any) -> PlannedTime:
     )
 
 
-def step_operations(recipe: Recipe, tokens: int) -> int:
-    """Count the operations of all products in one micro-batch of rows of ``tokens`` tokens on a CPU."""
-    kernels, _ = count_kernels(recipe, tokens, "fp32", on_cuda=False)
-    return sum(kernel.operations * count for kernel, count in kernels.items())
-
-
-def count_kernels(recipe: Recipe, tokens: int, precision: str, *, on_cuda: bool = True) -> tuple[Counter[Kernel], int]:
-    """Count the kernels of one micro-batch, forward and backward, with recomputation, on tensors without data.
+def count_step(recipe: Recipe, tokens: int, precision: str, device_kind: Literal["cpu", "cuda"]) -> StepWork:
+    """Count the work of one micro-batch of rows of ``tokens`` tokens, on tensors without data.
 
     Args:
-        tokens: per row.
         precision: of products, resolved.
-
-    Returns:
-        The kernels, and the number of trained parameters.
 
     Raises:
         InputError: the model cannot be built.
@@ -256,49 +235,44 @@ def count_kernels(recipe: Recipe, tokens: int, precision: str, *, on_cuda: bool 
     from edgeformer.models.adapter import BuildTarget
     from edgeformer.training.memory import HALF_FORMATS, example_tensors, use_cuda_dropout
 
-    kernels: Counter[Kernel] = Counter()
-
-    def kernel_of(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Kernel:
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        if name == "copy_":  # its first argument is only written
-            read = read[1:]
-        elif name.startswith("new_") or name.endswith("_like") or name in ("fill_", "zero_"):
-            read = []
-        sizes = [tensor.numel() * tensor.element_size() for tensor in (*read, *written)]
-        if name in _ROWS_ONLY:
-            largest = max(sizes)
-            sizes = [size for size in sizes if size < largest] or [largest]
-        halves = HALF_FORMATS.values()
-        # The processor's fused attention is not counted: rates measured in training there do not contain it either.
-        if "scaled_dot_product" in name and (on_cuda or func._overloadpacket in flop_registry):
-            is_backward = "backward" in name
-            query, key = args[1:3] if is_backward else args[:2]
-            # Scores and mixed values; the backward pass computes the scores again, and four more products.
-            products = 5 if is_backward else 2
-            operations = 2 * products * math.prod(query.shape) * key.shape[-2]
-            return Kernel(operations, sum(sizes), query.dtype in halves, attention=True)
-        count_operations = flop_registry.get(func._overloadpacket)
-        if count_operations is None:
-            return Kernel(0, sum(sizes))
-        *batch, rows, columns = written[0].shape if written[0].ndim > 1 else (1, *written[0].shape)
-        tiles = math.prod(batch) * -(-rows // _TILE) * -(-columns // _TILE)
-        operations = int(count_operations(*args, **kwargs, out_val=out))
-        return Kernel(operations, sum(sizes), written[0].dtype in halves, tiles=tiles)
+    operations: list[int] = []
+    other_bytes: list[int] = []
 
     class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
+            kwargs = kwargs or {}
+            out = func(*args, **kwargs)
             name = func._schema.name.partition("::")[2]
-            if func.namespace == "aten" and not func.is_view and name not in _NO_KERNEL:
-                kernels[kernel_of(func, name, args, kwargs or {}, out)] += 1
+            if func.namespace != "aten" or func.is_view or name in _NO_KERNEL:
+                return out
+            count_operations = flop_registry.get(func._overloadpacket)
+            # The processor's fused attention is not counted: rates measured in training there do not contain it either.
+            if "scaled_dot_product" in name and (device_kind == "cuda" or count_operations is not None):
+                is_backward = "backward" in name
+                query, key = args[1:3] if is_backward else args[:2]
+                # Scores and mixed values; the backward pass computes the scores again, and four more products.
+                operations.append(2 * (5 if is_backward else 2) * math.prod(query.shape) * key.shape[-2])
+            elif count_operations is not None:
+                operations.append(int(count_operations(*args, **kwargs, out_val=out)))
+            else:
+                read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+                if name == "copy_":  # its first argument is only written
+                    read = read[1:]
+                elif name.startswith("new_") or name.endswith("_like") or name in ("fill_", "zero_"):
+                    read = []
+                tensors = [*read, *(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))]
+                sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+                if name in _ROWS_ONLY:
+                    largest = max(sizes)
+                    sizes = [size for size in sizes if size < largest] or [largest]
+                other_bytes.append(sum(sizes))
             return out
 
     task, adapter, half = get_task(recipe.task), model_spec_of(recipe).adapter, HALF_FORMATS.get(precision)
     data = recipe.data.model_copy(update={recipe.data.length_key: tokens})
     with FakeTensorMode():
         model, _ = adapter.build(recipe, BuildTarget(for_export=True))
-        if on_cuda:
+        if device_kind == "cuda":
             adapter.match_cuda_memory(model)
             use_cuda_dropout(model)
         loss = adapter.loss(model.train(), recipe, None)
@@ -308,34 +282,33 @@ def count_kernels(recipe: Recipe, tokens: int, precision: str, *, on_cuda: bool 
             with contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
                 total = loss(model, batch).total
             total.backward()  # type: ignore[no-untyped-call]
-    return kernels, sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return StepWork(sum(operations), sum(other_bytes), len(operations) + len(other_bytes), parameters)
 
 
 def gpu_time(data: PlannedData, device: DeviceProfile, precision: str) -> PlannedTime:
     """Estimate how long a CUDA card takes.
 
-    A kernel takes the longer of its arithmetic and its traffic, and a step at least the launches of its kernels. The
-    low end assumes the card's highest power limit, the high end its lowest.
+    A step takes the time of its products and then of the traffic of all other kernels, and at least the launches of its
+    kernels. The low end assumes the card's highest power limit, the high end its lowest.
 
     Raises:
         EdgeformerError: the profile lacks a required rate.
     """
-    recipe, peaks, is_half = data.recipe, device.peaks, precision != "fp32"
-    required = {
-        "peaks.fp32": peaks.fp32,
-        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
-        **({"peaks.fp16": next(iter(peaks.of("fp16")), None)} if is_half else {}),
-    }
-    missing = [name for name, fact in required.items() if fact is None]
-    if missing or peaks.fp32 is None or device.bandwidth_bytes_per_s is None:
-        raise EdgeformerError(f"device profile {device.name!r} does not say {', '.join(missing)}")
-    fp32_rate = peaks.fp32.value
-    if recipe.training.tf32 and peaks.fp16_fp32_accumulate is not None:  # tensor cores compute TF32 at half that rate
-        fp32_rate = max(fp32_rate, peaks.fp16_fp32_accumulate.value / 2)
-    peak_rate = peaks.of("fp16")[0].value if is_half else fp32_rate
-    bandwidth = device.bandwidth_bytes_per_s.value
-    cache_bytes = float(device.cache_bytes.value) if device.cache_bytes is not None else 0.0
-    cores = device.cores.value if device.cores is not None else 0
+
+    def required(name: str, fact: Fact[float] | None) -> float:
+        if fact is None:
+            raise EdgeformerError(f"device profile {device.name!r} does not say {name}")
+        return fact.value
+
+    training, peaks = data.recipe.training, device.peaks
+    if precision == "fp32":
+        peak_rate = required("peaks.fp32", peaks.fp32)
+        if training.tf32 and peaks.fp16_fp32_accumulate is not None:  # tensor cores compute TF32 at half that rate
+            peak_rate = max(peak_rate, peaks.fp16_fp32_accumulate.value / 2)
+    else:
+        peak_rate = required("peaks.fp16", next(iter(peaks.of("fp16")), None))
+    bandwidth = required("bandwidth_bytes_per_s", device.bandwidth_bytes_per_s)
     launch_s = device.launch_overhead_us.value * 1e-6 if device.launch_overhead_us is not None else 0.0
     limits = {"low": ("", 1.0), "high": ("", 1.0)}  # description of the power limit, clock relative to the stated rates
     if device.clocks_hz is not None and device.power is not None:
@@ -343,10 +316,8 @@ def gpu_time(data: PlannedData, device: DeviceProfile, precision: str) -> Planne
         for end, watts, clock_hz in (("low", power.high_w, clocks.at_high_w), ("high", power.low_w, clocks.at_low_w)):
             limits[end] = f"{watts:.0f} W, boost {clock_hz / 1e6:.0f} MHz: ", clock_hz / clocks.at_peaks
 
-    kernels, parameters = count_kernels(recipe, data.tokens, precision)
-    training, launches = recipe.training, kernels.total()
+    work = count_step(data.recipe, data.tokens, precision, "cuda")
     micro_batches = data.rows / training.batch_size
-    operations = micro_batches * sum(kernel.operations * count for kernel, count in kernels.items())
     passes = _OPTIMIZER_PASSES + (_CLIPPING_PASSES if training.clip_norm is not None else 0)
     passes += _ACCUMULATING_PASSES * (training.accumulation - 1)
     seconds: dict[str, float] = {}
@@ -354,35 +325,25 @@ def gpu_time(data: PlannedData, device: DeviceProfile, precision: str) -> Planne
     for end, efficiency in {"low": FAST, "high": SLOW}.items():
         watts_text, clock = limits[end]
         is_fused = training.compile is not None and efficiency is FAST
-        product_s = other_s = 0.0
-        for kernel, count in kernels.items():
-            cached = efficiency.from_cache if kernel.size_bytes <= cache_bytes else 0.0
-            traffic_s = kernel.size_bytes * (1 - cached) / (bandwidth * efficiency.of_bandwidth)
-            if not kernel.operations:
-                other_s += 0.0 if is_fused else traffic_s * count
-                continue
-            rate = (peak_rate if kernel.half or not is_half else fp32_rate) * clock
-            waves = -(-kernel.tiles // cores) * cores if cores else 0
-            busy = kernel.tiles / waves if waves and efficiency is SLOW else 1.0
-            share = efficiency.of_attention if kernel.attention else efficiency.of_peak * busy
-            product_s += max(kernel.operations / (rate * share), traffic_s) * count
-        weights_s = passes * 4 * parameters / (bandwidth * efficiency.of_bandwidth) / training.accumulation
-        launches_s = launches * launch_s * efficiency.launches * (1.0 if training.compile is None else 0.0)
-        computing_s = product_s + other_s + weights_s
-        seconds[end] = max(computing_s, launches_s) * micro_batches * (1.0 if efficiency is FAST else WITH_VALIDATION)
-        is_cached = efficiency.from_cache and cache_bytes
+        product_s = work.operations / (peak_rate * clock * efficiency.of_peak)
+        other_bytes = (0 if is_fused else work.other_bytes) + passes * 4 * work.parameters / training.accumulation
+        other_s = other_bytes / (bandwidth * efficiency.of_bandwidth)
+        launches_s = work.kernels * launch_s * efficiency.launches if training.compile is None else 0.0
+        step_s = max(product_s + other_s, launches_s)
+        seconds[end] = step_s * micro_batches * (1.0 if efficiency is FAST else WITH_VALIDATION)
+        product_share = product_s / (product_s + other_s)
         reasons[end] = (
-            f"{watts_text}products {product_s / computing_s:.0%} of the time, at up to {efficiency.of_peak:.0%} of "
-            f"{peak_rate * clock / 1e12:.1f} TFLOP/s; memory traffic of all other kernels "
-            f"{(other_s + weights_s) / computing_s:.0%}, at {efficiency.of_bandwidth:.0%} of {bandwidth / 1e9:.0f} GB/s"
-            + (f", {efficiency.from_cache:.0%} of it from the cache where it fits" if is_cached else "")
+            f"{watts_text}products {product_share:.0%} of the time, at {efficiency.of_peak:.0%} of "
+            f"{peak_rate * clock / 1e12:.1f} TFLOP/s; memory traffic of all other kernels {1 - product_share:.0%}, at "
+            f"{efficiency.of_bandwidth:.0%} of {bandwidth / 1e9:.0f} GB/s"
             + ("; torch.compile fuses the other kernels away" if is_fused else "")
-            + (f"; launching {launches:,} kernels takes longer than computing them" if launches_s > computing_s else "")
+            + (f"; launching {work.kernels:,} kernels takes longer than computing them" if step_s == launches_s else "")
         )
+    operations = micro_batches * work.operations
     low_share, high_share = operations / (seconds["high"] * peak_rate), operations / (seconds["low"] * peak_rate)
     basis = (
         f"{data.text}. {operations:.2g} operations; {low_share:.0%} to {high_share:.0%} of {peak_rate / 1e12:.3g} "
-        "TFLOP/s, from the work of each kernel and assumed efficiencies; never checked on a GPU"
+        "TFLOP/s, from the work of a step and assumed efficiencies; never checked on a GPU"
     )
     return _estimated(
         data, low_s=seconds["low"], high_s=seconds["high"], basis=basis, low_reason=reasons["low"],
@@ -394,16 +355,9 @@ def gpu_time(data: PlannedData, device: DeviceProfile, precision: str) -> Planne
 class TrainingTime:
     """Estimated time of a training."""
 
-    training_s: float  # all steps of all epochs
-    scoring_s: float  # validation after each epoch, and every test set once
-    starting_s: float  # imports, reading data, building the model
+    total_s: float  # start, steps of all epochs, validation after each epoch, and every test set once
     steps: int  # of all epochs
     timed_steps: int
-
-    @property
-    def total_s(self) -> float:
-        """Seconds of the command ``train``."""
-        return self.starting_s + self.training_s + self.scoring_s
 
 
 def time_steps(
@@ -438,9 +392,7 @@ def time_steps(
 
 
 def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cpu: bool = False) -> TrainingTime:
-    """Time steps of ``recipe``, drawn from all over an epoch, and the scoring of its smallest set.
-
-    A step counts by the tokens of its batch, padding included: batches of similar length differ in size.
+    """Time steps of ``recipe``, drawn from all over an epoch. Scoring a row is assumed to take a third of its step.
 
     Args:
         seconds: limit of the timed steps; eight steps are always taken.
@@ -463,28 +415,23 @@ def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cp
     stepper = Stepper(objective, processes, len(plan) * epochs)
     starting_s = time.monotonic() - started
     order = np.random.default_rng(recipe.seed).permutation(len(plan))
-    lengths = [prepared.train.sizes(plan[int(step)]) for step in order]
-    tokens = np.array([float(len(rows) * rows.max(initial=1)) for rows in lengths], dtype=np.float64)
-    position, steps, steps_s = Position(batch_size=recipe.training.batch_size), 0, 0.0
+    # Batches of similar length differ in size: a step counts by the tokens of its batch, padding included.
+    lengths = [prepared.train.sizes(rows) for rows in plan]
+    tokens = np.array([float(len(rows) * rows.max(initial=1)) for rows in lengths])
+    position, steps, timed_s, timed_tokens = Position(batch_size=recipe.training.batch_size), 0, 0.0, 0.0
     stepper.model.train()
     for number, step in enumerate(np.resize(order, WARM_UP_STEPS + MAX_STEPS)):
-        if number == WARM_UP_STEPS:
-            steps, steps_s = 0, 0.0
-        if number >= WARM_UP_STEPS + MIN_STEPS and steps_s > seconds:
+        if steps >= MIN_STEPS and timed_s > seconds:
             break
         mark = time.perf_counter()
         stepper.take(plan[int(step)], position)
-        steps, steps_s = steps + 1, steps_s + time.perf_counter() - mark
-    timed_tokens = np.resize(tokens, WARM_UP_STEPS + steps)[WARM_UP_STEPS:].sum()
-    training_s = steps_s / timed_tokens * tokens.sum() * epochs * (1 + _FORWARD_SHARE * has_teacher)
-    sets = {"validation": prepared.validation, **prepared.tests}
-    set_tokens = {name: float(rows.lengths.sum()) for name, rows in sets.items()}
-    smallest = min(set_tokens, key=lambda name: set_tokens[name])
-    mark = time.perf_counter()
-    objective.evaluate(objective.model, smallest)
-    token_s = (time.perf_counter() - mark) / max(1.0, set_tokens[smallest])
-    scoring_s = token_s * (set_tokens["validation"] * (epochs - 1) + sum(set_tokens.values()))
-    return TrainingTime(training_s, scoring_s, starting_s, len(plan) * epochs, steps)
+        if number >= WARM_UP_STEPS:
+            timed_s, timed_tokens, steps = timed_s + time.perf_counter() - mark, timed_tokens + tokens[step], steps + 1
+    token_s = timed_s / timed_tokens
+    training_s = token_s * tokens.sum() * epochs * (1 + _FORWARD_SHARE * has_teacher)
+    scored = prepared.validation.lengths.sum() * epochs + sum(rows.lengths.sum() for rows in prepared.tests.values())
+    total_s = starting_s + training_s + _FORWARD_SHARE * token_s * scored
+    return TrainingTime(float(total_s), len(plan) * epochs, steps)
 
 
 def main() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,14 +30,13 @@ MAX_SKIPPED_IN_A_ROW = 32
 _AVERAGED_STEPS = 50
 """Batches differ in length, so the time of a step is a mean."""
 _FORWARD_SHARE = 1 / 3
-"""Time to score a row, as a share of its time in a step; assumed until rows have been scored."""
+"""Time to score a row, as a share of its time in a step; assumed."""
 
 
 def is_spike(loss: float, recent: list[float]) -> bool:
     """Return whether a step's mean loss is over 6 standard deviations above the mean of at least 20 recent steps."""
-    if len(recent) < SPIKE_MIN_STEPS:
-        return False
-    return loss > statistics.fmean(recent) + SPIKE_DEVIATIONS * statistics.pstdev(recent)
+    is_known = len(recent) >= SPIKE_MIN_STEPS
+    return is_known and loss > statistics.fmean(recent) + SPIKE_DEVIATIONS * statistics.pstdev(recent)
 
 
 class TrainingLoop:
@@ -64,7 +61,6 @@ class TrainingLoop:
         self._window = Meter(objective.per_token)  # steps since the last line of the log
         self._saved_at, self._saving_s = time.monotonic(), 0.0
         self._step_seconds: deque[float] = deque(maxlen=_AVERAGED_STEPS)
-        self._scored_rows, self._scoring_s = 0, 0.0
 
     @property
     def plain_model(self) -> nn.Module:
@@ -181,14 +177,11 @@ class TrainingLoop:
 
     def _remaining_s(self) -> float:
         """Estimate the seconds until training and scoring end. Early stopping is not predicted."""
-        objective, position = self._objective, self.position
-        step_s = statistics.fmean(self._step_seconds)
-        row_s = step_s / self._config.effective_batch * _FORWARD_SHARE
-        if self._scored_rows:
-            row_s = self._scoring_s / self._scored_rows
+        prepared, position = self._objective.prepared, self.position
         validations = -(-self._last_step // self._epoch_steps) - position.epoch
-        rows = validations * len(objective.prepared.validation) + sum(map(len, objective.prepared.tests.values()))
-        return (self._last_step - position.step) * step_s + rows * row_s
+        rows = validations * len(prepared.validation) + sum(map(len, prepared.tests.values()))
+        steps = self._last_step - position.step + _FORWARD_SHARE * rows / self._config.effective_batch
+        return steps * statistics.fmean(self._step_seconds)
 
     def _validate(self, *, is_complete: bool) -> bool:
         """Score the current weights. Returns whether they are the best so far, to be kept by the next checkpoint.
@@ -204,9 +197,7 @@ class TrainingLoop:
         if self.processes.sharded:  # free the weights that the evaluation gathered
             module: Any = self.processes.unwrap(self.stepper.model)
             module.reshard()
-        seconds = time.perf_counter() - started
-        self._scored_rows, self._scoring_s = self._scored_rows + rows, self._scoring_s + seconds
-        position.seconds += seconds
+        position.seconds += time.perf_counter() - started
         position.scored_at = position.step
         if is_complete:
             self.stepper.rate.after_epoch(score.loss)
@@ -290,20 +281,17 @@ class MetricsLog:
     Args:
         run: the run's folder.
         position: counts the records.
-        report: receives a message if TensorBoard's files cannot be written; training goes on without them.
     """
 
-    def __init__(self, run: Path, position: Position, report: Callable[[str], None]) -> None:
-        self._path, self._position, self._report = run / METRICS_FILE, position, report
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+    def __init__(self, run: Path, position: Position) -> None:
+        path, self._position = run / METRICS_FILE, position
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         lines = lines[: position.records]
         position.records = len(lines)
-        write_text(self._path, "".join(line + "\n" for line in lines))
-        self._file = self._path.open("a", encoding="utf-8", newline="\n")
-        self._board: SummaryWriter | None = None
+        write_text(path, "".join(line + "\n" for line in lines))
+        self._file = path.open("a", encoding="utf-8", newline="\n")
         self._excepthook, threading.excepthook = threading.excepthook, self._on_thread_error
-        with self._tolerating_tensorboard_errors():
-            self._board = SummaryWriter(str(run / "tensorboard"), purge_step=position.step + 1)
+        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=position.step + 1)
 
     def record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> None:
         """Append a record; ``kind`` is "step" or "epoch", …; ``epoch`` counts passes over the data (fractional)."""
@@ -311,32 +299,18 @@ class MetricsLog:
         self._file.write(json.dumps(document) + "\n")
         self._file.flush()
         self._position.records += 1
-        if self._board is not None:
-            with self._tolerating_tensorboard_errors():
-                for name, value in values.items():
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+        for name, value in values.items():
+            self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
         """Close the files."""
-        self._file.close()
-        if self._board is not None:
-            with self._tolerating_tensorboard_errors():
-                self._board.close()
-        threading.excepthook = self._excepthook
+        try:
+            self._file.close()
+            self._board.close()
+        finally:
+            threading.excepthook = self._excepthook
 
     def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
         """Print no traceback of TensorBoard's thread: the next call raises the same error."""
         if not type(error.thread).__module__.startswith("tensorboard."):
             self._excepthook(error)
-
-    @contextlib.contextmanager
-    def _tolerating_tensorboard_errors(self) -> Iterator[None]:
-        """Report an error of TensorBoard and go on without it. Raises OSError if the run's files are gone too."""
-        try:
-            yield
-        except OSError as error:
-            self._board = None
-            if not self._path.exists():
-                raise
-            reason = f"TensorBoard's files cannot be written ({error.strerror or error})"
-            self._report(f"{self._path.parent}: {reason}; {METRICS_FILE} has the same numbers")

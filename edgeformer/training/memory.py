@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import psutil
@@ -29,7 +29,12 @@ from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import BuildTarget, run_scorer
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import get_task
-from edgeformer.training.optimizer import allocate_state, build_optimizer, use_static_gradients
+from edgeformer.training.optimizer import (
+    StaticGradientTable,
+    allocate_state,
+    build_optimizer,
+    use_static_gradients,
+)
 
 Kind = Literal["weights", "gradients", "optimizer", "activations", "temporary"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -46,67 +51,82 @@ _MEMORY_PER_FILE_BYTE = 2
 for a classifier's rows of 1 KB cut to 256 tokens, 7 to 9 for a language model's."""
 
 
-class Event(NamedTuple):
-    """A storage is allocated (its size), is freed (minus its size), or becomes the gradient of a parameter (0)."""
+class Usage:
+    """Bytes of each kind: now (``current``), and at the moment when their sum was largest (``worst``)."""
 
-    storage: int
-    size_bytes: int
-    kind: Kind
+    def __init__(self) -> None:
+        self.current: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self.worst, self._total, self._largest = dict(self.current), 0, 0
+
+    def change(self, sizes: dict[Kind, int]) -> None:
+        """Add bytes to the current ones; negative bytes are freed."""
+        for kind, size in sizes.items():
+            self.current[kind] += size
+            self._total += size
+        is_worst = self._total > self._largest
+        if is_worst or (self._total == self._largest and len(sizes) > 1):  # the same bytes changed their kind
+            self.worst, self._largest = dict(self.current), self._total
 
 
 class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records when each tensor storage, real or fake, is allocated and freed by the code in its blocks.
+    """Counts the bytes of each tensor storage, real or fake, from its allocation in the ledger's blocks on.
 
     Its totals are those of ``torch.distributed._tools.mem_tracker.MemTracker`` (a test compares them) in a quarter of
     the time. MemTracker also hooks into every module to attribute memory to it, and cannot follow a model whose parts
-    are called from outside its ``forward``, as the loss calls CRT's heads. A kernel's workspace is not recorded.
+    are called from outside its ``forward``, as the loss calls CRT's heads. A kernel's workspace is not counted.
 
     Args:
-        weights: tensors that are not recorded.
+        weights: tensors that are not counted.
+
+    Attributes:
+        all: use of all storages.
+        heap: use of storages that a CPU's heap contains, because they are too small for pages of their own.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.events: list[Event] = []
-        self._numbers: dict[int, int] = {}  # address of a live storage → its number; addresses are reused
+        self.all, self.heap = Usage(), Usage()
+        self._kinds: dict[int, Kind] = {}  # by the address of a live storage; addresses are reused
         self._finalizers: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._weights = {tensor.untyped_storage()._cdata for tensor in weights}
         self._kind: Kind = "activations"
-        self._count = 0
 
     @contextmanager
     def recording(self, kind: Kind) -> Iterator[None]:
-        """Record storages allocated in the block as ``kind``."""
-        outer_kind, self._kind = self._kind, kind
-        try:
-            with self:
-                yield
-        finally:
-            self._kind = outer_kind
+        """Count storages allocated in the block as ``kind``."""
+        self._kind = kind
+        with self:
+            yield
+
+    def _change(self, storage_bytes: int, sizes: dict[Kind, int]) -> None:
+        self.all.change(sizes)
+        if storage_bytes < OWN_PAGES:
+            self.heap.change(sizes)
 
     def mark_gradient(self, parameter: Tensor) -> None:
-        """Record that the storage of ``parameter.grad`` is a gradient from now on."""
+        """Count the storage of ``parameter.grad`` as a gradient from now on."""
         if parameter.grad is None:  # torch also calls the hook for a parameter that the loss does not use
             return
-        number = self._numbers.get(parameter.grad.untyped_storage()._cdata)
-        if number is not None:
-            self.events.append(Event(number, 0, "gradients"))
+        storage = parameter.grad.untyped_storage()
+        kind, size = self._kinds.get(storage._cdata, "gradients"), storage.nbytes()
+        if kind != "gradients":
+            self._kinds[storage._cdata] = "gradients"
+            self._change(size, {kind: -size, "gradients": size})
 
     def add(self, tensor: Tensor, kind: Kind) -> None:
-        """Record the storage of ``tensor``, unless it is recorded already."""
+        """Count the storage of ``tensor``, unless it is counted already."""
         storage = tensor.untyped_storage()
         address, size = storage._cdata, storage.nbytes()
-        if address in self._numbers or address in self._weights or not size:
+        if address in self._kinds or address in self._weights or not size:
             return
-        number = self._numbers[address] = self._count
-        self._count += 1
-        self.events.append(Event(number, size, kind))
+        self._kinds[address] = kind
+        self._change(size, {kind: size})
 
-        def record_freed(_: object) -> None:
-            del self._numbers[address], self._finalizers[number]
-            self.events.append(Event(number, -size, kind))
+        def count_freed(_: object) -> None:
+            del self._finalizers[address]
+            self._change(size, {self._kinds.pop(address): -size})
 
-        self._finalizers[number] = weakref.ref(storage, record_freed)
+        self._finalizers[address] = weakref.ref(storage, count_freed)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -121,60 +141,21 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def with_gradients(events: list[Event]) -> tuple[int, list[Event]]:
-    """Return the bytes of the gradients of an earlier micro-batch, and the events of a later one.
-
-    A later micro-batch adds each new gradient to the existing one and frees it at once.
-    """
-    sizes = {event.storage: event.size_bytes for event in events if event.size_bytes > 0}
-    added: set[int] = set()
-    result = []
-    for event in events:
-        if event.size_bytes == 0 and event.storage not in added:
-            added.add(event.storage)
-            result.append(Event(event.storage, -sizes[event.storage], "temporary"))
-        elif event.storage not in added:
-            result.append(event)
-    return sum(sizes[storage] for storage in added), result
-
-
-def worst_moment(existing: dict[Kind, int], events: Iterable[Event]) -> dict[Kind, int]:
-    """Return the bytes of each kind at the moment when their sum is largest."""
-    current = {kind: existing.get(kind, 0) for kind in KINDS}
-    worst, largest = dict(current), sum(current.values())
-    total = largest
-    live: dict[int, Event] = {}
-    for event in events:
-        if event.size_bytes == 0:  # the same bytes change their kind
-            old = live[event.storage]
-            current[old.kind] -= old.size_bytes
-            current[event.kind] += old.size_bytes
-            live[event.storage] = old._replace(kind=event.kind)
-            if total == largest:
-                worst = dict(current)
-            continue
-        if event.size_bytes > 0:
-            live[event.storage] = event
-            current[event.kind] += event.size_bytes
-        else:
-            current[live.pop(event.storage).kind] += event.size_bytes
-        total += event.size_bytes
-        if total > largest:
-            worst, largest = dict(current), total
-    return worst
+def _storage_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 def _trace_step(
-    recipe: Recipe, device_kind: DeviceKind, precision: str, processes: int = 1
-) -> tuple[dict[Kind, int], list[Event]]:
+    recipe: Recipe, device_kind: DeviceKind, precision: str, processes: int
+) -> tuple[dict[Kind, int], MemoryLedger]:
     """Trace the memory of one step of ``recipe``, with batches of full length, under FakeTensorMode.
 
     The tensors are fake CPU tensors (fake CUDA tensors need a torch with CUDA). For a CUDA card, modules that use
     memory differently on it are replaced.
 
     Returns:
-        Bytes of the tensors that live as long as the training, static gradients of tables included; and the events of
-        the first micro-batch of a step, clipping and the optimizer's step, which leave the other gradients.
+        Bytes of the tensors that exist during the whole trace; and the ledger of a micro-batch, clipping and the
+        optimizer's step. Of several micro-batches it is the last: the gradients of those before exist already.
     """
     task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
     model, _ = adapter.build(recipe, BuildTarget(for_export=True))  # the kernel of attention does not change the memory
@@ -188,9 +169,16 @@ def _trace_step(
     teacher_ledger = MemoryLedger(weights)
     with teacher_ledger.recording("weights"):
         loss = adapter.loss(model, recipe, None)
-    ledger = MemoryLedger([*weights, *static_gradients])
     optimizer = build_optimizer(model, recipe.training.optimizer, adapter.learning(model, recipe.training))
     allocate_state(optimizer)
+    accumulated = []  # parameters with a gradient of the micro-batches before
+    if recipe.training.accumulation > 1:
+        tables = {id(module.weight) for module in model.modules() if isinstance(module, StaticGradientTable)}
+        accumulated = [each for each in parameters if each.requires_grad and id(each) not in tables]
+    for parameter in accumulated:
+        parameter.grad = torch.zeros_like(parameter)
+    existing = [*static_gradients, *(each.grad for each in accumulated if each.grad is not None)]
+    ledger = MemoryLedger([*weights, *existing])
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(ledger.mark_gradient)  # type: ignore[no-untyped-call]
     half = HALF_FORMATS.get(precision)
@@ -199,20 +187,19 @@ def _trace_step(
         total = loss(model, batch).total
     with ledger.recording("temporary"):
         total.backward()  # type: ignore[no-untyped-call]
+        for parameter in accumulated:
+            if parameter.grad is not None and parameter.grad._version == 0:  # the loss does not use the parameter
+                parameter.grad = None
+        gradients = [parameter.grad for parameter in accumulated if parameter.grad is not None]
         if recipe.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, recipe.training.clip_norm)
         optimizer.step()
-    events = list(ledger.events)  # a copy: on return, the ledger records the tensors that are freed
-
-    def storage_bytes(tensors: Iterable[Tensor]) -> int:
-        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-
     lasting: dict[Kind, int] = {
-        "weights": storage_bytes(weights) + sum(event.size_bytes for event in teacher_ledger.events),
-        "optimizer": storage_bytes(tensor for state in optimizer.state.values() for tensor in state.values()),
-        "gradients": storage_bytes(static_gradients),
+        "weights": _storage_bytes(weights) + sum(teacher_ledger.all.current.values()),
+        "optimizer": _storage_bytes(tensor for state in optimizer.state.values() for tensor in state.values()),
+        "gradients": _storage_bytes([*static_gradients, *gradients]),
     }
-    return lasting, events
+    return lasting, ledger
 
 
 def example_tensors(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
@@ -238,14 +225,14 @@ def use_cuda_dropout(model: nn.Module) -> None:
                 setattr(module, name, _MaskDropout(child.p))
 
 
-_VALIDATION_EVENTS: dict[str, list[Event]] = {}
+_VALIDATION_PEAKS: dict[str, dict[Kind, int]] = {}
 """By task, data and model: a search for what fits predicts many recipes that differ in training only."""
 
 
-def _trace_validation(recipe: Recipe) -> list[Event]:
-    """Trace the memory of one validation batch, in float32 and without gradients."""
+def _validation_peak(recipe: Recipe) -> dict[Kind, int]:
+    """Trace the worst moment of one validation batch, in float32 and without gradients."""
     key = recipe.model_dump_json(include={"task", "data", "model"})
-    if key not in _VALIDATION_EVENTS:
+    if key not in _VALIDATION_PEAKS:
         task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
         model, _ = adapter.build(recipe, BuildTarget(for_export=True))
         model.eval()
@@ -253,8 +240,8 @@ def _trace_validation(recipe: Recipe) -> list[Event]:
         with ledger.recording("activations"), torch.no_grad():
             batch = example_tensors(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
             run_scorer(adapter.scorer(model), batch)
-            _VALIDATION_EVENTS[key] = list(ledger.events)
-    return _VALIDATION_EVENTS[key]
+        _VALIDATION_PEAKS[key] = ledger.all.worst
+    return _VALIDATION_PEAKS[key]
 
 
 def share_of(recipe: Recipe, processes: int) -> Recipe:
@@ -290,22 +277,17 @@ def predict_peak(
         sharded: each process has a shard of weights and optimizer state, and gathers the weights for a step.
     """
     with FakeTensorMode():
-        lasting, events = _trace_step(recipe, device_kind, precision, processes)
-        if sharded:
-            lasting["weights"] = lasting["weights"] * (processes + 1) // processes
-            lasting["optimizer"] //= processes
-        moments = [worst_moment(lasting, events), worst_moment(lasting, _trace_validation(recipe))]
-    if recipe.training.accumulation > 1:
-        gradient_bytes, later_events = with_gradients(events)
-        existing: dict[Kind, int] = {**lasting, "gradients": lasting["gradients"] + gradient_bytes}
-        moments.append(worst_moment(existing, later_events))
+        lasting, ledger = _trace_step(recipe, device_kind, precision, processes)
+        traced = (ledger.all.worst, _validation_peak(recipe))
+    if sharded:
+        lasting["weights"] = lasting["weights"] * (processes + 1) // processes
+        lasting["optimizer"] //= processes
+    moments = [{kind: lasting.get(kind, 0) + worst[kind] for kind in KINDS} for worst in traced]
     peak = max(moments, key=lambda moment: sum(moment.values()))
     if device_kind == "cuda":
         reserve = 64 * _MIB + round(0.1 * (peak["activations"] + peak["temporary"]))
     else:
-        sizes = {event.storage: event.size_bytes for event in events if event.size_bytes > 0}
-        heap = worst_moment({}, [event for event in events if sizes[event.storage] < OWN_PAGES])
-        gaps = _HEAP_GAPS if precision == "fp32" else _HEAP_GAPS_HALF
+        gaps, heap = _HEAP_GAPS if precision == "fp32" else _HEAP_GAPS_HALF, ledger.heap.worst
         reserve = 35 * _MIB + round(gaps * (heap["activations"] + heap["temporary"]))
     return MemoryBreakdown(**peak, reserve=reserve)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 
@@ -43,7 +42,19 @@ def plan(
         InputError: the profile does not state its memory, or the device does not train in the recipe's precision.
     """
     precision = planned_precision(recipe.training.precision, device)
-    budget, budget_source = _budget(device)
+    context, context_note = context_of(device)
+    facts = {"usable memory": device.usable_memory_bytes, "memory": device.memory_bytes}
+    stated = [(name, fact) for name, fact in facts.items() if fact is not None]
+    if stated:
+        name, fact = stated[0]
+        budget, budget_source = fact.value - context, f"{name} of {device.title}{context_note}: {fact.source}"
+    elif device.kind == "cpu":
+        budget, budget_source = free_bytes("cpu")
+    else:
+        raise InputError(
+            f"device profile {device.name}: says nothing about memory; add usable_memory_bytes "
+            "(value, source, verified)"
+        )
     teacher_note = ""
     try:
         recipe = with_teacher(recipe, artifacts)
@@ -76,9 +87,8 @@ def plan(
                 if larger.peak_bytes <= budget:
                     larger_batches.append(_suggestion((change,), larger.peak_bytes, budget))
         time = planned_time(data, device, precision, cache, fits=fits, progress=progress)
-    if fits:
-        reason = f"fits: at the peak {format_bytes(budget - peak)} of {format_bytes(budget)} are left"
-    else:
+    reason = f"fits: at the peak {format_bytes(budget - peak)} of {format_bytes(budget)} are left"
+    if not fits:
         reason = f"does not fit: {format_bytes(peak - budget)} more than the {format_bytes(budget)} there are"
         if not any(suggestion.fits for suggestion in suggestions):
             reason += "; no change of batch, checkpointing, precision or length makes it fit"
@@ -110,20 +120,6 @@ def planned_precision(requested: str, device: DeviceProfile) -> str:
     return "bf16" if capability >= _BF16_CAPABILITY else "fp16"
 
 
-def _budget(device: DeviceProfile) -> tuple[int, str]:
-    """Return the bytes that a process may use on ``device``, and where the number is from."""
-    facts = {"usable memory": device.usable_memory_bytes, "memory": device.memory_bytes}
-    for name, fact in facts.items():
-        if fact is not None:
-            context, context_note = context_of(device)
-            return fact.value - context, f"{name} of {device.title}{context_note}: {fact.source}"
-    if device.kind == "cpu":
-        return free_bytes("cpu")
-    raise InputError(
-        f"device profile {device.name}: says nothing about memory; add usable_memory_bytes (value, source, verified)"
-    )
-
-
 def context_of(device: DeviceProfile) -> tuple[int, str]:
     """Return the bytes of usable memory that CUDA's context takes before the first tensor, and a note about it."""
     if device.kind != "cuda" or device.context_bytes is None:
@@ -138,8 +134,7 @@ def count_offline(recipe: Recipe) -> int:
     return count_parameters(model)
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """Other values for some keys of a recipe, and their cost in words."""
 
     values: dict[str, Any]
@@ -195,13 +190,13 @@ def suggest(
         mildest = bisect_left(candidates, True, key=lambda candidate: peak_of(candidate) <= target)
         if peak_of(candidates[mildest]) < peak_of(current):
             applied, current = (*applied, changes[mildest]), candidates[mildest]
-    fitting = []
-    if applied and peak_of(current) <= budget_bytes:
-        fitting = [_suggestion(applied, peak_of(current), budget_bytes)]
     singles = [
         _suggestion((changes[0],), peak_of(changes[0].apply(recipe)), budget_bytes) for changes in kinds if changes
     ]
-    return (*fitting, *(single for single in singles if single.set not in {best.set for best in fitting}))
+    if not applied or peak_of(current) > budget_bytes:
+        return tuple(singles)
+    best = _suggestion(applied, peak_of(current), budget_bytes)
+    return (best, *(single for single in singles if single.set != best.set))
 
 
 def _changes(recipe: Recipe, half_precision: str | None) -> tuple[list[Change], ...]:

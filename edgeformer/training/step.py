@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,13 +44,10 @@ class Meter:
 
     def add(self, step: Meter) -> None:
         """Add the sums of one step."""
-        self.loss_sum += step.loss_sum
+        for name in ("loss_sum", "weight_sum", "rows_sum", "seconds_sum", "skipped"):
+            setattr(self, name, getattr(self, name) + getattr(step, name))
         for name, value in step.part_sums.items():
             self.part_sums[name] = self.part_sums.get(name, 0.0) + value
-        self.weight_sum += step.weight_sum
-        self.rows_sum += step.rows_sum
-        self.seconds_sum += step.seconds_sum
-        self.skipped += step.skipped
 
     @property
     def loss(self) -> float:
@@ -75,11 +72,10 @@ def describe_divergence(model: nn.Module, step: int, problem: str) -> str:
     """Return the message that ends training at ``step``, with the first parameter that is not finite."""
     place = ""
     for name, parameter in model.named_parameters():
-        if not is_finite(parameter):
-            place = f"; the first layer with weights that are not finite is {name}"
-            break
-        if parameter.grad is not None and not is_finite(parameter.grad):
-            place = f"; the first layer with a gradient that is not finite is {name}"
+        has_finite_weights = is_finite(parameter)
+        if not has_finite_weights or (parameter.grad is not None and not is_finite(parameter.grad)):
+            tensor = "a gradient that is" if has_finite_weights else "weights that are"
+            place = f"; the first layer with {tensor} not finite is {name}"
             break
     return (
         f"training diverged at step {step}: {problem}{place}; the weights of the last checkpoint and the best ones are "
@@ -96,46 +92,19 @@ class CompiledModel(nn.Module):
     Args:
         model: as Accelerate prepared it.
         max_shapes: shapes that are compiled.
+        rows: of a full micro-batch.
         cuda_graphs: replay the launches of each shape as a CUDA graph.
     """
 
-    def __init__(self, model: nn.Module, max_shapes: int, *, cuda_graphs: bool) -> None:
+    def __init__(self, model: nn.Module, max_shapes: int, rows: int, *, cuda_graphs: bool) -> None:
         super().__init__()
-        # Tuples hide both models from this module's own parameters.
-        self._plain, self._max_shapes, self._cuda_graphs = (model,), max_shapes, cuda_graphs
-        self._shapes: set[object] = set()
-        self.rows = 0
-        self._compile()
-        if not cuda_graphs:
-            return
-        # A replay overwrites the results of the previous replay, and torch would keep a returned first gradient:
-        # copy it, so that every parameter has a gradient of its own.
-        addresses: dict[Tensor, int] = {}
-
-        def copy_gradient(parameter: Tensor) -> None:
-            if parameter.grad is not None and parameter.grad.data_ptr() != addresses.get(parameter):
-                parameter.grad = parameter.grad.clone()
-                addresses[parameter] = parameter.grad.data_ptr()
-
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(copy_gradient)  # type: ignore[no-untyped-call]
-
-    def _compile(self) -> None:
         options: dict[str, Any] = {}
-        if self._cuda_graphs:  # with an error instead of a silent fallback
+        if cuda_graphs:  # with an error instead of a silent fallback
             options = {"options": {"triton.cudagraphs": True, "triton.cudagraph_or_error": True}}
-        self._compiled = (torch.compile(self._plain[0], dynamic=False, backend=BACKEND, **options),)
-
-    def set_rows(self, rows: int) -> None:
-        """Set the rows of a full micro-batch; shapes compiled for another number are dropped."""
-        if rows == self.rows:
-            return
-        if self._shapes:  # recorded graphs hold memory, and memory has just run out
-            torch._dynamo.reset()
-            self._shapes.clear()
-            self._compile()
-        self.rows = rows
+        # A tuple hides both from this module's own parameters.
+        self._models = (model, torch.compile(model, dynamic=False, backend=BACKEND, **options))
+        self.rows, self._max_shapes, self._cuda_graphs = rows, max_shapes, cuda_graphs
+        self._shapes: set[object] = set()
 
     def forward(self, *inputs: Tensor | None, **keywords: Any) -> Any:
         """Compute as the model itself does. Raises InputError if it cannot be compiled on this host."""
@@ -143,14 +112,14 @@ class CompiledModel(nn.Module):
         shape = tuple(argument.shape if isinstance(argument, Tensor) else argument for argument in arguments)
         is_full = isinstance(inputs[0], Tensor) and len(inputs[0]) == self.rows
         if not is_full or (shape not in self._shapes and len(self._shapes) >= self._max_shapes):
-            return self._plain[0](*inputs, **keywords)
+            return self._models[0](*inputs, **keywords)
         self._shapes.add(shape)
         if self._cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         try:
             # This class counts the shapes; beyond its own limit torch would silently run a shape uncompiled.
             with torch._dynamo.config.patch(recompile_limit=4 * self._max_shapes + 8, fail_on_recompile_limit_hit=True):
-                return self._compiled[0](*inputs, **keywords)
+                return self._models[1](*inputs, **keywords)
         except RuntimeError as error:
             # A failure to record a CUDA graph occurs at run time and is no error of the compiler.
             is_compilation = isinstance(error, TorchDynamoException) or "cudagraph" in str(error)
@@ -214,7 +183,7 @@ class Stepper:
 
     def __init__(self, objective: Objective, processes: Processes, total_steps: int) -> None:
         self._objective, self._processes, self._config = objective, processes, objective.recipe.training
-        plain, device, compile_ = objective.model, processes.device, self._config.compile
+        plain, device = objective.model, processes.device
         optimizer = build_optimizer(
             plain, self._config.optimizer, objective.model_spec.adapter.learning(plain, self._config)
         )
@@ -236,9 +205,19 @@ class Stepper:
         self.model, self.optimizer = processes.prepare(plain, optimizer)
         self.speed = SpeedOptions.of(self._config, device)
         use_static_gradients(plain, device.type, self._config, processes.count)
-        self._compiled = (
-            CompiledModel(self.model, compile_.shapes, cuda_graphs=self.speed.cuda_graphs) if compile_ else None
-        )
+        self._compiled: CompiledModel | None = None
+        # A replay of a CUDA graph overwrites the results of the replay before, and torch would keep a returned first
+        # gradient: copy it, so that every parameter has a gradient of its own.
+        addresses: dict[Tensor, int] = {}
+
+        def copy_gradient(parameter: Tensor) -> None:
+            if parameter.grad is not None and parameter.grad.data_ptr() != addresses.get(parameter):
+                parameter.grad = parameter.grad.clone()
+                addresses[parameter] = parameter.grad.data_ptr()
+
+        for parameter in self.model.parameters() if self.speed.cuda_graphs else ():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(copy_gradient)  # type: ignore[no-untyped-call]
         self._is_updating = False
         self._is_allocated = False
         """Whether optimizer and scaler have their state; a checkpoint may be loaded before the first step."""
@@ -257,9 +236,8 @@ class Stepper:
             EdgeformerError: loss or gradient are not finite, or a single row does not fit into memory.
         """
         # A repetition must draw the same random numbers.
-        cpu_state, cuda_states = torch.get_rng_state(), []
-        if torch.cuda.is_available():
-            cuda_states = torch.cuda.get_rng_state_all()
+        cpu_state = torch.get_rng_state()
+        cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         number, processes, scaler = position.step + 1, self._processes, self._processes.accelerator.scaler
         step: Meter | None = None
         while True:
@@ -322,9 +300,8 @@ class Stepper:
             if scaler is not None and scaler.get_scale() < scale:
                 return Meter(step.per_token, rows_sum=len(rows), skipped=1)
         if not has_finite_step:
-            problem = f"the loss is {step.loss_sum}"
-            if math.isfinite(step.loss_sum):
-                problem = "the gradient is not finite"
+            is_loss = not math.isfinite(step.loss_sum)
+            problem = f"the loss is {step.loss_sum}" if is_loss else "the gradient is not finite"
             raise self._processes.failure(describe_divergence(self.model, position.step + 1, problem))
         self.rate.after_step()
         return step
@@ -349,13 +326,19 @@ class Stepper:
         # DDP and FSDP average over the processes, but the gradient is a sum.
         divisor = max(1, step.weight_sum) / processes.count
         model = self.model
-        if self._compiled is not None:
-            self._compiled.set_rows(size)
+        if (compile_ := self._config.compile) is not None:
+            if self._compiled is None or self._compiled.rows != size:
+                if self._compiled is not None:  # recorded graphs hold memory, and memory has just run out
+                    torch._dynamo.reset()
+                self._compiled = CompiledModel(model, compile_.shapes, size, cuda_graphs=self.speed.cuda_graphs)
             model = self._compiled
         computed: list[tuple[float, dict[str, Tensor]]] = []
         for number, ((batch, _), part) in enumerate(zip(batches, parts, strict=True), 1):
             share = 1.0 if len(part) else 0.0
-            with processes.synchronizing(self.model, is_last=number == len(parts)):
+            # DDP sums gradients over the processes after the last part; shards do so after each, because unsharded
+            # gradients of several parts would not fit.
+            is_local = processes.count > 1 and number < len(parts) and not processes.sharded
+            with processes.accelerator.no_sync(self.model) if is_local else nullcontext():
                 with processes.accelerator.autocast():
                     losses = self._objective.losses(model, batch)
                 processes.accelerator.backward(losses.total * share / divisor)

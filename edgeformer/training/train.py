@@ -11,10 +11,9 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from typing_extensions import Self
 
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import (
@@ -78,14 +77,11 @@ class TrainOptions:
     @property
     def flags(self) -> list[str]:
         """Command-line flags that a run needs to be resumed in the same way, beside its recipe."""
-        values: dict[str, object] = {
-            "--accelerator": self.accelerator if self.accelerator != "auto" else None,
-            "--max-steps": self.max_steps,
-            "--as-device": self.as_device and self.as_device.name,
-        }
-        switches = {"--ignore-memory": self.ignore_memory, "--shard": self.sharded}
-        pairs = [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
-        return [*pairs, *(flag for flag, is_set in switches.items() if is_set)]
+        flags = ["--accelerator", self.accelerator] if self.accelerator != "auto" else []
+        flags += ["--max-steps", str(self.max_steps)] if self.max_steps is not None else []
+        flags += ["--as-device", self.as_device.name] if self.as_device is not None else []
+        flags += ["--ignore-memory"] if self.ignore_memory else []
+        return [*flags, "--shard"] if self.sharded else flags
 
 
 def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) -> Path:
@@ -104,7 +100,11 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) ->
         with processes.explaining_lost_connection("start again when it is known why"):
             # A function of its own, because the model must be freed before the processes disconnect.
             folder = _train(recipe, options, processes, signals, run_lock, progress)
-        processes.disconnect()
+        # DDP's reducer frees its group while it holds Python's lock, for which a thread of that group may be waiting:
+        # the group must outlive the model.
+        if processes.count > 1:
+            processes.accelerator.free_memory()
+            processes.accelerator.end_training()
     return folder
 
 
@@ -141,13 +141,12 @@ def _train(
         return folder
 
     resumed_folder = processes.on_main(lock_resumed_run)
-    with processes.failing_together():
-        with bar(progress, "Predicting the peak memory", None, ""):
-            memory = _plan_memory(recipe, options, processes)
-        place = BuildTarget(processes.device.type, processes.precision)
+    with processes.failing_together(), bar(progress, "Predicting the peak memory", None, ""):
+        memory = _plan_memory(recipe, options, processes)
     with processes.failing_together(), processes.local_main_first():
-        cache = options.artifacts / ".cache" / "tokens"
+        place = BuildTarget(processes.device.type, processes.precision)
         has_checkpoint = resumed_folder is not None and Checkpoints(resumed_folder).any
+        cache = options.artifacts / ".cache" / "tokens"
         objective = Objective(recipe, cache, place, progress, is_resumed=has_checkpoint)
     processes.require_equal(
         {
@@ -165,11 +164,11 @@ def _train(
     else:
         record.resume(resumed_folder, progress)
     if processes.is_main:
-        _announce(record, progress)
+        record.announce(progress)
     command = resume_command(record.folder, options.flags)
     try:
         remedy = f"the run goes on from its last checkpoint with: {command}"
-        log = closing(MetricsLog(record.folder, loop.position, progress.message)) if processes.is_main else None
+        log = closing(MetricsLog(record.folder, loop.position)) if processes.is_main else None
         with (
             signals.deferred() as stop,
             processes.explaining_lost_connection(remedy),
@@ -199,7 +198,7 @@ def _train(
     return record.folder
 
 
-class StopSignals:
+class StopSignals(ExitStack):
     """Ctrl-C, SIGTERM and SIGHUP end training cleanly.
 
     They raise KeyboardInterrupt. Within :meth:`deferred` the first signal only sets an event, which the loop checks
@@ -210,16 +209,10 @@ class StopSignals:
     """Ignore a second signal within two seconds: a launcher forwards what the terminal sends to all processes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._stop: threading.Event | None = None
         self._first_signal_s = 0.0
-        self._catching = handle_signals(("SIGINT", "SIGTERM", "SIGHUP"), self._on_signal)
-
-    def __enter__(self) -> Self:
-        self._catching.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._catching.__exit__(*error)
+        self.enter_context(handle_signals(("SIGINT", "SIGTERM", "SIGHUP"), self._on_signal))
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self._stop is not None:
@@ -248,31 +241,32 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
     on the card: its driver moves what does not fit to system memory, which makes training many times slower.
     """
     kind: Literal["cpu", "cuda"] = "cuda" if processes.device.type == "cuda" else "cpu"
-    count, device = processes.count, options.as_device
     budget, source = free_bytes(kind)
-    if kind == "cpu" and processes.local_count > 1:
-        budget, source = budget // processes.local_count, f"a {processes.local_count}th of what is {source}"
-    limits = []
-    if kind == "cuda":
+    if kind == "cpu":
+        if options.as_device is not None:
+            raise InputError("--as-device caps the memory of a CUDA card; this run trains on the CPU")
+        if processes.local_count > 1:
+            budget, source = budget // processes.local_count, f"a {processes.local_count}th of what is {source}"
+    else:
         torch.cuda.reset_peak_memory_stats()  # a process's resident peak cannot be reset
-        card = torch.cuda.get_device_properties()
+        card, limits = torch.cuda.get_device_properties(), []
         if nvidia.uses_wddm(f"GPU-{card.uuid}"):
             limits.append(budget + torch.cuda.memory_reserved())
-    if device is not None:
-        if kind == "cpu":
-            raise InputError("--as-device caps the memory of a CUDA card; this run trains on the CPU")
-        usable = device.usable_memory_bytes or device.memory_bytes
-        if usable is None:
-            raise InputError(f"--as-device {device.name}: its profile says nothing about memory; name a GPU's profile")
-        context, context_note = context_of(device)
-        limits.append(usable.value - context)
-        budget, source = min(budget, limits[-1]), f"what {device.name} leaves to a process{context_note}"
-    if limits:
-        torch.cuda.set_per_process_memory_fraction(min(1.0, min(limits) / card.total_memory))
-    share, precision, sharded = share_of(recipe, count), processes.precision, processes.sharded
+        if (device := options.as_device) is not None:
+            usable = device.usable_memory_bytes or device.memory_bytes
+            if usable is None:
+                raise InputError(f"--as-device {device.name}: its profile says nothing about memory; name another one")
+            context, context_note = context_of(device)
+            limits.append(usable.value - context)
+            budget, source = min(budget, limits[-1]), f"what {device.name} leaves to a process{context_note}"
+        if limits:
+            torch.cuda.set_per_process_memory_fraction(min(1.0, min(limits) / card.total_memory))
     if not options.ignore_memory:
         check_data_fits(recipe.data, processes.local_count)
-    breakdown = predict_peak(share, device_kind=kind, precision=precision, processes=count, sharded=sharded)
+    share, precision = share_of(recipe, processes.count), processes.precision
+    breakdown = predict_peak(
+        share, device_kind=kind, precision=precision, processes=processes.count, sharded=processes.sharded
+    )
     if breakdown.peak_bytes > budget and not options.ignore_memory:
         fast_precision = resolve_precision("auto", kind)
         suggestions = suggest(share, budget, device_kind=kind, precision=precision, fast_precision=fast_precision)
@@ -292,51 +286,16 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
     )
 
 
-def _announce(record: RunRecord, progress: Progress) -> None:
-    """Report size, precision and rows of the run, and all warnings about its data."""
-    manifest, loop = record.manifest, record.loop
-    data, processes, step = manifest.data, loop.processes, loop.position.step
-    rows = ", ".join(f"{name} {count:,}" for name, count in data.rows.items())
-    lines = [f"run {manifest.run}: {manifest.parameters:,} parameters, {manifest.precision}, {rows}"]
-    if processes.count > 1:
-        portion = "a part of the model" if processes.sharded else "a copy of the model"
-        lines.append(f"{processes.count} processes train it together, each with {portion}")
-    if manifest.leaks:
-        lines.append("LEAKS FUTURE TOKENS: the model sees the tokens that it predicts; its scores mean nothing")
-    if data.synthetic:
-        lines.append("data: SYNTHETIC reviews made by a generator, not real text")
-    lines += [
-        f"split {data.split}: of {overlap.test_rows:,} texts in {overlap.test_set}, {overlap.duplicates:,} are also "
-        f"training texts and {overlap.contained:,} more share a whole phrase with one; scores on it are flattered by "
-        "that"
-        for overlap in data.overlap
-        if overlap.duplicates or overlap.contained
-    ]
-    if (row_count_warning := record.recipe.data.row_count_warning(data.rows["train"])) is not None:
-        lines.append(row_count_warning)
-    lines += [warning.message for warning in data.findings]
-    lines += [
-        f"{name}: {count:,} {'text was' if count == 1 else 'texts were'} cut to the recipe's length"
-        for name, count in data.truncated_rows.items()
-        if count
-    ]
-    lines += loop.stepper.speed.unused
-    if step:
-        lines.append(f"resuming after step {step} of {loop.total_steps}")
-    for line in lines:
-        progress.message(line)
-
-
 def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
     """Return the unfinished run of ``recipe`` called ``name``, or the newest one.
 
     Raises:
         ArtifactError: there is none, it is finished, or it was started from a different recipe.
     """
-    candidates = [artifacts / name] if name else list(reversed(run_folders(artifacts)))
-    for folder in candidates:
+    runs = run_folders(artifacts)
+    for folder in [artifacts / name] if name else list(reversed(runs)):
         if not (folder / RUN_FILE).is_file():
-            names = [run.name for run in run_folders(artifacts)]
+            names = [run.name for run in runs]
             available = f"{did_you_mean(str(name), names)}runs there: {', '.join(names[-8:]) or 'none yet'}"
             raise ArtifactError(f"--resume: no run {name!r} in {artifacts}; {available}")
         try:
@@ -452,6 +411,33 @@ class RunRecord:
             progress.message(f"going on with {count} processes instead of {manifest.processes}; the steps are the same")
         self.loop.resume(progress)
         self._write(manifest.model_copy(update={"status": "running", "reason": None, "processes": count}))
+
+    def announce(self, progress: Progress) -> None:
+        """Report size, precision and rows of the run, and all warnings about its data."""
+        manifest, loop, data, processes = self.manifest, self.loop, self.manifest.data, self.loop.processes
+        rows = ", ".join(f"{name} {count:,}" for name, count in data.rows.items())
+        portion = "a part of the model" if processes.sharded else "a copy of the model"
+        warnings = [self.recipe.data.row_count_warning(data.rows["train"]), *(each.message for each in data.findings)]
+        lines: dict[str, object] = {  # line → whether it applies
+            f"run {manifest.run}: {manifest.parameters:,} parameters, {manifest.precision}, {rows}": True,
+            f"{processes.count} processes train it together, each with {portion}": processes.count > 1,
+            "LEAKS FUTURE TOKENS: the model sees the tokens that it predicts; its scores mean nothing": manifest.leaks,
+            "data: SYNTHETIC reviews made by a generator, not real text": data.synthetic,
+        }
+        for overlap in data.overlap:
+            lines[
+                f"split {data.split}: of {overlap.test_rows:,} texts in {overlap.test_set}, {overlap.duplicates:,} are "
+                f"also training texts and {overlap.contained:,} more share a whole phrase with one; scores on it are "
+                "flattered by that"
+            ] = overlap.duplicates or overlap.contained
+        lines |= {warning: True for warning in warnings if warning is not None}
+        for name, count in data.truncated_rows.items():
+            lines[f"{name}: {count:,} {'text was' if count == 1 else 'texts were'} cut to the recipe's length"] = count
+        lines |= dict.fromkeys(loop.stepper.speed.unused, True)
+        lines[f"resuming after step {loop.position.step} of {loop.total_steps}"] = loop.position.step
+        for line, applies in lines.items():
+            if applies:
+                progress.message(line)
 
     def _updated_manifest(self) -> RunManifest:
         """Return the manifest with time, steps and memory peak so far."""

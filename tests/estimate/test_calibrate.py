@@ -28,12 +28,11 @@ from edgeformer.estimate.calibrate import (
     TimeJob,
     Timing,
     calibrate,
-    check_estimates,
     combine_sweeps,
     full_graphs,
     improve,
     run_timing,
-    with_validation,
+    validate,
 )
 from edgeformer.estimate.estimate import estimate
 from edgeformer.estimate.listing import ItemNodes
@@ -107,15 +106,15 @@ def test_a_calibrated_profile_has_measured_facts_and_fitted_rates(calibrated: De
 
 
 def test_estimates_are_compared_with_measurements(tiny: Path, calibrated: DeviceProfile) -> None:
-    cases = check_estimates([tiny], calibrated, [(1, 16), (8, 16)], rules=RULES)
+    device = validate(tiny, calibrated, [(1, 16), (8, 16)], rules=RULES)
+    assert device.calibration is not None
+    cases = device.calibration.validated_on
     assert [(case.batch, case.seq, case.artifact) for case in cases] == [(1, 16, "model"), (8, 16, "model")]
-    device = with_validation(calibrated, cases)
-    assert device.calibration is not None and device.calibration.validated_on == cases
     bundle = Bundle.open(tiny)
     (row,) = estimate(bundle, bundle.artifacts[0], device, [("steady", 1, 16)])
     assert row.latency_ms.p50 == pytest.approx(cases[0].estimated_ms)
     with pytest.raises(InputError, match="were fitted"):
-        check_estimates([tiny], calibrated, [(1, 8), (2, 24)], rules=RULES)
+        validate(tiny, calibrated, [(1, 8), (2, 24)], rules=RULES)
 
 
 def test_a_timing_worker_leaves_out_what_is_beyond_its_budget(tiny: Path) -> None:
@@ -362,11 +361,17 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def validation(bundle: Path, device: DeviceProfile, shapes: Any, progress: Any = None) -> Calibration:
+    calibration = validate(bundle, device, shapes, rules=RULES, progress=progress).calibration
+    assert calibration is not None
+    return calibration
+
+
 def test_unfitted_shapes_of_the_fp32_graph_are_measured_from_the_smallest_on(halves: Path, machine: Machine) -> None:
     shapes = [(4, 8), (2, 8), (8, 2), (1, 8), (1, POSITIONS), (1, POSITIONS + 1)]
     name = Bundle.open(halves).name
     device = device_of((name, "model", 2, 8), (name, "half", 1, 8), ("other", "model", 1, 8))
-    cases = check_estimates([halves], device, shapes, rules=RULES)
+    cases = validation(halves, device, shapes).validated_on
     (spec,) = machine.specs
     unseen = sorted([(1, 8), (8, 2), (4, 8), (1, POSITIONS)], key=lambda shape: (shape[0] * shape[1], shape))
     assert list(spec.shapes) == unseen and spec.phases == ("steady",)
@@ -381,70 +386,59 @@ def test_bad_input_is_told_from_a_failed_measurement(halves: Path, machine: Mach
     fitted = device_of((Bundle.open(halves).name, "model", 1, 8))
     for shapes in ([(1, 8)], [(1, POSITIONS + 1)]):
         with pytest.raises(InputError, match="were fitted or are too long for the model"):
-            check_estimates([halves], fitted, shapes)
-    with pytest.raises(InputError, match="run edgeformer calibrate"):
-        check_estimates([halves], load_profile("host"), [(1, 16)])
+            validate(halves, fitted, shapes)
+    with pytest.raises(InputError, match="'host' has no calibration; run edgeformer calibrate"):
+        validate(halves, load_profile("host"), [(1, 16)])
     calibration = fitted.calibration
     assert calibration is not None
     moved = fitted.model_copy(update={"calibration": calibration.model_copy(update={"processor": "Another 9000"})})
     with pytest.raises(InputError, match="calibrated for another processor"):
-        check_estimates([halves], moved, [(1, 16)])
+        validate(halves, moved, [(1, 16)])
     assert machine.specs == []
     machine.measured[1, 4] = None
     with pytest.raises(EdgeformerError, match="no case could be both measured and estimated") as raised:
-        check_estimates([halves], fitted, [(1, 4)])
+        validate(halves, fitted, [(1, 4)])
     assert not isinstance(raised.value, InputError)
 
 
-def test_cases_that_are_not_compared_are_named_with_the_reason(halves: Path, machine: Machine) -> None:
+def test_cases_that_are_not_compared_are_named_and_stable_ones_make_the_error(halves: Path, machine: Machine) -> None:
     machine.measured = {
         (1, 1): None,
         (1, 2): Latency(status="unavailable", reason="it crashed"),
-        (1, 4): Latency(status="measured", p50=4.0, stable=False, warnings=("drifted", "noisy")),
+        (1, 4): Latency(status="measured", p50=64.0, stable=False, warnings=("drifted", "noisy")),
     }
-    machine.estimated = {(1, 3): Latency(status="unavailable", reason="no such operator")}
+    machine.estimated = {
+        (1, 3): Latency(status="unavailable", reason="no such operator"),
+        (1, 6): Latency(status="estimated", p50=1.5),
+    }
     messages = Messages()
-    cases = check_estimates([halves], device_of(), [(1, seq) for seq in range(1, 6)], progress=messages)
-    assert [(case.seq, case.stable) for case in cases] == [(4, False), (5, True)]
+    calibration = validation(halves, device_of(), [(1, seq) for seq in range(1, 8)], messages)
+    assert [(case.seq, case.stable) for case in calibration.validated_on] == [
+        (4, False), (5, True), (6, True), (7, True),
+    ]  # fmt: skip
     assert messages.lines == [
         "model at 1×1: not compared: no row",
         "model at 1×2: not compared: it crashed",
         "model at 1×3: not compared: no such operator",
         "model at 1×4: the measurement is not stable, and counts for no error: drifted; noisy",
     ]
+    error = calibration.error
+    assert error is not None and (error.kind, error.device, error.cases) == ("cpu", cpu_name(), 3)
+    assert (error.median_log2, error.worst_log2) == (1.0, 2.0), "too much and too little count alike"
+    assert validation(halves, device_of(), [(1, 4)]).error is None, "no stable case"
 
 
-def cases_of(*times: tuple[float, float | None, bool]) -> list[FittedCase]:
-    return [
-        FittedCase(run="r", artifact="a", batch=1, seq=1, measured_ms=measured, estimated_ms=estimated, stable=stable)
-        for measured, estimated, stable in times
-    ]
-
-
-def test_an_error_counts_stable_cases_with_an_estimate_equally_up_and_down() -> None:
-    cases = cases_of((1.0, 4.0, True), (8.0, 4.0, True), (2.0, 2.0, True), (1.0, None, True), (1.0, 64.0, False))
-    calibration = with_validation(device_of(), cases).calibration
-    assert calibration is not None and (error := calibration.error) is not None
-    assert (error.kind, error.device, error.cases) == ("cpu", cpu_name(), 3)
-    assert (error.median_log2, error.worst_log2) == (1.0, 2.0) and calibration.validated_on == tuple(cases)
-    unstable = with_validation(device_of(), cases[-1:]).calibration
-    assert unstable is not None and unstable.error is None
-    with pytest.raises(InputError, match="'host' has no calibration; run edgeformer calibrate"):
-        with_validation(device_of(calibration=None), cases)
-
-
-def test_the_error_of_a_cross_validation_stays() -> None:
+def test_the_error_of_a_cross_validation_stays(halves: Path, machine: Machine) -> None:
     """The same model at other shapes is estimated well, which says nothing of another model."""
     error = EstimateError(
         kind="cpu", device="x", cases=40, models=5, median_log2=0.2, worst_log2=0.6, spread_log2=0.5, created="then"
     )
     calibration = device_of().calibration
     assert calibration is not None
-    left_out = tuple(cases_of((1.0, 1.3, True)))
+    left_out = (FittedCase(run="r", artifact="a", batch=1, seq=1, measured_ms=1.0, estimated_ms=1.3),)
     device = device_of(calibration=calibration.model_copy(update={"error": error, "left_out": left_out}))
-    checked = with_validation(device, cases_of((1.0, 1.01, True))).calibration
-    assert checked is not None and (checked.error, checked.left_out) == (error, left_out)
-    assert [case.estimated_ms for case in checked.validated_on] == [1.01]
+    checked = validation(halves, device, [(1, 4)])
+    assert (checked.error, checked.left_out) == (error, left_out) and len(checked.validated_on) == 1
 
 
 def test_a_calibration_is_kept_where_checking_fails(
@@ -493,5 +487,5 @@ def test_a_card_is_checked_in_both_precisions_where_it_is(
     assert "calibrate --validate" in path.read_text(encoding="utf-8").splitlines()[0]
     assert known_error(kept.model_copy(update={"match": "NVIDIA H200"})) is None
     monkeypatch.setattr(calibrate_module, "find_target", lambda device: Target(False, "no such card"))
-    with pytest.raises(InputError, match="--validate: no such card; estimates for a card are checked on that card"):
+    with pytest.raises(InputError, match="--validate: no such card; estimates for a device are checked on the device"):
         improve(halves, card, options, tmp_path)

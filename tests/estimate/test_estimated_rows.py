@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
-from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Sharing
 from edgeformer.artifacts.report import Row
 from edgeformer.benchmark.measurement import Item
@@ -106,22 +105,12 @@ def test_an_engine_is_fused_and_its_weights_are_its_own_precisions(of: str, weig
     assert (row.latency_ms.low, row.latency_ms.high) == (low / 1000, high / 1000)
     step = max(work.moved_bytes for work in works)
     assert row.memory_bytes == estimate_memory(engine, target, weights, step, 640)
-    # nobody audited either: the file's size is what is base
+    # nobody audited either: the file's size counts
     plain = row_for(target, engine.model_copy(update={"engine": None}), origin.model_copy(update={"sharing": None}))
     assert plain.memory_bytes == estimate_memory(artifact("fp16"), target, WEIGHT + 9, step, 640)
-
-
-def test_an_engine_with_an_audit_of_its_own_needs_no_other() -> None:
-    own = artifact("fp16", **COMPILED)
-    row = row_for(device("cuda"), own, artifact("fp16", sharing=None))
-    step = max(work.moved_bytes for work in count_nodes(NODES, 2))
-    assert row.memory_bytes == estimate_memory(own, device("cuda"), WEIGHT, step, 640)
-
-
-CHECKED = {
-    precision: FittedCase(run="r", artifact="a", precision=precision, batch=1, seq=8, measured_ms=1.0)
-    for precision in ("fp32", "fp16")
-}
+    audited = artifact("fp16", **COMPILED)
+    row = row_for(target, audited, artifact("fp16", sharing=None))
+    assert row.memory_bytes == estimate_memory(audited, target, WEIGHT, step, 640)
 
 
 def checked(precision: str, log2: float, run: str = "mine", **changes: Any) -> FittedCase:
@@ -170,9 +159,7 @@ def test_a_doubt_widens_the_range_and_leaves_the_fitted_time_where_it_is() -> No
     items = ItemNodes(item=ITEM, nodes=(LINEAR, pool), runs=1, feed_bytes=640)
     plain = ItemNodes(item=ITEM, nodes=(LINEAR, ADD), runs=1, feed_bytes=640)
     case = Case(artifact(), artifact(), calibrated(spread=0.5))
-    doubted, sure = (
-        estimate_row(case, Listing(items={ITEM: one}), ITEM).latency_ms for one in (items, plain)
-    )  # fmt: skip
+    doubted, sure = (estimate_row(case, Listing(items={ITEM: nodes}), ITEM).latency_ms for nodes in (items, plain))
     assert doubted.p50 == pytest.approx(sure.p50) and doubted.warnings and not sure.warnings
     assert doubted.low is not None and sure.low is not None and doubted.low < sure.low
     assert doubted.high is not None and sure.high is not None and doubted.high > sure.high
@@ -212,21 +199,10 @@ def test_a_range_is_as_narrow_as_what_is_known_of_this_model_or_of_others(
     assert says in str(latency.reason)
 
 
-def test_a_precision_that_was_not_calibrated_has_the_rooflines_range() -> None:
+def test_threads_are_those_of_the_calibration_or_the_cores() -> None:
+    targets = (device("cuda"), device("cpu"), device("cpu", cores=None), calibrated())
+    assert [row_for(target, artifact()).threads for target in targets] == [None, 4, None, 2]
     assert "not calibrated" in str(row_for(calibrated(spread=0.3), artifact("fp16")).latency_ms.reason)
-
-
-@pytest.mark.parametrize(
-    ("target", "threads"),
-    [
-        (device("cuda"), None),
-        (device("cpu"), 4),
-        (device("cpu", cores=None), None),
-        (calibrated(), 2),
-    ],
-)
-def test_threads_are_those_of_the_calibration_or_the_cores(target: DeviceProfile, threads: int | None) -> None:
-    assert row_for(target, artifact()).threads == threads
 
 
 def test_an_item_that_was_not_listed_says_why() -> None:
@@ -269,10 +245,10 @@ def test_the_graph_of_an_engine_is_that_of_its_exit_in_its_precision_or_the_next
 
 
 def test_what_is_estimated_is_listed_once_with_one_thread(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    specs = []
 
     def run(spec: Any) -> Listing:
-        asked.append(spec)
+        specs.append(spec)
         return listed()
 
     monkeypatch.setattr(stage, "run_listing", run)
@@ -280,7 +256,7 @@ def test_what_is_estimated_is_listed_once_with_one_thread(bundle: Path, monkeypa
     first, second = estimate(opened, of, device(), [ITEM, TOKEN])
     assert (first.latency_ms.status, second.latency_ms.status) == ("estimated", "unavailable")
     assert second.latency_ms.reason == "the graph's nodes were not listed"
-    (spec,) = asked
+    (spec,) = specs
     assert (spec.items, spec.threads, spec.checked.artifact.id) == ((ITEM, TOKEN), 1, of.id)
 
 
@@ -306,15 +282,6 @@ def test_what_cannot_be_estimated_is_not_even_listed(
     result = estimate(Bundle.open(bundle), of, target, [ITEM, TOKEN])
     assert [row.latency_ms.status for row in result] == ["unavailable"] * 2
     assert all(says in str(row.latency_ms.reason) for row in result)
-
-
-def test_a_listing_that_fails_is_every_rows_reason(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(spec: Any) -> Listing:
-        raise EdgeformerError("out of luck")
-
-    monkeypatch.setattr(stage, "run_listing", fails)
-    result = estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(), [ITEM, TOKEN])
-    assert [row.latency_ms.reason for row in result] == ["out of luck"] * 2
 
 
 def test_a_graph_of_no_nodes_and_no_known_size_takes_no_memory_of_its_own() -> None:

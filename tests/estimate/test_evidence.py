@@ -6,7 +6,6 @@ import pytest
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.report import EstimateEvidence
 from edgeformer.estimate import estimate
 from edgeformer.estimate.estimate import estimate_evidence, shipped_record
 from edgeformer.report.context import estimate_note
@@ -48,18 +47,19 @@ def of_record() -> str:
     return f"{RECORD.source} ({where}: {errors})"
 
 
-def test_an_uncalibrated_cpu_is_told_of_the_record_and_why_it_does_not_apply() -> None:
+def test_uncalibrated_devices_have_a_record_that_does_not_apply() -> None:
     assert RECORD.cases > 200 and RECORD.source == "docs/estimator.md"
-    assert words(PI) == (
-        f"estimated, not measured; never checked on {PI.title}; the record of {of_record()} does not apply: its "
-        "estimates come from a calibration on that machine, these from the peak rates of the profile"
-    )
-
-
-def test_a_card_is_told_that_no_gpu_was_ever_checked() -> None:
-    assert words(CARD) == (
-        f"estimated, not measured; never checked on a GPU; the record of {of_record()} does not apply: it is of a CPU"
-    )
+    for device, checked, why in (
+        (CARD, "a GPU", "it is of a CPU"),
+        (
+            PI,
+            PI.title,
+            "its estimates come from a calibration on that machine, these from the peak rates of the profile",
+        ),
+    ):
+        assert words(device) == (
+            f"estimated, not measured; never checked on {checked}; the record of {of_record()} does not apply: {why}"
+        )
 
 
 def test_a_calibration_that_was_checked_goes_before_the_shipped_record() -> None:
@@ -74,20 +74,16 @@ def test_the_check_of_this_hosts_calibration_says_nothing_of_another_device() ->
         assert f"2026-11-24: median error of a time 7.2%, worst 23.1%) does not apply: {why}; " in words(device, OWN)
 
 
-def test_the_record_applies_to_a_calibration_on_a_processor_of_its_name_only() -> None:
-    assert words(calibrated(RECORD.processor)).endswith(f"the estimator's error on record is that of {of_record()}")
+def test_the_record_applies_to_its_processor_cores_and_precisions_only() -> None:
+    of_record_device = calibrated(RECORD.processor)
+    assert words(of_record_device).endswith(f"the estimator's error on record is that of {of_record()}")
+    assert "does not apply" not in words(of_record_device, precisions=RECORD.precisions)
     assert words(calibrated("Slow 100")).endswith("does not apply: it is of another processor than Slow 100")
-
-
-def test_the_record_applies_to_as_many_cores_and_its_precisions_only() -> None:
     more_cores = words(calibrated(RECORD.processor, threads=64))
     assert more_cores.endswith(f"does not apply: it is of {RECORD.cores} cores, the calibration of 64 threads")
-    of_record = calibrated(RECORD.processor)
-    assert "does not apply" not in words(of_record, precisions=RECORD.precisions)
-    for precision in ("fp16", "int4"):
-        assert words(of_record, precisions=("fp32", precision)).endswith(
-            f"does not apply: it has fp32 and int8, but these estimates are of {precision} too"
-        )
+    assert words(of_record_device, precisions=("fp32", "fp16")).endswith(
+        "does not apply: it has fp32 and int8, but these estimates are of fp16 too"
+    )
 
 
 def test_a_record_of_an_earlier_estimator_never_applies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +95,4 @@ def test_a_card_that_was_checked_has_its_own_record() -> None:
     on_card = OWN.model_copy(update={"kind": "cuda", "device": "RTX 4050"})
     base = calibrated("RTX 4050", on_card).calibration
     result = estimate_evidence(CARD.model_copy(update={"calibration": base}), on_card, {"fp32"})
-    assert [(type(one), one.kind, one.applies) for one in result] == [
-        (EstimateEvidence, "cuda", True),
-        (EstimateEvidence, "cpu", False),
-    ]
+    assert [(evidence.kind, evidence.applies) for evidence in result] == [("cuda", True), ("cpu", False)]

@@ -1,10 +1,15 @@
-"""Work of operators that no transformer has, against base formulas; and what an estimate says of them."""
+"""Operations and bytes of nodes against counts made by hand, and what an estimate says of unchecked operators."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from edgeformer.estimate.operators import count_node, trust_of
+from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
+from edgeformer.estimate.operators import count_node, count_nodes, fuse, stored_weight_bytes, total, trust_of
 from edgeformer.estimate.roofline import Rates, range_us
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 
@@ -12,87 +17,234 @@ Shape = tuple[int, ...]
 RATES = Rates(peak=1e11, sure_peak=1e11, vector_peak=1e11, bandwidth=1e10, cache_bytes=1 << 20, overhead_us=1.0)
 
 
-def node(op: str, inputs: list[Shape], outputs: list[Shape], constant: int = 0) -> ExecutedNode:
+def node(
+    op: str, inputs: list[Shape], output: Shape, *, constant: int = 0, dtype: str = "float", name: str = "n"
+) -> ExecutedNode:
     """``constant``: bytes of the inputs that are stored."""
-    taken, given = (tuple(Tensor("float", shape) for shape in shapes) for shapes in (inputs, outputs))
-    return ExecutedNode(op, "n", taken, given, constant, 1.0)
+    return ExecutedNode(
+        op, name, tuple(Tensor(dtype, shape) for shape in inputs), (Tensor(dtype, output),), constant, 1.0
+    )
 
 
 def bytes_of(*shapes: Shape) -> int:
     return sum(Tensor("float", shape).bytes for shape in shapes)
 
 
-class TestConvolutions:
-    def test_two_operations_per_output_and_weight_of_its_channel(self) -> None:
-        """2 · N · C out · H · W · C in · K · K (3 × 3, 16 → 32 channels, 20 × 24 outputs, 2 rows)."""
-        kernel = (32, 16, 3, 3)
-        work = count_node(node("Conv", [(2, 16, 20, 24), kernel], [(2, 32, 20, 24)], bytes_of(kernel)))
-        assert work.operations == 2 * 2 * 32 * 20 * 24 * 16 * 9
-        assert work.weight_bytes == bytes_of(kernel) and work.cls == "gemm" and work.columns == 32
-        assert work.trust == "convolution"
-
-    def test_groups(self) -> None:
-        kernel = (32, 4, 3, 3)  # 16 channels in 4 groups
-        work = count_node(node("FusedConv", [(1, 16, 8, 8), kernel, (32,)], [(1, 32, 8, 8)], bytes_of(kernel, (32,))))
-        assert work.operations == 2 * 32 * 64 * 4 * 9 and work.trust == "convolution"
-
-    def test_one_channel_at_a_time(self) -> None:
-        kernel = (16, 1, 5, 5)
-        work = count_node(node("Conv", [(1, 16, 8, 8), kernel], [(1, 16, 8, 8)], bytes_of(kernel)))
-        assert work.operations == 2 * 16 * 64 * 25 and work.trust == "narrow"
-
-    def test_one_axis(self) -> None:
-        kernel = (8, 4, 3)
-        work = count_node(node("Conv", [(2, 4, 100), kernel], [(2, 8, 98)], bytes_of(kernel)))
-        assert work.operations == 2 * 2 * 8 * 98 * 4 * 3
-
-    def test_transposed(self) -> None:
-        """Every input meets the weights of its channel: 2 · N · C in · H in · W in · C out · K · K."""
-        kernel = (24, 12, 2, 2)
-        work = count_node(node("ConvTranspose", [(1, 24, 10, 10), kernel], [(1, 12, 20, 20)], bytes_of(kernel)))
-        assert work.operations == 2 * 24 * 100 * 12 * 4
-        assert work.weight_bytes == bytes_of(kernel) and work.trust == "convolution"
+LINEAR = node("MatMul", [(2, 16, 64), (64, 192)], (2, 16, 192), constant=64 * 192 * 4)
+SCORES = node("FusedMatMul", [(2, 4, 16, 8), (2, 4, 8, 16)], (2, 4, 16, 16))
+TABLE = ExecutedNode(
+    "Gather", "n", (Tensor("float", (500, 64)), Tensor("int64", (1, 16))), (Tensor("float", (1, 16, 64)),),
+    500 * 64 * 4, 1.0,
+)  # fmt: skip
+# [64, 192] in blocks of 32: two numbers in a byte, and a scale and half a byte for each block.
+FOUR_BITS = ExecutedNode(
+    "MatMulNBits", "n",
+    (Tensor("float", (2, 16, 64)), Tensor("uint8", (192, 2, 16)), Tensor("float", (384,)), Tensor("uint8", (192,))),
+    (Tensor("float", (2, 16, 192)),), 192 * 32 + 4 * 384 + 192, 1.0,
+)  # fmt: skip
+FOUR_BIT_TABLE = ExecutedNode(
+    "GatherBlockQuantized", "n",
+    (Tensor("uint4", (30522, 256)), Tensor("int64", (1, 16)), Tensor("float", (30522, 8)), Tensor("uint4", (30522, 8))),
+    (Tensor("float", (1, 16, 256)),), 30522 * (128 + 32 + 4), 1.0,
+)  # fmt: skip
+# Attention to the keys of earlier tokens reads all of them.
+NEW, KEPT, ALL_KEYS = Tensor("float", (2, 1, 64)), Tensor("float", (2, 4, 40, 16)), Tensor("float", (2, 4, 41, 16))
+CACHED_ATTENTION = ExecutedNode(
+    "MultiHeadAttention", "n", (NEW, NEW, NEW, KEPT, KEPT), (NEW, ALL_KEYS, ALL_KEYS), 0, 1.0
+)
+KERNEL, GROUPED, TRANSPOSED = (32, 16, 3, 3), (32, 4, 3, 3), (24, 12, 2, 2)
 
 
-class TestRecurrent:
-    @pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-    @pytest.mark.parametrize("directions", [1, 2])
-    def test_every_step_multiplies_input_and_state(self, op: str, gates: int, directions: int) -> None:
-        """2 · T · B · D · gates · H · (I + H)."""
-        steps, rows, width, hidden = 7, 3, 10, 16
-        w, r = (directions, gates * hidden, width), (directions, gates * hidden, hidden)
-        bias = (directions, 2 * gates * hidden)
-        listed = node(op, [(steps, rows, width), w, r, bias], [(steps, directions, rows, hidden)], bytes_of(w, r, bias))
-        work = count_node(listed)
-        assert work.operations == 2 * steps * rows * directions * gates * hidden * (width + hidden)
-        assert work.weight_bytes == bytes_of(w, bias) + steps * bytes_of(r), (
-            "the state's weights are read in every step"
-        )
-        assert work.trust == "recurrent"
+@pytest.mark.parametrize(
+    ("listed", "counts"),
+    [
+        (LINEAR, {"cls": "gemm", "operations": 2 * 32 * 64 * 192, "weight_bytes": 4 * 64 * 192, "rows": 32,
+                  "moved_bytes": 4 * (32 * 64 + 32 * 192), "columns": 192, "quantized": False}),
+        (FOUR_BITS, {"cls": "gemm", "operations": 2 * 32 * 64 * 192, "weight_bytes": 192 * 32 + 4 * 384 + 192,
+                     "quantized": True, "rows": 32, "columns": 192}),
+        (SCORES, {"cls": "attention", "operations": 2 * 2 * 4 * 16 * 16 * 8, "weight_bytes": 0}),
+        # Transposed on the right: the inner size is the same.
+        (node("FusedMatMul", [(2, 4, 16, 8), (2, 4, 16, 8)], (2, 4, 16, 16)), {"operations": 2 * 2 * 4 * 16 * 16 * 8}),
+        # The second input is the weight, also where an activation has its shape.
+        (node("MatMul", [(64, 64), (64, 64)], (64, 64), constant=64 * 64 * 4),
+         {"weight_bytes": 64 * 64 * 4, "moved_bytes": 2 * 64 * 64 * 4}),
+        (node("MatMul", [(4, 8), (8, 1)], (4, 1)), {"operations": 2 * 4 * 8, "rows": 4, "columns": 1}),
+        (node("MatMul", [(8,), (8,)], ()), {"operations": 2 * 8, "rows": 1, "columns": 1}),
+        (node("MatMul", [(0, 8), (8, 4)], (0, 4)), {"operations": 0, "rows": 0}),
+        (node("MatMul", [(4, 8), (8, 0)], (4, 0)), {"operations": 0, "rows": 1, "columns": 0}),
+        # A bias alone makes no weight, and neither does a single number.
+        (node("Gemm", [(4, 8), (8, 16), (16,)], (4, 16), constant=16 * 4), {"cls": "attention", "weight_bytes": 0}),
+        (node("Gemm", [(4, 1), (1, 1)], (4, 1), constant=4), {"cls": "attention"}),
+        (node("Gemm", [(4, 1), (1, 2)], (4, 2), constant=8), {"cls": "gemm", "weight_bytes": 8}),
+        # Convolutions: 2 · N · C out · H · W · C in / groups · K · K.
+        (node("Conv", [(2, 16, 20, 24), KERNEL], (2, 32, 20, 24), constant=bytes_of(KERNEL)),
+         {"cls": "gemm", "operations": 2 * 2 * 32 * 20 * 24 * 16 * 9, "weight_bytes": bytes_of(KERNEL), "columns": 32,
+          "trust": "convolution"}),
+        (node("FusedConv", [(1, 16, 8, 8), GROUPED, (32,)], (1, 32, 8, 8), constant=bytes_of(GROUPED, (32,))),
+         {"operations": 2 * 32 * 64 * 4 * 9, "trust": "convolution", "weight_bytes": bytes_of(GROUPED, (32,))}),
+        (node("FusedConv", [(1, 16, 8, 8), GROUPED, (32,)], (1, 32, 8, 8), constant=bytes_of(GROUPED, (32,)) - 4),
+         {"weight_bytes": bytes_of(GROUPED), "moved_bytes": 4 * (16 * 64 + 32 + 32 * 64)}),
+        (node("Conv", [(1, 16, 8, 8), (16, 1, 5, 5)], (1, 16, 8, 8), constant=bytes_of((16, 1, 5, 5))),
+         {"operations": 2 * 16 * 64 * 25, "trust": "narrow"}),
+        (node("Conv", [(2, 4, 100), (8, 4, 3)], (2, 8, 98), constant=bytes_of((8, 4, 3))),
+         {"operations": 2 * 2 * 8 * 98 * 4 * 3}),
+        # Every input meets the weights of its channel: 2 · N · C in · H in · W in · C out · K · K.
+        (node("ConvTranspose", [(1, 24, 10, 10), TRANSPOSED], (1, 12, 20, 20), constant=bytes_of(TRANSPOSED)),
+         {"operations": 2 * 24 * 100 * 12 * 4, "weight_bytes": bytes_of(TRANSPOSED), "trust": "convolution"}),
+        (CACHED_ATTENTION, {"cls": "attention", "operations": 2 * 2 * 41 * 2 * 64, "trust": "checked",
+                            "moved_bytes": 4 * (4 * 2 * 64 + 2 * 2 * 64 * (40 + 41))}),
+        # Whole attention: two products with the keys' length.
+        (node("MultiHeadAttention", [(2, 16, 64), (2, 20, 64), (2, 24, 64)], (2, 16, 64)),
+         {"cls": "attention", "operations": 4 * (2 * 16 * 64) * 20}),
+        (node("Attention", [(2, 16, 192)], (2, 16, 64)), {"operations": 4 * (2 * 16 * 64) * 16}),
+        (node("MultiHeadAttention", [(16, 64), (20, 64)], (16, 64)), {"operations": 4 * (16 * 64) * 20}),
+        (node("MultiHeadAttention", [(64,), (64,)], (64,)), {"operations": 4 * 64}),
+        (node("MultiHeadAttention", [(), (20, 64)], (64,)), {"operations": 0}),
+        # A lookup moves its rows and not the table; sizes out of a shape are no lookup.
+        (TABLE, {"cls": "lookup", "operations": 0, "bytes": 2 * 16 * 64 * 4}),
+        (FOUR_BIT_TABLE, {"cls": "lookup", "moved_bytes": 2 * 4 * 16 * 256, "trust": "checked"}),
+        (node("Gather", [(3,), ()], ()), {"cls": "layout"}),
+        (ExecutedNode("Gather", "n", (), (Tensor("float", (3,)),), 0, 1.0), {"cls": "layout"}),
+        (node("Gather", [(3, 5), (2,)], (2, 5)), {"cls": "lookup"}),
+        # What holds a graph does nothing itself.
+        (node("Loop", [(1,), (100, 100)], (100, 100)), {"operations": 0, "bytes": 0, "trust": "checked"}),
+    ],
+)  # fmt: skip
+def test_work_of_a_node(listed: ExecutedNode, counts: dict[str, Any]) -> None:
+    work = count_node(listed)
+    assert {name: getattr(work, name) for name in counts} == counts
 
 
-@pytest.mark.parametrize("op", ["If", "Loop", "Scan"])
-def test_what_holds_a_graph_does_nothing_itself(op: str) -> None:
-    work = count_node(node(op, [(1,), (100, 100)], [(100, 100)]))
-    assert (work.operations, work.bytes) == (0, 0) and work.trust == "checked"
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_every_step_of_a_recurrent_operator_multiplies_input_and_state(op: str, gates: int, directions: int) -> None:
+    """2 · T · B · D · gates · H · (I + H); the state's weights are read in every step."""
+    steps, rows, width, hidden = 7, 3, 10, 16
+    w, r = (directions, gates * hidden, width), (directions, gates * hidden, hidden)
+    bias = (directions, 2 * gates * hidden)
+    inputs: list[Shape] = [(steps, rows, width), w, r, bias]
+    work = count_node(node(op, inputs, (steps, directions, rows, hidden), constant=bytes_of(w, r, bias)))
+    assert work.operations == 2 * steps * rows * directions * gates * hidden * (width + hidden)
+    assert work.weight_bytes == bytes_of(w, bias) + steps * bytes_of(r) and work.trust == "recurrent"
+
+
+@pytest.mark.parametrize(
+    ("op", "cls", "per_element", "reduces"),
+    [
+        ("Transpose", "layout", 0, False), ("Reshape", "layout", 0, False), ("Cast", "layout", 0, False),
+        ("Softmax", "attention", 5, True), ("Add", "elementwise", 1, False), ("QuickGelu", "elementwise", 5, False),
+        ("SimplifiedLayerNormalization", "elementwise", 4, True), ("ReduceMean", "elementwise", 1, True),
+        ("LogSoftmax", "attention", 1, True), ("SkipLayerNormalization", "elementwise", 1, True),
+        ("CumSum", "elementwise", 1, True),
+    ],
+)  # fmt: skip
+def test_classes(op: str, cls: str, per_element: int, reduces: bool) -> None:
+    work, elements = count_node(node(op, [(2, 16, 64)], (2, 16, 64))), 2 * 16 * 64
+    assert (work.cls, work.operations, work.reduces) == (cls, per_element * elements, reduces)
+    assert work.bytes == (0 if op == "Reshape" else 2 * 4 * elements)
+
+
+@pytest.mark.parametrize(
+    ("op", "output", "dtype", "host"),
+    [("Shape", (300,), "int64", True), ("Add", (64,), "int64", True), ("Add", (65,), "int64", False),
+     ("Add", (64,), "float", False)],
+)  # fmt: skip
+def test_bookkeeping_on_shapes_is_the_hosts(op: str, output: Shape, dtype: str, host: bool) -> None:
+    assert count_node(node(op, [output], output, dtype=dtype)).host_only is host
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "quantized"),
+    [("int8", "uint8", True), ("uint8", "uint8", True), ("float", "int8", False)],
+)
+def test_products_with_weights_in_int8_are_quantized(weights: str, inputs: str, quantized: bool) -> None:
+    weight = Tensor(weights, (64, 192))
+    product = ExecutedNode(
+        "MatMulInteger", "n", (Tensor(inputs, (16, 64)), weight), (Tensor("int32", (16, 192)),), weight.bytes, 1.0
+    )
+    assert count_node(product).quantized is quantized
 
 
 @pytest.mark.parametrize(
     ("op", "trust"),
-    [
-        ("MatMul", "checked"), ("ReduceMean", "checked"), ("Softmax", "checked"), ("Resize", "window"),
-        ("MaxPool", "window"), ("NonMaxSuppression", "unknown"), ("GridSample", "unknown"), ("STFT", "unknown"),
-    ],
-)  # fmt: skip
-def test_what_is_trusted(op: str, trust: str) -> None:
-    assert trust_of(node(op, [(8, 8), (8, 8)], [(8, 8)])) == trust
+    [("MatMul", "checked"), ("ReduceMean", "checked"), ("Resize", "window"), ("NonMaxSuppression", "unknown")],
+)
+def test_operators_that_were_checked(op: str, trust: str) -> None:
+    assert trust_of(node(op, [(8, 8), (8, 8)], (8, 8))) == trust
 
 
 def test_a_range_is_wider_where_nothing_was_checked() -> None:
-    kernel = (32, 16, 3, 3)
-    convolution = count_node(node("Conv", [(1, 16, 40, 40), kernel], [(1, 32, 40, 40)], bytes_of(kernel)))
-    trusted = convolution.__class__(**{**vars(convolution), "trust": "checked"})
-    (low, high), (low_of_trusted, high_of_trusted) = (
-        range_us([work], RATES, work.weight_bytes, fused=False) for work in (convolution, trusted)
+    convolution = count_node(node("Conv", [(1, 16, 40, 40), KERNEL], (1, 32, 40, 40), constant=bytes_of(KERNEL)))
+    (low, high), (checked_low, checked_high) = (
+        range_us([work], RATES, work.weight_bytes, fused=False)
+        for work in (convolution, replace(convolution, trust="checked"))
     )
-    assert low < low_of_trusted and high > 1.5 * high_of_trusted
+    assert low < checked_low and high > 1.5 * checked_high
+
+
+def test_fp16_on_a_gpu_has_two_bytes_and_none_of_the_casts_that_cpus_need() -> None:
+    stored = node("Cast", [(64, 192)], (64, 192), constant=64 * 192 * 2, name="InsertedPrecisionFreeCast_w")
+    widened = ExecutedNode("Cast", stored.name, (Tensor("float16", (64, 192)),), stored.outputs, 64 * 192 * 2, 1.0)
+    product = node("MatMul", [(2, 16, 64), (64, 192)], (2, 16, 192))
+    (work,) = count_nodes([widened, product], float_bytes=2)
+    assert (work.cls, work.weight_bytes) == ("gemm", 64 * 192 * 2)
+    assert [work.cls for work in count_nodes([widened, product])] == ["layout", "gemm"]
+    computed = node("Mul", [(64, 192), (64, 192)], (64, 192), constant=64 * 192 * 4)
+    assert [work.cls for work in count_nodes([computed, product])] == ["elementwise", "attention"], "no cast"
+
+
+def test_chains_between_products_become_one_kernel_and_sums_begin_a_new_one() -> None:
+    same = [(2, 16, 64)]
+    chain = [
+        node("SimplifiedLayerNormalization", same, same[0]), LINEAR, node("Add", [*same, (64,)], same[0]),
+        node("Mul", same * 2, same[0]), node("Reshape", same, (32, 64)), SCORES, node("Add", same * 2, same[0]),
+        node("Softmax", same, same[0]), node("Shape", same, (3,), dtype="int64"), SCORES,
+    ]  # fmt: skip
+    works = count_nodes(chain)
+    assert [[work.operator for work in kernel] for kernel in fuse(works)] == [
+        ["SimplifiedLayerNormalization"], ["MatMul"], ["Add", "Mul"], ["product of activations"],
+        ["Add"], ["Softmax"], ["product of activations"],
+    ]  # fmt: skip
+    counted = total(works)
+    assert (counted.operators, counted.kernels) == (10, 7)
+    assert counted.operations == math.fsum(work.operations for work in works)
+    assert fuse(works[2:3]) == [works[2:3]] and fuse([]) == [], "a chain may come first"
+
+
+def artifact(weight_bytes: int | None, precision: Any = "fp32") -> ArtifactManifest:
+    sharing = None
+    if weight_bytes is not None:
+        sharing = Sharing(unique_parameters=1, stored_parameters=1, weight_bytes=weight_bytes)
+    return ArtifactManifest(id="a", file="a", format="onnx", precision=precision, status="built", sharing=sharing)
+
+
+def stored(nodes: list[ExecutedNode], of: ArtifactManifest) -> float:
+    return stored_weight_bytes(nodes, count_nodes(nodes), of)
+
+
+def test_a_weight_that_every_loop_reads_is_stored_once() -> None:
+    weight, table = 64 * 192 * 4, 500 * 64 * 4
+    nodes = [TABLE, LINEAR, LINEAR, LINEAR, LINEAR]
+    assert stored(nodes, artifact(table + weight)) == pytest.approx(weight)
+    assert stored(nodes, artifact(table + 4 * weight)) == pytest.approx(4 * weight)
+    assert stored(nodes, artifact(None)) == 4 * weight
+    assert stored([], artifact(100)) == 0
+
+
+def test_a_table_that_is_also_the_heads_weights_is_read_whole() -> None:
+    head = node("MatMul", [(1, 16, 64), (64, 500)], (1, 16, 500), constant=64 * 500 * 4)
+    both = (64 * 192 + 64 * 500) * 4
+    assert stored([TABLE, LINEAR, head], artifact(both)) == both
+    # A lookup in what another node computed stores nothing.
+    computed = ExecutedNode("Gather", "n", TABLE.inputs, TABLE.outputs, 16 * 8, 1.0)
+    other = node("MatMul", [(1, 16, 64), (64, 100)], (1, 16, 100), constant=64 * 100 * 4)
+    both = (64 * 192 + 64 * 100) * 4
+    assert stored([computed, LINEAR, other], artifact(both)) == both
+
+
+@pytest.mark.parametrize(("precision", "times"), [("fp32", 1), ("fp16", 2), ("int8", 4)])
+def test_weights_that_are_widened_to_compute_take_that_many_bytes(precision: str, times: int) -> None:
+    weight = 64 * 192 * 4
+    for count in (1, 2):
+        of = artifact(count * weight // times, precision)
+        assert stored([LINEAR, LINEAR, LINEAR], of) == pytest.approx(count * weight)

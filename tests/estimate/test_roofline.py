@@ -339,9 +339,9 @@ def test_a_calibration_is_of_the_processor_that_the_profile_stands_for(monkeypat
             {"instructions": ("avx2", "avx512f"), "stated_cache_bytes": 2**25, "versions": {"onnxruntime": "1.23.2"}},
             None,
         ),
-        ({"instructions": ("avx2",)}, "for the instructions avx2, and here are avx512f, avx2"),
-        ({"stated_cache_bytes": 2**30}, "beside a cache of 1.00 GiB, and here are 32.0 MiB"),
-        ({"versions": {"onnxruntime": "1.22.1"}}, "with ONNX Runtime 1.22, and 1.23 is installed here"),
+        ({"instructions": ("avx2",)}, "instructions avx2, and avx2, avx512f here"),
+        ({"stated_cache_bytes": 2**30}, "cache 1.00 GiB, and 32.0 MiB here"),
+        ({"versions": {"onnxruntime": "1.22.1"}}, "ONNX Runtime 1.22, and 1.23 here"),
     ],
 )
 def test_a_processor_of_the_same_name_may_be_another_one(
@@ -361,7 +361,7 @@ def test_a_processor_of_the_same_name_may_be_another_one(
     if says is None:
         assert refused() is None
     else:
-        assert refused() == f"device profile 'made-up' was calibrated {says}; run edgeformer calibrate"
+        assert refused() == f"device profile 'made-up' was calibrated with {says}; run edgeformer calibrate"
     assert refused(match="Xeon") is None, "of another machine, which is as it was"
 
 

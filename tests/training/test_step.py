@@ -243,14 +243,11 @@ class TestCompile:
 
     def test_number_of_shapes_is_limited(self, graphs: list[int]) -> None:
         model = nn.Embedding(5, 3)
-        compiled = CompiledModel(model, 2, cuda_graphs=False)
-        compiled.set_rows(4)
+        compiled = CompiledModel(model, 2, 4, cuda_graphs=False)
         for rows, length in ((4, 2), (4, 3), (4, 2), (4, 5), (3, 2), (2, 3)):
             ids = torch.ones(rows, length, dtype=torch.int64)
             assert torch.equal(compiled(ids), model(ids))
         assert graphs == [4, 4] and len(compiled._shapes) == 2, "neither a third length nor fewer rows"
-        compiled.set_rows(2)
-        assert torch.equal(compiled(ids), model(ids)) and graphs == [4, 4, 2] and len(compiled._shapes) == 1
         assert not [*compiled.parameters()], "it has no parameters of its own"
 
     @pytest.mark.parametrize("score_padding", [False, True])
@@ -284,8 +281,7 @@ class TestCompile:
             raise error
 
         monkeypatch.setattr(step_module, "BACKEND", fail if at_compilation else lambda graph, inputs: fail)
-        compiled = CompiledModel(nn.Linear(3, 3), 2, cuda_graphs=False)
-        compiled.set_rows(2)
+        compiled = CompiledModel(nn.Linear(3, 3), 2, 2, cuda_graphs=False)
         with pytest.raises(expected) as raised:
             compiled(torch.ones(2, 3))
         if at_compilation:

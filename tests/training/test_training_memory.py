@@ -22,15 +22,12 @@ from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from edgeformer.training import memory
 from edgeformer.training.memory import (
-    Event,
-    Kind,
     MemoryLedger,
     check_data_fits,
     is_out_of_memory,
     predict_peak,
     share_of,
     use_cuda_dropout,
-    worst_moment,
 )
 from edgeformer.training.optimizer import build_optimizer, use_static_gradients
 
@@ -52,7 +49,7 @@ def language_recipe(*overrides: str) -> LanguageRecipe:
 @pytest.fixture
 def little_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation batches so small that the peak is in training even for tiny models."""
-    monkeypatch.setattr(memory, "_VALIDATION_EVENTS", {})
+    monkeypatch.setattr(memory, "_VALIDATION_PEAKS", {})
     monkeypatch.setattr(language_modeling, "EVALUATION_TOKENS", 1)
     monkeypatch.setattr(task_module, "EVALUATION_ROWS", 1)
 
@@ -116,7 +113,7 @@ class TestPrediction:
                 ledger.add(tensor, "optimizer")
         with ledger.recording("temporary"):
             training.step()
-        real = sum(worst_moment({}, ledger.events).values())
+        real = sum(ledger.all.worst.values())
         assert predicted_tensor_bytes(recipe, precision) == pytest.approx(real, rel=0.01)
 
     def test_torchs_own_tracker(self) -> None:
@@ -164,35 +161,39 @@ def test_validation_can_be_the_peak() -> None:
     ledger = MemoryLedger(model.parameters())
     with ledger.recording("activations"), torch.no_grad():
         model(ids, torch.zeros_like(ids))
-    forward = worst_moment({}, ledger.events)["activations"]
+    forward = ledger.all.worst["activations"]
     breakdown = predict_peak(recipe, device_kind="cpu", precision="fp32")
     assert breakdown.gradients == 0
     assert forward <= breakdown.activations < 1.6 * forward  # the logits of the exits are added
 
 
-def recorded(ledger: MemoryLedger) -> list[tuple[int, Kind]]:
-    return [(event.size_bytes, event.kind) for event in ledger.events]
+def counted(ledger: MemoryLedger) -> dict[str, int]:
+    return {kind: size for kind, size in ledger.all.current.items() if size}
 
 
 class TestLedger:
-    def test_storages_are_recorded_once_and_when_freed(self) -> None:
+    def test_storages_are_counted_once_until_they_are_freed(self) -> None:
         ledger = MemoryLedger([])
         with ledger.recording("temporary"):
             first = torch.zeros(8)
             view = first.view(2, 4)[1]
             empty = torch.zeros(0)
-            with ledger.recording("optimizer"):
-                second = torch.zeros(4, dtype=torch.float64)
-            third = torch.zeros(1)
-        assert recorded(ledger) == [(32, "temporary"), (32, "optimizer"), (4, "temporary")]
-        assert [event.storage for event in ledger.events] == [0, 1, 2]
+        with ledger.recording("optimizer"):
+            second = torch.zeros(4, dtype=torch.float64)
         outside = torch.zeros(16)
-        assert len(ledger.events) == 3
+        assert counted(ledger) == {"temporary": 32, "optimizer": 32}
         del first
-        assert len(ledger.events) == 3, "a view keeps the storage"
+        assert counted(ledger) == {"temporary": 32, "optimizer": 32}, "a view keeps the storage"
         del view, second
-        assert ledger.events[3:] == [Event(0, -32, "temporary"), Event(1, -32, "optimizer")]
-        del third, empty, outside
+        assert counted(ledger) == {} and sum(ledger.all.worst.values()) == sum(ledger.heap.worst.values()) == 64
+        del empty, outside
+
+    def test_a_new_gradient_is_temporary_until_it_is_the_parameters(self) -> None:
+        weight, ledger = nn.Parameter(torch.ones(4)), MemoryLedger([])
+        weight.register_post_accumulate_grad_hook(ledger.mark_gradient)  # type: ignore[no-untyped-call]
+        with ledger.recording("temporary"):
+            weight.sum().backward()  # type: ignore[no-untyped-call]
+        assert counted(ledger) == {"gradients": 16}
 
     def test_half_copies_of_weights_are_temporary(self) -> None:
         weight, other = nn.Parameter(torch.ones(4)), torch.ones(4)
@@ -200,7 +201,7 @@ class TestLedger:
         with ledger.recording("activations"), torch.no_grad():
             tensors = weight.detach(), weight.to(torch.float16), other.to(torch.float16), weight * 2
         ledger.add(weight, "weights")
-        assert recorded(ledger) == [(8, "temporary"), (8, "activations"), (16, "activations")]
+        assert counted(ledger) == {"temporary": 8, "activations": 8 + 16}
         del tensors
 
 
@@ -212,7 +213,7 @@ def test_cuda_dropout() -> None:
     inputs, ledger = torch.ones(10_000, requires_grad=True), MemoryLedger([])
     with ledger.recording("activations"):
         dropped = dropout(inputs)
-    assert sorted(size for size, _ in recorded(ledger) if size > 0) == [10_000, 40_000], "a mask of bytes, the result"
+    assert counted(ledger) == {"activations": 10_000 + 40_000}, "a mask of bytes, the result"
     assert dropped.unique().tolist() == [0.0, pytest.approx(4 / 3)]
     assert 0.2 < (dropped == 0).double().mean() < 0.3 and torch.equal(dropout.eval()(inputs), inputs)
 
