@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact
 from edgeformer.artifacts.errors import EdgeformerError
@@ -92,9 +93,10 @@ def refused_calibration(device: DeviceProfile) -> str | None:
     ]
     flags = [names and ", ".join(sorted(names)) for names in (calibration.instructions, kernel_flags())]
     caches = [size and format_bytes(size) for size in (calibration.stated_cache_bytes, stated_cache_bytes())]
+    facts: dict[str, list[Any]] = {"ONNX Runtime": versions, "instructions": flags, "cache": caches}
     differences = [
-        f"{name} {calibrated}, and {present or 'none'} here"
-        for name, (calibrated, present) in {"ONNX Runtime": versions, "instructions": flags, "cache": caches}.items()
+        f"{name} {calibrated or 'none'}, and {present or 'none'} here"
+        for name, (calibrated, present) in facts.items()
         if calibrated is not None and present is not None and calibrated != present
     ]
     if not differences:
