@@ -140,30 +140,16 @@ def test_unsuitable_teachers(source: Path, teacher: Path, tmp_path: Path) -> Non
     ):
         with pytest.raises(RecipeError, match=message):
             Objective(student_recipe(source, teacher, *changes), tmp_path / "cache", BuildTarget(), SILENT)
+    wide = {**ARCHITECTURE, "hidden_size": 32}
+    recipe = student_recipe(source, teacher, "training.distillation.states=1.0", architecture=wide)
+    with pytest.raises(RecipeError, match="its states are 16 wide, the student's 32"):
+        model_spec_of(recipe).adapter.loss(nn.Identity(), recipe, None)
     shutil.copytree(teacher, tmp_path / "half")
     manifest = tmp_path / "half/run.json"
     manifest.write_text(manifest.read_text(encoding="utf-8").replace('"finished"', '"failed"', 1), encoding="utf-8")
     message = r"training\.teacher: half: .*is failed, not finished; go on with: edgeformer train"
     with pytest.raises(RecipeError, match=message):
         with_teacher(student_recipe(source, teacher, "training.teacher=half"), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "model", "message"),
-    [
-        (
-            ["training.distillation.states=1.0"],
-            {"architecture": {**ARCHITECTURE, "hidden_size": 32}},
-            "its states are 16 wide, the student's 32",
-        ),
-    ],
-)
-def test_teachers_of_another_shape(
-    source: Path, teacher: Path, changes: list[str], model: dict[str, Any], message: str
-) -> None:
-    recipe = student_recipe(source, teacher, *changes, **model)
-    with pytest.raises(RecipeError, match=message):
-        model_spec_of(recipe).adapter.loss(nn.Identity(), recipe, None)
 
 
 def test_planned_memory(source: Path, teacher: Path, tmp_path: Path) -> None:

@@ -77,12 +77,6 @@ def test_unusable_options(folder: Path, data: str, options: dict[str, Any], expe
     assert [path.name for path in folder.iterdir()] == ["data"]
 
 
-def test_too_few_rows(folder: Path) -> None:
-    Path("few.csv").write_text("text,label\na b,x\nc d,y\ne f,x\ng h,y\n", encoding="utf-8")
-    with pytest.raises(DataError, match="needs at least 10"):
-        draft(Path("few.csv"), DraftOptions())
-
-
 def test_notes_about_labels(folder: Path) -> None:
     rows = "".join(f"row number {n},{('good', 'Good ', 'bad', '')[n % 4]}\n" for n in range(40))
     Path("own.csv").write_text("text,label\n" + rows, encoding="utf-8")

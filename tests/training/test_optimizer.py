@@ -64,9 +64,6 @@ class TestSchedules:
         assert max(values) == values[10] == pytest.approx(1.0)
         assert values[55] == pytest.approx(0.2 + 0.8 * 0.5)
         assert values[-1] == pytest.approx(0.2, abs=2e-3)
-        assert rates(CosineSchedule(kind="cosine", warmup=0.99, final=0.1), 4) == pytest.approx([0.2, 0.4, 0.6, 0.8])
-        values = rates(CosineSchedule(kind="cosine", warmup=0.0, final=0.0), 4)
-        assert values == pytest.approx([1.0, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5])
 
     def test_linear(self) -> None:
         values = rates(LinearSchedule(kind="linear", warmup=0.2, final=0.1), 10)
@@ -144,14 +141,10 @@ def test_learning_rate_per_parameter(schedule: ConstantSchedule | OneCycleSchedu
 
 class TestPrecision:
     @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp16"), ((8, 0), "bf16")])
-    def test_auto_on_a_card(self, capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_on_a_card(self, capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         assert resolve_precision("auto", "cuda") == expected
-        assert resolve_precision("fp16", "cuda") == "fp16"
-
-    def test_requested(self) -> None:
-        for kind in ("cpu", "cuda"):
-            assert [resolve_precision(name, kind) for name in ("fp32", "bf16")] == ["fp32", "bf16"]
+        assert [resolve_precision(name, "cuda") for name in ("fp16", "fp32")] == ["fp16", "fp32"]
         with pytest.raises(InputError, match=r"training\.precision: fp16 trains on CUDA cards only"):
             resolve_precision("fp16", "cpu")
 
@@ -225,20 +218,19 @@ class TestStaticGradients:
             plain.load_state_dict(static.state_dict())
             assert torch.equal(plain(torch.tensor(TEXTS[0])), static(torch.tensor(TEXTS[0])))
 
-    def test_unsuitable_tables(self) -> None:
+    def test_used_for_large_plain_tables_by_one_uncompiled_process_on_a_cpu(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         small, padded = nn.Embedding(ROWS - 1, WIDTH), nn.Embedding(ROWS, WIDTH, padding_idx=0)
         fixed = nn.Embedding(ROWS, WIDTH).requires_grad_(False)
         assert use_static_gradients(nn.ModuleList([small, padded, fixed]), "cpu", TRAINING) == []
         assert {type(small), type(padded), type(fixed)} == {nn.Embedding}
-
-    def test_used_by_one_uncompiled_process_on_a_cpu(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(optimizer_module, "STATIC_MIN_BYTES", 1)
         recipe = load_recipe("quickstart", TINY)
         compiled = recipe.training.model_copy(update={"compile": CompileConfig()})
         model = nn.ModuleList([nn.Embedding(ROWS, WIDTH)])
-        assert use_static_gradients(model, "cpu", compiled) == []
-        assert use_static_gradients(model, "cuda", recipe.training) == []
-        assert use_static_gradients(model, "cpu", recipe.training, processes=2) == []
+        for device, training, processes in (("cpu", compiled, 1), ("cuda", TRAINING, 1), ("cpu", TRAINING, 2)):
+            assert use_static_gradients(model, device, training, processes) == []
         objective = Objective(recipe, tmp_path, BuildTarget("cpu", "fp32"), SILENT)
         for expected in (nn.Embedding, StaticGradientTable):
             tables = [module for module in objective.model.modules() if isinstance(module, nn.Embedding)]

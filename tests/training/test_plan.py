@@ -91,6 +91,8 @@ class TestBudget:
         without = plan(recipe, RTX.model_copy(update={"context_bytes": None}))
         assert without.budget_bytes == result.budget_bytes + CONTEXT
         assert "for CUDA's context" not in without.budget_source
+        with pytest.raises(InputError, match="usable_memory_bytes"):
+            plan(recipe, RTX.model_copy(update={"usable_memory_bytes": None, "memory_bytes": None}))
 
     @pytest.mark.parametrize("persona", [LAPTOP, WINDOWS])
     def test_limits_of_the_allocator(
@@ -123,11 +125,6 @@ class TestBudget:
         free.append(2**30)  # other processes use the card; they may free their memory later
         assert budget(RTX) == 2**30 and caps.pop() == ((2**30 + reserved) if is_windows else usable) / total
         assert budget(None) == 2**30 and caps == ([(2**30 + reserved) / total] if is_windows else [])
-
-    def test_card_without_memory_facts(self) -> None:
-        bare = RTX.model_copy(update={"usable_memory_bytes": None, "memory_bytes": None})
-        with pytest.raises(InputError, match="usable_memory_bytes"):
-            plan(SMALL_RECIPE, bare)
 
 
 @pytest.mark.parametrize(("capability", "expected"), [("7.5", "fp16"), ("8.9", "bf16"), ("12.0", "bf16")])

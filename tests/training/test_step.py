@@ -299,7 +299,7 @@ class TestCompile:
 
 
 class TestSpeedOptions:
-    @pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+    @pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True)])
     def test_tf32(self, capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         options = SpeedOptions.of(config(tf32=True), CUDA)

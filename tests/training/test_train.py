@@ -49,18 +49,11 @@ class TestClassifier:
         assert manifest.best_epoch == best + 1
         assert manifest.validation is not None and manifest.validation.accuracy == epochs[best]["val_accuracy"]
 
-    def test_same_recipe_gives_the_same_weights(
+    def test_run_resumed_at_the_end_of_an_epoch_is_identical(
         self, tmp_path: Path, tiny_recipe: ClassificationRecipe, tiny_run: Path
     ) -> None:
-        assert_same_run(train(tiny_recipe, TrainOptions(tmp_path, accelerator="cpu")), tiny_run)
-
-    @pytest.mark.parametrize("steps", [3, 4])
-    def test_resumed_run_is_identical(
-        self, tmp_path: Path, tiny_recipe: ClassificationRecipe, tiny_run: Path, steps: int
-    ) -> None:
-        """Interrupted within an epoch, and at its end."""
-        with pytest.raises(InterruptedRun, match=f"step {steps}"):
-            train(tiny_recipe, TrainOptions(tmp_path, name="run", accelerator="cpu"), StopAfter(steps))
+        with pytest.raises(InterruptedRun, match="step 4"):
+            train(tiny_recipe, TrainOptions(tmp_path, name="run", accelerator="cpu"), StopAfter(4))
         assert read_run(tmp_path / "run").status == "interrupted"
         assert_same_run(train(tiny_recipe, TrainOptions(tmp_path, resume=True, accelerator="cpu")), tiny_run)
 
@@ -103,13 +96,8 @@ class TestLanguageModel:
         evaluation = json.loads((fresh_language_run / "evaluation.json").read_text(encoding="utf-8"))
         rows = {(row["split"], row["exit"]) for row in evaluation["rows"]}
         assert rows == {("validation", None), ("validation", 2), ("test", None), ("test", 2)}
-
-    def test_learns_at_every_exit(self, fresh_language_run: Path) -> None:
         steps = records(fresh_language_run, "step")
-        for name in ("loss", "loss_exit2", "loss_final"):
-            assert steps[-1][name] < steps[0][name] - 1
-        first, last = records(fresh_language_run, "epoch")
-        assert last["val_loss_exit2"] < first["val_loss_exit2"] and last["val_loss_exit4"] < first["val_loss_exit4"]
+        assert all(steps[-1][name] < steps[0][name] - 1 for name in ("loss", "loss_exit2", "loss_final"))
 
     def test_micro_batches_and_memory_options_change_no_result(self, tmp_path: Path) -> None:
         """The loss is a mean over all tokens of a step, not a mean of the micro-batches' means."""

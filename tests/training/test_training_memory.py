@@ -244,17 +244,11 @@ def test_peak_of_shards() -> None:
     assert shards.optimizer == single.optimizer // 4
 
 
-def test_measured_peak() -> None:
-    measured, description = memory.measured_peak("cpu")
-    assert measured is not None and measured > 50 * MIB and "whole process" in description
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
         (torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronous"), True),
-        (RuntimeError("CUDA driver error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
         (RuntimeError("Triton Error [CUDA]: out of memory"), True),
@@ -269,9 +263,6 @@ def test_measured_peak() -> None:
 )
 def test_out_of_memory_errors(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
-
-
-def test_out_of_memory_error_of_the_cpu() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**60)
     assert is_out_of_memory(raised.value)
