@@ -13,7 +13,6 @@ import yaml
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, FittedCase
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError, InputError
-from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row
 from edgeformer.benchmark.measure import MeasureRules
 from edgeformer.benchmark.measurement import Item, MeasureSpec, check_artifact
@@ -43,6 +42,7 @@ from edgeformer.system.capability import kernel_flags
 from edgeformer.system.host import cpu_name, stated_cache_bytes
 from edgeformer.system.nvidia import Gpu
 from tests.runtimes.tiny_bundle import POSITIONS, artifact_of, classifier_graph, write_bundle, write_manifest
+from tests.training.runs import Messages
 
 RULES = MeasureRules(warmup_min_s=0.05, warmup_max_s=0.5, min_s=0.1, max_s=1.0, idle_s=0.01, energy_s=0.01)
 CALL_US = 7.0
@@ -63,14 +63,6 @@ SHAPES = [(2, 8), (1, 24), (4, 3), (1, 8), (1, 25)]  # the model takes 24 tokens
 SORTED = [(1, 8), (4, 3), (2, 8), (1, 24)]
 
 
-class Messages(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.lines.append(text)
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bundle(tmp_path_factory.mktemp("calibrate") / "bundle", {"model": classifier_graph(50, 64)})
@@ -78,18 +70,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def calibrated(tiny: Path) -> DeviceProfile:
-    """A real calibration, but for the probe, which takes ten seconds and a hundred megabytes."""
+    """A real calibration in one sweep, but for the probe, which takes ten seconds and a hundred megabytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrate_module, "run_probe", lambda threads: RATES)
+        patch.setattr(calibrate_module, "SWEEPS", 1)
         return calibrate(tiny, load_profile("host"), threads=1)
-
-
-def test_no_shape_is_both_fitted_and_validated() -> None:
-    assert not set(FIT_SHAPES) & set(CHECK_SHAPES)
 
 
 def test_a_calibrated_profile_has_measured_facts_and_fitted_rates(calibrated: DeviceProfile) -> None:
     base = load_profile("host")
+    assert not set(FIT_SHAPES) & set(CHECK_SHAPES), "no shape is both fitted and validated"
     assert (calibrated.name, calibrated.title, calibrated.budgets) == (base.name, base.title, base.budgets)
     calibration = calibrated.calibration
     assert calibration is not None and (calibration.processor, calibration.threads) == (cpu_name(), 1)
@@ -181,13 +171,6 @@ def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(calibrate_module, "run_timing", run_timing)
     monkeypatch.setattr(calibrate_module, "default_threads", lambda: 3)
     return state
-
-
-def test_full_graphs_come_in_the_requested_order(bundle: Path) -> None:
-    opened = Bundle.open(bundle)
-    for precisions in (("fp32", "int8", "fp16"), ("int8",)):
-        graphs = full_graphs(opened, precisions)
-        assert [graph.file for graph in graphs] == [bundle / "onnx" / f"{name}.onnx" for name in precisions]
 
 
 def test_every_precision_is_timed_at_the_shapes_that_the_model_takes(bundle: Path, host: SimpleNamespace) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, Fact, FittedCase, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
@@ -72,15 +70,8 @@ def fitted(calls: list[TimedCall]) -> Calibration:
     return calibration
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0, 10), min_size=3, max_size=3), st.integers(0, 1000))
-def test_nnls_finds_what_made_the_target(solution: list[float], seed: int) -> None:
-    matrix = np.random.default_rng(seed).uniform(0.1, 1.0, size=(12, 3))
-    assert nnls(matrix, matrix @ np.array(solution)) == pytest.approx(solution, abs=1e-6)
-
-
 def test_nnls_equals_scipys() -> None:
-    optimize = pytest.importorskip("scipy.optimize", reason="scipy is the oracle")
+    optimize = pytest.importorskip("scipy.optimize")
     generator = np.random.default_rng(3)
     for _ in range(30):
         matrix, target = generator.normal(size=(10, 4)), generator.normal(size=10)

@@ -10,6 +10,7 @@ import pytest
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine
+from edgeformer.artifacts.report import Memory
 from edgeformer.estimate import roofline
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.roofline import (
@@ -90,23 +91,12 @@ def test_an_operators_own_efficiency_goes_before_its_classs_and_that_before_fp32
         efficiency_of(MOVED, half, "fp32")
 
 
-def test_a_calibrated_call_is_its_nodes() -> None:
-    works = [PRODUCT, SHAPES]
-    assert calibrated_nodes_us(works, CPU, calibration(), "fp32", HELD) == [20.0, 1.0]
-    assert calibrated_nodes_us(works, CPU, calibration(), "fp16", HELD) == [10.0, 1.0], (
-        "FP32's operators are not FP16's"
-    )
-
-
 @pytest.mark.parametrize(("beyond", "us"), [(HELD, 2.5), (HALF_HELD, 6.25), (TOO_LARGE, 10.0)])
 def test_a_calibrated_call_reads_from_memory_what_the_cache_does_not_hold(beyond: float, us: float) -> None:
     """0.1 MB of weights at 20 GB/s: twice as fast from the cache, half as fast from memory."""
-    fitted = calibration(
-        operators={}, efficiencies={"fp32": {"gemm": Efficiency(of_bandwidth=2.0, of_memory=0.5)}}, call_overhead_us={}
-    )
-    assert calibrated_nodes_us(
-        [NodeWork("gemm", "MatMul", 0.0, 1e5, 0.0)], CPU, fitted, "fp32", beyond
-    ) == pytest.approx([us])
+    fitted = calibration(operators={}, efficiencies={"fp32": {"gemm": Efficiency(of_bandwidth=2.0, of_memory=0.5)}})
+    works = [NodeWork("gemm", "MatMul", 0.0, 1e5, 0.0)]
+    assert calibrated_nodes_us(works, CPU, fitted, "fp32", beyond) == pytest.approx([us])
 
 
 @pytest.mark.parametrize(
@@ -164,14 +154,6 @@ def test_a_gpu_fuses_at_the_low_end_and_engines_also_at_the_high_end() -> None:
         assert high == pytest.approx(2 * 1.0 + 64 / 9e9 * 1e6 + 3 * 12.0)
 
 
-def test_a_range_is_never_upside_down() -> None:
-    """Overhead alone: fused at the high end, not at the low one."""
-    chain = replace(GPU, overhead_us=0.0)
-    work = NodeWork("gemm", "MatMul", 0.0, 9e3, 0.0)
-    low, high = range_us([work] * 9, replace(chain, cache_bytes=0), 1.0, fused=True)
-    assert low <= high
-
-
 @pytest.mark.parametrize(
     ("rows", "columns", "cores", "share"),
     [
@@ -206,10 +188,9 @@ def graph(**changes: Any) -> ArtifactManifest:
 
 
 def engine(**changes: Any) -> ArtifactManifest:
-    told = {"activation_bytes": 4 * MIB, "weight_bytes": 2 * MIB, **changes}
-    return graph(
-        engine=Engine(builder="b", seconds=1, checked_by="size", graph_bytes=1, shapes={}).model_copy(update=told)
-    )
+    sizes = {"activation_bytes": 4 * MIB, "weight_bytes": 2 * MIB, **changes}
+    base = Engine(builder="b", seconds=1, checked_by="size", graph_bytes=1, shapes={})
+    return graph(engine=base.model_copy(update=sizes))
 
 
 def profile(kind: str, context: int | None) -> DeviceProfile:
@@ -217,41 +198,37 @@ def profile(kind: str, context: int | None) -> DeviceProfile:
     return base.model_copy(update={"context_bytes": None if context is None else fact(context)})
 
 
-@pytest.mark.parametrize("context", [None, 500 * MIB])
-def test_memory_on_a_cpu_is_copies_of_the_weights_and_what_is_alive(context: int | None) -> None:
-    result = estimate_memory(graph(), profile("cpu", context), weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
-    assert result.status == "estimated"
-    assert result.low == (10 + 3 + 2) * MIB
-    assert result.high == pytest.approx((3.2 * 10 + 2 * (4 * 3 + 2) + 48) * MIB, abs=1)
-    assert result.peak == pytest.approx((result.low * result.high) ** 0.5, abs=1)
-    assert "CUDA context" not in str(result.method)
+def memory(artifact: ArtifactManifest, device: DeviceProfile) -> Memory:
+    return estimate_memory(artifact, device, weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
 
 
-def test_memory_on_a_gpu_is_the_context_too() -> None:
-    result = estimate_memory(graph(), profile("cuda", 100 * MIB), weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
-    assert result.low == pytest.approx((70 + 10 + 3 + 2) * MIB, abs=1)
-    assert result.high == pytest.approx((150 + 2 * (10 + 4 * 3 + 2) + 32) * MIB, abs=1)
-    assert "CUDA context" in str(result.method)
+GPU_DEVICE = profile("cuda", 100 * MIB)
 
 
-def test_memory_of_an_engine_is_what_its_builder_said() -> None:
-    card = profile("cuda", 100 * MIB)
-    result = estimate_memory(engine(), card, weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
-    assert result.low == pytest.approx((70 + 2 + 3 + 2) * MIB, abs=1)
-    assert result.high == pytest.approx((150 + 3 + 4 + 2 + 32) * MIB, abs=1)
-    small = estimate_memory(engine(activation_bytes=MIB), card, 10 * MIB, 3 * MIB, MIB)
-    assert small.low == pytest.approx((70 + 2 + 1 + 2) * MIB, abs=1), "no more alive than it ever needs"
-    unsaid = estimate_memory(
-        engine(weight_bytes=None).model_copy(update={"size_bytes": None}), card, 10 * MIB, 3 * MIB, MIB
-    )
-    assert unsaid.low == pytest.approx((70 + 10 + 3 + 2) * MIB, abs=1)
-    assert unsaid.high == pytest.approx((150 + 10 + 4 + 2 + 32) * MIB, abs=1)
-    silent = estimate_memory(engine(activation_bytes=None), card, 10 * MIB, 3 * MIB, MIB)
-    assert silent == estimate_memory(graph(), card, 10 * MIB, 3 * MIB, MIB)
+@pytest.mark.parametrize(
+    ("artifact", "device", "low", "high"),
+    [
+        (graph(), profile("cpu", 500 * MIB), 10 + 3 + 2, 3.2 * 10 + 2 * (4 * 3 + 2) + 48),
+        (graph(), profile("cpu", None), 10 + 3 + 2, 3.2 * 10 + 2 * (4 * 3 + 2) + 48),
+        (graph(), GPU_DEVICE, 70 + 10 + 3 + 2, 150 + 2 * (10 + 4 * 3 + 2) + 32),
+        # An engine's builder says more; no more is alive than it ever needs.
+        (engine(), GPU_DEVICE, 70 + 2 + 3 + 2, 150 + 3 + 4 + 2 + 32),
+        (engine(activation_bytes=MIB), GPU_DEVICE, 70 + 2 + 1 + 2, 150 + 3 + 1 + 2 + 32),
+        (engine(weight_bytes=None).model_copy(update={"size_bytes": None}), GPU_DEVICE, 70 + 10 + 3 + 2,
+         150 + 10 + 4 + 2 + 32),
+        (engine(activation_bytes=None), GPU_DEVICE, 70 + 10 + 3 + 2, 150 + 2 * (10 + 4 * 3 + 2) + 32),
+    ],
+)  # fmt: skip
+def test_memory(artifact: ArtifactManifest, device: DeviceProfile, low: float, high: float) -> None:
+    """On a CPU copies of the weights and what is alive; on a GPU the context, too."""
+    result = memory(artifact, device)
+    assert result.low == pytest.approx(low * MIB, abs=1) and result.high == pytest.approx(high * MIB, abs=1)
+    assert result.peak == pytest.approx(MIB * (low * high) ** 0.5, abs=2)
+    assert result.status == "estimated" and ("CUDA context" in str(result.method)) == (device.kind == "cuda")
 
 
 def test_memory_on_a_gpu_of_unknown_context_is_not_estimated() -> None:
-    result = estimate_memory(graph(), profile("cuda", None), 1.0, 1.0, 1.0)
+    result = memory(graph(), profile("cuda", None))
     assert (result.status, result.peak) == ("unavailable", None)
     assert result.reason == "device profile 'made-up' does not say context_bytes"
 
@@ -285,14 +262,11 @@ def test_rates_of_a_precision(kind: str, precision: str, peak: float, sure: floa
     )  # fmt: skip
 
 
-def test_a_processor_without_int8_instructions_is_at_best_twice_as_fast_with_it() -> None:
-    result = rates_of(device("cpu", peaks=PEAKS.model_copy(update={"int8": None})), "int8")
-    assert (result.peak, result.sure_peak) == (2e11, 1e11)
-
-
-def test_what_may_be_unknown() -> None:
-    result = rates_of(device("cpu", cache_bytes=None, cores=None), "fp32")
-    assert (result.cache_bytes, result.cores) == (0, None)
+def test_rates_without_some_facts() -> None:
+    """A processor without INT8 instructions is at best twice as fast with it."""
+    peaks = PEAKS.model_copy(update={"int8": None})
+    rates = rates_of(device("cpu", peaks=peaks, cache_bytes=None, cores=None), "int8")
+    assert (rates.peak, rates.sure_peak, rates.cache_bytes, rates.cores) == (2e11, 1e11, 0, None)
 
 
 @pytest.mark.parametrize("missing", ["bandwidth_bytes_per_s", "launch_overhead_us"])
