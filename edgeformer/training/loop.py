@@ -50,7 +50,7 @@ class TrainingLoop:
     checkpoints: Checkpoints
 
     def __init__(self, objective: Objective, processes: Processes) -> None:
-        self._recipe, self._config, self._objective = objective.recipe, objective.recipe.training, objective
+        self.objective, self._config = objective, objective.recipe.training
         self.processes, self.device = processes, processes.device
         self._rows = len(objective.prepared.train)
         self._epoch_steps = -(-self._rows // self._config.effective_batch)
@@ -84,7 +84,7 @@ class TrainingLoop:
                 folder, self.processes, self.stepper.model, self.stepper.optimizer, self.stepper.rate, has_best=has_best
             )
         if not (folder / random_states_file(self.processes.rank)).is_file():  # fewer processes wrote it
-            self.processes.seed_other_ranks(self._recipe.seed + self.position.step)
+            self.processes.seed_other_ranks(self.objective.recipe.seed + self.position.step)
         self._window = Meter(**self.position.window)
 
     def run(
@@ -102,7 +102,7 @@ class TrainingLoop:
         self._log, self._progress, self._saved_at = log, progress, time.monotonic()
         self._last_step = min(self.total_steps, max_steps or self.total_steps)
         position = self.position
-        with keep_heap(self._config.batch_size * self._recipe.data.tokens_at_once):
+        with keep_heap(self._config.batch_size * self.objective.recipe.data.tokens_at_once):
             while position.epoch < self._config.epochs and not self._stagnates():
                 # A stop request may have ended the last step before its weights were validated.
                 is_unscored = position.batch > 0 and position.scored_at != position.step
@@ -128,13 +128,13 @@ class TrainingLoop:
         position, progress, effective = self.position, self._progress, self._config.effective_batch
         self.stepper.model.train()
         if not position.batch:
-            self._window = Meter(self._objective.per_token)
+            self._window = Meter(self.objective.per_token)
         previous_rows = position.batch * effective
         end = min(self._rows, previous_rows + max(0, self._last_step - position.step) * effective)
         with bar(progress, f"Epoch {position.epoch + 1}/{self._config.epochs}", end, "samples"):
             progress.advance(previous_rows)
             mark = time.perf_counter()
-            steps = self._objective.steps(position.epoch)[position.batch :] if position.step < self._last_step else ()
+            steps = self.objective.steps(position.epoch)[position.batch :] if position.step < self._last_step else ()
             for rows in steps:
                 lr, size = self.stepper.rate.current, position.batch_size
                 step = self.stepper.take(rows, position)
@@ -163,7 +163,7 @@ class TrainingLoop:
                     parts = {name: value / weight for name, value in self._window.part_sums.items()}
                     skipped = {"skipped": float(self._window.skipped)} if self._window.skipped else {}
                     self._record("step", {"loss": self._window.loss, **parts, **speed, **skipped, "lr": lr})
-                    self._window = Meter(self._objective.per_token)
+                    self._window = Meter(self.objective.per_token)
                 self._check_loss(step)
                 is_stopping, is_late = self.processes.any(stop.is_set(), self._is_late(step.seconds_sum))
                 if is_stopping:
@@ -177,7 +177,7 @@ class TrainingLoop:
 
     def _remaining_s(self) -> float:
         """Estimate the seconds until training and scoring end. Early stopping is not predicted."""
-        prepared, position = self._objective.prepared, self.position
+        prepared, position = self.objective.prepared, self.position
         validations = -(-self._last_step // self._epoch_steps) - position.epoch
         rows = validations * len(prepared.validation) + sum(map(len, prepared.tests.values()))
         steps = self._last_step - position.step + _FORWARD_SHARE * rows / self._config.effective_batch
@@ -190,7 +190,7 @@ class TrainingLoop:
             is_complete: an epoch has ended. Within an epoch (``max_steps``), the result does not count for schedule,
                 early stopping and the number of the best epoch.
         """
-        position, objective, progress = self.position, self._objective, self._progress
+        position, objective, progress = self.position, self.objective, self._progress
         started, rows = time.perf_counter(), len(objective.prepared.validation)
         with bar(progress, "Scoring validation", rows, "rows"):
             score = objective.evaluate(self.plain_model, "validation", self.processes, progress.advance)

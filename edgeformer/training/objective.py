@@ -45,13 +45,9 @@ def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
     key = f"training.teacher: {name}"
     try:
         folder = locate(name, artifacts).require_run()
-        run = Run.open(folder)
+        Run.open(folder).require_finished()
     except ArtifactError as error:
-        raise RecipeError(f"{key}: is no run ({error}); name a finished run, or its folder") from None
-    try:
-        run.require_finished()
-    except ArtifactError as error:
-        raise RecipeError(f"{key}: {error}") from None
+        raise RecipeError(f"{key}: {error}; name a finished run, or its folder") from None
     weights = folder / MODEL_FOLDER / WEIGHTS
     if not weights.is_file():
         raise RecipeError(f"{key}: has no weights ({weights}); copy the whole run again")

@@ -28,7 +28,7 @@ from edgeformer.artifacts.files import replacing_folder, write_json, write_text
 from edgeformer.artifacts.manifest import MemoryUse, RunManifest
 from edgeformer.artifacts.progress import SILENT, Lasting, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.scores import EVALUATION_FILE, Score, merge_rows
+from edgeformer.artifacts.scores import EVALUATION_FILE, merge_rows
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.artifacts.workspace import NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder, resume_command
 from edgeformer.data.tokenization import fingerprint
@@ -158,7 +158,7 @@ def _train(
         }
     )
     loop = TrainingLoop(objective, processes)
-    record = RunRecord(objective, loop)
+    record = RunRecord(loop)
     if resumed_folder is None:
         record.use_folder(processes.on_main(create_run))
     else:
@@ -336,8 +336,8 @@ class RunRecord:
     manifest: RunManifest
     folder: Path
 
-    def __init__(self, objective: Objective, loop: TrainingLoop) -> None:
-        self.recipe, self._objective, self.loop = objective.recipe, objective, loop
+    def __init__(self, loop: TrainingLoop) -> None:
+        self.loop, self.recipe = loop, loop.objective.recipe
 
     def use_folder(self, folder: Path) -> None:
         """Use ``folder``, which may have been created by another process."""
@@ -353,7 +353,7 @@ class RunRecord:
 
         It appears with recipe and manifest in it: a killed process leaves no empty folder that blocks a name.
         """
-        recipe, objective, loop = self.recipe, self._objective, self.loop
+        recipe, objective, loop = self.recipe, self.loop.objective, self.loop
 
         def fill(folder: Path) -> None:
             write_text(folder / RECIPE_FILE, _HEADER + recipe.to_yaml())
@@ -393,20 +393,19 @@ class RunRecord:
         self.use_folder(folder)
         count, precision = self.loop.processes.count, self.loop.processes.precision
         with self.loop.processes.failing_together():
-            manifest, prepared = read_run(folder), self._objective.prepared
-            if manifest.tokenizer_fingerprint not in (None, fingerprint(prepared.tokenizer)):
-                tokenizer_file = getattr(self.recipe.tokenizer, "path", "the tokenizer that the recipe names")
-                raise InputError(
-                    f"{folder}: the tokenizer changed since this run began, or the version of edgeformer and its "
-                    f"cleaning; restore {tokenizer_file}, or train again without --resume"
-                )
-            if manifest.data.fingerprint != prepared.summary.fingerprint:
-                raise InputError(f"{folder}: the data changed since this run began; train again without --resume")
-            if manifest.precision != precision:
-                raise InputError(
-                    f"{folder}: was trained in {manifest.precision}, this machine would go on in {precision}; "
-                    f"add --set training.precision={manifest.precision} and train anew, or resume where it began"
-                )
+            manifest, prepared = read_run(folder), self.loop.objective.prepared
+            tokenizer = fingerprint(prepared.tokenizer)
+            facts = {  # at the beginning, and now
+                "tokenizer": (manifest.tokenizer_fingerprint or tokenizer, tokenizer),
+                "data": (manifest.data.fingerprint, prepared.summary.fingerprint),
+                "number format": (manifest.precision, precision),
+            }
+            for name, (original, current) in facts.items():
+                if current != original:
+                    raise InputError(
+                        f"{folder}: the {name} changed since this run began (from {original[:12]} to {current[:12]}); "
+                        "resume it with the original one, or train again without --resume"
+                    )
         if manifest.processes != count:
             progress.message(f"going on with {count} processes instead of {manifest.processes}; the steps are the same")
         self.loop.resume(progress)
@@ -467,7 +466,7 @@ class RunRecord:
     def finish(self, reason: str | None, progress: Progress) -> None:
         """Score the best weights on every test set and write the model. ``reason``: why training ended early."""
         manifest = self._updated_manifest()  # before scoring adds to the peak
-        objective, processes, position = self._objective, self.loop.processes, self.loop.position
+        objective, processes, position = self.loop.objective, self.loop.processes, self.loop.position
         # Shards cannot load a checkpoint's weights.
         model = objective.build().to(processes.device) if processes.sharded else self.loop.plain_model
         if position.best_value is None:
@@ -476,11 +475,9 @@ class RunRecord:
         validation = objective.task.score_type.model_validate(position.validation)
         # The task may choose values by the validation score; the run's recipe.yaml keeps the requested ones.
         objective.recipe = objective.task.settled(self.recipe, validation)
-        tests: dict[str, Score] = {}
         sets = objective.prepared.tests
         with bar(progress, f"Scoring {', '.join(sets)}", sum(map(len, sets.values())), "rows"):
-            for name in sets:
-                tests[name] = objective.evaluate(model, name, advance=progress.advance)
+            tests = {name: objective.evaluate(model, name, advance=progress.advance) for name in sets}
         rows = [
             row
             for name, score in {"validation": validation, **tests}.items()
