@@ -19,7 +19,6 @@ from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training import loop
 from edgeformer.training import train as train_module
 from edgeformer.training.checkpoint import Checkpoints
-from edgeformer.training.loop import TrainingLoop
 from edgeformer.training.step import Stepper
 from edgeformer.training.train import TrainOptions, train
 from tests.torture.children import OFTEN, TINY
@@ -79,16 +78,6 @@ def test_at_most_checkpoint_minutes_are_lost(tmp_path: Path, monkeypatch: pytest
     train(recipe, TrainOptions(tmp_path, max_steps=40))
     lost_s = [end - start for (start, _), (_, end) in pairwise(saves)]
     assert len(lost_s) >= 4 and max(lost_s[1:]) == 10.0
-
-
-def test_slow_saves_leave_time_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If saving takes most of the interval, the interval is counted from the end of the last save."""
-    training = TrainingLoop.__new__(TrainingLoop)
-    training._config = SimpleNamespace(checkpoint_minutes=10 / 60)  # type: ignore[assignment]
-    training._saved_at, training._saving_s = 0.0, 95.0
-    for seconds, expected in ((100.0, False), (105.0, True)):
-        monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda seconds=seconds: seconds))
-        assert training._is_late(1.0) is expected
 
 
 def test_checkpoint_interval_changes_no_result(stopped_run: Path, tiny_run: Path) -> None:

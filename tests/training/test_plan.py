@@ -165,13 +165,7 @@ CHUNKED = "training.chunked_loss=true"
     ("overrides", "budget", "changes", "peak"),
     [
         ([], 261, [CHUNKED], 260),
-        ([], 145, [CHUNKED, "training.batch_size=4", "training.accumulation=4"], 140),
-        (
-            [],
-            105,
-            [CHUNKED, "training.batch_size=1", "training.accumulation=16", "training.checkpointing=loop"],
-            104,
-        ),
+        ([], 105, [CHUNKED, "training.batch_size=1", "training.accumulation=16", "training.checkpointing=loop"], 104),
         ([CHUNKED, "training.batch_size=9"], 135, ["training.batch_size=3", "training.accumulation=3"], 130),
     ],
 )
