@@ -9,38 +9,18 @@ from typing import Annotated
 import typer
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.cli.options import (
-    ADVANCED,
-    Artifacts,
-    Inputs,
-    Json,
-    Ranges,
-    RunOrGraph,
-    Shapes,
-    integers,
-    locate_or_import,
-    print_json,
-    stdout,
-)
+from edgeformer.cli import options as opt
 
 
 def command(
-    run: RunOrGraph = None,
+    run: opt.RunOrGraph = None,
     device: Annotated[
         str | None, typer.Option(help="Hardware profile to start from (see: edgeformer list devices). Default: host.")
     ] = None,
     also: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--also",
-            metavar="RUN",
-            help="Calibrate with this run, too. May be repeated. Of three models and more, each is left out once.",
-        ),
+        list[str] | None, typer.Option(metavar="RUN", help="Calibrate with this run, too. May be repeated.")
     ] = None,
-    threads: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Threads of one operator. Default: the physical cores that it may use."),
-    ] = None,
+    threads: opt.Threads = None,
     validate: Annotated[
         bool, typer.Option("--validate", help="Then measure what the estimator says of this host, and compare.")
     ] = False,
@@ -51,25 +31,19 @@ def command(
     seq: Annotated[
         str | None, typer.Option(metavar="N,N…", help="Sequence lengths to compare at. Default: 16,64,128.")
     ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Compare with ≥ 60 s of measuring per row, for figures to publish.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
-    shape: Shapes = None,
-    value_range: Ranges = None,
-    inputs: Inputs = None,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    strict: opt.Strict = False,
+    shape: opt.Shapes = None,
+    value_range: opt.Ranges = None,
+    inputs: opt.Inputs = None,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Calibrate the estimator for this host's processor, with a bundle.
 
     Writes DIR/profiles/host.yaml, from which --device host estimates. How far off estimates of other models are needs
-    three models and more (--also RUN --also RUN). --validate then compares estimates of RUN with measurements at
-    --batch and --seq. For a GPU that is in this host nothing is fitted: --validate-only --device NAME compares.
+    three models and more (--also RUN --also RUN), of which each is left out once. --validate then compares estimates
+    of RUN with measurements at --batch and --seq. For a GPU that is in this host nothing is fitted:
+    --validate-only --device NAME compares.
 
     Examples:
 
@@ -86,26 +60,27 @@ def command(
     from edgeformer.report.tables import print_calibration
     from edgeformer.run import locate
 
-    counts, batches, seqs = integers(threads, "--threads"), integers(batch, "--batch"), integers(seq, "--seq")
+    counts, progress, profiles = opt.integers(threads, "--threads"), show_progress(), own_profiles(artifacts)
+    batches, seqs = opt.integers(batch, "--batch") or (1, 8), opt.integers(seq, "--seq") or (16, 64, 128)
     if also and validate_only:
         raise InputError("--also: names runs to calibrate with; leave out --validate-only")
     if len(counts) > 1:
         raise InputError("--threads: a calibration is for one number of threads")
     if counts and validate_only:
         raise InputError("--threads: --validate-only takes those of the calibration; calibrate again to change them")
-    bundle = locate_or_import(run, artifacts, shape, value_range, inputs).require_bundle()
+    bundle = opt.locate_or_import(run, artifacts, shape, value_range, inputs).require_bundle()
     options = CalibrationOptions(
         calibrate=not validate_only,
         check=validate or validate_only,
-        shapes=tuple(product(batches or (1, 8), seqs or (16, 64, 128))),
+        shapes=tuple(product(batches, seqs)),
         threads=counts[0] if counts else None,
         rules=MeasureRules.strict() if strict else None,
         further=tuple(locate(name, artifacts).require_bundle() for name in also or ()),
     )
-    profile = load_profile(device or "host", own_profiles(artifacts), show_progress().message)
-    profile, written = improve(bundle, profile, options, own_profiles(artifacts), show_progress())
+    profile = load_profile(device or "host", profiles, progress.message)
+    profile, written = improve(bundle, profile, options, profiles, progress)
     assert profile.calibration is not None
     if as_json:
-        print_json({"path": str(written), "profile": profile.model_dump(mode="json", by_alias=True)})
+        opt.print_json({"path": str(written), "profile": profile.model_dump(mode="json", by_alias=True)})
     else:
-        print_calibration(profile.calibration, written, stdout())
+        print_calibration(profile.calibration, written, opt.stdout())

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeformer.cli.options import Artifacts, Json, print_json, stdout
+from edgeformer.cli import options as opt
 
 if TYPE_CHECKING:
     from edgeformer.system.capability import Capability
@@ -15,16 +15,16 @@ _EXTRAS = ("hf", "serve")
 """Extras that belong to no runtime; each runtime reports its own."""
 
 
-def command(artifacts: Artifacts = Path("artifacts"), as_json: Json = False) -> None:
+def command(artifacts: opt.Artifacts = Path("artifacts"), as_json: opt.Json = False) -> None:
     """Show what works on this machine, in which version, and what to install for the rest."""
     from edgeformer.report.tables import capability_table
     from edgeformer.system.host import describe_host
 
     rows = [asdict(capability) for capability in capabilities()]
     if as_json:
-        print_json({"host": describe_host(), "capabilities": rows})
+        opt.print_json({"host": describe_host(), "capabilities": rows})
     else:
-        stdout().print(capability_table(rows))
+        opt.stdout().print(capability_table(rows))
 
 
 def capabilities(timeout_s: float = 20.0) -> list[Capability]:

@@ -7,58 +7,34 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import AnyRuntime, Artifacts, Encoding, Json, Run, print_json, stdout
+from edgeformer.cli import options as opt
 
 
 def command(
-    run: Run = None,
+    run: opt.Run = None,
     artifact: Annotated[
         str | None,
-        typer.Option(
-            metavar="ID|all", help="Which artifact; [b]torch[/b] for the run's own weights. Default: all of the bundle."
-        ),
+        typer.Option(metavar="ID|all", help="[b]torch[/b]: the run's own weights. Default: all of the bundle."),
     ] = None,
     split: Annotated[
         str, typer.Option(help="test (the protocol's own), validation, or a test set by name (e.g. sst-test).")
     ] = "test",
     data: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Score a labelled TSV, CSV, JSONL or Parquet file instead; a language model also scores plain text.",
-        ),
+        typer.Option(metavar="FILE", help="Score a labelled TSV, CSV, JSONL or Parquet file, or plain text, instead."),
     ] = None,
-    batch: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Rows per batch; ms per sample depends on it. Fewer where logits would grow too large."
-        ),
-    ] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Rows per batch; ms per sample depends on it.")] = 64,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            metavar="P",
-            help="Early exit at this top probability, beside the thresholds that are swept in any case.",
-        ),
+        typer.Option(min=0.0, max=1.0, metavar="P", help="Early exit also at this top probability."),
     ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Of --data: the column of the text, where it is called otherwise than in the model's own data; its "
-            "number if the first line names no columns.",
-        ),
-    ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the label.")] = None,
-    pair: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the second text.")
-    ] = None,
-    encoding: Encoding = None,
-    runtime: AnyRuntime = None,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    text: opt.TextColumn = None,
+    label: opt.LabelColumn = None,
+    pair: opt.PairColumn = None,
+    encoding: opt.Encoding = None,
+    runtime: opt.Runtime = None,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Score artifacts: accuracy, precision, recall, F1, loss, and ms per sample over the whole set.
 
@@ -78,6 +54,7 @@ def command(
 
       edgeformer evaluate --artifact onnx-fp32-step --threshold 0.9
     """
+    from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
     from edgeformer.inference.evaluate import EvaluateOptions, evaluate
     from edgeformer.report.plots import draw_early_exit
@@ -92,14 +69,13 @@ def command(
     if location.run is not None and data is None and runtime is None and evaluation.early_exit:
         picture = draw_early_exit(location.run, evaluation.rows, evaluation.early_exit)
     if as_json:
-        print_json(evaluation)
+        opt.print_json(evaluation)
         return
-    console = stdout()
+    console = opt.stdout()
     console.print(evaluation_table(location.name, evaluation.rows))
     if evaluation.early_exit:
         console.print(early_exit_table(location.name, evaluation.early_exit))
     if picture is not None:
-        console.print(f"drawn: {picture}", soft_wrap=True, markup=False)
+        say(f"drawn: {picture}")
     if any(row.leaks for row in evaluation.rows):
-        leaks = "leaks future tokens: this model sees the tokens that it predicts, so these scores are void"
-        console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)
+        console.print(f"[yellow]{opt.LEAKS}[/yellow]", soft_wrap=True)

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.artifacts.errors import InputError
-from edgeformer.cli.options import Artifacts, Encoding, Json, Run, Runtime, print_json, stdout
+from edgeformer.cli import options as opt
 
 
 def command(
-    run: Run = None,
+    run: opt.Run = None,
     max_drop: Annotated[
         str, typer.Option(metavar="SHARE", help="Largest accepted score drop: 1% is a point of accuracy.")
     ] = "1%",
@@ -27,15 +26,13 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Held-out rows of a labelled TSV, CSV, JSONL or Parquet file instead."),
     ] = None,
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the text.")] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the label.")] = None,
-    pair: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Of --data: the column of the second text.")
-    ] = None,
-    encoding: Encoding = None,
-    runtime: Runtime = None,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    text: opt.TextColumn = None,
+    label: opt.LabelColumn = None,
+    pair: opt.PairColumn = None,
+    encoding: opt.Encoding = None,
+    runtime: opt.Runtime = None,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Choose early-exit thresholds that keep the accuracy drop within --max-drop, and time what they save.
 
@@ -57,6 +54,8 @@ def command(
 
       edgeformer exits path/to/bundle --data held-out.tsv --max-drop 0.5% --risk 10%
     """
+    from edgeformer.artifacts.units import parse_share
+    from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
     from edgeformer.inference.evaluate import EvaluateOptions
     from edgeformer.inference.exits import GuaranteeOptions, calibrate_exits
@@ -76,8 +75,8 @@ def command(
         runtime=runtime,
         encoding=encoding,
     )
-    options = GuaranteeOptions(rows, _share(max_drop, "--max-drop"), _share(risk, "--risk"))
-    guarantees = calibrate_exits(location, options, show_progress())
+    drop, wrong = opt.parse_value("--max-drop", max_drop, parse_share), opt.parse_value("--risk", risk, parse_share)
+    guarantees = calibrate_exits(location, GuaranteeOptions(rows, drop, wrong), show_progress())
     paying = [id_ for id_, guarantee in guarantees.items() if guarantee.time.pays]
     recommended = min(paying, key=lambda id_: guarantees[id_].time.early_ms["mean"], default=None)
     if as_json:
@@ -87,23 +86,12 @@ def command(
             "recommended": recommended,
             "pays": {id_: guarantee.time.pays for id_, guarantee in guarantees.items()},
         }
-        print_json(document)
+        opt.print_json(document)
         return
-    console = stdout()
-    console.print(guarantee_table(location.name, guarantees))
+    opt.stdout().print(guarantee_table(location.name, guarantees))
     for id_, guarantee in guarantees.items():
-        console.print(f"{id_}: {guarantee.sentence()}", soft_wrap=True, markup=False)
-        console.print(f"{id_}: {guarantee.time.sentence()}", soft_wrap=True, markup=False)
-    use = f"use it: edgeformer predict {location.argument} --confidence auto --artifact {recommended}"
+        say(f"{id_}: {guarantee.sentence()}\n{id_}: {guarantee.time.sentence()}")
     if recommended is None:
-        use = "not recommended on this machine: no artifact is known to be faster with early exit than with all loops"
-    console.print(use, soft_wrap=True, markup=False)
-
-
-def _share(text: str, option: str) -> float:
-    from edgeformer.artifacts.units import parse_share
-
-    try:
-        return parse_share(text)
-    except ValueError as error:
-        raise InputError(f"{option}: {error}") from None
+        say("not recommended on this machine: no artifact is known to be faster with early exit than with all loops")
+    else:
+        say(f"use it: edgeformer predict {location.argument} --confidence auto --artifact {recommended}")

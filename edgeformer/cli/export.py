@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgeformer.artifacts.errors import InputError, InterruptedRun, needs_extra
-from edgeformer.cli.options import ADVANCED, Artifacts, Json, Run, print_json, stdout
+from edgeformer.cli import options as opt
+from edgeformer.cli.options import advanced
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.manifest import BundleManifest
 
 
 def command(
-    run: Run = None,
+    run: opt.Run = None,
     fp16: Annotated[bool, typer.Option("--fp16", help="Also write FP16 graphs: half the size.")] = False,
     int8: Annotated[
         bool,
@@ -28,33 +29,17 @@ def command(
         ),
     ] = False,
     int4: Annotated[
-        bool,
-        typer.Option(
-            "--int4",
-            help="Also write graphs with weights and tables in blocks of 4 bits, an eighth of the size: for "
-            "ONNX Runtime alone; judged by what the task score loses.",
-        ),
+        bool, typer.Option("--int4", help="Also write graphs with 4-bit weights in blocks, for ONNX Runtime alone.")
     ] = False,
     trt: Annotated[
         bool, typer.Option("--trt", help="Also build TensorRT engines for the target: of the FP16 graphs with --fp16.")
     ] = False,
     trt_via: Annotated[
-        str,
-        typer.Option(
-            "--trt-via",
-            metavar="onnx|torch-tensorrt",
-            help="What --trt compiles: the ONNX graph, or the torch module.",
-            rich_help_panel=ADVANCED,
-        ),
+        str, advanced(metavar="onnx|torch-tensorrt", help="What --trt compiles: the ONNX graph, or the torch module.")
     ] = "onnx",
     build: Annotated[
         list[str] | None,
-        typer.Option(
-            "--build",
-            metavar="NAME",
-            help="Also run this builder of an installed runtime; can be given several times.",
-            rich_help_panel=ADVANCED,
-        ),
+        advanced(metavar="NAME", help="Also run this builder of an installed runtime. May be repeated."),
     ] = None,
     exits: Annotated[
         str | None,
@@ -72,25 +57,11 @@ def command(
     ] = False,
     vocab_keep: Annotated[
         int | None,
-        typer.Option(
-            "--vocab-keep",
-            min=0,
-            metavar="N",
-            help="With --vocab-trim: also keep N tokens from the beginning of the vocabulary (most tokenizers number "
-            "from frequent to rare), for text that is unlike the training text.",
-            rich_help_panel=ADVANCED,
-        ),
+        advanced(min=0, metavar="N", help="--vocab-trim: also keep the first N tokens, most often the frequent ones."),
     ] = None,
     vocab_max: Annotated[
         int | None,
-        typer.Option(
-            "--vocab-max",
-            min=1,
-            metavar="N",
-            help="With --vocab-trim: of the tokens of the training text keep the N that it uses most often. A smaller "
-            "table; what is cut otherwise than in training shows in the score.",
-            rich_help_panel=ADVANCED,
-        ),
+        advanced(min=1, metavar="N", help="--vocab-trim: keep only the N tokens that the training text uses most."),
     ] = None,
     replace: Annotated[
         bool,
@@ -99,14 +70,11 @@ def command(
         ),
     ] = False,
     keep_going: Annotated[
-        bool,
-        typer.Option("--keep-going", help="Build what comes after a rejected artifact too.", rich_help_panel=ADVANCED),
+        bool, advanced("--keep-going", help="Build what comes after a rejected artifact too.")
     ] = False,
-    allow_leak: Annotated[
-        bool, typer.Option("--allow-leak", help="Export a language model although it sees future tokens.")
-    ] = False,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    allow_leak: opt.AllowLeak = False,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Export a run as a [b]bundle[/b]: ONNX graphs, tokenizer, labels and golden inputs in one folder.
 
@@ -149,6 +117,11 @@ def command(
     folder = location.require_bundle() if wrapped else location.require_run() / BUNDLE_FOLDER
     if run is None:
         progress.message(f"exporting {folder.parent}, the newest finished run")
+    try:
+        loops: tuple[int, ...] | Literal["all"]
+        loops = "all" if exits == "all" else tuple(int(part) for part in exits.split(",")) if exits is not None else ()
+    except ValueError:
+        raise InputError(f"--exit {exits!r}: must be the number of a loop, or all") from None
     with report_bundle_on_interrupt(folder):
         with needs_extra("train", "exporting"):
             from edgeformer.export.export import export
@@ -159,7 +132,7 @@ def command(
             int4=int4,
             build=builder_names(trt, trt_via, build or []),
             joining=True,
-            exits=_exits(exits),
+            exits=loops,
             target=target,
             vocab_trim=vocab_trim,
             vocab_keep=vocab_keep,
@@ -176,7 +149,7 @@ def command(
         picture = draw_bundle(bundle, (location.reports if wrapped else folder.parent / "plots") / "bundle.png")
     if as_json:
         facts = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
-        print_json({"bundle": str(folder), **facts, "plot": str(picture) if picture is not None else None})
+        opt.print_json({"bundle": str(folder), **facts, "plot": str(picture) if picture is not None else None})
     else:
         _print_bundle(folder, bundle, picture)
     # A kept artifact with a reason could not be built again; a kept one that is not built was not requested.
@@ -205,23 +178,10 @@ def report_bundle_on_interrupt(bundle: Path) -> Iterator[None]:
         with handle_signals(("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"), stop):
             yield
     except KeyboardInterrupt:
+        state = f"{bundle} is unchanged" if previous is not None else f"there is no {bundle}"
         if manifest() != previous:
             state = f"{bundle} was complete already"
-        else:
-            state = f"{bundle} is unchanged" if previous is not None else f"there is no {bundle}"
         raise InterruptedRun(f"interrupted; {state}") from None
-
-
-def _exits(text: str | None) -> tuple[int, ...] | Literal["all"]:
-    """Parse --exit: a loop, several separated by commas, or ``all``."""
-    if text is None:
-        return ()
-    if text == "all":
-        return "all"
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"--exit {text!r}: must be the number of a loop, or all") from None
 
 
 def builder_names(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
@@ -248,21 +208,19 @@ def builder_names(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
 
 def _print_bundle(folder: Path, bundle: BundleManifest, picture: Path | None) -> None:
     from edgeformer.artifacts.files import whole
+    from edgeformer.cli.console import say
     from edgeformer.report.canvas import NO_PICTURE
     from edgeformer.report.tables import artifact_table
 
-    console = stdout()
+    console = opt.stdout()
     console.print(artifact_table(bundle))
     if bundle.leaks:
-        leaks = "leaks future tokens: this model sees the tokens that it predicts, so its scores are void"
-        console.print(f"[yellow]{leaks}[/yellow]", soft_wrap=True)
+        console.print(f"[yellow]{opt.LEAKS}[/yellow]", soft_wrap=True)
     for note in bundle.notes:
-        console.print(f"note   {note}", soft_wrap=True, highlight=False, markup=False)
-    kept = [artifact.id for artifact in bundle.artifacts if artifact.kept]
-    if kept:
-        console.print(f"kept   {', '.join(kept)}", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"bundle {folder}", soft_wrap=True, markup=False)
-    console.print(f"plot   {picture or NO_PICTURE}", soft_wrap=True, markup=False)
-    leak = " --allow-leak" if bundle.leaks else ""
+        say(f"note   {note}")
+    if kept := [artifact.id for artifact in bundle.artifacts if artifact.kept]:
+        say(f"kept   {', '.join(kept)}")
+    say(f"bundle {folder}\nplot   {picture or NO_PICTURE}")
     run = folder if bundle.wrapped is not None else whole(folder).parent.name
-    console.print(f"next   edgeformer profile {run} --device {bundle.target or 'host'}{leak}", markup=False)
+    leak = " --allow-leak" if bundle.leaks else ""
+    say(f"next   edgeformer profile {run} --device {bundle.target or 'host'}{leak}")

@@ -8,43 +8,19 @@ from typing import Annotated
 import typer
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.cli.options import (
-    ADVANCED,
-    AllowLeak,
-    ArtifactIds,
-    Artifacts,
-    Inputs,
-    Json,
-    Ranges,
-    RunOrGraph,
-    Shapes,
-    integers,
-    locate_or_import,
-    print_json,
-    stdout,
-)
+from edgeformer.cli import options as opt
 
 
 def command(
     against: Annotated[
         str,
-        typer.Option(
-            metavar="BASELINE",
-            help="The baseline: a run, a bundle, or a report (.json), whose bundle is the baseline.",
-        ),
+        typer.Option(metavar="BASELINE", help="The baseline: a run, a bundle, or a report (.json) of its bundle."),
     ],
-    run: RunOrGraph = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Hardware profile whose budget names the shape. Default: the recipe's target."),
-    ] = None,
-    batch: Annotated[
-        str | None, typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: the device budget's.")
-    ] = None,
-    seq: Annotated[
-        str | None, typer.Option(metavar="N,N…", help="Sequence lengths to measure. Default: the device budget's.")
-    ] = None,
-    artifact: ArtifactIds = None,
+    run: opt.RunOrGraph = None,
+    device: opt.Device = None,
+    batch: opt.Batches = None,
+    seq: opt.Lengths = None,
+    artifact: opt.ArtifactIds = None,
     max_slowdown: Annotated[
         str | None, typer.Option(metavar="SHARE", help="Slower by at most this. Default: 5%.")
     ] = None,
@@ -56,48 +32,24 @@ def command(
     ] = None,
     max_score_loss: Annotated[
         str | None,
-        typer.Option(
-            metavar="SHARE", help="Accuracy points (perplexity: its share) to lose; off: not checked. Default: 1%."
-        ),
+        typer.Option(metavar="SHARE", help="Points to lose (perplexity: share); off: not checked. Default: 1%."),
     ] = None,
     eval_data: Annotated[
         Path | None,
-        typer.Option(
-            "--eval-data",
-            metavar="FILE",
-            help="Score both on this labelled file (TSV, CSV, JSONL, Parquet). Default: the baseline's held-out rows.",
-        ),
+        typer.Option(metavar="FILE", help="Labelled rows to score both on. Default: the baseline's held-out rows."),
     ] = None,
-    junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE.xml", help="Write the checks as JUnit XML.")
-    ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write the checks as JUnit XML.")] = None,
     summary: Annotated[
-        Path | None,
-        typer.Option("--summary", metavar="FILE.md", help="Append a Markdown summary, for a CI's job summary."),
+        Path | None, typer.Option(metavar="FILE.md", help="Append a Markdown summary, for a CI's job summary.")
     ] = None,
-    threads: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help="Threads of one operator. Default: the physical cores that this process may use.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = None,
-    runtime: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="onnxruntime, openvino (needs its extra) or all; or one provider by its name, e.g. openvino-cpu-bf16. "
-            "Default: onnxruntime.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = None,
-    allow_leak: AllowLeak = False,
-    shape: Shapes = None,
-    value_range: Ranges = None,
-    inputs: Inputs = None,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    threads: opt.Threads = None,
+    runtime: opt.MeasuredRuntime = None,
+    allow_leak: opt.AllowLeak = False,
+    shape: opt.Shapes = None,
+    value_range: opt.Ranges = None,
+    inputs: opt.Inputs = None,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Measure a bundle and its baseline in turns, and fail where the bundle is worse.
 
@@ -130,37 +82,34 @@ def command(
         if text == "off" and name != "max_slowdown":
             limits[name] = None
         elif text is not None:
-            try:
-                limits[name] = parse_share(text)
-            except ValueError as error:
-                raise InputError(f"--{name.replace('_', '-')}: {error}") from None
+            limits[name] = opt.parse_value(f"--{name.replace('_', '-')}", text, parse_share)
     if eval_data is not None and max_score_loss == "off":
         raise InputError("--eval-data: scores both on a file, but --max-score-loss off checks no score")
     for option, path in (("--junit", junit), ("--summary", summary)):
         if path is not None:
             require_writable(option, path)
-    location = locate_or_import(run, artifacts, shape, value_range, inputs)
-    profile = load_profile(
-        device or location.open_bundle().manifest.target, own_profiles(artifacts), show_progress().message
-    )
+    progress = show_progress()
+    location = opt.locate_or_import(run, artifacts, shape, value_range, inputs)
+    target = device or location.open_bundle().manifest.target
+    profile = load_profile(target, own_profiles(artifacts), progress.message)
     if against.endswith(".json"):
         baseline, notes = named_baseline(Path(against))
     else:
         baseline, notes = locate(against, artifacts).open_bundle(), []
     options = ProfileOptions(
-        integers(batch, "--batch") or None,
-        integers(seq, "--seq"),
-        threads=integers(threads, "--threads"),
+        opt.integers(batch, "--batch") or None,
+        opt.integers(seq, "--seq"),
+        threads=opt.integers(threads, "--threads"),
         artifacts=tuple(artifact or ()),
         runtime=runtime,
         allow_leak=allow_leak,
     )
     gate_options = GateOptions(**limits, eval_data=eval_data)  # type: ignore[arg-type]
-    gate = gate_bundles(location, baseline, profile, options, gate_options, show_progress(), notes)
+    gate = gate_bundles(location, baseline, profile, options, gate_options, progress, notes)
     if as_json:
-        print_json(gate)
+        opt.print_json(gate)
     else:
-        print_gate(gate, stdout())
+        print_gate(gate, opt.stdout())
     if junit is not None:
         write_junit(gate, junit)
     if summary is not None:

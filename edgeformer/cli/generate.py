@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.cli.options import ADVANCED, Artifacts, Json, NamedRun, print_json, split_run_and_texts, stdin
+from edgeformer.cli import options as opt
+from edgeformer.cli.options import advanced
 
 
 def command(
@@ -29,46 +30,32 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same text.")] = 0,
     exit_: Annotated[int | None, typer.Option("--exit", metavar="N", help="Every token answers after loop N.")] = None,
     confidence: Annotated[
-        bool,
-        typer.Option(
-            "--confidence", help="Every token answers at the first exit whose top probability reaches its threshold."
-        ),
+        bool, typer.Option("--confidence", help="Every token answers at the first exit that reaches its threshold.")
     ] = False,
     threshold: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="--confidence: of loop 1. Default: 0.92.")
+        float | None, typer.Option(min=0.0, max=1.0, help="--confidence: probability at loop 1. Default: 0.92.")
     ] = None,
-    floor: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="--confidence: the least. Default: 0.8.", rich_help_panel=ADVANCED),
-    ] = None,
+    floor: Annotated[float | None, advanced(min=0.0, max=1.0, help="--confidence: the least. Default: 0.8.")] = None,
     decay: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98.", rich_help_panel=ADVANCED),
+        float | None, advanced(min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98.")
     ] = None,
     artifact: Annotated[
         str | None,
-        typer.Option(
-            metavar="ID|torch",
-            help="Write with this step or decode artifact, or with the run's own weights. Default: FP32 of the bundle.",
-        ),
+        typer.Option(metavar="ID|torch", help="Step or decode artifact, or the run's own weights. Default: FP32."),
     ] = None,
     runtime: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="What computes: a runtime, or a provider by its name, e.g. torch-cpu of the run's own weights. "
-            "Default: the artifact's usual one; the run's own weights on a CUDA card where torch sees one.",
-        ),
+        str | None, opt.runtime_option(help="A runtime, or a provider, e.g. torch-cpu. Default: the artifact's usual.")
     ] = None,
-    run: NamedRun = None,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    run: opt.NamedRun = None,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Write text with a language model, from its bundle without torch, or else from the run's own weights.
 
     Stops at the end of a text, or after --max-tokens. Without --exit and --confidence every token takes all loops:
     that is the bundle's decode graph. --exit and --confidence run its step graphs, which are made with
-    [b]edgeformer export RUN --exit all[/b]. A run whose bundle has neither writes with its own weights (needs torch).
+    [b]edgeformer export RUN --exit all[/b]. A run whose bundle has neither writes with its own weights (needs torch;
+    on a CUDA card where torch sees one).
 
     Examples:
 
@@ -84,10 +71,10 @@ def command(
     from edgeformer.inference.generate import GenerateOptions, Sampling, generate
     from edgeformer.tasks.early_exit import EarlyExit
 
-    location, prompts = split_run_and_texts([*(words or ())], artifacts, run, "generate")
+    location, prompts = opt.split_run_and_texts([*(words or ())], artifacts, run, "generate")
     if len(prompts) > 1:
         raise InputError(f"one prompt at a time; put it in quotes: {' '.join(prompts)!r}")
-    prompt = prompts[0] if prompts else "" if sys.stdin.isatty() else stdin().rstrip("\n")
+    prompt = prompts[0] if prompts else "" if sys.stdin.isatty() else opt.stdin().rstrip("\n")
     if not prompts and not prompt:
         raise InputError("no prompt given; pass it as an argument, or on standard input")
     thresholds = {"start": threshold, "floor": floor, "decay": decay}
@@ -101,7 +88,7 @@ def command(
         say(prompt, end="")
     generation = generate(location, prompt, options, (lambda piece: say(piece, end="")) if streaming else None)
     if as_json:
-        print_json(generation.as_dict())
+        opt.print_json(generation.as_dict())
         return
     typer.echo("" if streaming else prompt + generation.text)  # in a pipe the text is the result, as it is
     speed = f", {generation.tokens_per_s:.1f} tokens/s" if generation.tokens_per_s is not None else ""

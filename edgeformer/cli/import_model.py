@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgeformer.artifacts.errors import InputError, needs_extra
-from edgeformer.cli.options import Artifacts, Json, print_json, stdout, wrap_options
+from edgeformer.cli import options as opt
 
 app = typer.Typer(
     no_args_is_help=True, help="Turn weights that were trained elsewhere into a run, or an ONNX file into a bundle."
@@ -34,8 +34,8 @@ def crt(
             help="Text to check and score it on (train.txt, valid.txt …). Default: WikiText-103, read when scored.",
         ),
     ] = None,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Import a checkpoint of the public CRT code: a bare state dict, or one under model or model_state_dict.
 
@@ -49,21 +49,12 @@ def crt(
       edgeformer export crt_imported-001 --allow-leak
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.report.tables import run_table
-    from edgeformer.run import read_run
 
     with needs_extra("train", "importing a checkpoint"):
         from edgeformer.export.import_run import ImportOptions, import_crt
     folder = import_crt(path, ImportOptions(artifacts, name, tokenizer, data), show_progress())
-    manifest = read_run(folder)
-    if as_json:
-        keys = {"run", "status", "parameters", "leaks", "causality", "reason"}
-        print_json({"path": str(folder), **manifest.model_dump(mode="json", include=keys)})
-        return
-    console = stdout()
-    console.print(run_table(manifest))
-    console.print(f"run   {folder}", soft_wrap=True, markup=False)
-    console.print("next  edgeformer export --allow-leak")
+    keys = {"run", "status", "parameters", "leaks", "causality", "reason"}
+    _print_run(folder, keys, "edgeformer export --allow-leak", as_json=as_json)
 
 
 @app.command("hf")
@@ -91,8 +82,8 @@ def hf(
     target: Annotated[
         str | None, typer.Option(metavar="PROFILE", help="The device profile that profile uses by default.")
     ] = None,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Import a text encoder: BERT, DistilBERT, RoBERTa, ELECTRA, MiniLM, ALBERT or ModernBERT.
 
@@ -108,8 +99,6 @@ def hf(
       edgeformer profile minilm --device raspberry-pi-5
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.report.tables import run_table
-    from edgeformer.run import read_run
 
     if pooling not in (None, "cls", "mean", "max"):
         raise InputError(f"--pooling {pooling!r}: must be cls, mean or max")
@@ -118,15 +107,22 @@ def hf(
     class_names = tuple(label.strip() for label in labels.split(",")) if labels is not None else None
     options = HfOptions(artifacts, name, data, class_names, pooling, max_length, target)
     folder = import_hf(source, options, show_progress())
+    keys = {"run", "task", "status", "parameters", "reason"}
+    _print_run(folder, keys, f"edgeformer export {folder.name} --fp16 --int8", as_json=as_json)
+
+
+def _print_run(folder: Path, keys: set[str], following: str, *, as_json: bool) -> None:
+    """Print an imported run; as JSON its path and the ``keys`` of its manifest."""
+    from edgeformer.cli.console import say
+    from edgeformer.report.tables import run_table
+    from edgeformer.run import read_run
+
     manifest = read_run(folder)
     if as_json:
-        keys = {"run", "task", "status", "parameters", "reason"}
-        print_json({"path": str(folder), **manifest.model_dump(mode="json", include=keys)})
+        opt.print_json({"path": str(folder), **manifest.model_dump(mode="json", include=keys)})
         return
-    console = stdout()
-    console.print(run_table(manifest))
-    console.print(f"run   {folder}", soft_wrap=True, markup=False)
-    console.print(f"next  edgeformer export {folder.name} --fp16 --int8", soft_wrap=True, markup=False)
+    opt.stdout().print(run_table(manifest))
+    say(f"run   {folder}\nnext  {following}")
 
 
 @app.command("onnx")
@@ -135,30 +131,9 @@ def onnx(
         Path, typer.Argument(metavar="MODEL.onnx", help="The file; external weights are in the same folder.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The bundle's folder.")],
-    inputs: Annotated[
-        Path | None,
-        typer.Option(
-            "--inputs",
-            metavar="FILE.npz",
-            help="Real inputs, an array of each name: one call, or several with an axis in front. Default: drawn.",
-        ),
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shape",
-            metavar="INPUT=1x512",
-            help="Sizes of an input; B stands for the batch size, S for the sequence length. May be repeated.",
-        ),
-    ] = None,
-    value_range: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--range",
-            metavar="INPUT=LOW:HIGH",
-            help="Draw an input's golden numbers evenly from these, both included. May be repeated.",
-        ),
-    ] = None,
+    inputs: opt.Inputs = None,
+    shape: opt.Shapes = None,
+    value_range: opt.Ranges = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of drawn inputs.")] = 0,
     tokenizer: Annotated[
         Path | None,
@@ -175,16 +150,17 @@ def onnx(
         int, typer.Option("--max-length", min=4, help="Tokens that a classifier's texts are cut to.")
     ] = 128,
     replace: Annotated[bool, typer.Option("--replace", help="Replace a bundle that is there already.")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Make a [b]bundle[/b] of any ONNX file, with any inputs and outputs.
 
     The graph is copied bit for bit. The bundle adds checksums, golden inputs, and the outputs of ONNX Runtime for them
     in FP32 on the CPU; verify, profile --search and export --fp16 --int8 --trt then work as for trained models.
 
-    Golden inputs are real ones with --inputs, else they are drawn: floats from a standard normal distribution, or
-    evenly from a --range; whole numbers need a --range, except token ids whose table is in the graph. Sizes that are
-    called batch or sequence (batch_size, N, seq_len, …) can differ from call to call; all others need a --shape.
+    Golden inputs are real ones with --inputs (an array of each input's name: one call, or several with an axis in
+    front), else they are drawn: floats from a standard normal distribution, or evenly from a --range; whole numbers
+    need a --range, except token ids whose table is in the graph. Sizes that are called batch or sequence (batch_size,
+    N, seq_len, …) can differ from call to call; all others need a --shape.
 
     With --tokenizer and --labels, a graph from input_ids (and attention_mask) to logits is a classifier, which predict
     and evaluate --data FILE understand; with --data every artifact is judged by its accuracy there.
@@ -202,21 +178,20 @@ def onnx(
 
       edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv
     """
+    from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
     from edgeformer.export.import_onnx import import_onnx
     from edgeformer.report.tables import artifact_table
 
     names = tuple(name.strip() for name in labels.split(",")) if labels else ()
     of_text = {"tokenizer": tokenizer, "labels": names, "data": data, "max_length": max_length}
-    options = wrap_options(shape, value_range, inputs, seed=seed, replace=replace, **of_text)
+    options = opt.onnx_options(shape, value_range, inputs, seed=seed, replace=replace, **of_text)
     bundle = import_onnx(model, output, options, show_progress())
     if as_json:
         facts = bundle.model_dump(mode="json", include={"run", "task", "notes", "artifacts"})
-        print_json({"bundle": str(output), **facts})
+        opt.print_json({"bundle": str(output), **facts})
         return
-    console = stdout()
-    console.print(artifact_table(bundle))
+    opt.stdout().print(artifact_table(bundle))
     for note in bundle.notes:
-        console.print(f"note   {note}", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"bundle {output}", soft_wrap=True, markup=False)
-    console.print(f"next   edgeformer profile {output} --device rtx4050", soft_wrap=True, markup=False)
+        say(f"note   {note}")
+    say(f"bundle {output}\nnext   edgeformer profile {output} --device rtx4050")

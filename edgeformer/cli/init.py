@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Encoding, Json, print_json, stdout
+from edgeformer.cli import options as opt
 
 
 def command(
@@ -16,20 +16,17 @@ def command(
         Path | None,
         typer.Option("-o", "--out", metavar="FILE", help="The recipe. Default: DATA's name with .yaml."),
     ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="The column of the text; its number if the first line names no columns."),
-    ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of the label.")] = None,
-    pair: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of a second text.")] = None,
-    encoding: Encoding = None,
+    text: opt.TextColumn = None,
+    label: opt.LabelColumn = None,
+    pair: opt.PairColumn = None,
+    encoding: opt.Encoding = None,
     source: Annotated[
         str | None,
         typer.Option(metavar="PATH|NAME", help="Start from this pretrained encoder: a folder, or a name on the hub."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the recipe. Default: DATA's name.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a recipe that is there.")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Write a recipe from a file of texts with labels: a dozen lines that train as they stand.
 
@@ -43,6 +40,7 @@ def command(
 
       edgeformer init tickets.tsv --text subject --label queue --source path/to/all-MiniLM-L6-v2
     """
+    from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
     from edgeformer.data.sources import Columns
     from edgeformer.report.tables import column_table
@@ -50,24 +48,20 @@ def command(
 
     recipe = draft(data, DraftOptions(out, Columns(text, pair, label, encoding), source, name, force), show_progress())
     if as_json:
-        print_json(
-            {
-                "recipe": str(recipe.path),
-                "name": recipe.name,
-                "source": recipe.guess.source.model_dump(mode="json"),
-                "labels": recipe.guess.labels,
-                "rows": recipe.rows,
-                "findings": [finding.model_dump(mode="json") for finding in recipe.findings],
-                "notes": list(recipe.notes),
-                "text": recipe.text,
-            }
-        )
+        document = {
+            "recipe": str(recipe.path),
+            "name": recipe.name,
+            "source": recipe.guess.source.model_dump(mode="json"),
+            "labels": recipe.guess.labels,
+            "rows": recipe.rows,
+            "findings": [finding.model_dump(mode="json") for finding in recipe.findings],
+            "notes": list(recipe.notes),
+            "text": recipe.text,
+        }
+        opt.print_json(document)
         return
-    console = stdout()
-    console.print(column_table(data.name, recipe.guess))
+    opt.stdout().print(column_table(data.name, recipe.guess))
     for note in (*(finding.message for finding in recipe.findings), *recipe.notes):
-        console.print(note, soft_wrap=True, markup=False)
-    console.print(f"\n{recipe.text}", soft_wrap=True, markup=False)
-    console.print(f"recipe  {recipe.path}", soft_wrap=True, markup=False)
+        say(note)
     path = f'"{recipe.path}"' if " " in str(recipe.path) else recipe.path
-    console.print(f"next    edgeformer train {path}", soft_wrap=True, markup=False)
+    say(f"\n{recipe.text}\nrecipe  {recipe.path}\nnext    edgeformer train {path}")

@@ -7,35 +7,29 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, print_json, stdout
+from edgeformer.cli import options as opt
 
 
 def command(
     kind: Annotated[
         Literal["recipes", "devices", "runs"], typer.Argument(metavar="{recipes|devices|runs}", help="What to list.")
     ],
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """List the shipped recipes, the hardware profiles, or the runs in artifacts/."""
     from edgeformer.cli.console import say
-    from edgeformer.report.listing import (
-        device_records,
-        device_table,
-        recipe_records,
-        record_table,
-        run_records,
-        run_table,
-    )
+    from edgeformer.report import listing
 
     if kind == "recipes":
-        rows = recipe_records()
+        rows, table = listing.recipe_records(), listing.recipe_table
+    elif kind == "devices":
+        rows, table = listing.device_records(artifacts), listing.device_table
     else:
-        rows = device_records(artifacts) if kind == "devices" else run_records(artifacts)
+        rows, table = listing.run_records(artifacts), listing.run_table
     if as_json:
-        print_json({kind: rows})
+        opt.print_json({kind: rows})
     elif rows:
-        table = {"devices": device_table, "runs": run_table}.get(kind)
-        stdout().print(table(rows) if table is not None else record_table(kind, rows))
+        opt.stdout().print(table(rows))
     else:
         say(f"no {kind} in {artifacts}; train one: edgeformer train quickstart")

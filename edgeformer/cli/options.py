@@ -1,4 +1,4 @@
-"""Options shared by several commands, and printing of results.
+"""Options shared by several commands, reading of their values, and printing of results.
 
 Results go to stdout; progress and messages go to stderr.
 """
@@ -10,8 +10,10 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -26,68 +28,74 @@ if TYPE_CHECKING:
     from edgeformer.export.import_onnx import OnnxImportOptions
     from edgeformer.run import Location
 
+V = TypeVar("V")
+
 WIDTH_IN_A_PIPE = 140
-ADVANCED = "Advanced"
-"""Panel of `--help` for options that are rarely used."""
+LEAKS = "leaks future tokens: this model sees the tokens that it predicts, so its scores are void"
+
+advanced = partial(typer.Option, rich_help_panel="Advanced")
+"""A rarely used option, in a panel of its own."""
+runtime_option = partial(typer.Option, "--runtime", metavar="NAME")
+_RUNTIMES = "onnxruntime, openvino (needs its extra) or all; or one provider by its name, e.g. openvino-cpu-bf16"
 
 Artifacts = Annotated[Path, typer.Option("--artifacts", metavar="DIR", help="The folder that holds the runs.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print exactly one JSON document on stdout; everything else on stderr.")
 ]
+_RUN = "A run's name or folder, a bundle's folder, an artifact file{}. Default: the newest finished run."
+Run = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN.format(""))]
+RunOrGraph = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN.format(", or any .onnx file"))]
+NamedRun = Annotated[
+    str | None,
+    typer.Option("--run", metavar="RUN", help="The run; then every word is a text, also one that looks like a name."),
+]
+Device = Annotated[
+    str | None, typer.Option(help="Hardware profile (see: edgeformer list devices). Default: the recipe's target.")
+]
+Batches = Annotated[
+    str | None,
+    typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: 1,16; of gate the device budget's."),
+]
+Lengths = Annotated[
+    str | None, typer.Option(metavar="N,N…", help="Sequence lengths to measure. Default: the device budget's.")
+]
+Threads = Annotated[
+    str | None, advanced(metavar="N,N…", help="Threads of one operator. Default: the physical cores that it may use.")
+]
 Runtime = Annotated[
     str | None,
-    typer.Option(
-        "--runtime",
-        metavar="NAME",
-        help="onnxruntime, openvino (needs its extra) or all; or one provider by its name, e.g. openvino-cpu-bf16. "
-        "Default: what profile --search found faster on this machine, else onnxruntime.",
+    runtime_option(
+        help=f"{_RUNTIMES}; of a run's own weights torch-cpu or torch-cuda. Default: what profile --search found "
+        "faster on this machine, else onnxruntime."
     ),
 ]
-_USUAL_RUNTIME = (
-    "Default: what profile --search found faster on this machine, else onnxruntime; a run's own weights on a CUDA card "
-    "where torch sees one."
-)
-AnyRuntime = Annotated[
+MeasuredRuntime = Annotated[
     str | None,
-    typer.Option(
-        "--runtime",
-        metavar="NAME",
-        help="onnxruntime, openvino (needs its extra) or all; or one provider by its name, e.g. openvino-cpu-bf16, and "
-        "torch-cpu or torch-cuda of a run's own weights. " + _USUAL_RUNTIME,
+    advanced("--runtime", metavar="NAME", help=f"{_RUNTIMES}. Default: onnxruntime; of --search all."),
+]
+ArtifactIds = Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this artifact. May be repeated.")]
+Strict = Annotated[bool, advanced("--strict", help="Measure ≥ 60 s per row, for figures to publish.")]
+AllowLeak = Annotated[
+    bool, advanced("--allow-leak", help="Accept a language model that sees future tokens; all that is made says so.")
+]
+Shapes = Annotated[
+    list[str] | None,
+    advanced(
+        "--shape",
+        metavar="INPUT=1x512",
+        help="ONNX files: sizes of an input; B stands for the batch size, S for the sequence length. May be repeated.",
     ),
 ]
-OneRuntime = Annotated[
-    str | None,
-    typer.Option(
-        "--runtime",
-        metavar="NAME",
-        help="onnxruntime or openvino (needs its extra); or one provider by its name, e.g. openvino-cpu-bf16, and with "
-        "--artifact torch torch-cpu or torch-cuda. " + _USUAL_RUNTIME,
+Ranges = Annotated[
+    list[str] | None,
+    advanced(
+        "--range",
+        metavar="INPUT=LOW:HIGH",
+        help="ONNX files: draw an input's golden numbers evenly from these, both included. May be repeated.",
     ),
 ]
-Encoding = Annotated[
-    str | None,
-    typer.Option(
-        "--encoding",
-        metavar="NAME",
-        help="Of the file, e.g. cp1252, latin-1 or utf-16. Default: UTF-8.",
-        rich_help_panel=ADVANCED,
-    ),
-]
-Run = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="A run's name or folder, a bundle's folder, or an artifact file. Default: the newest finished run.",
-    ),
-]
-RunOrGraph = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="A run's name or folder, a bundle's folder, an artifact file, or any .onnx file. Default: the newest "
-        "finished run.",
-    ),
+Inputs = Annotated[
+    Path | None, advanced("--inputs", metavar="FILE.npz", help="ONNX files: real inputs, instead of drawn ones.")
 ]
 Set = Annotated[
     list[str] | None,
@@ -96,44 +104,6 @@ Set = Annotated[
         metavar="KEY.PATH=VALUE",
         help="Override a key of the recipe, e.g. [b]training.epochs=3[/b]; the value is YAML. May be repeated.",
     ),
-]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shape",
-        metavar="INPUT=1x512",
-        help="ONNX files: sizes of an input; B stands for what --batch sizes, S for what --seq sizes. May be repeated.",
-        rich_help_panel=ADVANCED,
-    ),
-]
-Ranges = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--range",
-        metavar="INPUT=LOW:HIGH",
-        help="ONNX files: draw an input's golden numbers evenly from these, both included. May be repeated.",
-        rich_help_panel=ADVANCED,
-    ),
-]
-Inputs = Annotated[
-    Path | None,
-    typer.Option(
-        "--inputs",
-        metavar="FILE.npz",
-        help="ONNX files: real inputs, instead of drawn ones.",
-        rich_help_panel=ADVANCED,
-    ),
-]
-ArtifactIds = Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this artifact. May be repeated.")]
-AllowLeak = Annotated[
-    bool,
-    typer.Option(
-        "--allow-leak", help="Measure a language model although it sees future tokens.", rich_help_panel=ADVANCED
-    ),
-]
-NamedRun = Annotated[
-    str | None,
-    typer.Option("--run", metavar="RUN", help="The run; then every word is a text, also one that looks like a name."),
 ]
 DataFolder = Annotated[
     Path | None,
@@ -146,6 +116,15 @@ DataFolder = Annotated[
 ]
 TokenizerFile = Annotated[
     Path | None, typer.Option("--tokenizer", metavar="FILE", help="Use this tokenizer.json instead.")
+]
+TextColumn = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="The file's column of the text; its number if the first line has no names."),
+]
+LabelColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The file's column of the label.")]
+PairColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The file's column of the second text.")]
+Encoding = Annotated[
+    str | None, advanced("--encoding", metavar="NAME", help="Of the file, e.g. cp1252 or utf-16. Default: UTF-8.")
 ]
 
 
@@ -171,21 +150,31 @@ def stdin() -> str:
         raise InputError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
-def integers(text: str | None, option: str) -> tuple[int, ...]:
-    """Parse ``"1,16"`` to (1, 16), and None to ().
-
-    Raises:
-        typer.BadParameter: ``text`` is not a list of whole numbers ≥ 1; the message names ``option``.
-    """
-    if not text:
-        return ()
+def parse_value(option: str, text: str, parse: Callable[[str], V]) -> V:
+    """Return ``parse(text)``. Raises InputError, which names the option, for a ValueError."""
     try:
-        values = tuple(int(part) for part in text.split(","))
+        return parse(text)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from None
+
+
+def integers(text: str | None, option: str) -> tuple[int, ...]:
+    """Parse ``"1,16"`` to (1, 16), and None to (). Raises typer.BadParameter unless all are whole numbers ≥ 1."""
+    try:
+        values = tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
         raise typer.BadParameter(f"{text!r}: write whole numbers separated by commas, e.g. {option} 1,16") from None
     if any(value < 1 for value in values):
         raise typer.BadParameter(f"{text!r}: every number must be at least 1")
     return values
+
+
+def refuse_options(context: typer.Context, names: Collection[str], reason: str) -> None:
+    """Raise InputError for the first of these options (parameter names) that the user gave: it would do nothing."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"{parameter.opts[0]}: {reason}")
 
 
 def resolve_recipe(
@@ -232,20 +221,20 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
     try:
         return locate(first, artifacts), words[1:]
     except ArtifactError:
-        has_space = not first or any(character.isspace() for character in first)
+        can_name = first != "" and not any(character.isspace() for character in first)
         has_texts = len(words) >= 2 or _stdin_has_input()
-        exists = not has_space and (path_exists(Path(first)) or path_exists(artifacts / first))
-        if exists or (has_texts and not has_space and ("/" in first or "\\" in first)):
+        exists = can_name and (path_exists(Path(first)) or path_exists(artifacts / first))
+        if exists or (has_texts and can_name and ("/" in first or "\\" in first)):
             raise
         if has_texts and re.fullmatch(NAME_PATTERN, first) is not None:
             names = [folder.name for folder in run_folders(artifacts)]
             near = nearest_names(first, names, limit=3)
             hint = f"did you mean {' or '.join(near)}? " if near else ""
-            runs = ", ".join(names[-8:]) or "none yet"
-            example = f"edgeformer {command} --run {near[0] if near else names[-1] if names else 'RUN'} {first}"
             dots = " …" if len(words) > 1 else ""
+            example = f"edgeformer {command} --run {[*near, *names[::-1], 'RUN'][0]} {first}{dots}"
+            runs = ", ".join(names[-8:]) or "none yet"
             raise InputError(
-                f"no run {first!r}; {hint}runs in {artifacts}: {runs}; if it is a text: {example}{dots}"
+                f"no run {first!r}; {hint}runs in {artifacts}: {runs}; if it is a text: {example}"
             ) from None
     return locate(None, artifacts), words
 
@@ -259,7 +248,7 @@ def _stdin_has_input() -> bool:
     return stat.S_ISFIFO(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_size > 0)
 
 
-def wrap_options(
+def onnx_options(
     shapes: list[str] | None, ranges: list[str] | None, inputs: Path | None, **options: Any
 ) -> OnnxImportOptions:
     """Parse --shape and --range, and return the options of an ONNX import. Raises InputError."""
@@ -287,7 +276,7 @@ def locate_or_import(
         from edgeformer.export.import_onnx import import_onnx_cached
 
         progress = show_progress()
-        bundle = import_onnx_cached(path, artifacts, wrap_options(shapes, ranges, inputs), progress)
+        bundle = import_onnx_cached(path, artifacts, onnx_options(shapes, ranges, inputs), progress)
         progress.message(f"{run}: measured as the bundle {bundle}")
         return Location(None, bundle)
     for option, value in {"--shape": shapes, "--range": ranges, "--inputs": inputs}.items():

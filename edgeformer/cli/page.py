@@ -8,17 +8,11 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, integers, print_json, stdout
+from edgeformer.cli import options as opt
 
 
 def command(
-    bundle: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[BUNDLE]",
-            help="A bundle's folder, a run that has one, or an artifact file. Default: the newest finished run.",
-        ),
-    ] = None,
+    bundle: opt.Run = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The page's folder; a page that is there is replaced.")
     ] = Path("site"),
@@ -27,8 +21,8 @@ def command(
         typer.Option(
             "--libraries",
             metavar="DIR",
-            help="A folder with the npm packages onnxruntime-web and @huggingface/tokenizers (node_modules): they are "
-            "copied, and the page works offline. Default: fixed versions from a CDN, with checksums.",
+            help="A folder with the npm packages onnxruntime-web and @huggingface/tokenizers, to work offline. "
+            "Default: fixed versions from a CDN, with checksums.",
         ),
     ] = None,
     artifact: Annotated[
@@ -42,11 +36,9 @@ def command(
     seq: Annotated[
         str | None, typer.Option(metavar="N,N…", help="Sequence lengths to measure. Default: 16,128.")
     ] = None,
-    allow_leak: Annotated[
-        bool, typer.Option("--allow-leak", help="Also a language model that sees future tokens; the page says so.")
-    ] = False,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    allow_leak: opt.AllowLeak = False,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Write a [b]page[/b] that runs the model on texts and measures it in the browser of any phone or computer.
 
@@ -62,12 +54,14 @@ def command(
 
       edgeformer profile browser.json --device raspberry-pi-5
     """
+    from edgeformer.artifacts.units import format_bytes
+    from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
     from edgeformer.run import locate
     from edgeformer.web.publish import PageOptions, publish
 
     location = locate(bundle, artifacts)
-    shapes = tuple(product(integers(batch, "--batch") or (1,), integers(seq, "--seq") or (16, 128)))
+    shapes = tuple(product(opt.integers(batch, "--batch") or (1,), opt.integers(seq, "--seq") or (16, 128)))
     options = PageOptions(
         libraries=libraries,
         artifacts=tuple(artifact or ()),
@@ -78,14 +72,10 @@ def command(
     site = publish(location.open_bundle(), output, options, location.artifact, show_progress())
     if as_json:
         facts = site.model_dump(mode="json", include={"run", "offline", "versions", "left_out"})
-        print_json({"page": str(output), "artifacts": [artifact.id for artifact in site.artifacts], **facts})
+        opt.print_json({"page": str(output), "artifacts": [artifact.id for artifact in site.artifacts], **facts})
         return
-    from edgeformer.artifacts.units import format_bytes
-
-    console = stdout()
     size_bytes = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     artifact_sizes = ", ".join(f"{artifact.id} ({format_bytes(artifact.size_bytes)})" for artifact in site.artifacts)
     libraries_from = "in the folder: it works offline" if site.offline else "from a CDN, with checksums"
-    console.print(f"page      {output}, {format_bytes(size_bytes)}: {artifact_sizes}", soft_wrap=True, markup=False)
-    console.print(f"libraries {libraries_from}", soft_wrap=True, markup=False)
-    console.print(f"next      python -m http.server --directory {output}", soft_wrap=True, markup=False)
+    say(f"page      {output}, {format_bytes(size_bytes)}: {artifact_sizes}")
+    say(f"libraries {libraries_from}\nnext      python -m http.server --directory {output}")

@@ -8,17 +8,17 @@ from typing import Annotated
 import typer
 
 from edgeformer.artifacts.errors import needs_extra
-from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, print_json, resolve_recipe, stdout
+from edgeformer.cli import options as opt
 
 
 def command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")],
-    device: Annotated[str | None, typer.Option(help="Hardware profile. Default: the recipe's target.")] = None,
-    overrides: Set = None,
-    data: DataFolder = None,
-    tokenizer: TokenizerFile = None,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    device: opt.Device = None,
+    overrides: opt.Set = None,
+    data: opt.DataFolder = None,
+    tokenizer: opt.TokenizerFile = None,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Predict the peak memory of training a recipe, and the time, and say whether it fits. Works offline.
 
@@ -38,26 +38,24 @@ def command(
       edgeformer plan recurrent_sst2 --device host --set training.batch_size=256
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
+    from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
     from edgeformer.report.tables import larger_batch_text, plan_table, suggestion_table, time_text
 
     progress = show_progress()
-    resolved = resolve_recipe(recipe, overrides, data, tokenizer, progress)
+    resolved = opt.resolve_recipe(recipe, overrides, data, tokenizer, progress)
     profile = load_profile(device or resolved.target, own_profiles(artifacts), progress.message)
     with needs_extra("train", "planning"):
         from edgeformer.training.plan import plan
     result = plan(resolved, profile, artifacts, progress)
     if as_json:
-        print_json(result)
+        opt.print_json(result)
     else:
-        console = stdout()
+        console = opt.stdout()
         console.print(plan_table(result))
         if result.suggestions:
             console.print(suggestion_table(result))
-        console.print(time_text(result.time), markup=False)
-        if advice := larger_batch_text(result):
-            console.print(advice, markup=False)
-        for note in result.notes:
-            console.print(note, soft_wrap=True, markup=False)
+        for line in filter(None, (time_text(result.time), larger_batch_text(result), *result.notes)):
+            say(line)
     if not result.fits:
         raise typer.Exit(3)

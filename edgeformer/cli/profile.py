@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from edgeformer.artifacts.errors import InputError, InterruptedRun
-from edgeformer.cli.options import (
-    ADVANCED,
-    AllowLeak,
-    ArtifactIds,
-    Artifacts,
-    Inputs,
-    Json,
-    Ranges,
-    Shapes,
-    integers,
-    locate_or_import,
-    print_json,
-    stdout,
-)
+from edgeformer.cli import options as opt
+from edgeformer.cli.options import advanced
 
 if TYPE_CHECKING:
-    from edgeformer.artifacts.device import DeviceProfile
-    from edgeformer.artifacts.manifest import BundleManifest
+    from edgeformer.artifacts.report import Report
     from edgeformer.benchmark.profile import ProfileOptions
-    from edgeformer.benchmark.search import SearchOptions
     from edgeformer.run import Location
 
 Minimize = Literal["latency", "size", "memory", "energy"]
+Bound = Annotated[float | None, advanced(metavar="X", help="--search: limit of the score on validation, e.g. 0.91.")]
+"""Limit of a task's metric; its name is the ``flag`` of the metric."""
+_MEASURING = (
+    "batch", "seq", "threads", "runtime", "strict", "search", "allow_leak", "shape", "value_range", "inputs",
+)  # fmt: skip
+"""Parameters that have no effect on a report."""
 
 
 def command(
+    context: typer.Context,
     run: Annotated[
         str | None,
         typer.Argument(
@@ -43,105 +35,44 @@ def command(
             "again. Default: the newest finished run.",
         ),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Hardware profile (see: edgeformer list devices). Default: the recipe's target.")
-    ] = None,
-    batch: Annotated[str | None, typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: 1,16.")] = None,
-    seq: Annotated[
-        str | None,
-        typer.Option(metavar="N,N…", help="Sequence lengths to measure. Default: the device budget's."),
-    ] = None,
-    threads: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N…",
-            help="Threads of one operator; several: each is measured. Default: the physical cores that this process "
-            "may use.",
-        ),
-    ] = None,
-    artifact: ArtifactIds = None,
-    runtime: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="onnxruntime, openvino (needs its extra) or all; or one provider by its name, e.g. openvino-cpu-bf16. "
-            "Default: onnxruntime; of --search all.",
-        ),
-    ] = None,
+    device: opt.Device = None,
+    batch: opt.Batches = None,
+    seq: opt.Lengths = None,
+    threads: opt.Threads = None,
+    artifact: opt.ArtifactIds = None,
+    runtime: opt.MeasuredRuntime = None,
     max_latency: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Fail above this p50, e.g. 5ms, at --batch × --seq; of language models: per decoded token.",
-        ),
+        str | None, typer.Option(metavar="TIME", help="Fail above this p50, e.g. 5ms; language models: per token.")
     ] = None,
     max_vram: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Fail above this peak memory, e.g. 4GiB.")
     ] = None,
     max_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Fail above this file size, e.g. 20MiB.")] = None,
     max_energy: Annotated[
-        str | None,
-        typer.Option(metavar="ENERGY", help="Fail above this energy per call, e.g. 10mJ.", rich_help_panel=ADVANCED),
+        str | None, advanced(metavar="ENERGY", help="Fail above this energy per call, e.g. 10mJ.")
     ] = None,
     search: Annotated[
         bool, typer.Option("--search", help="Name the artifact to deploy: the cheapest that keeps every limit.")
     ] = False,
-    min_accuracy: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="--search: lowest accuracy on validation, e.g. 0.91.")
-    ] = None,
-    max_perplexity: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", help="--search: highest perplexity on validation, e.g. 25.", rich_help_panel=ADVANCED
-        ),
-    ] = None,
-    min_similarity: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="--search: lowest similarity of an embedding model (rank correlation), e.g. 0.8.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = None,
-    min_f1: Annotated[
-        float | None,
-        typer.Option(
-            "--min-f1",
-            metavar="X",
-            help="--search, several labels at once: lowest micro F1, e.g. 0.8.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = None,
-    min_cosine: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="--search, imported ONNX files: lowest cosine with FP32's outputs, e.g. 0.999.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = None,
+    min_accuracy: Bound = None,
+    max_perplexity: Bound = None,
+    min_similarity: Bound = None,
+    min_f1: Bound = None,
+    min_cosine: Bound = None,
     minimize: Annotated[
         Minimize | None, typer.Option(help="--search: what the pick has least of. Default: latency.")
     ] = None,
     measured_bundle: Annotated[
         str | None,
-        typer.Option(
-            "--bundle",
-            metavar="RUN",
-            help="REPORT.json: the bundle that was measured, whose checksums must be those of the report.",
-            rich_help_panel=ADVANCED,
-        ),
+        advanced("--bundle", metavar="RUN", help="REPORT.json: the measured bundle, to compare checksums with."),
     ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Measure ≥ 60 s per row, for figures to publish.", rich_help_panel=ADVANCED),
-    ] = False,
-    allow_leak: AllowLeak = False,
-    shape: Shapes = None,
-    value_range: Ranges = None,
-    inputs: Inputs = None,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    strict: opt.Strict = False,
+    allow_leak: opt.AllowLeak = False,
+    shape: opt.Shapes = None,
+    value_range: opt.Ranges = None,
+    inputs: opt.Inputs = None,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Measure a bundle on this host and judge it for a [b]device[/b].
 
@@ -153,7 +84,9 @@ def command(
 
     --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at that shape, with every
     runtime here and every count of --threads, and prints the Pareto front of score, latency and size. The verdict is
-    that of the pick.
+    that of the pick. The score is limited by the option of the bundle's task: --min-accuracy, --max-perplexity of
+    language models, --min-similarity (rank correlation) of embedding models, --min-f1 of several labels at once,
+    --min-cosine (with FP32's outputs) of imported ONNX files.
 
     RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer import onnx makes it, and the reports go
     there; nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a
@@ -176,54 +109,74 @@ def command(
       edgeformer profile browser.json --device raspberry-pi-5
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
-    from edgeformer.benchmark.profile import ProfileOptions
+    from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
+    from edgeformer.benchmark.profile import ProfileOptions, judge_report
+    from edgeformer.benchmark.search import SearchOptions, check_options
     from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.roofline import known_error
+    from edgeformer.run import locate
+    from edgeformer.tasks import all_tasks
 
-    limits = _limits(max_latency, max_vram, max_size, max_energy)
-    bounds = {"accuracy": min_accuracy, "perplexity": max_perplexity}
-    bounds |= {"similarity": min_similarity, "f1": min_f1, "cosine": min_cosine}
+    metrics = {task.metric.flag.removeprefix("--").replace("-", "_"): task.metric.name for task in all_tasks()}
+    bounds = {metrics[name]: value for name, value in context.params.items() if name in metrics and value is not None}
+    searching = (*metrics, "minimize")
+    limits: dict[str, Any] = {}
+    for field, option, text, parse in (
+        ("max_latency_ms", "--max-latency", max_latency, parse_milliseconds),
+        ("max_size_bytes", "--max-size", max_size, parse_bytes),
+        ("max_memory_bytes", "--max-vram", max_vram, parse_bytes),
+        ("max_energy_mj", "--max-energy", max_energy, parse_millijoules),
+    ):
+        limits[field] = opt.parse_value(option, text, parse) if text is not None else None
+    profiles, progress, artifact_ids = own_profiles(artifacts), show_progress(), tuple(artifact or ())
     folders = (Path(run), artifacts / run) if run is not None else ()
     if run is not None and run.endswith(".json") and not any(folder.is_dir() for folder in folders):
-        measuring: dict[str, object] = {
-            "--batch": batch,
-            "--seq": seq,
-            "--threads": threads,
-            "--runtime": runtime,
-            "--strict": strict,
-        }
-        measuring |= {"--search": search, **_search_flags(bounds, minimize), "--allow-leak": allow_leak}
-        measuring |= {"--shape": shape, "--range": value_range, "--inputs": inputs}
-        for option, value in measuring.items():
-            if value is not None and value is not False:
-                raise InputError(f"{option}: nothing is measured, because {run} is a report; leave out {option}")
-        options = ProfileOptions(artifacts=tuple(artifact or ()), **limits)
-        return _judge_report(Path(run), measured_bundle, artifacts, device, options, as_json)
+        reason = f"nothing is measured, because {run} is a report; leave it out"
+        opt.refuse_options(context, (*_MEASURING, *searching), reason)
+        bundle = locate(measured_bundle, artifacts).open_bundle() if measured_bundle is not None else None
+        target = bundle.manifest.target if bundle is not None else None
+        profile = load_profile(device or target, profiles, progress.message)
+        judged = judge_report(Path(run), profile, ProfileOptions(artifacts=artifact_ids, **limits), bundle)
+        _print_report(judged, [], as_json=as_json)
+        if judged.verdict.status == "fail":
+            raise typer.Exit(3)
+        return
     if measured_bundle is not None:
         raise InputError("--bundle: belongs to a report; name a REPORT.json")
-    location = locate_or_import(run, artifacts, shape, value_range, inputs)
-    manifest = location.open_bundle().manifest
-    search_options = _search_options(search, bounds, minimize, manifest)
-    profile = load_profile(device or manifest.target, own_profiles(artifacts), show_progress().message)
+    location = opt.locate_or_import(run, artifacts, shape, value_range, inputs)
+    bundle = location.open_bundle()
+    search_options = None
+    if search:
+        search_options = SearchOptions(bounds, minimize or "latency")
+        check_options(search_options, bundle.manifest)
+    else:
+        opt.refuse_options(context, searching, "says what to search for; add --search")
+    profile = load_profile(device or bundle.manifest.target, profiles, progress.message)
     options = ProfileOptions(
-        integers(batch, "--batch") or None,
-        integers(seq, "--seq"),
+        opt.integers(batch, "--batch") or None,
+        opt.integers(seq, "--seq"),
         **limits,
         strict=strict,
-        threads=integers(threads, "--threads"),
-        artifacts=tuple(artifact or ()),
+        threads=opt.integers(threads, "--threads"),
+        artifacts=artifact_ids,
         runtime=runtime,
         allow_leak=allow_leak,
         search=search_options,
-        estimate_error=known_error(profile, load_profile("host", own_profiles(artifacts))),
+        estimate_error=known_error(profile, load_profile("host", profiles)),
     )
-    return _measure_and_judge(location, profile, options, as_json)
+    report = _measure(location, profile, options, as_json=as_json)
+    # Of a search: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
+    has_measured = any(row.latency_ms.status == "measured" for row in report.rows)
+    not_built = any(bundle.artifact(name).status != "built" for name in artifact_ids)
+    if report.verdict.status == "fail" or (runtime is not None and not has_measured) or not_built:
+        raise typer.Exit(3)
 
 
-def _measure_and_judge(location: Location, profile: DeviceProfile, options: ProfileOptions, as_json: bool) -> None:
+def _measure(location: Location, profile: Any, options: ProfileOptions, *, as_json: bool) -> Report:
+    """Measure and judge a bundle, write the report's files and print it. Raises InterruptedRun after Ctrl-C."""
     from edgeformer.benchmark.profile import ProfileInterrupted, profile_bundle
     from edgeformer.cli.progress import show_progress
-    from edgeformer.report.documents import print_report, print_search, write_interrupted, write_report
+    from edgeformer.report.documents import write_interrupted, write_report
     from edgeformer.runtime_preference import save_fastest
 
     try:
@@ -231,92 +184,21 @@ def _measure_and_judge(location: Location, profile: DeviceProfile, options: Prof
     except ProfileInterrupted as error:
         if not error.report.rows:
             raise InterruptedRun("interrupted before anything was measured; nothing was written") from None
-        path = write_interrupted(error.report, location)
-        count = len(error.report.rows)
         names = ", ".join(dict.fromkeys(row.artifact for row in error.report.rows))
         raise InterruptedRun(
-            f"interrupted: {count} row{'' if count == 1 else 's'} of {names} had been measured, see {path}; nothing "
-            "was judged, and no other report was changed"
+            f"interrupted: {len(error.report.rows)} rows of {names} had been measured, see "
+            f"{write_interrupted(error.report, location)}; nothing was judged, and no other report was changed"
         ) from None
     written = write_report(report, location)
     save_fastest(report, location)
-    if as_json:
-        print_json(report)
-    else:
-        print_report(report, written, stdout())
-        if report.search is not None:
-            print_search(report.search, stdout())
-    # Of a search: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
-    measured = any(row.latency_ms.status == "measured" for row in report.rows)
-    bundle = location.open_bundle()
-    not_built = any(bundle.artifact(name).status != "built" for name in options.artifacts)
-    if report.verdict.status == "fail" or (options.runtime is not None and not measured) or not_built:
-        raise typer.Exit(3)
+    _print_report(report, written, as_json=as_json)
+    return report
 
 
-def _judge_report(
-    path: Path, run: str | None, artifacts: Path, device: str | None, options: ProfileOptions, as_json: bool
-) -> None:
-    """Judge a report for a device and print it; ``run``: the bundle that was measured, None: none is given.
-
-    Raises:
-        typer.Exit: 3, a budget failed.
-    """
-    from edgeformer.artifacts.documents import load_profile, own_profiles
-    from edgeformer.benchmark.profile import judge_report
-    from edgeformer.cli.progress import show_progress
+def _print_report(report: Report, written: list[Path], *, as_json: bool) -> None:
     from edgeformer.report.documents import print_report
-    from edgeformer.run import locate
 
-    bundle = locate(run, artifacts).open_bundle() if run is not None else None
-    target = bundle.manifest.target if bundle is not None else None
-    profile = load_profile(device or target, own_profiles(artifacts), show_progress().message)
-    judged = judge_report(path, profile, options, bundle)
     if as_json:
-        print_json(judged)
+        opt.print_json(report)
     else:
-        print_report(judged, [], stdout())
-    if judged.verdict.status == "fail":
-        raise typer.Exit(3)
-
-
-def _limits(latency: str | None, vram: str | None, size: str | None, energy: str | None) -> dict[str, Any]:
-    """Return the limits of the command line as fields of ProfileOptions. Raises InputError."""
-    from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
-
-    limits: dict[str, tuple[str, str | None, Callable[[str], float]]] = {
-        "max_latency_ms": ("--max-latency", latency, parse_milliseconds),
-        "max_size_bytes": ("--max-size", size, parse_bytes),
-        "max_memory_bytes": ("--max-vram", vram, parse_bytes),
-        "max_energy_mj": ("--max-energy", energy, parse_millijoules),
-    }
-    parsed = {}
-    for field, (option, text, parse) in limits.items():
-        try:
-            parsed[field] = None if text is None else parse(text)
-        except ValueError as error:
-            raise InputError(f"{option}: {error}") from None
-    return parsed
-
-
-def _search_flags(bounds: dict[str, float | None], minimize: Minimize | None) -> dict[str, object]:
-    """Return the search flags with their values; ``bounds``: metric → bound."""
-    from edgeformer.tasks import all_tasks
-
-    return {**{task.metric.flag: bounds.get(task.metric.name) for task in all_tasks()}, "--minimize": minimize}
-
-
-def _search_options(
-    search: bool, bounds: dict[str, float | None], minimize: Minimize | None, manifest: BundleManifest
-) -> SearchOptions | None:
-    """Return the search options, checked against the bundle before measuring starts; ``bounds``: metric → bound."""
-    from edgeformer.benchmark.search import SearchOptions, check_options
-
-    if not search:
-        for flag, value in _search_flags(bounds, minimize).items():
-            if value is not None:
-                raise InputError(f"{flag}: says what to search for; add --search")
-        return None
-    options = SearchOptions({name: bound for name, bound in bounds.items() if bound is not None}, minimize or "latency")
-    check_options(options, manifest)
-    return options
+        print_report(report, written, opt.stdout())

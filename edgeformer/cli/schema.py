@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgeformer.cli.options import Json
+from edgeformer.artifacts.errors import InputError
+from edgeformer.cli import options as opt
 
 
 def command(
@@ -17,7 +18,7 @@ def command(
     style: Annotated[
         Literal["json", "markdown"], typer.Option("--format", help="A JSON Schema, or its keys as tables.")
     ] = "json",
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Print the keys of a file: as a JSON Schema, with which editors complete and check YAML, or as tables.
 
@@ -32,13 +33,11 @@ def command(
 
       edgeformer schema recipe --format markdown
     """
-    from edgeformer.artifacts.errors import InputError
     from edgeformer.cli.console import say
-    from edgeformer.cli.options import print_json
     from edgeformer.report.schema import reference, schema_of
 
     if style == "json":
-        print_json(schema_of(document))
+        opt.print_json(schema_of(document))
         return
     if as_json:
         raise InputError("--json: prints a JSON document; leave out --format markdown, or --json")

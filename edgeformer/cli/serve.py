@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +10,11 @@ from typing import Annotated
 import typer
 
 from edgeformer.artifacts.errors import InputError, needs_extra
-from edgeformer.cli.options import Artifacts, Json, Run
+from edgeformer.cli import options as opt
 
 
 def command(
-    bundle: Run = None,
+    bundle: opt.Run = None,
     host: Annotated[str, typer.Option(help="Address to listen at. 0.0.0.0: every one of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
     artifact: Annotated[
@@ -36,8 +37,8 @@ def command(
         list[str] | None,
         typer.Option(metavar="URL", help="A site whose pages may read the answers (CORS). May be repeated."),
     ] = None,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Serve a classifier or an embedding model over HTTP (needs the extra serve, no torch).
 
@@ -54,19 +55,20 @@ def command(
     with needs_extra("serve", "serving"):
         from edgeformer.inference.server import ServeOptions, serve
         from edgeformer.inference.serving_engine import Limits
+    from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
+    from edgeformer.cli.console import say
     from edgeformer.inference.predict import Predictor
     from edgeformer.run import locate
 
-    seconds, body = _quantities(timeout, max_body)
+    seconds = opt.parse_value("--timeout", timeout, parse_milliseconds) / 1e3
+    body = opt.parse_value("--max-body", max_body, parse_bytes)
+    if min(seconds, body) <= 0:
+        raise InputError("--timeout and --max-body must be greater than 0")
     limits = Limits(max_batch, queue, seconds, max_texts, max_characters, body, max_connections)
     location = locate(bundle, artifacts)
 
     def ready(model: Predictor, address: str) -> None:
-        from edgeformer.cli.console import say
-
         if as_json:
-            import json
-
             facts = {"url": address, "run": model.name, "artifact": model.id, "limits": asdict(limits)}
             print(json.dumps(facts), flush=True)
         say(f"{model.name} · {model.id}: {address} (Ctrl-C stops it)", err=True)
@@ -75,17 +77,4 @@ def command(
         host, port, artifact or location.artifact, limits, (*(allow_host or ()),), (*(allow_origin or ()),)
     )
     answered_requests = serve(location.open_bundle(), options, ready)
-    typer.echo(f"stopped; {answered_requests:,} requests for predictions had their response", err=True)
-
-
-def _quantities(timeout: str, max_body: str) -> tuple[float, int]:
-    """Return --timeout in seconds and --max-body in bytes. Raises InputError."""
-    from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
-
-    try:
-        limits = parse_milliseconds(timeout) / 1e3, parse_bytes(max_body)
-    except ValueError as error:
-        raise InputError(f"--timeout or --max-body: {error}") from None
-    if min(limits) <= 0:
-        raise InputError("--timeout and --max-body must be greater than 0")
-    return limits
+    say(f"stopped; {answered_requests:,} requests for predictions had their response", err=True)

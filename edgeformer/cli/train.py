@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 import typer
 
 from edgeformer.artifacts.errors import InputError, needs_extra
-from edgeformer.cli.options import Artifacts, DataFolder, Json, Set, TokenizerFile, print_json, resolve_recipe, stdout
+from edgeformer.cli import options as opt
 
 
 def command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")],
-    overrides: Set = None,
-    data: DataFolder = None,
-    tokenizer: TokenizerFile = None,
+    overrides: opt.Set = None,
+    data: opt.DataFolder = None,
+    tokenizer: opt.TokenizerFile = None,
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of this recipe.")] = False,
     accelerator: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to train.")] = "auto",
@@ -24,24 +24,15 @@ def command(
     as_device: Annotated[
         str | None, typer.Option(metavar="NAME", help="Cap a larger CUDA card to this profile's memory, e.g. rtx4050.")
     ] = None,
-    allow_leak: Annotated[
-        bool,
-        typer.Option(
-            "--allow-leak",
-            help="Train a language model that sees the tokens that it predicts; all that is made of it says so.",
-        ),
-    ] = False,
+    allow_leak: opt.AllowLeak = False,
     ignore_memory: Annotated[
         bool, typer.Option("--ignore-memory", help="Train although the prediction says that memory will not do.")
     ] = False,
     shard: Annotated[
-        bool,
-        typer.Option(
-            "--shard", help="Of several processes, each keeps a part of weights and optimizer state only (FSDP2)."
-        ),
+        bool, typer.Option("--shard", help="Each process keeps a part of weights and optimizer state only (FSDP2).")
     ] = False,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Train a [b]recipe[/b]; the result is a folder in artifacts/.
 
@@ -77,7 +68,7 @@ def command(
     if os.environ.get("WORLD_SIZE", "1") == "1":  # several processes would all be bound to the same first core
         os.environ.setdefault("OMP_PROC_BIND", "true")
     progress = show_progress()
-    resolved = resolve_recipe(recipe, overrides, data, tokenizer, progress)
+    resolved = opt.resolve_recipe(recipe, overrides, data, tokenizer, progress)
     if allow_leak:
         if not hasattr(resolved, "allow_leak"):
             raise InputError(f"--allow-leak: {resolved.name} is no language model; only those are probed for leaks")
@@ -91,6 +82,7 @@ def command(
     folder = train(resolved, options, progress)
     if os.environ.get("RANK", "0") != "0":  # the main process prints the result
         return
+    from edgeformer.cli.console import say
     from edgeformer.report.canvas import NO_PICTURE
     from edgeformer.report.plots import draw_learning_curve, draw_text_lengths
     from edgeformer.report.tables import run_table
@@ -100,11 +92,8 @@ def command(
     draw_text_lengths(folder)
     if as_json:
         keys = {"run", "status", "parameters", "steps", "seconds", "test", "tests", "validation"}
-        print_json({"path": str(folder), **manifest.model_dump(mode="json", include=keys)})
+        opt.print_json({"path": str(folder), **manifest.model_dump(mode="json", include=keys)})
         return
-    console = stdout()
-    console.print(run_table(manifest))
-    console.print(f"run            {folder}", soft_wrap=True, markup=False)
-    console.print(f"learning curve {curve or NO_PICTURE}", soft_wrap=True, markup=False)
+    opt.stdout().print(run_table(manifest))
     leak = " --allow-leak" if manifest.leaks else ""
-    console.print(f"next           edgeformer export --fp16{leak}")
+    say(f"run            {folder}\nlearning curve {curve or NO_PICTURE}\nnext           edgeformer export --fp16{leak}")

@@ -7,27 +7,21 @@ from typing import Annotated
 
 import typer
 
-from edgeformer.cli.options import Artifacts, Json, print_json, stdout
+from edgeformer.cli import options as opt
 
 
 def command(
-    bundle: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[BUNDLE]", help="A bundle's folder, or a run that has one. Default: the newest finished run."
-        ),
-    ] = None,
+    bundle: opt.Run = None,
     artifact: Annotated[str | None, typer.Option(metavar="ID", help="Run this artifact only. Default: all.")] = None,
     runtime: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Run them in onnxruntime, openvino or all. Default: each in its usual one."),
+        str | None, opt.runtime_option(help="Run them in onnxruntime, openvino or all. Default: each in its usual one.")
     ] = None,
     write: Annotated[
         bool,
         typer.Option("--write", help="Record in targets.json what this machine found of engines, scores included."),
     ] = False,
-    artifacts: Artifacts = Path("artifacts"),
-    as_json: Json = False,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
 ) -> None:
     """Check a copied bundle on the machine that it is for: every file's checksum, and golden inputs against answers.
 
@@ -48,7 +42,7 @@ def command(
       edgeformer verify path/to/bundle --write
     """
     from edgeformer.cli.progress import show_progress
-    from edgeformer.inference.verify import verify
+    from edgeformer.inference.verify import record, verify
     from edgeformer.report.tables import print_verification
     from edgeformer.run import locate
 
@@ -56,13 +50,11 @@ def command(
     opened, progress = location.open_bundle(), show_progress()
     verification = verify(opened, artifact or location.artifact, progress, runtime)
     if write:
-        from edgeformer.inference.verify import record
-
         cache = artifacts / ".cache" / "tokens" if location.run is not None else None
         verification = record(opened, verification, cache, progress)
     if as_json:
-        print_json({**verification.model_dump(mode="json"), "exit_code": verification.exit_code})
+        opt.print_json({**verification.model_dump(mode="json"), "exit_code": verification.exit_code})
     else:
-        print_verification(verification, stdout())
+        print_verification(verification, opt.stdout())
     if verification.exit_code:
         raise typer.Exit(verification.exit_code)

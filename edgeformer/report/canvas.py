@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,8 @@ INK, FAINT, PAPER = "#1b1f24", "#e4e6ea", "#ffffff"
 """Text and marks; grids; what is drawn on a bar. A page replaces these and the colours above by its own."""
 
 _TITLE_POINTS, _LINE_HEIGHT, _POINTS_PER_INCH = 11, 1.2, 72
-_TITLE_MARGIN = 0.01
-"""Left and right of the title, as a share of the figure's width."""
+_CHARACTER_WIDTH = 0.64
+"""Of the title's font, as a share of its size."""
 _MAX_NAME = 32
 """Characters of a name in a picture; longer names would leave too little space for the data."""
 
@@ -66,37 +67,15 @@ def drawing(path: Path, title: str, panels: int, size: tuple[float, float]) -> I
     # Figure instead of pyplot: no display, no global state, nothing to close.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    characters = int(size[0] * _POINTS_PER_INCH / (_TITLE_POINTS * _CHARACTER_WIDTH))
+    lines = textwrap.wrap(visible(title), characters, break_on_hyphens=False) or [""]
+    height = size[1] + (len(lines) - 1) * _TITLE_POINTS * _LINE_HEIGHT / _POINTS_PER_INCH
+    figure = Figure(figsize=(size[0], height), dpi=130, layout="constrained")
     axes = [bare(axis) for axis in figure.subplots(1, panels, squeeze=False)[0]]
-    _set_title(figure, visible(title))
+    figure.suptitle("\n".join(lines), fontsize=_TITLE_POINTS, x=0.01, ha="left", parse_math=False)
     yield axes
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", metadata={"Software": None})  # without matplotlib's version
-
-
-def _set_title(figure: Any, title: str) -> None:
-    """Break the title into lines that fit the figure, within words if necessary, and make the figure higher."""
-    suptitle = figure.suptitle("", fontsize=_TITLE_POINTS, x=_TITLE_MARGIN, ha="left", parse_math=False)
-    width = figure.bbox.width * (1 - 2 * _TITLE_MARGIN)
-
-    def fits(line: str) -> bool:
-        suptitle.set_text(line)
-        return bool(suptitle.get_window_extent().width <= width)
-
-    lines = [""]
-    for word in title.split():
-        joined = f"{lines[-1]} {word}".strip()
-        if fits(joined):
-            lines[-1] = joined
-            continue
-        while not fits(word) and len(word) > 1:
-            length = next(n for n in range(len(word) - 1, 0, -1) if n == 1 or fits(word[:n]))
-            lines.append(word[:length])
-            word = word[length:]
-        lines.append(word)
-    lines = [line for line in lines if line]
-    suptitle.set_text("\n".join(lines))
-    figure.set_figheight(figure.get_figheight() + (len(lines) - 1) * _TITLE_POINTS * _LINE_HEIGHT / _POINTS_PER_INCH)
 
 
 def bare(axis: Any) -> Any:

@@ -8,29 +8,18 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgeformer.artifacts.device import Fact, Peaks
 from edgeformer.artifacts.manifest import cautions
-from edgeformer.artifacts.report import Candidate, Latency, Memory, Report, Row
+from edgeformer.artifacts.report import Latency, Memory, Report, Row
 from edgeformer.artifacts.units import format_bytes, format_milliseconds
-from edgeformer.report.canvas import (
-    FAINT,
-    GREY,
-    INK,
-    NO_PICTURE,
-    PALETTE,
-    PAPER,
-    RED,
-    bare,
-    can_draw,
-    drawing,
-    literal,
-    shorten_name,
-)  # fmt: skip
+from edgeformer.report import canvas
+from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED, literal, shorten_name
 from edgeformer.report.context import (
     ABOUT,
     RankedCandidate,
@@ -41,12 +30,10 @@ from edgeformer.report.context import (
     shape_text,
     split_sizes,
     thread_text,
-)  # fmt: skip
+)
 
 MAX_ROWS = 24
 """Rows of a chart; the tables hold the others."""
-MAX_LABELLED_BUBBLES = 2
-"""A search with more candidates gets numbers on its bubbles, and the names of the front below the chart."""
 _LOG_SCALE_SPREAD = 12.0
 """Ratio of the longest to the shortest time from which the time axis is logarithmic."""
 _FAR_LIMIT = 4.0
@@ -66,28 +53,6 @@ _MARKERS: dict[str, dict[str, Any]] = {
     "on this host": {"marker": "x"},
     "estimated": {"marker": "D", "markerfacecolor": "none"},
 }
-_CAPTIONS = {
-    "latency": (
-        "Latency",
-        "Every timed call of a sample: the line spans all of them, the pale bar 5 to 95 %, the solid bar the middle "
-        "half, the gap is the median.",
-    ),
-    "estimates": (
-        "Estimated latency",
-        "Not measured: every bar is the range that the estimator gives, its middle marked.",
-    ),
-    "roofline": (
-        "Roofline",
-        "How many operations per second an artifact does, against what the device's arithmetic and memory allow.",
-    ),
-    "memory": (
-        "Memory against the budget",
-        "The peak that an artifact adds to a process, at its largest shape. Solid: measured here; hatched: estimated "
-        "for the device.",
-    ),
-    "sizes": ("What the files are made of", "Bytes of embeddings, layers (a shared block once), heads and the rest."),
-    "search": ("Score against latency", "Bubbles are as large as the file; the dotted line is the Pareto front."),
-}
 
 
 @dataclass(frozen=True)
@@ -103,16 +68,16 @@ class Picture:
 
 def draw_pictures(report: Report) -> list[Picture]:
     """Return the charts of a report in order; a chart that cannot be drawn says why."""
-    absent = {"search": report.search is None, "estimates": report.on_target}
-    names = [name for name in _CAPTIONS if not absent.get(name)]
-    if not can_draw():
-        reason = f"{NO_PICTURE}; the tables hold the same figures"
-        return [Picture(name, *_CAPTIONS[name], missing=reason) for name in names]
-    pictures, chart = [], ReportChart(report)
-    for name in names:
-        height, missing = chart.plan(name)
-        svg = None if missing else _svg(name, chart, height)
-        pictures.append(Picture(name, *_CAPTIONS[name], svg=svg, missing=missing))
+    pictures = []
+    for name, chart in CHARTS.items():
+        if (name == "search" and report.search is None) or (name == "estimates" and report.on_target):
+            continue
+        entries = chart.entries(report)
+        missing = None if entries else chart.missing
+        if not canvas.can_draw():
+            missing = f"{canvas.NO_PICTURE}; the tables hold the same figures"
+        svg = None if missing else _svg(name, report, chart.height + chart.height_per_entry * len(entries))
+        pictures.append(Picture(name, chart.title, chart.caption, svg, missing))
     return pictures
 
 
@@ -122,24 +87,22 @@ def draw_report(report: Report, path: Path) -> Path | None:
     Returns:
         ``path``; None if matplotlib is not installed.
     """
-    if not can_draw():
+    if not canvas.can_draw():
         return None
-    host = f"solid: measured on {report.host.get('cpu')}, not on it"
-    where = "measured on this device" if report.on_target else host
-    estimated = ["hatched: estimated"] if has_estimates(report) else []
-    title = " · ".join((f"{report.run} for {report.device_title}", where, *estimated, *cautions(report)))
-    chart = ReportChart(report)
-    measured, estimates = len(timed_rows(report, "measured")), len(timed_rows(report, "estimated"))
-    drawn = {"latency": measured, "estimates": estimates, "sizes": True, "search": report.search is not None}
-    names = [name for name, is_drawn in drawn.items() if is_drawn]
-    height = max(4.2, 1.4 + 0.27 * max(measured, estimates))
-    with drawing(path, title, len(names), (5.8 * len(names), height)) as axes:
-        for axis, name in zip(axes, names, strict=True):
-            chart.draw(name, axis)
+    where = f"solid: measured on {report.host.get('cpu')}, not on it"
+    parts = ["measured on this device" if report.on_target else where]
+    parts += ["hatched: estimated"] if has_estimates(report) else []
+    title = " · ".join([f"{report.run} for {report.device_title}", *parts, *cautions(report)])
+    names = ("latency", "estimates", "sizes", "search")
+    entries = {name: len(CHARTS[name].entries(report)) for name in names if CHARTS[name].entries(report)}
+    height = max(4.2, 1.4 + 0.27 * max(entries.get("latency", 0), entries.get("estimates", 0)))
+    with canvas.drawing(path, title, len(entries), (5.8 * len(entries), height)) as axes:
+        for axis, name in zip(axes, entries, strict=True):
+            CHARTS[name].draw(axis, report)
     return path
 
 
-def _svg(name: str, chart: ReportChart, height: float) -> str:
+def _svg(name: str, report: Report, height: float) -> str:
     """Draw a chart as SVG for a page: unique ids, no metadata, colours from the style sheet's variables."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -151,7 +114,7 @@ def _svg(name: str, chart: ReportChart, height: float) -> str:
     }  # fmt: skip
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        chart.draw(name, bare(figure.subplots()))
+        CHARTS[name].draw(canvas.bare(figure.subplots()), report)
         text = io.StringIO()
         metadata = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(text, format="svg", transparent=True, metadata=metadata)
@@ -175,7 +138,13 @@ def _svg(name: str, chart: ReportChart, height: float) -> str:
 # Data of the charts
 
 
-def timed_rows(report: Report, status: str) -> list[Row]:
+def colours_of(report: Report) -> dict[str, str]:
+    """Return the colour of each artifact, the same in every chart."""
+    names = dict.fromkeys(row.artifact for row in report.rows)
+    return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
+
+
+def _timed_rows(report: Report, status: str) -> list[Row]:
     """Return the steady rows whose time has ``status`` (``measured`` or ``estimated``), at most :data:`MAX_ROWS`."""
     rows = [row for row in report.rows if row.phase != "cold" and row.latency_ms.p50 is not None]
     return [row for row in rows if row.latency_ms.status == status][:MAX_ROWS]
@@ -185,16 +154,11 @@ def _memory_peaks(report: Report) -> list[tuple[str, Memory]]:
     """Return each artifact's largest memory over all shapes: measured ones first, then estimated ones."""
     peaks = []
     for status in ("measured", "estimated"):
-        for name in dict.fromkeys(row.artifact for row in report.rows):
+        for name in colours_of(report):
             memories = [row.memory_bytes for row in report.rows if row.artifact == name]
             if of_status := [memory for memory in memories if memory.status == status and memory.peak is not None]:
                 peaks.append((name, max(of_status, key=lambda memory: memory.peak or 0)))
     return peaks
-
-
-def _roofline_rows(report: Report) -> list[Row]:
-    rows = [row for row in report.rows if row.phase != "cold" and row.latency_ms.p50]
-    return [row for row in rows if row.work and row.work.bytes_moved and row.work.operations]
 
 
 def _bandwidth(report: Report) -> float | None:
@@ -209,283 +173,208 @@ def _peak_rate(report: Report, precision: str) -> float | None:
     return facts[0].value if facts else None
 
 
+def _roofline_rows(report: Report) -> list[Row]:
+    """Return the rows with counted work; none if the profile does not state the roofs."""
+    rows = [row for row in report.rows if row.phase != "cold" and row.latency_ms.p50]
+    rows = [row for row in rows if row.work and row.work.bytes_moved and row.work.operations]
+    has_roofs = _bandwidth(report) is not None and any(_peak_rate(report, row.precision) for row in rows)
+    return rows if has_roofs else []
+
+
 def _drawn_candidates(report: Report) -> list[RankedCandidate]:
     """Return the candidates that have a score and a time, numbered as in the tables."""
     ranked = ranked_candidates(report.search) if report.search is not None else []
     return [row for row in ranked if row.candidate.score is not None and row.candidate.latency_ms is not None]
 
 
-def _candidate_label(row: RankedCandidate) -> str:
-    c = row.candidate
-    threads = f", {thread_text(c.threads)}" if c.threads is not None else ""
-    about = f" {ABOUT}" if c.latency_status == "estimated" else ""
-    feasible, pick = "" if c.feasible else " (not feasible)", " ← pick" if row.is_pick else ""
-    return f"{shorten_name(c.artifact)}{threads}{about}{feasible}{pick}"
-
-
 def bubble_legend(report: Report) -> list[str]:
-    """Return lines below the chart of a search: numbers and names of the front and the pick, if names do not fit."""
-    candidates = _drawn_candidates(report)
-    if len(candidates) <= MAX_LABELLED_BUBBLES:
-        return []
-    listed = [row for row in candidates if row.candidate.on_front or row.is_pick]
-    return [f"{row.number}  {_candidate_label(row)}" for row in listed]
+    """Return lines below the chart of a search: numbers and names of the front and the pick."""
+    lines = []
+    for row in _drawn_candidates(report):
+        c = row.candidate
+        if c.on_front or row.is_pick:
+            threads = f", {thread_text(c.threads)}" if c.threads is not None else ""
+            about = f" {ABOUT}" if c.latency_status == "estimated" else ""
+            remark = f"{'' if c.feasible else ' (not feasible)'}{' ← pick' if row.is_pick else ''}"
+            lines.append(f"{row.number}  {shorten_name(c.artifact)}{threads}{about}{remark}")
+    return lines
 
 
-class ReportChart:
-    """Charts of a report, drawn on matplotlib axes. An artifact has the same colour in every chart."""
+# Charts, on matplotlib axes
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
-        names = dict.fromkeys(row.artifact for row in report.rows)
-        self.colours = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
 
-    def plan(self, name: str) -> tuple[float, str | None]:
-        """Return the height of a chart in inches, and why it cannot be drawn; None if it can."""
-        report = self.report
-        if name == "roofline":
-            rows = _roofline_rows(report)
-            missing: str | None = None
-            if not rows:
-                missing = "the work of no artifact was counted"
-            elif _bandwidth(report) is None:
-                missing = f"the profile of {report.device} does not state its bandwidth"
-            elif not any(_peak_rate(report, row.precision) for row in rows):
-                missing = f"the profile of {report.device} states no peak rate for these precisions"
-            return 4.3, missing
-        measured, estimates = len(timed_rows(report, "measured")), len(timed_rows(report, "estimated"))
-        peaks, artifacts = len(_memory_peaks(report)), len(self.colours)
-        search_height = 3.7 + 0.14 * len(bubble_legend(report))
-        height, count, reason = {
-            "latency": (0.9 + 0.27 * measured, measured, "no time was measured"),
-            "estimates": (1.0 + 0.27 * estimates, estimates, "nothing was estimated"),
-            "memory": (1.1 + 0.3 * peaks, peaks, "no memory is known"),
-            "sizes": (1.1 + 0.3 * artifacts, artifacts, "there are no artifacts"),
-            "search": (search_height, len(_drawn_candidates(report)), "no candidate has a score and a time"),
-        }[name]
-        return height, None if count else reason
-
-    def draw(self, name: str, axis: Any) -> None:
-        """Draw a chart that :meth:`plan` finds possible."""
-        if name in ("latency", "estimates"):
-            self._times(axis, "measured" if name == "latency" else "estimated")
-            return
-        charts = {"roofline": self._roofline, "memory": self._memory, "sizes": self._sizes, "search": self._search}
-        charts[name](axis)
-
-    def _times(self, axis: Any, status: str) -> None:
-        """Draw a line per row: the sample of a measured row, or the range of an estimated row."""
-        report, rows = self.report, timed_rows(self.report, status)
-        ends: list[float] = []
-        for y, row in enumerate(rows):
-            latency, colour, text = row.latency_ms, self.colours[row.artifact], format_milliseconds(row.latency_ms.p50)
-            if status == "estimated":
-                low, high = _draw_estimate(axis, y, latency.low, latency.p50 or 0.0, latency.high, colour)
-                text = f"{ABOUT} {text}"
-            else:
-                low, high = _draw_sample(axis, y, latency, colour)
-                text += " unstable" if latency.stable is False else ""
-            axis.annotate(text, (high, y), (4, 0), **_VALUE_LABEL)
-            ends += [low, high]
-        if status == "estimated" or report.on_target:
-            ends += self._draw_limits(axis, "latency", ends)
-        _label_rows(axis, [f"{shorten_name(row.artifact)}  {shape_text(row, report)}" for row in rows])
-        if ends and max(ends) > _LOG_SCALE_SPREAD * max(min(ends), 1e-9):
-            axis.set_xscale("log")
-            close = max(ends) < 60 * min(ends)
-            axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axis.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if close and f"{value:e}"[0] in "25" else "")
-            axis.tick_params(axis="x", which="minor", labelsize=7)
-            axis.set_xlim(min(ends) / 1.4, max(ends) * (max(ends) / min(ends)) ** 0.3)
-        else:
-            _start_at_zero(axis, ends)
-        source = f"measured on this {'device' if report.on_target else 'host'}"
+def _draw_times(axis: Any, report: Report, status: str) -> None:
+    """Draw a line per row: the sample of a measured row, or the range of an estimated row."""
+    rows, colours, ends = _timed_rows(report, status), colours_of(report), list[float]()
+    for y, row in enumerate(rows):
+        latency, colour, text = row.latency_ms, colours[row.artifact], format_milliseconds(row.latency_ms.p50)
         if status == "estimated":
-            source = literal(f"ESTIMATED for {report.device}, not measured")
-        axis.set(xlabel=f"ms per call, {source}")
-
-    def _memory(self, axis: Any) -> None:
-        """Draw the peak memory of each artifact and the device's budget."""
-        peaks, ends = _memory_peaks(self.report), []
-        for y, (name, memory) in enumerate(peaks):
-            middle, text = (memory.peak or 0) / _MIB, format_bytes(memory.peak)
-            high = middle
-            if memory.status == "estimated":
-                low_mib, high_mib = ((end or memory.peak or 0) / _MIB for end in (memory.low, memory.high))
-                _, high = _draw_estimate(axis, y, low_mib, middle, high_mib, self.colours[name])
-                text = f"{ABOUT} {text}"
-            else:
-                axis.barh(y, middle, 0.56, color=self.colours[name])
-            axis.annotate(text, (high, y), (4, 0), **_VALUE_LABEL)
-            ends.append(high)
-        _start_at_zero(axis, [*ends, *self._draw_limits(axis, "memory", ends)])
-        _label_rows(axis, [shorten_name(name) for name, _ in peaks])
-        axis.set(xlabel="peak memory (MiB)")
-
-    def _sizes(self, axis: Any) -> None:
-        """Draw the file size of each artifact, split by what its bytes are for if the bundle says so."""
-        sizes = {row.artifact: row.size_bytes for row in self.report.rows}
-        parts = {part.artifact: part for part in split_sizes(self.report)}
-        in_legend: set[str] = set()
-        for y, (name, size) in enumerate(sizes.items()):
-            offset = 0.0
-            split = {p: getattr(parts[name], p) for p in _PARTS} if name in parts else {"not split": size}
-            for part, value in split.items():
-                colour = GREY if part in ("other", "not split") else PALETTE[_PARTS.index(part)]
-                label = part if part not in in_legend and value else None
-                in_legend.update((part,) if value else ())
-                axis.barh(y, value / _MIB, 0.56, left=offset, color=colour, label=label)
-                offset += value / _MIB
-            axis.annotate(format_bytes(size), (offset, y), (4, 0), **_VALUE_LABEL)
-        ends = [size / _MIB for size in sizes.values()]
-        _start_at_zero(axis, [*ends, *self._draw_limits(axis, "size", ends)])
-        _label_rows(axis, [shorten_name(name) for name in sizes])
-        axis.set(xlabel="size (MiB)" if parts else "size (MiB), not split: the bundle does not say")
-        if parts:
-            spacing = {"columnspacing": 1, "handlelength": 1, "borderaxespad": 1.7}
-            axis.legend(frameon=False, fontsize=8, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), **spacing)
-
-    def _draw_limits(self, axis: Any, check: str, ends: Sequence[float]) -> list[float]:
-        """Draw a dashed line per limit of ``check`` and return the drawn limits; a far limit is only named."""
-        drawn: list[float] = []
-        scale, largest = 1 if check == "latency" else _MIB, max(ends, default=0.0)
-        for limit in sorted({c.limit / scale for c in self.report.verdict.checks if c.name == check}):
-            text = f"budget {format_milliseconds(limit) + ' ms' if check == 'latency' else format_bytes(limit * scale)}"
-            is_far = largest and limit > _FAR_LIMIT * largest
-            if is_far:
-                text = f"{text}, {limit / largest:.0f}× beyond →"
-            else:
-                axis.axvline(limit, color=RED, linestyle="--", linewidth=1.2)
-                drawn.append(limit)
-            place, coordinates = ((1, 1), "axes fraction") if is_far else ((limit, 1), ("data", "axes fraction"))
-            axis.annotate(
-                text, place, (2, 3), xycoords=coordinates, textcoords="offset points", ha="right", va="bottom",
-                fontsize=8, color=RED,
-            )  # fmt: skip
-        return drawn
-
-    def _roofline(self, axis: Any) -> None:
-        """Draw operations per second over operations per byte, and the roofs of the device.
-
-        Filled: measured on the device. Hollow with a range: estimated for it. Crosses: measured on this host, whose
-        roofs are different.
-        """
-        rows, rate = _roofline_rows(self.report), _bandwidth(self.report)
-        assert rate is not None
-        intensities = [row.work.operations / row.work.bytes_moved for row in rows if row.work]
-        x_min, x_max = min(intensities) / 4, max(intensities) * 8
-        for precision in dict.fromkeys(row.precision for row in rows):
-            peak = _peak_rate(self.report, precision)
-            if peak is None:
-                continue
-            x_max = max(x_max, peak / rate * 3)
-            axis.plot([x_min, peak / rate, x_max], [x_min * rate, peak, peak], color=INK, linewidth=1.2)
-            text = f"{precision} peak {rate_text(peak)}"
-            axis.annotate(text, (x_max, peak), (0, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
-        shapes = sorted({(row.batch, row.seq) for row in rows}, key=lambda shape: (shape[0] * shape[1], shape))
-        markers = {shape: "Dos^vPph"[index % 8] for index, shape in enumerate(shapes)}
-        sources = {
-            id(row): "estimated" if row.latency_ms.status == "estimated"
-            else "measured" if self.report.on_target else "on this host"
-            for row in rows
-        }  # fmt: skip
-        for row in rows:
-            latency, work, colour, source = row.latency_ms, row.work, self.colours[row.artifact], sources[id(row)]
-            assert work is not None
-            per_ms = work.operations * 1e3
-            x, y = work.operations / work.bytes_moved, per_ms / (latency.p50 or 1.0)
-            if source == "on this host":
-                axis.plot([x], [y], "x", color=colour, markersize=4, linestyle="")
-                continue
-            if source == "estimated":
-                low, high = latency.low or latency.p50 or 1.0, latency.high or latency.p50 or 1.0
-                axis.plot([x, x], [per_ms / high, per_ms / low], color=colour, linewidth=1.2, linestyle=_DASHED)
-            fill = "none" if source == "estimated" else colour
-            style = {"markerfacecolor": fill, "markeredgecolor": colour, "markersize": 6, "linestyle": ""}
-            axis.plot([x], [y], markers[row.batch, row.seq], **style)
-        self._roofline_legend(axis, rows, markers, [*dict.fromkeys(sources.values())])
-        text = f"{rate / 1e9:.4g} GB/s"
-        axis.annotate(
-            text, (x_min * 1.6, x_min * 1.6 * rate), (6, -9), textcoords="offset points", fontsize=8, color=INK
-        )
+            low, high = _draw_estimate(axis, y, latency.low, latency.p50 or 0.0, latency.high, colour)
+            text = f"{ABOUT} {text}"
+        else:
+            low, high = _draw_sample(axis, y, latency, colour)
+            text += " unstable" if latency.stable is False else ""
+        axis.annotate(text, (high, y), (4, 0), **_VALUE_LABEL)
+        ends += [low, high]
+    if status == "estimated" or report.on_target:
+        ends += _draw_limits(axis, report, "latency", ends)
+    _label_rows(axis, [f"{shorten_name(row.artifact)}  {shape_text(row, report)}" for row in rows])
+    if ends and max(ends) > _LOG_SCALE_SPREAD * max(min(ends), 1e-9):
         axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_xlim(x_min, x_max)
-        axis.grid(color=FAINT, linewidth=0.8)
-        shape = "" if len(shapes) > 1 else f"\nall at {shapes[0][0]} × {shapes[0][1]}"
-        label = literal(f"operations per byte moved; roofs: {self.report.device}{shape}")
-        axis.set(xlabel=label, ylabel="operations per second")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+        axis.tick_params(axis="x", which="minor", labelsize=7)
+        axis.set_xlim(min(ends) / 1.4, max(ends) * (max(ends) / min(ends)) ** 0.3)
+    else:
+        _start_at_zero(axis, ends)
+    source = f"measured on this {'device' if report.on_target else 'host'}"
+    if status == "estimated":
+        source = literal(f"ESTIMATED for {report.device}, not measured")
+    axis.set(xlabel=f"ms per call, {source}")
 
-    def _roofline_legend(
-        self, axis: Any, rows: Sequence[Row], markers: dict[tuple[int, int], str], sources: Sequence[str]
-    ) -> None:
-        """Draw a legend above the chart, since the names of many artifacts at their points would overlap."""
-        from matplotlib.lines import Line2D
 
-        style: dict[str, Any] = {"linestyle": "", "markersize": 6}
-        handles = [
-            Line2D([], [], marker="s", color=self.colours[name], label=literal(shorten_name(name)), **style)
-            for name in dict.fromkeys(row.artifact for row in rows)
-        ]
-        handles += [Line2D([], [], color=GREY, label=source, **style, **_MARKERS[source]) for source in sources]
-        if len(markers) > 1:
-            handles += [
-                Line2D([], [], marker=marker, color=GREY, label=f"{batch} × {seq}", **style)
-                for (batch, seq), marker in markers.items()
-            ]
-        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.1, 1.01), "borderaxespad": 0}
-        axis.legend(handles=handles, frameon=False, fontsize=8, ncols=2, handletextpad=0.2, **place)
+def _draw_memory(axis: Any, report: Report) -> None:
+    """Draw the peak memory of each artifact and the device's budget."""
+    peaks, colours, ends = _memory_peaks(report), colours_of(report), []
+    for y, (name, memory) in enumerate(peaks):
+        high, text = (memory.peak or 0) / _MIB, format_bytes(memory.peak)
+        if memory.status == "estimated":
+            low_mib, high_mib = ((end or memory.peak or 0) / _MIB for end in (memory.low, memory.high))
+            _, high = _draw_estimate(axis, y, low_mib, high, high_mib, colours[name])
+            text = f"{ABOUT} {text}"
+        else:
+            axis.barh(y, high, 0.56, color=colours[name])
+        axis.annotate(text, (high, y), (4, 0), **_VALUE_LABEL)
+        ends.append(high)
+    _start_at_zero(axis, [*ends, *_draw_limits(axis, report, "memory", ends)])
+    _label_rows(axis, [shorten_name(name) for name, _ in peaks])
+    axis.set(xlabel="peak memory (MiB)")
 
-    def _search(self, axis: Any) -> None:
-        """Draw score over latency: a bubble per candidate, as large as its file; the front and the pick are marked.
 
-        Hollow and dashed: the latency is an estimate. Pale: not feasible. A lower perplexity is drawn higher.
-        """
-        search, candidates = self.report.search, _drawn_candidates(self.report)
-        assert search is not None
-        is_labelled = len(candidates) <= MAX_LABELLED_BUBBLES
-        largest = max(c.size_bytes for c in search.candidates) or 1
-        scale = (700 if len(search.candidates) <= MAX_LABELLED_BUBBLES else 260) / largest
-        for rank, row in enumerate(candidates):
-            area = 40 + scale * row.candidate.size_bytes
-            self._draw_bubble(axis, row.candidate, area, is_pick=row.is_pick)
-            if not (is_labelled or row.candidate.on_front or row.is_pick):
-                continue
+def _draw_sizes(axis: Any, report: Report) -> None:
+    """Draw the file size of each artifact, split by what its bytes are for if the bundle says so."""
+    sizes = {row.artifact: row.size_bytes for row in report.rows}
+    parts = {part.artifact: part for part in split_sizes(report)}
+    in_legend: set[str] = set()
+    for y, (name, size) in enumerate(sizes.items()):
+        offset = 0.0
+        split = {p: getattr(parts[name], p) for p in _PARTS} if name in parts else {"not split": size}
+        for part, value in split.items():
+            colour = GREY if part in ("other", "not split") else PALETTE[_PARTS.index(part)]
+            label = part if part not in in_legend and value else None
+            in_legend.update((part,) if value else ())
+            axis.barh(y, value / _MIB, 0.56, left=offset, color=colour, label=label)
+            offset += value / _MIB
+        axis.annotate(format_bytes(size), (offset, y), (4, 0), **_VALUE_LABEL)
+    ends = [size / _MIB for size in sizes.values()]
+    _start_at_zero(axis, [*ends, *_draw_limits(axis, report, "size", ends)])
+    _label_rows(axis, [shorten_name(name) for name in sizes])
+    axis.set(xlabel="size (MiB)" if parts else "size (MiB), not split: the bundle does not say")
+    if parts:
+        spacing = {"columnspacing": 1, "handlelength": 1, "borderaxespad": 1.7}
+        axis.legend(frameon=False, fontsize=8, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), **spacing)
+
+
+def _draw_limits(axis: Any, report: Report, check: str, ends: Sequence[float]) -> list[float]:
+    """Draw a dashed line per limit of ``check`` and return the drawn limits; a far limit is only named."""
+    drawn: list[float] = []
+    scale, largest = 1 if check == "latency" else _MIB, max(ends, default=0.0)
+    for limit in sorted({c.limit / scale for c in report.verdict.checks if c.name == check}):
+        text = f"budget {format_milliseconds(limit) + ' ms' if check == 'latency' else format_bytes(limit * scale)}"
+        place: Any = {"xy": (limit, 1), "xycoords": ("data", "axes fraction")}
+        if largest and limit > _FAR_LIMIT * largest:
+            text = f"{text}, {limit / largest:.0f}× beyond →"
+            place = {"xy": (1, 1), "xycoords": "axes fraction"}
+        else:
+            axis.axvline(limit, color=RED, linestyle="--", linewidth=1.2)
+            drawn.append(limit)
+        offset: Any = {"xytext": (2, 3), "textcoords": "offset points"}
+        axis.annotate(text, **place, **offset, ha="right", va="bottom", fontsize=8, color=RED)
+    return drawn
+
+
+def _draw_roofline(axis: Any, report: Report) -> None:
+    """Draw operations per second over operations per byte, and the roofs of the device.
+
+    Filled: measured on the device. Hollow with a range: estimated for it. Crosses: measured on this host, whose roofs
+    are different.
+    """
+    from matplotlib.lines import Line2D
+
+    rows, rate, colours, sources = _roofline_rows(report), _bandwidth(report), colours_of(report), dict[str, None]()
+    assert rate is not None
+    intensities = [row.work.operations / row.work.bytes_moved for row in rows if row.work]
+    x_min, x_max = min(intensities) / 4, max(intensities) * 8
+    for precision in dict.fromkeys(row.precision for row in rows):
+        peak = _peak_rate(report, precision)
+        if peak is None:
+            continue
+        x_max = max(x_max, peak / rate * 3)
+        axis.plot([x_min, peak / rate, x_max], [x_min * rate, peak, peak], color=INK, linewidth=1.2)
+        text = f"{precision} peak {rate_text(peak)}"
+        axis.annotate(text, (x_max, peak), (0, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
+    for row in rows:
+        latency, work, colour = row.latency_ms, row.work, colours[row.artifact]
+        assert work is not None
+        source = "measured" if report.on_target else "on this host"
+        per_ms, x = work.operations * 1e3, work.operations / work.bytes_moved
+        if latency.status == "estimated":
+            source = "estimated"
+            low, high = latency.low or latency.p50 or 1.0, latency.high or latency.p50 or 1.0
+            axis.plot([x, x], [per_ms / high, per_ms / low], color=colour, linewidth=1.2, linestyle=_DASHED)
+        axis.plot([x], [per_ms / (latency.p50 or 1.0)], color=colour, linestyle="", markersize=5, **_MARKERS[source])
+        sources[source] = None
+    handles = [
+        Line2D([], [], marker="s", color=colours[name], label=literal(shorten_name(name)), linestyle="")
+        for name in dict.fromkeys(row.artifact for row in rows)
+    ]
+    handles += [Line2D([], [], color=GREY, label=name, linestyle="", **_MARKERS[name]) for name in sources]
+    # Above the chart, since the names of many artifacts at their points would overlap.
+    place: Any = {"loc": "lower left", "bbox_to_anchor": (-0.1, 1.01), "borderaxespad": 0, "handletextpad": 0.2}
+    axis.legend(handles=handles, frameon=False, fontsize=8, ncols=2, **place)
+    slope: Any = {"xytext": (6, -9), "textcoords": "offset points", "fontsize": 8, "color": INK}
+    axis.annotate(f"{rate / 1e9:.4g} GB/s", (x_min * 1.6, x_min * 1.6 * rate), **slope)
+    axis.set(xscale="log", yscale="log", xlim=(x_min, x_max), ylabel="operations per second")
+    axis.set(xlabel=literal(f"operations per byte moved; roofs: {report.device}"))
+    axis.grid(color=FAINT, linewidth=0.8)
+
+
+def _draw_search(axis: Any, report: Report) -> None:
+    """Draw score over latency: a bubble per candidate, as large as its file; the front and the pick are numbered.
+
+    Hollow and dashed: the latency is an estimate. Pale: not feasible. A lower perplexity is drawn higher.
+    """
+    search, candidates, colours = report.search, _drawn_candidates(report), colours_of(report)
+    assert search is not None
+    scale = 260 / (max(c.size_bytes for c in search.candidates) or 1)
+    for rank, row in enumerate(candidates):
+        c, area = row.candidate, 40 + scale * row.candidate.size_bytes
+        colour = colours.get(c.artifact, GREY)
+        style = {"facecolor": colour, "linewidth": 1}
+        if c.latency_status == "estimated":
+            style = {"facecolor": "none", "linewidth": 1.5, "linestyle": _DASHED}
+        axis.scatter(c.latency_ms, c.score, s=area, edgecolor=colour, alpha=0.75 if c.feasible else 0.25, **style)
+        if row.is_pick:
+            axis.scatter(c.latency_ms, c.score, s=area + 220, facecolor="none", edgecolor=INK, linewidth=1.4)
+        if c.on_front or row.is_pick:
             # Alternate above and below, and near and far: neighbours are often close.
             lift = (area**0.5 / 2 + 6 + 11 * (rank % 4 // 2)) * (-1 if rank % 2 else 1)
-            axis.annotate(
-                literal(_candidate_label(row) if is_labelled else str(row.number)),
-                (row.candidate.latency_ms, row.candidate.score), (0, lift), textcoords="offset points", ha="center",
-                va="top" if lift < 0 else "bottom", fontsize=8, color=INK,
-            )  # fmt: skip
-        front = sorted(
-            (r.candidate.latency_ms or 0, r.candidate.score or 0) for r in candidates if r.candidate.on_front
-        )
-        axis.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=1, linestyle=":", zorder=0)
-        if search.bound is not None:
-            axis.axhline(search.bound, color=GREY, linewidth=1, linestyle="--")
-            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            axis.annotate(f"bound: {search.bound:g}", (0, search.bound), (3, 3), fontsize=8, color=GREY, **place)
-        metric = metric_named(search.metric)
-        direction = metric.evaluated_on if metric.higher_is_better else "lower is better, upwards"
-        label = "\n".join(("ms per call (p50)", *bubble_legend(self.report)))
-        axis.set(xlabel=literal(label), ylabel=f"{search.metric} ({direction})")
-        axis.grid(color=FAINT, linewidth=0.8)
-        axis.margins(0.2)
-        if not metric.higher_is_better:
-            axis.invert_yaxis()
-
-    def _draw_bubble(self, axis: Any, candidate: Candidate, area: float, *, is_pick: bool) -> None:
-        """Draw a bubble of ``area`` square points."""
-        colour, alpha = self.colours.get(candidate.artifact, GREY), 0.75 if candidate.feasible else 0.25
-        point = ([candidate.latency_ms], [candidate.score])
-        if candidate.latency_status == "estimated":
-            style = {"facecolor": "none", "linewidth": 1.5, "linestyle": _DASHED}
-        else:
-            style = {"facecolor": colour, "linewidth": 1}
-        axis.scatter(*point, s=area, edgecolor=colour, alpha=alpha, **style)
-        if is_pick:
-            axis.scatter(*point, s=area + 220, facecolor="none", edgecolor=INK, linewidth=1.4)
+            place: Any = {"textcoords": "offset points", "ha": "center", "va": "top" if lift < 0 else "bottom"}
+            axis.annotate(str(row.number), (c.latency_ms, c.score), (0, lift), fontsize=8, color=INK, **place)
+    front = sorted((r.candidate.latency_ms or 0, r.candidate.score or 0) for r in candidates if r.candidate.on_front)
+    axis.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=1, linestyle=":", zorder=0)
+    if search.bound is not None:
+        axis.axhline(search.bound, color=GREY, linewidth=1, linestyle="--")
+        bound: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axis.annotate(f"bound: {search.bound:g}", (0, search.bound), (3, 3), fontsize=8, color=GREY, **bound)
+    metric = metric_named(search.metric)
+    direction = metric.evaluated_on if metric.higher_is_better else "lower is better, upwards"
+    label = "\n".join(("ms per call (p50)", *bubble_legend(report)))
+    axis.set(xlabel=literal(label), ylabel=f"{search.metric} ({direction})")
+    axis.grid(color=FAINT, linewidth=0.8)
+    axis.margins(0.2)
+    if not metric.higher_is_better:
+        axis.invert_yaxis()
 
 
 def _draw_sample(axis: Any, y: float, latency: Latency, colour: str) -> tuple[float, float]:
@@ -527,3 +416,54 @@ def _label_rows(axis: Any, names: Sequence[str]) -> None:
     axis.tick_params(axis="y", length=0)
     axis.grid(axis="y", visible=False)
     axis.grid(axis="x", color=FAINT, linewidth=0.8)
+
+
+class Chart(NamedTuple):
+    """A chart: what it draws, why it cannot be drawn without entries, and its height in inches."""
+
+    title: str
+    caption: str
+    entries: Callable[[Report], Sequence[Any]]
+    missing: str
+    height: float
+    height_per_entry: float
+    draw: Callable[[Any, Report], None]
+
+
+CHARTS = {
+    "latency": Chart(
+        "Latency",
+        "Every timed call of a sample: the line spans all of them, the pale bar 5 to 95 %, the solid bar the middle "
+        "half, the gap is the median.",
+        partial(_timed_rows, status="measured"), "no time was measured", 0.9, 0.27,
+        partial(_draw_times, status="measured"),
+    ),
+    "estimates": Chart(
+        "Estimated latency",
+        "Not measured: every bar is the range that the estimator gives, its middle marked.",
+        partial(_timed_rows, status="estimated"), "nothing was estimated", 1.0, 0.27,
+        partial(_draw_times, status="estimated"),
+    ),
+    "roofline": Chart(
+        "Roofline",
+        "How many operations per second an artifact does, against what the device's arithmetic and memory allow.",
+        _roofline_rows, "no work was counted, or the device profile does not state its bandwidth and peak rates",
+        4.3, 0.0, _draw_roofline,
+    ),
+    "memory": Chart(
+        "Memory against the budget",
+        "The peak that an artifact adds to a process, at its largest shape. Solid: measured here; hatched: estimated "
+        "for the device.",
+        _memory_peaks, "no memory is known", 1.1, 0.3, _draw_memory,
+    ),
+    "sizes": Chart(
+        "What the files are made of",
+        "Bytes of embeddings, layers (a shared block once), heads and the rest.",
+        lambda report: [*colours_of(report)], "there are no artifacts", 1.1, 0.3, _draw_sizes,
+    ),
+    "search": Chart(
+        "Score against latency",
+        "Bubbles are as large as the file; the dotted line is the Pareto front, whose numbers are named below.",
+        _drawn_candidates, "no candidate has a score and a time", 3.7, 0.07, _draw_search,
+    ),
+}  # fmt: skip

@@ -6,8 +6,8 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from operator import methodcaller
+from dataclasses import dataclass
+from operator import attrgetter, methodcaller
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from rich import box
@@ -60,12 +60,13 @@ class Column(Generic[R]):
 
     Attributes:
         name: name in scripts, without the unit.
-        cell: row → bare value in ``unit``; None if the row has no value.
-        unit: unit of the value; the suffix of the column's name in CSV.
+        cell: row → bare value in ``unit``, or the path of an attribute of the row; empty: ``name``. None: no value.
+        unit: unit of the value; a suffix of the column's name in CSV, except for shares and errors.
         heading: heading for people; None: the name.
         text: row → text for people, where it differs from the value with its unit. Only the terminal shows the
             colours of a ``Text``.
-        number: align right.
+        layout: format string of the value for people, e.g. ``{:.2f}``.
+        number: align right, as columns with a unit or a layout are.
         mark: a status word, shown in its colour.
         narrow: row → shorter text for a terminal that is too narrow for ``text``.
         flows: long text that the terminal and HTML may break between words.
@@ -73,10 +74,11 @@ class Column(Generic[R]):
     """
 
     name: str
-    cell: Callable[[R], object]
+    cell: Callable[[R], object] | str = ""
     unit: Unit = ""
     heading: str | None = None
     text: Callable[[R], str | Text] | None = None
+    layout: str = ""
     number: bool = False
     mark: bool = False
     narrow: Callable[[R], str | Text] | None = None
@@ -89,65 +91,67 @@ class Column(Generic[R]):
         return self.name.replace("_", " ") if self.heading is None else self.heading
 
     @property
-    def key(self) -> str:
-        """Name in CSV, with the unit; shares and errors have none."""
-        return f"{self.name}_{self.unit}" if self.unit not in ("", "share", "error") else self.name
-
-    @property
     def is_numeric(self) -> bool:
         """Whether the column is aligned right."""
-        return self.number or bool(self.unit)
+        return self.number or bool(self.unit or self.layout)
 
-    def render(self, row: R) -> Text:
-        """Return a row's cell for people."""
-        if self.text is not None:
-            text = self.text(row)
+    def value(self, row: R) -> Any:
+        """Return a row's bare value."""
+        return self.cell(row) if callable(self.cell) else attrgetter(self.cell or self.name)(row)
+
+    def render(self, row: R, *, narrow: bool = False) -> Text:
+        """Return a row's cell for people; with ``narrow`` the shorter text."""
+        render_text = self.narrow if narrow and self.narrow is not None else self.text
+        if render_text is not None:
+            text = render_text(row)
             return text if isinstance(text, Text) else Text(text)
-        value = self.cell(row)
+        value = self.value(row)
+        if self.layout and value is not None:
+            return Text(self.layout.format(value))
         return coloured(str(value)) if self.mark and value is not None else Text(format_value(value, self.unit))
 
 
-class _FittingTable(Table):
-    """Table with narrower variants: in a narrow terminal it drops columns before it breaks words.
+@dataclass(frozen=True)
+class TerminalTable(Generic[R]):
+    """Table for rich. In a narrow terminal it shortens cells and drops columns before it breaks words.
 
-    Attributes:
-        required_width: characters that the table needs to break no word.
-        flowing: for each column, whether its text may be broken between words.
-        narrower: variants with less content, widest first.
+    ``title`` is not read as markup.
     """
 
-    def __init__(
-        self, columns: Sequence[Column[R]], rows: Sequence[R], title: str, caption: Text | None, *, narrow: bool
-    ) -> None:
-        """Add columns and rows; ``narrow`` puts each word of a heading on a line of its own."""
-        super().__init__(
-            title=escape(title), caption=caption, caption_justify="left", title_justify="left", title_style="bold",
-            box=box.SIMPLE_HEAD, pad_edge=False,
-        )  # fmt: skip
-        self.required_width = 0
-        self.flowing = [column.flows for column in columns]
-        self.narrower: list[_FittingTable] = []
-        cells = [[column.render(row) for column in columns] for row in rows]
-        for index, column in enumerate(columns):
-            heading = re.sub(r" (?=[\w(])", "\n", column.title) if narrow else column.title
-            self.add_column(escape(heading), justify="right" if column.is_numeric else "left", overflow="fold")
-            texts = [heading, *(line[index].plain for line in cells)]
-            pieces = [piece for text in texts for piece in (text.split() if column.flows else text.splitlines())]
-            self.required_width += 3 + max(map(cell_len, pieces), default=0)
-        for line in cells:
-            self.add_row(*line)
+    columns: Sequence[Column[R]]
+    rows: Sequence[R]
+    title: str
+    caption: Text | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        variants = (self, *self.narrower)
-        table = next((table for table in variants if table.required_width <= options.max_width), variants[-1])
-        if table.required_width <= options.max_width:  # else rich would shrink all columns but the widest
-            for column, flows in zip(table.columns, table.flowing, strict=True):
-                column.no_wrap = not flows
-        if table is self:
-            yield from super().__rich_console__(console, options)
-        else:
-            table.title, table.caption = self.title, self.caption  # callers may have changed them
-            yield table
+        table, width = self._layout(self.columns, narrow=False)
+        for rank in sorted({0, *(column.leaves for column in self.columns)}):
+            if width <= options.max_width:
+                break
+            columns = [column for column in self.columns if not 0 < column.leaves <= rank]
+            table, width = self._layout(columns, narrow=True)
+        if width > options.max_width:  # now break words, of all columns
+            for table_column in table.columns:
+                table_column.no_wrap = False
+        yield table
+
+    def _layout(self, columns: Sequence[Column[R]], *, narrow: bool) -> tuple[Table, int]:
+        """Return a table of ``columns`` and the characters that it needs to break no word."""
+        table = Table(
+            title=escape(self.title), caption=self.caption, caption_justify="left", title_justify="left",
+            title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+        )  # fmt: skip
+        width, cells = 0, [[column.render(row, narrow=narrow) for column in columns] for row in self.rows]
+        for index, column in enumerate(columns):
+            heading = re.sub(r" (?=[\w(])", "\n", column.title) if narrow else column.title
+            justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
+            table.add_column(escape(heading), justify=justify, overflow="fold", no_wrap=not column.flows)
+            texts = [heading, *(line[index].plain for line in cells)]
+            pieces = [piece for text in texts for piece in (text.split() if column.flows else text.splitlines())]
+            width += 3 + max(map(cell_len, pieces), default=0)
+        for line in cells:
+            table.add_row(*line)
+        return table, width
 
 
 class HtmlTable(NamedTuple):
@@ -173,23 +177,21 @@ class Columns(Generic[R]):
         by_name = {column.name: column for column in self._columns}
         return Columns(by_name[name] for name in names)
 
+    def omit(self, *names: str) -> Columns[R]:
+        """Return the columns without the named ones."""
+        return Columns(column for column in self._columns if column.name not in names)
+
     def drop_empty(self, rows: Sequence[R], *optional: str) -> Columns[R]:
         """Drop the columns in ``optional`` that have no value in any row."""
         return Columns(
             column
             for column in self._columns
-            if column.name not in optional or any(column.cell(row) is not None for row in rows)
+            if column.name not in optional or any(column.value(row) is not None for row in rows)
         )
 
-    def terminal(self, title: str, rows: Iterable[R], caption: Text | None = None) -> Table:
-        """Return a rich table; nothing in the title or in the rows is read as markup."""
-        row_list = list(rows)
-        table = _FittingTable(self._columns, row_list, title, caption, narrow=False)
-        short = [replace(column, text=column.narrow or column.text) for column in self._columns]
-        for rank in sorted({0, *(column.leaves for column in self._columns)}):
-            columns = [column for column in short if not 0 < column.leaves <= rank]
-            table.narrower.append(_FittingTable(columns, row_list, title, caption, narrow=True))
-        return table
+    def terminal(self, title: str, rows: Iterable[R], caption: Text | None = None) -> TerminalTable[R]:
+        """Return a table for rich; nothing in the title or in the rows is read as markup."""
+        return TerminalTable(self._columns, [*rows], title, caption)
 
     def plain(self, rows: Iterable[R]) -> str:
         """Return a plain-text table for a terminal of any width."""
@@ -214,8 +216,12 @@ class Columns(Generic[R]):
         """Return CSV: bare values, units in the headings, missing values empty; no text is read as a formula."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([units.csv_cell(column.key) for column in self._columns])
-        writer.writerows([units.csv_cell(column.cell(row)) for column in self._columns] for row in rows)
+        keys = [
+            f"{column.name}_{column.unit}" if column.unit not in ("", "share", "error") else column.name
+            for column in self._columns
+        ]
+        writer.writerow([units.csv_cell(key) for key in keys])
+        writer.writerows([units.csv_cell(column.value(row)) for column in self._columns] for row in rows)
         return text.getvalue()
 
     def html(self, rows: Sequence[R], css_class: Callable[[R], str] | None = None) -> HtmlTable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -66,9 +67,8 @@ def compare_reports(first: Report, second: Report) -> Record:
     rows_a, rows_b = ({key(row): row.latency_ms for row in report.rows} for report in (first, second))
     rows = []
     for shape in {**rows_a, **rows_b}:
-        a, b = rows_a.get(shape), rows_b.get(shape)
-        ratio, noise, mark = _compare_latency(a, b)
-        sides = {"a": a, "b": b}
+        sides = {"a": rows_a.get(shape), "b": rows_b.get(shape)}
+        ratio, noise, mark = _compare_latency(sides["a"], sides["b"])
         rows.append(
             {
                 **dict(shape),
@@ -80,32 +80,29 @@ def compare_reports(first: Report, second: Report) -> Record:
                 **{f"{side}_shown": latency_text(latency) if latency else DASH for side, latency in sides.items()},
             }
         )
-    facts_a, facts_b = _conditions(first), _conditions(second)
-    notes = [f"{name}: {fact} and {facts_b[name]}" for name, fact in facts_a.items() if fact != facts_b[name]]
-    return {"a": _identity(first), "b": _identity(second), "rows": rows, "notes": notes}
+    identities, conditions = zip(*map(_describe, (first, second)), strict=True)
+    facts = [(note, fact, conditions[1][note]) for note, fact in conditions[0].items()]
+    notes = [f"{note}: {fact} and {other}" for note, fact, other in facts if fact != other]
+    return {"a": identities[0], "b": identities[1], "rows": rows, "notes": notes}
 
 
-def _identity(report: Report) -> Record:
+def _describe(report: Report) -> tuple[Record, Record]:
+    """Return what identifies a report, and what should be equal in two reports, by the note for when it is not."""
     # The machine, not the device that it was judged for: one machine has one name in both reports.
     parts = [report.host.get(part) for part in ("cpu", "gpu")]
     host = " with ".join(str(part) for part in parts if part) or report.device_title
-    return {"run": report.run, "device": report.device, "measured_on": host, "created": report.created}
-
-
-def _conditions(report: Report) -> Record:
-    """Return what should be equal in two reports, by the note for when it is not."""
     versions = report.host.get("versions")
     versions = versions if isinstance(versions, dict) else {}
+    version = versions.get("onnxruntime-web", versions.get("onnxruntime"))
     providers = {provider_facts(row.provider).label for row in report.rows if row.latency_ms.status == "measured"}
-    return {
+    conditions = {
         "measured on different machines": report.host.get("cpu"),
         "judged for different devices": report.device,
         "measured with different threads": report.host.get("threads"),
-        "measured with different versions of ONNX Runtime": versions.get(
-            "onnxruntime-web", versions.get("onnxruntime")
-        ),
+        "measured with different versions of ONNX Runtime": version,
         "computed by different providers": " and ".join(sorted(providers)) or "nothing",
     }
+    return {"run": report.run, "device": report.device, "measured_on": host, "created": report.created}, conditions
 
 
 def _compare_latency(a: Latency | None, b: Latency | None) -> tuple[float | None, float | None, str]:
@@ -119,9 +116,7 @@ def _compare_latency(a: Latency | None, b: Latency | None) -> tuple[float | None
     if a.status != b.status:
         return ratio, None, "an estimate and a measurement"
     if a.status == "estimated":
-        if a.low is None or a.high is None or b.low is None or b.high is None:
-            return ratio, None, "estimates without a range"
-        overlap = a.high >= b.low and b.high >= a.low
+        overlap = (a.high or a.p50) >= (b.low or b.p50) and (b.high or b.p50) >= (a.low or a.p50)
         return ratio, None, "within the estimates' ranges" if overlap else f"estimated {direction}"
     if a.n <= 1 or b.n <= 1:
         return ratio, None, "one call each: no spread is known"
@@ -138,10 +133,6 @@ def _row_name(row: Record) -> str:
     return f"{row['artifact']} {row['batch']} × {row['seq']}{threads}"
 
 
-def _formatted(name: str, layout: str) -> Any:
-    return lambda row: layout.format(row[name]) if row[name] is not None else DASH
-
-
 _PAIRS: Columns[Record] = Columns(
     [
         Column("row", _row_name, heading=""),
@@ -149,8 +140,8 @@ _PAIRS: Columns[Record] = Columns(
         Column("phase", itemgetter("phase")),
         Column("a", itemgetter("a_shown"), heading="A, p50", number=True),
         Column("b", itemgetter("b_shown"), heading="B, p50", number=True),
-        Column("ratio", itemgetter("ratio"), heading="B / A", text=_formatted("ratio", "{:.2f}"), number=True),
-        Column("noise", itemgetter("noise"), text=_formatted("noise", "±{:.0%}"), number=True),
+        Column("ratio", itemgetter("ratio"), heading="B / A", layout="{:.2f}"),
+        Column("noise", itemgetter("noise"), layout="±{:.0%}"),
         Column("mark", itemgetter("mark"), heading="B is"),
     ]
 )
@@ -184,21 +175,11 @@ def run_records(locations: Sequence[Location]) -> list[Record]:
     The name of a time has the provider if it is not the artifact's usual one, and the threads if the runs were measured
     with different thread counts: times of one name were measured in one way.
     """
-    manifests = [location.open_bundle().manifest if location.bundle is not None else None for location in locations]
-    reports = [_newest_reports(*pair) for pair in zip(locations, manifests, strict=True)]
-    rows = [
-        [
-            row
-            for _, report in of_host
-            for row in report.rows
-            if row.where == "host" and row.phase != "cold" and row.latency_ms.status == "measured"
-        ]
-        for of_host, _ in reports
-    ]
-    has_several_threads = len({row.threads for of_run in rows for row in of_run if row.threads is not None}) > 1
-    records = []
-    for location, bundle, (of_host, left_out), of_run in zip(locations, manifests, reports, rows, strict=True):
+    records: list[Record] = []
+    rows_of: list[tuple[Record, list[Row], dict[str, str | None]]] = []
+    for location in locations:
         record: Record = {"run": location.name}
+        bundle = location.open_bundle().manifest if location.bundle is not None else None
         if location.run is not None:
             manifest = read_run(location.run)
             record["split"] = manifest.data.split + (" (SYNTHETIC)" if manifest.data.synthetic else "")
@@ -207,38 +188,40 @@ def run_records(locations: Sequence[Location]) -> list[Record]:
         if bundle is not None:
             record.setdefault("parameters", bundle.parameters)
             record |= {f"{artifact.id}_bytes": artifact.size_bytes for artifact in bundle.artifacts}
-        if of_host and of_host[-1][1].host:
-            record["measured_on"] = of_host[-1][1].host.get("cpu")
+        reports = _reports(location, bundle)
+        machine = _machine(reports[-1][1]) if reports else ""
+        if reports and reports[-1][1].host:
+            record["measured_on"] = reports[-1][1].host.get("cpu")
+        left_out = [(name, report) for name, report in reports if _machine(report) != machine]
         if left_out:
             record["reports_left_out"] = "; ".join(f"{name}, of {_machine(report)}" for name, report in left_out)
+        rows = [
+            row for _, report in reports if _machine(report) == machine for row in report.rows if row.where == "host"
+        ]
+        rows = [row for row in rows if row.phase != "cold" and row.latency_ms.status == "measured"]
         usual = {a.id: provider_of(a, kind="cpu") for a in bundle.artifacts} if bundle is not None else {}
-        for row in of_run:  # newer rows replace older ones
+        rows_of.append((record, rows, usual))
+        records.append(record)
+    has_several_threads = len({row.threads for _, rows, _ in rows_of for row in rows if row.threads is not None}) > 1
+    for record, rows, usual in rows_of:
+        for row in rows:  # newer rows replace older ones
             is_usual = row.provider == (usual.get(row.artifact) or default_provider("cpu"))
             threads = f"{row.threads}threads" if has_several_threads and row.threads is not None else ""
             parts = [row.artifact, "decode" if row.phase == "decode" else "", f"{row.batch}x{row.seq}"]
             parts += ["" if is_usual else row.provider, threads, "" if row.latency_ms.stable else "unstable"]
             record["_".join([*filter(None, parts), "p50_ms"])] = row.latency_ms.p50
-        records.append(record)
     return records
 
 
-NamedReport = tuple[str, Report]
-
-
-def _newest_reports(location: Location, bundle: BundleManifest | None) -> tuple[list[NamedReport], list[NamedReport]]:
-    """Return the reports of the machine that measured last, oldest first, and those of other machines."""
+def _reports(location: Location, bundle: BundleManifest | None) -> list[tuple[str, Report]]:
+    """Return the file names and reports of a bundle as it is now, oldest first."""
     reports = []
     for path in sorted(location.reports.glob("[!.]*.json")):  # a leading dot: a temporary file
-        try:
+        with suppress(ArtifactError):
             report = read_manifest(Report, path)
-        except ArtifactError:
-            continue
-        if bundle is None or report.created >= bundle.created:  # else it measured an earlier bundle
-            reports.append((path.name, report))
-    reports.sort(key=lambda entry: entry[1].created)
-    machine = _machine(reports[-1][1]) if reports else ""
-    of_host = [entry for entry in reports if _machine(entry[1]) == machine]
-    return of_host, [entry for entry in reports if _machine(entry[1]) != machine]
+            if bundle is None or report.created >= bundle.created:  # else it measured an earlier bundle
+                reports.append((path.name, report))
+    return sorted(reports, key=lambda entry: entry[1].created)
 
 
 def _machine(report: Report) -> str:

@@ -5,11 +5,8 @@ An estimate is never written like a measurement: it starts with ≈ and has its 
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
-from operator import attrgetter
 from textwrap import shorten
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -18,16 +15,7 @@ from rich.text import Text
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import cautions
-from edgeformer.artifacts.report import (
-    Candidate,
-    Check,
-    EstimateEvidence,
-    Latency,
-    Report,
-    Row,
-    Search,
-    SizeParts,
-)
+from edgeformer.artifacts.report import Candidate, Check, EstimateEvidence, Latency, Report, Row, Search, SizeParts
 from edgeformer.artifacts.units import format_bytes, markdown
 from edgeformer.report.columns import DASH, Column, Columns, Unit, format_value
 from edgeformer.runtimes import provider_facts
@@ -40,8 +28,6 @@ _REASON_WIDTH = 80
 """Characters of a reason in a terminal table; the files hold the full text."""
 _MAX_WARNING_LINES = 2
 """Rows with warnings that get a line each in the terminal; more are counted in one line."""
-_MAX_WARNING_KINDS = 3
-"""Kinds of warnings that the counting line names, the most frequent first."""
 
 
 # Figures
@@ -106,11 +92,7 @@ def shape_heading(report: Report) -> str:
 
 def thread_text(threads: int) -> str:
     """``1 thread``, ``2 threads``."""
-    return _count(threads, "thread")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
+    return f"{threads} thread{'s' if threads != 1 else ''}"
 
 
 def rate_text(rate: float) -> str:
@@ -120,12 +102,18 @@ def rate_text(rate: float) -> str:
 
 # Columns
 
-MEASUREMENTS_CSV = (
-    "artifact", "precision", "provider", "where", "phase", "batch", "seq", "threads", "status", "p50", "low",
-    "high", "p90", "p95", "p99", "mean", "cv", "n", "stable", "device", "throughput", "memory_status", "memory_peak",
-    "memory_low", "memory_high", "energy", "size", "reason",
-)  # fmt: skip
-"""Columns of the CSV file, an interface for scripts; ``status`` and ``reason`` are the latency's."""
+# First what a narrow window shows without scrolling. In HTML a status is in the cell of its figure.
+LAYOUTS = {
+    "csv": "artifact precision provider where phase batch seq threads status p50 low high p90 p95 p99 mean cv n stable "
+    "device throughput memory_status memory_peak memory_low memory_high energy size reason",
+    "markdown": "artifact shape where phase status p50_status p90 memory_peak size",
+    "html host": "artifact shape p50_status phase provider precision p90 p99 memory_peak throughput cv n energy size",
+    "html device": "artifact shape p50_status phase precision memory_peak why_unavailable",
+    "terminal host": "artifact size provider shape first_call p50 p90 throughput memory_peak state",
+    "terminal device": "artifact shape p50 memory_peak",
+}
+"""Columns of each document, which :func:`measurement_columns` defines. Those of the CSV are an interface for scripts;
+its ``status`` and ``reason`` are the latency's."""
 
 
 def measurement_columns(report: Report) -> Columns[Row]:
@@ -162,38 +150,33 @@ def measurement_columns(report: Report) -> Columns[Row]:
         return (row.latency_ms.reason or NO_REASON) if row.latency_ms.status == "unavailable" else ""
 
     def state(row: Row) -> str:
-        status = row.latency_ms.status
         words = {"unavailable": "unavailable, see below", "estimated": "estimated"}
-        return words.get(status, "unstable" if row.latency_ms.stable is False else "")
+        return words.get(row.latency_ms.status, "unstable" if row.latency_ms.stable is False else "")
 
     return Columns(
         [
-            *(Column(name, attrgetter(name)) for name in ("artifact", "precision")),
-            Column("provider", attrgetter("provider"), "", "runtime", lambda r: provider_facts(r.provider).label,
-                   leaves=5),
-            *(Column(name, attrgetter(name)) for name in ("where", "phase", "batch", "seq")),
+            *map(Column, ("artifact", "precision", "where", "phase", "batch", "seq", "threads")),
+            Column("provider", heading="runtime", text=lambda row: provider_facts(row.provider).label, leaves=5),
             Column("shape", lambda row: shape_text(row, report), heading=shape_heading(report), number=True),
-            Column("threads", attrgetter("threads")),
-            Column("status", attrgetter("latency_ms.status")),
+            Column("status", "latency_ms.status"),
             Column("first_call", lambda row: first_ms.get(id(row)), "ms", text=first_call, leaves=2),
-            Column("p50", attrgetter("latency_ms.p50"), "ms", "typical (p50)", latency,
+            Column("p50", "latency_ms.p50", "ms", "typical (p50)", latency,
                    narrow=lambda row: latency(row, range_only=True)),
-            Column("p50_status", attrgetter("latency_ms.p50"), "ms", "typical (p50)", latency_with_status),
-            *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("low", "high")),
-            Column("p90", attrgetter("latency_ms.p90"), "ms", "slow (p90)", leaves=4),
-            *(Column(name, attrgetter(f"latency_ms.{name}"), "ms") for name in ("p95", "p99", "mean")),
-            Column("cv", attrgetter("latency_ms.cv"), "share"),
-            Column("n", attrgetter("latency_ms.n"), heading="calls", number=True),
-            Column("stable", attrgetter("latency_ms.stable")),
-            Column("device", attrgetter("device_ms"), "ms", "on the card"),
-            Column("throughput", attrgetter("throughput_per_s"), "per_s", "per second", leaves=1),
-            Column("memory_status", attrgetter("memory_bytes.status")),
-            Column("memory_peak", attrgetter("memory_bytes.peak"), "bytes", "memory", memory,
+            Column("p50_status", "latency_ms.p50", "ms", "typical (p50)", latency_with_status),
+            Column("p90", "latency_ms.p90", "ms", "slow (p90)", leaves=4),
+            *(Column(name, f"latency_ms.{name}", "ms") for name in ("low", "high", "p95", "p99", "mean")),
+            Column("cv", "latency_ms.cv", "share"),
+            Column("n", "latency_ms.n", heading="calls", number=True),
+            Column("stable", "latency_ms.stable"),
+            Column("device", "device_ms", "ms", "on the card"),
+            Column("throughput", "throughput_per_s", "per_s", "per second", leaves=1),
+            Column("memory_status", "memory_bytes.status"),
+            Column("memory_peak", "memory_bytes.peak", "bytes", "memory", memory,
                    narrow=lambda row: memory(row, range_only=True)),
-            *(Column(f"memory_{end}", attrgetter(f"memory_bytes.{end}"), "bytes") for end in ("low", "high")),
-            Column("energy", attrgetter("energy_mj.value"), "mj"),
-            Column("size", attrgetter("size_bytes"), "bytes", leaves=3),
-            Column("reason", attrgetter("latency_ms.reason")),
+            *(Column(f"memory_{end}", f"memory_bytes.{end}", "bytes") for end in ("low", "high")),
+            Column("energy", "energy_mj.value", "mj"),
+            Column("size", "size_bytes", "bytes", leaves=3),
+            Column("reason", "latency_ms.reason"),
             Column("why_unavailable", why_unavailable, heading="", flows=True),
             Column("state", state, heading="", text=lambda row: Text(state(row), "yellow"), flows=True),
         ]
@@ -202,27 +185,25 @@ def measurement_columns(report: Report) -> Columns[Row]:
 
 CHECKS: Columns[Check] = Columns(
     [
-        Column("check", attrgetter("name")),
-        Column("result", attrgetter("status"), mark=True),
-        Column("artifact", attrgetter("artifact")),
-        Column("limit", attrgetter("limit"), number=True,
-               text=lambda check: format_value(check.limit, _CHECK_UNITS.get(check.unit, ""))),
-        Column("at", attrgetter("batch"), text=check_shape),
-        Column("value", attrgetter("value"), text=_check_value, number=True,
-               narrow=lambda check: _check_value(check, range_only=True)),
+        Column("check", "name"),
+        Column("result", "status", mark=True),
+        Column("artifact"),
+        Column("limit", number=True, text=lambda check: format_value(check.limit, _CHECK_UNITS.get(check.unit, ""))),
+        Column("at", "batch", text=check_shape),
+        Column("value", text=_check_value, number=True, narrow=lambda check: _check_value(check, range_only=True)),
         Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
-        Column("why", attrgetter("reason"), text=lambda check: check.reason or "", flows=True),
+        Column("why", "reason", text=lambda check: check.reason or "", flows=True),
     ]
-)  # fmt: skip
+)
 """Each budget limit of the device with the value that it is compared with."""
 
 SIZES: Columns[SizeParts] = Columns(
     [
-        Column("artifact", attrgetter("artifact")),
-        Column("embeddings", attrgetter("embeddings"), "bytes"),
-        Column("block", attrgetter("block"), "bytes", "layers or shared block"),
-        Column("heads", attrgetter("heads"), "bytes"),
-        Column("other", attrgetter("other"), "bytes"),
+        Column("artifact"),
+        Column("embeddings", unit="bytes"),
+        Column("block", unit="bytes", heading="layers or shared block"),
+        Column("heads", unit="bytes"),
+        Column("other", unit="bytes"),
     ]
 )
 
@@ -238,10 +219,10 @@ class ProfileFact(NamedTuple):
 
 FACTS: Columns[ProfileFact] = Columns(
     [
-        Column("fact", attrgetter("name")),
-        Column("value", attrgetter("value")),
-        Column("checked_on_the_device", attrgetter("checked")),
-        Column("source", attrgetter("source"), flows=True),
+        Column("fact", "name"),
+        Column("value"),
+        Column("checked_on_the_device", "checked"),
+        Column("source", flows=True),
     ]
 )
 
@@ -270,13 +251,10 @@ def metric_named(name: str) -> Metric:
     raise ArtifactError(f"metric {name!r} belongs to no installed task")
 
 
-def candidate_columns(search: Search, *names: str) -> Columns[RankedCandidate]:
-    """Return the named columns of a search's candidates; runtime, threads and energy only if a candidate has them."""
+def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]:
+    """Return the columns of a search's candidates; runtime, threads and energy only if a candidate has them."""
     metric, providers = metric_named(search.metric), {c.provider for c in search.candidates}
     has_intervals = any(candidate.score_low is not None for candidate in search.candidates)
-
-    def number(row: RankedCandidate) -> Text:
-        return Text(f"▶ {row.number}", "green") if row.is_pick else Text(f"  {row.number}")
 
     def score(row: RankedCandidate) -> str:
         candidate, text = row.candidate, metric.text(row.candidate.score)
@@ -301,32 +279,29 @@ def candidate_columns(search: Search, *names: str) -> Columns[RankedCandidate]:
         candidate = row.candidate
         if not candidate.feasible:
             return Text(shorten(candidate.reason or "not feasible", _REASON_WIDTH, placeholder=" …"), "red")
-        parts = [Text(f"not known: {', '.join(candidate.unknown)}", "yellow")] if candidate.unknown else []
-        parts += [Text(f"score of {candidate.scored_as}", "dim")] if candidate.scored_as else []
-        parts += [Text(f"scored on {candidate.scored_on}", "dim")] if candidate.scored_on else []
-        return Text("; ").join(parts) if parts else Text("feasible", "green")
+        remarks = [f"not known: {', '.join(candidate.unknown)}"] if candidate.unknown else []
+        remarks += [f"score of {candidate.scored_as}"] if candidate.scored_as else []
+        remarks += [f"scored on {candidate.scored_on}"] if candidate.scored_on else []
+        return Text("; ".join(remarks), "yellow") if remarks else Text("feasible", "green")
 
-    columns: Columns[RankedCandidate] = Columns(
-        [
-            Column("number", attrgetter("number"), heading="", text=number),
-            Column("artifact", attrgetter("candidate.artifact")),
-            Column("runtime",
-                   lambda row: provider_facts(row.candidate.provider).label if len(providers) > 1 else None),
-            Column("threads", attrgetter("candidate.threads"), number=True, leaves=2),
-            Column("score", attrgetter("candidate.score"), text=score, number=True,
-                   heading=f"{metric.name} (95 % interval)" if has_intervals else metric.name,
-                   narrow=lambda row: metric.text(row.candidate.score)),
-            Column("latency", attrgetter("candidate.latency_ms"), "ms", text=latency),
-            Column("size", attrgetter("candidate.size_bytes"), "bytes"),
-            Column("memory", attrgetter("candidate.memory_bytes"), "bytes", text=memory, leaves=1),
-            Column("energy", attrgetter("candidate.energy_mj"), "mj", leaves=1),
-            Column("front", attrgetter("candidate.on_front"), text=lambda r: "●" if r.candidate.on_front else "",
-                   leaves=3),
-            Column("feasible", attrgetter("candidate.feasible")),
-            Column("verdict", attrgetter("candidate.reason"), heading="", text=verdict, flows=True),
-        ]
-    )  # fmt: skip
-    return columns.pick(*names).drop_empty(ranked_candidates(search), "runtime", "threads", "energy")
+    columns: Columns[RankedCandidate] = Columns([
+        Column("number", heading="",
+               text=lambda row: Text(f"▶ {row.number}", "green") if row.is_pick else Text(f"  {row.number}")),
+        Column("artifact", "candidate.artifact"),
+        Column("feasible", "candidate.feasible"),
+        Column("runtime", lambda row: provider_facts(row.candidate.provider).label if len(providers) > 1 else None),
+        Column("threads", "candidate.threads", number=True, leaves=2),
+        Column("score", "candidate.score", text=score, number=True,
+               heading=f"{metric.name} (95 % interval)" if has_intervals else metric.name,
+               narrow=lambda row: metric.text(row.candidate.score)),
+        Column("latency", "candidate.latency_ms", "ms", text=latency),
+        Column("size", "candidate.size_bytes", "bytes"),
+        Column("memory", "candidate.memory_bytes", "bytes", text=memory, leaves=1),
+        Column("energy", "candidate.energy_mj", "mj", leaves=1),
+        Column("front", "candidate.on_front", text=lambda row: "●" if row.candidate.on_front else "", leaves=3),
+        Column("verdict", "candidate.reason", heading="", text=verdict, flows=True),
+    ])  # fmt: skip
+    return columns.omit(*omitted).drop_empty(ranked_candidates(search), "runtime", "threads", "energy")
 
 
 # Sentences
@@ -383,45 +358,29 @@ def verdict_sentence(report: Report) -> str:
     if not report.left_out:
         return sentence
     is_all = report.left_out.keys() >= {row.artifact for row in report.rows}
-    excluded = "every artifact" if is_all else _count(len(report.left_out), "artifact")
+    count = len(report.left_out)
+    excluded = "every artifact" if is_all else f"{count} artifact{'s' if count != 1 else ''}"
     return f"{sentence} Left out: {excluded} that no {report.device_title} can run."
 
 
 def _checks_sentence(report: Report) -> str:
-    verdict, checks = report.verdict, report.verdict.checks
+    """List the checks: over budget, not known, within budget; and what was not judged."""
+    parts, checks = [], report.verdict.checks
+    for status, label in (("fail", "over budget"), ("unknown", "not known"), ("pass", "within budget")):
+        names: dict[str, bool] = {}  # → whether an estimate decides
+        for check in checks:
+            if check.status == status:
+                name = f"{check.name} of {check.artifact}" if status == "fail" else check.name
+                names[name] = names.get(name, False) or (check.basis == "estimated" and check.value is not None)
+        if names:
+            listed = (f"{name} (estimated)" if estimated else name for name, estimated in names.items())
+            parts.append(f"{label}: {', '.join(listed)}")
     checked = {check.name for check in checks}
-    reasons = names_by_reason((kind.name, kind.reason) for kind in verdict.not_judged if kind.name not in checked)
-    not_judged = [
-        f"{_listed(names)} {'was' if len(names) == 1 else 'were'} not judged: {reason}"
-        for reason, names in reasons.items()
-    ]
-    end = "".join(f"; {part}" for part in not_judged) + "."
-    if not checks:
-        return f"Nothing was checked{end}"
-
-    def mark(selected: Iterable[Check]) -> str:
-        return " (estimated)" if any(check.basis == "estimated" for check in selected) else ""
-
-    if verdict.is_partial:
-        names = verdict.judged
-        estimated = [name for name in names if mark(check for check in checks if check.name == name)]
-        subject = "" if len(estimated) == len(names) else f"{_listed(estimated)} "
-        remark = f" ({subject}by estimate only)" if estimated else ""
-        return f"Within the limit{'s' if len(names) > 1 else ''} for {_listed(names)}{remark}{end}"
-    if failed := [check for check in checks if check.status == "fail"]:
-        return "Over budget: " + ", ".join(f"{c.name} of {c.artifact}{mark([c])}" for c in failed) + end
-    passed = [check for check in checks if check.status == "pass"]
-    if unknown := [check for check in checks if check.status == "unknown"]:
-        within = [f"{n}{mark(c for c in passed if c.name == n)}" for n in sorted({check.name for check in passed})]
-        start = f"{' and '.join(within)} within budget; " if within else ""
-        where = ""
-        if all(check.value is None for check in unknown) and not report.on_target:
-            where = f", because no {report.device_title} is in this machine"
-            if mark(passed):  # the missing device is not the reason: others were estimated for it
-                where = f" of {', '.join(dict.fromkeys(check.artifact for check in unknown))}: their rows say why"
-        return f"{start}{' and '.join(sorted({check.name for check in unknown}))} not known{where}{end}"
-    guessed = " and ".join(sorted({check.name for check in checks if check.basis == "estimated"}))
-    return f"Every check is within budget{f'; {guessed} only by estimate' if guessed else ''}{end}"
+    not_judged = ((kind.name, kind.reason) for kind in report.verdict.not_judged if kind.name not in checked)
+    for reason, kinds in names_by_reason(not_judged).items():
+        parts.append(f"{_listed(kinds)} {'was' if len(kinds) == 1 else 'were'} not judged: {reason}")
+    sentence = "; ".join(parts if checks else ["nothing was checked", *parts])
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def has_estimates(report: Report) -> bool:
@@ -497,30 +456,19 @@ def warning_lines(report: Report, written: bool) -> Iterator[str]:
         report: of `profile`.
         written: whether report files exist, which hold every row's warnings.
     """
-    rows = [row for row in report.rows if row.phase != "cold"]
-    where = "the report" if written else "the report's rows"
     for status in ("measured", "estimated"):
-        of_status = [row for row in rows if row.latency_ms.status == status]
-        warned = [row for row in of_status if row.latency_ms.warnings]
+        rows = [row for row in report.rows if row.phase != "cold" and row.latency_ms.status == status]
+        warned = [row for row in rows if row.latency_ms.warnings]
         if len(warned) <= _MAX_WARNING_LINES:
             for row in warned:
                 estimate = "estimate of " if status == "estimated" else ""
                 yield f"{estimate}{row.artifact} {shape_text(row, report)}: {'; '.join(row.latency_ms.warnings)}"
             continue
-        kinds = Counter(kind for row in warned for kind in dict.fromkeys(map(_warning_kind, row.latency_ms.warnings)))
-        parts = [f"{kind} ({_count(number, 'row')})" for kind, number in kinds.most_common(_MAX_WARNING_KINDS)]
-        more = f"; and {len(kinds) - _MAX_WARNING_KINDS} more" if len(kinds) > _MAX_WARNING_KINDS else ""
-        counted = f"{len(warned)} of {len(of_status)} estimated rows are less certain"
+        quality = "estimated rows are less certain"
         if status == "measured":
-            unstable = sum(row.latency_ms.stable is False for row in warned)
-            counted = f"{len(warned)} of {len(of_status)} rows are noisy, {unstable} not stable"
-        yield f"{counted}: {'; '.join(parts)}{more}; row by row in {where}"
-
-
-def _warning_kind(warning: str) -> str:
-    """Return a warning without its figures: up to a colon or a bracket, without numbers."""
-    words = re.split(r"[:(]", warning)[0]
-    return re.sub(r"\s+", " ", re.sub(r"\s*\bby \d[\d.]*%?|\b\d[\d.]*%?( ms)?", "", words)).strip()
+            quality = f"rows are noisy, {sum(row.latency_ms.stable is False for row in warned)} not stable"
+        where = "the report" if written else "the report's rows"
+        yield f"{len(warned)} of {len(rows)} {quality}, e.g. {warned[0].latency_ms.warnings[0]}; row by row in {where}"
 
 
 # Facts
@@ -578,22 +526,8 @@ def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[Profil
 class ReportContext:
     """Everything that the documents of one report show; they only lay it out.
 
-    Attributes:
-        report: of `profile`.
-        status, badge, mark, sentence: the verdict in a headline, on the badge, as a CSS class, in a sentence.
-        cautions: warnings that apply to every figure: synthetic data, leaks.
-        estimates: how far estimates can be trusted; None: the report has none.
-        parameters: of the model.
-        host: the machine that measured the host rows.
-        host_rows, device_rows: rows measured on this host; rows for the device.
-        methods: how the device rows were estimated.
-        measurements: columns of rows.
-        candidates: what the search compared, ranked; empty without a search.
-        refusals: candidates that are not feasible, and why.
-        warnings: of host rows.
-        gaps: what was not measured, and why.
-        environment: host facts and measuring conditions.
-        facts: of the device profile.
+    ``mark`` is the verdict's CSS class; ``gaps`` are pairs of what was not measured, and why; ``facts`` are those of
+    the device profile.
     """
 
     def __init__(self, report: Report) -> None:
@@ -621,6 +555,10 @@ class ReportContext:
         self.gaps = missing_measurements(report)
         self.environment = _environment(report, self.host_rows)
         self.facts = [*_profile_facts(report.profile)]
+
+    def columns(self, layout: str) -> Columns[Row]:
+        """Return the columns of a document in :data:`LAYOUTS`."""
+        return self.measurements.pick(*LAYOUTS[layout].split())
 
     def terminal_notes(self, *, has_files: bool) -> list[str]:
         """Return the lines below the terminal's tables; without report files also why checks are unknown."""

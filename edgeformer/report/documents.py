@@ -13,14 +13,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
 from edgeformer.artifacts.files import write_json, write_text
-from edgeformer.artifacts.report import Report, Search
+from edgeformer.artifacts.report import Check, Report, Search
 from edgeformer.artifacts.units import markdown, markdown_line, visible
 from edgeformer.report.canvas import NO_PICTURE
 from edgeformer.report.charts import draw_pictures, draw_report
@@ -28,7 +28,6 @@ from edgeformer.report.columns import coloured
 from edgeformer.report.context import (
     CHECKS,
     FACTS,
-    MEASUREMENTS_CSV,
     SIZES,
     RankedCandidate,
     ReportContext,
@@ -52,13 +51,6 @@ _BASES = {
     "estimated": "times marked ≈ are estimates for the device",
     "host": "times of THIS HOST, which say nothing certain of the device",
 }
-_CANDIDATE = ("artifact", "runtime", "threads", "score", "latency", "size", "memory", "energy")
-# First what a narrow window shows without scrolling. A status is in the cell of its figure.
-_HTML_DEVICE = ("artifact", "shape", "p50_status", "phase", "precision", "memory_peak", "why_unavailable")
-_HTML_HOST = (
-    "artifact", "shape", "p50_status", "phase", "provider", "precision", "p90", "p99", "memory_peak", "throughput",
-    "cv", "n", "energy", "size",
-)  # fmt: skip
 
 
 def write_report(report: Report, location: Location) -> list[Path]:
@@ -101,7 +93,7 @@ def write_interrupted(report: Report, location: Location) -> Path:
 
 def as_csv(context: ReportContext) -> str:
     """Return a line per row, units in the column names; ``status`` is the latency's."""
-    return context.measurements.pick(*MEASUREMENTS_CSV).csv(context.report.rows)
+    return context.columns("csv").csv(context.report.rows)
 
 
 def as_markdown(context: ReportContext) -> str:
@@ -110,20 +102,19 @@ def as_markdown(context: ReportContext) -> str:
     def finalize(value: Any) -> Any:
         return value if isinstance(value, Markup) else markdown(str(value))
 
-    report, search = context.report, context.report.search
-    columns = context.measurements.pick(
-        "artifact", "shape", "where", "phase", "status", "p50_status", "p90", "memory_peak", "size"
-    )
-    candidates = ""
-    if search is not None:
+    report, candidates = context.report, ""
+    if report.search is not None:
         rows = [row for row in context.candidates if row.candidate.on_front or row.is_pick]
-        candidates = candidate_columns(search, "number", *_CANDIDATE, "feasible").markdown(rows, attrgetter("is_pick"))
-    return _template("report.md", finalize=finalize).render(
+        columns = candidate_columns(report.search, "front", "verdict")
+        candidates = columns.markdown(rows, attrgetter("is_pick"))
+    return _render(
+        "report.md",
+        {"finalize": finalize},
         context=context,
         report=report,
         badge=Markup(badge_markdown(report, f"{report.stem}.svg")),
         checks=Markup(CHECKS.markdown(report.verdict.checks)),
-        measurements=Markup(columns.markdown(report.rows)),
+        measurements=Markup(context.columns("markdown").markdown(report.rows)),
         candidates=Markup(candidates),
     )
 
@@ -134,38 +125,31 @@ def as_html(context: ReportContext) -> str:
     def finalize(value: Any) -> Any:
         return visible(value) if type(value) is str else value  # Markup is a subclass of str and stays unchanged
 
+    def check_class(check: Check) -> str:
+        return "estimated" if check.basis == "estimated" and check.value is not None else ""
+
     def candidate_class(row: RankedCandidate) -> str:
         estimated = "estimated" if row.candidate.latency_status == "estimated" else ""
-        return " ".join(filter(None, (estimated, "pick" if row.is_pick else "")))
+        return f"{estimated} {'pick' if row.is_pick else ''}".strip()
 
-    report, search, status = context.report, context.report.search, attrgetter("latency_ms.status")
-    host_columns = context.measurements.pick(*_HTML_HOST).drop_empty(context.host_rows, "p90", "p99", "energy")
+    report, status = context.report, attrgetter("latency_ms.status")
+    host_columns = context.columns("html host").drop_empty(context.host_rows, "p90", "p99", "energy")
     candidates = None
-    if search is not None:
-        columns = candidate_columns(search, "number", "artifact", "feasible", *_CANDIDATE[1:], "front")
-        candidates = columns.html(context.candidates, candidate_class)
-    return _template("report.html", finalize=finalize, autoescape=True).render(
+    if report.search is not None:
+        candidates = candidate_columns(report.search, "verdict").html(context.candidates, candidate_class)
+    return _render(
+        "report.html",
+        {"finalize": finalize, "autoescape": True},
         context=context,
         report=report,
         pictures=draw_pictures(report),
-        checks=CHECKS.html(
-            report.verdict.checks, lambda c: "estimated" if c.basis == "estimated" and c.value is not None else ""
-        ),
+        checks=CHECKS.html(report.verdict.checks, check_class),
         candidates=candidates,
         measured=host_columns.html(context.host_rows, status),
-        device_rows=context.measurements.pick(*_HTML_DEVICE).html(context.device_rows, status),
+        device_rows=context.columns("html device").html(context.device_rows, status),
         sizes=SIZES.html(split_sizes(report)),
         facts=FACTS.html(context.facts),
     )
-
-
-def _template(name: str, **options: Any) -> Template:
-    environment = Environment(
-        loader=PackageLoader("edgeformer.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, **options,
-    )  # fmt: skip
-    environment.filters["line"] = lambda text: Markup(markdown_line(text))
-    return environment.get_template(name)
 
 
 def badge_svg(context: ReportContext) -> str:
@@ -177,7 +161,9 @@ def badge_svg(context: ReportContext) -> str:
     widths = [round(len(label) * _CHARACTER_WIDTH) + _BADGE_PADDING for label in labels]
     centres = (f"{widths[0] / 2:g}", f"{widths[0] + widths[1] / 2:g}")
     lengths = [width - _BADGE_PADDING for width in widths]
-    return _template("badge.svg", autoescape=True).render(
+    return _render(
+        "badge.svg",
+        {"autoescape": True},
         title=" ".join(labels),
         width=sum(widths),
         widths=widths,
@@ -186,8 +172,17 @@ def badge_svg(context: ReportContext) -> str:
     )
 
 
+def _render(template: str, options: dict[str, Any], **content: Any) -> str:
+    environment = Environment(
+        loader=PackageLoader("edgeformer.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, **options,
+    )  # fmt: skip
+    environment.filters["line"] = lambda text: Markup(markdown_line(text))
+    return environment.get_template(template).render(**content)
+
+
 def print_report(report: Report, files: Sequence[Path], console: Console) -> None:
-    """Print the tables, the verdict, the notes and the report's files.
+    """Print the tables, the verdict, the notes, the report's files, and the candidates of a search.
 
     Args:
         report: of `profile`.
@@ -198,10 +193,8 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
     rows = [row for row in context.host_rows if row.phase != "cold"]
     # An artifact that was left out of the verdict and did not run on this host has a note and no figures.
     rows = [row for row in rows if row.artifact not in report.left_out or row.latency_ms.status != "unavailable"]
-    runtime = ("provider",) if len({row.provider for row in rows}) > 1 else ()
-    columns = context.measurements.pick(
-        "artifact", "size", *runtime, "shape", "first_call", "p50", "p90", "throughput", "memory_peak", "state"
-    )
+    has_runtimes = len({row.provider for row in rows}) > 1
+    columns = context.columns("terminal host").omit(*([] if has_runtimes else ["provider"]))
     host = f"{report.host.get('cpu', 'CPU')}, {report.host.get('cores', '?')} cores"
     where = "on this host" if report.judged_from is None else "elsewhere"
     title = f"{report.run} for {report.device_title}\nmeasured {where}: {'; '.join([host, *context.cautions])}"
@@ -212,8 +205,8 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
         counts = sorted({row.threads for row in estimated if row.threads is not None})
         threads = f", with {', '.join(map(thread_text, counts))}" if counts else ""
         title = f"NOT MEASURED: estimated for {report.device_title}{threads}"
-        columns = context.measurements.pick("artifact", "shape", "p50", "memory_peak")
-        console.print(columns.terminal(title, estimated, Text(context.estimates or "")))
+        table = context.columns("terminal device").terminal(title, estimated, Text(context.estimates or ""))
+        console.print(table)
 
     shapes = {check_shape(check) for check in checks} - {""}
     is_imported = any(row.inputs for row in rows)
@@ -232,6 +225,8 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
         console.print(f"{kind} {path}", soft_wrap=True, markup=False)
         if path.suffix == ".svg":
             console.print(f"        {badge_markdown(report, f'reports/{path.name}')}", soft_wrap=True, markup=False)
+    if report.search is not None:
+        print_search(report.search, console)
 
 
 def print_search(search: Search, console: Console) -> None:
@@ -239,8 +234,7 @@ def print_search(search: Search, console: Console) -> None:
     sign = "≥" if metric_named(search.metric).higher_is_better else "≤"
     bound = f" with {search.metric} {sign} {search.bound:g}" if search.bound is not None else ""
     title = f"Search: least {search.minimize}{bound}; {_BASES[search.basis]}"
-    columns = candidate_columns(search, "number", *_CANDIDATE, "front", "verdict")
-    console.print(columns.terminal(title, ranked_candidates(search)))
+    console.print(candidate_columns(search, "feasible").terminal(title, ranked_candidates(search)))
     pick = "[green]pick[/green]" if search.pick is not None else "[red]no pick[/red]"
     console.print(f"{pick} {escape(search.reason)}", soft_wrap=True)
     for line in search.not_in_bundle:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from edgeformer.artifacts.documents import load_profile, own_profiles, profile_names, shipped_names
 from edgeformer.artifacts.errors import ArtifactError, RecipeError
 from edgeformer.models import load_recipe
-from edgeformer.report.columns import Column, Columns
+from edgeformer.report.columns import Column, Columns, TerminalTable
 from edgeformer.run import Run, find_bundle, run_folders
 from edgeformer.system.lock import remote_owner
 from edgeformer.tasks import get_task
@@ -20,22 +20,16 @@ from edgeformer.tasks import get_task
 Record = dict[str, Any]
 
 
-def _table(title: str, columns: Columns[Record], rows: Sequence[Record], caption: Text | None = None) -> Table:
-    """Return a table whose first column, the names, is never broken: names are copied."""
-    table = columns.terminal(title, rows, caption)
-    table.columns[0].no_wrap = True
-    return table
+def _scaled(name: str, key: str, unit: float, suffix: str = "") -> Column[Record]:
+    """Return a column of ``key`` in multiples of ``unit``, with three digits."""
 
+    def cell(row: Record) -> str | None:
+        value = row.get(key)
+        if value is None:
+            return None
+        return f"{value / unit:,.0f}{suffix}" if value >= 100 * unit else f"{value / unit:.3g}{suffix}"
 
-def record_table(title: str, rows: Sequence[Record]) -> Table:
-    """Return a table of any records: a column per key."""
-    return _table(title, Columns.of_records(dict.fromkeys(name for row in rows for name in row)), rows)
-
-
-def _scaled(value: float | None, unit: float, name: str = "") -> str | None:
-    if value is None:
-        return None
-    return f"{value / unit:,.0f}{name}" if value >= 100 * unit else f"{value / unit:.3g}{name}"
+    return Column(name, cell, number=True)
 
 
 # Recipes
@@ -45,6 +39,14 @@ def recipe_records() -> list[Record]:
     """Return the shipped recipes."""
     recipes = [load_recipe(name) for name in shipped_names("recipes")]
     return [{"name": r.name, "task": r.task, "target": r.target, "description": r.description} for r in recipes]
+
+
+def recipe_table(rows: Sequence[Record]) -> TerminalTable[Record]:
+    """Return the recipes."""
+    return Columns.of_records(rows[0]).terminal("recipes", rows)
+
+
+# Devices
 
 
 def device_records(artifacts: Path) -> list[Record]:
@@ -78,7 +80,7 @@ def device_records(artifacts: Path) -> list[Record]:
     return rows
 
 
-def device_table(rows: Sequence[Record]) -> Table:
+def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the devices in 80 columns: fewer figures, with units."""
 
     def watts(row: Record) -> str | None:
@@ -89,23 +91,22 @@ def device_table(rows: Sequence[Record]) -> Table:
         if "kind" not in row:
             return None
         created, median = row["calibrated"], row["median_log2_error"]
-        if created is None:
-            return "no"
-        return str(created[:10]) if median is None else f"{created[:10]}, median error {2**median - 1:.0%}"
+        error = f", median error {2**median - 1:.0%}" if median is not None else ""
+        return f"{created[:10]}{error}" if created is not None else "no"
 
     columns: Columns[Record] = Columns(
         [
-            Column("name", lambda row: row["name"]),
-            Column("kind", lambda row: row.get("kind")),
-            Column("memory", lambda row: _scaled(row.get("usable_memory_bytes"), 2**30, " GiB")),
-            Column("GB/s", lambda row: _scaled(row.get("bandwidth_bytes_per_s"), 1e9)),
-            Column("FP16 TFLOP/s", lambda row: _scaled(row.get("fp16_ops_per_s"), 1e12)),
-            Column("W", watts),
+            Column("name", itemgetter("name")),
+            Column("kind", methodcaller("get", "kind")),
+            _scaled("memory", "usable_memory_bytes", 2**30, " GiB"),
+            _scaled("GB/s", "bandwidth_bytes_per_s", 1e9),
+            _scaled("FP16 TFLOP/s", "fp16_ops_per_s", 1e12),
+            Column("W", watts, number=True),
             Column("calibrated", calibrated),
-            Column("problem", lambda row: None if "kind" in row else row["device"]),
+            Column("problem", lambda row: None if "kind" in row else row["device"], flows=True),
         ]
     )
-    return _table("devices", columns.drop_empty(rows, "problem"), rows)
+    return columns.drop_empty(rows, "problem").terminal("devices", rows)
 
 
 # Runs
@@ -147,32 +148,28 @@ def run_records(artifacts: Path) -> list[Record]:
     return rows
 
 
-def run_table(rows: Sequence[Record]) -> Table:
+def run_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the runs in 80 columns, if their names are short."""
-    metrics = {row["metric"] for row in rows if "metric" in row}
-    heading = metrics.pop() if len(metrics) == 1 else "score"
 
-    def score(row: Mapping[str, Any]) -> str | None:
+    def status(row: Record) -> str:
+        return "exported" if row.get("bundle") else str(row["status"]).partition(":")[0]
+
+    def score(row: Record) -> str | None:
         value = row.get(str(row.get("metric")))
         if value is None:
             return None
-        name = [row["metric"]] if heading == "score" else []
         cautions = [f"({caution.upper()})" for caution in ("leaks", "synthetic") if row.get(caution)]
-        return " ".join([f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}", *name, *cautions])
+        return " ".join([f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}", row["metric"], *cautions])
 
     columns: Columns[Record] = Columns(
         [
-            Column("run", lambda row: row["run"]),
-            Column(
-                "status",
-                lambda row: "exported" if row.get("bundle") else str(row["status"]).partition(":")[0],
-                mark=True,
-            ),
+            Column("run", itemgetter("run")),
+            Column("status", status, mark=True),
             Column("started", lambda row: row["started"][:10] if "started" in row else None),
-            Column("params", lambda row: _scaled(row.get("parameters"), 1e6, " M"), number=True),
-            Column(heading, score),
+            _scaled("params", "parameters", 1e6, " M"),
+            Column("score", score),
         ]
     )
     problems = [row["status"] for row in rows if "started" not in row]
     problems += [f"{row['run']}: locked by {row['locked_by']}" for row in rows if "locked_by" in row]
-    return _table("runs", columns, rows, Text("\n".join(problems)) if problems else None)
+    return columns.terminal("runs", rows, Text("\n".join(problems)) if problems else None)

@@ -5,31 +5,20 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, RunManifest, cautions
-from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow
-from edgeformer.report.canvas import (
-    BLUE,
-    GREY,
-    ORANGE,
-    PALETTE,
-    RED,
-    can_draw,
-    drawing,
-    literal,
-    shorten_name,
-)  # fmt: skip
+from edgeformer.artifacts.manifest import LEAKS, ArtifactManifest, BundleManifest, RunManifest, cautions
+from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
+from edgeformer.report.canvas import BLUE, GREY, ORANGE, PALETTE, RED, can_draw, drawing, literal, shorten_name
 from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
 from edgeformer.tasks import get_task
 
 _DEPTHS = ("#a9c7e8", "#6f9fd0", "#2f6fb3", "#174a80", "#0b2c4f")
 """Colours of exits: the deeper, the darker."""
-_EXIT_LOSS = "val_loss_exit"
-"""Prefix of the keys in metrics.jsonl that hold the validation loss of an exit."""
 _MAX_SETS = 5
 _MAX_LABELS = 4
 """Labels whose shares are written above a panel of text lengths."""
@@ -104,7 +93,10 @@ def _draw_drift(axis: Any, artifacts: Sequence[ArtifactManifest]) -> None:
 
 
 def draw_learning_curve(run: Path) -> Path | None:
-    """Write ``plots/learning_curve.png`` and, for a model with exits, ``loss_per_exit.png``.
+    """Write ``plots/learning_curve.png``.
+
+    A model with exits gets four panels as in paper B: loss, metric of each exit, shares of early exit, metric over
+    loops; the last three show the kept weights on the validation set, and are empty without a validation score.
 
     Returns:
         Path of the learning curve; None if matplotlib is not installed.
@@ -126,126 +118,78 @@ def draw_learning_curve(run: Path) -> Path | None:
         kept = next((r for r in reversed(epochs) if r["epoch"] != round(r["epoch"])), None)
     else:
         kept = next((r for r in epochs if round(r["epoch"]) == manifest.best_epoch), None)
-    split = f"split {manifest.data.split}"
-    title = " · ".join((manifest.run, f"{manifest.parameters:,} parameters", split, *cautions(manifest)))
-    path, score = run / "plots" / "learning_curve.png", manifest.validation
-    if (score is not None and score.by_exit) or any("loss_final" in record for record in steps):
-        _draw_exits(path, title, manifest, steps, epochs, kept)
-        _draw_loss_per_exit(run / "plots" / "loss_per_exit.png", title, steps, epochs)
-    else:
-        _draw_curves(path, title, manifest, steps, epochs, kept)
+    parts = (f"{manifest.parameters:,} parameters", f"split {manifest.data.split}", *cautions(manifest))
+    title, score, metric = " · ".join((manifest.run, *parts)), manifest.validation, get_task(manifest.task).metric
+    has_exits = (score is not None and bool(score.by_exit)) or any("loss_final" in record for record in steps)
+    path = run / "plots" / "learning_curve.png"
+    with drawing(path, title, 4 if has_exits else 3, (17.5 if has_exits else 12.5, 4.1)) as (losses, *panels):
+        epoch, running = _column(epochs, "epoch"), "loss_final" if has_exits else "loss"
+        if steps:
+            losses.plot(_column(steps, "epoch"), _column(steps, running), color=GREY, lw=1, label="training (running)")
+        losses.plot(epoch, _column(epochs, "train_loss"), "o-", color=BLUE, label="training (epoch)")
+        losses.plot(epoch, _column(epochs, "val_loss"), "o-", color=ORANGE, label="validation")
+        losses.set(xlabel="epoch", ylabel="loss (nats)")
+        losses.xaxis.get_major_locator().set_params(integer=True)
+        losses.legend(frameon=False, fontsize=8)
+        if has_exits:
+            losses.figure.get_layout_engine().set(wspace=0.04)
+            if score is not None:
+                _draw_exits(panels, score, metric.name)
+        else:
+            _draw_metric(panels[0], manifest, epochs, kept)
+            panels[1].plot(_column(steps, "epoch"), _column(steps, "lr"), color=BLUE)
+            panels[1].set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
     return path
 
 
-def _draw_curves(
-    path: Path, title: str, manifest: RunManifest, steps: Records, epochs: Records, kept: dict[str, Any] | None
-) -> None:
-    """Draw loss, the task's metric and the learning rate over epochs."""
+def _draw_metric(axis: Any, manifest: RunManifest, epochs: Records, kept: dict[str, Any] | None) -> None:
+    """Draw the task's metric over epochs, with the kept weights and the test scores."""
     metric = get_task(manifest.task).metric
-    key, epoch = f"val_{metric.name}", _column(epochs, "epoch")
-    with drawing(path, title, 3, (12.5, 3.9)) as (losses, scores, rates):
-        if steps:
-            losses.plot(_column(steps, "epoch"), _column(steps, "loss"), color=GREY, lw=1, label="training (running)")
-        losses.plot(epoch, _column(epochs, "train_loss"), "o-", color=BLUE, label="training (epoch)")
-        losses.plot(epoch, _column(epochs, "val_loss"), "o-", color=ORANGE, label="validation")
-        losses.set(xlabel="epoch", ylabel="loss (nats)", ylim=(0, None))
-        losses.legend(frameon=False)
-        scores.plot(epoch, _column(epochs, key), "o-", color=ORANGE, label="validation")
-        if kept:
-            label = f"kept: {metric.text(kept[key])}"
-            scores.plot(kept["epoch"], kept[key], "*", color=BLUE, markersize=14, label=label)
-        for name, score in manifest.tests.items():
-            value = metric.of(score)
-            if value is not None:
-                scores.axhline(value, color=GREY, linestyle=":", linewidth=1)
-                style: Any = {"xycoords": ("axes fraction", "data"), "va": "bottom", "fontsize": 8, "color": GREY}
-                scores.annotate(f"test {name}: {metric.text(value)}", (0.02, value), **style)
-        scores.set(xlabel="epoch", ylabel=metric.name)
-        scores.legend(frameon=False, loc="center right")
-        rates.plot(_column(steps, "epoch"), _column(steps, "lr"), color=BLUE)
-        rates.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
+    key = f"val_{metric.name}"
+    axis.plot(_column(epochs, "epoch"), _column(epochs, key), "o-", color=ORANGE, label="validation")
+    if kept:
+        axis.plot(kept["epoch"], kept[key], "*", color=BLUE, markersize=14, label=f"kept: {metric.text(kept[key])}")
+    for name, score in manifest.tests.items():
+        value = metric.of(score)
+        if value is not None:
+            axis.axhline(value, color=GREY, linestyle=":", linewidth=1)
+            style: Any = {"xycoords": ("axes fraction", "data"), "va": "bottom", "fontsize": 8, "color": GREY}
+            axis.annotate(f"test {name}: {metric.text(value)}", (0.02, value), **style)
+    axis.set(xlabel="epoch", ylabel=metric.name)
+    axis.legend(frameon=False, loc="center right")
 
 
-def _draw_exits(
-    path: Path, title: str, manifest: RunManifest, steps: Records, epochs: Records, kept: dict[str, Any] | None
-) -> None:
-    """Draw four panels as in paper B: loss, metric of each exit, shares of early exit, metric over loops.
+def _draw_exits(panels: Sequence[Any], score: Score, name: str) -> None:
+    """Draw the metric of each exit, where tokens leave, and the metric over the mean loops."""
+    (exits, shares, trade), early = panels, score.leaving_early
+    loops, values = list(score.by_exit), [float(getattr(exit_, name)) for exit_ in score.by_exit.values()]
+    bars = exits.bar([*map(str, loops)], values, color=_shades(len(loops)), width=0.65)
+    exits.bar_label(bars, [f"{value:,.4g}" for value in values], fontsize=8, padding=2)
+    exits.set(title=f"{name} of each exit", xlabel="exit after loop", ylabel=f"{name} per token")
+    exits.margins(y=0.12)
 
-    Panels (b) to (d) show the kept weights on the validation set and are empty without a validation score.
-    """
-    with drawing(path, title, 4, (17.5, 4.1)) as (losses, exits, shares, trade):
-        losses.figure.get_layout_engine().set(wspace=0.04)
-        if steps:
-            final = _column(steps, "loss_final")
-            losses.plot(_column(steps, "epoch"), final, color=GREY, linewidth=1, label="training, last loop")
-        epoch = _column(epochs, "epoch")
-        losses.plot(epoch, _column(epochs, "train_loss"), "o-", color=BLUE, label="training, weighted over exits")
-        losses.plot(epoch, _column(epochs, "val_loss"), "o-", color=ORANGE, label="validation, last loop")
-        if kept:
-            label = f"kept: {kept['val_loss']:.4f}"
-            losses.plot(kept["epoch"], kept["val_loss"], "*", color=RED, markersize=13, label=label, zorder=3)
-        losses.set(title="(a) loss", xlabel="epoch", ylabel="nats per token")
-        losses.xaxis.get_major_locator().set_params(integer=True)
-        losses.legend(frameon=False, fontsize=8)
-        score = manifest.validation
-        if score is None:
-            return
-
-        name, early = get_task(manifest.task).metric.name, score.leaving_early
-        loops, values = list(score.by_exit), [float(getattr(exit_, name)) for exit_ in score.by_exit.values()]
-        bars = exits.bar([*map(str, loops)], values, color=_shades(len(loops)), width=0.65)
-        exits.bar_label(bars, [_short(value) for value in values], fontsize=8, padding=2)
-        exits.set(title=f"(b) {name} of each exit", xlabel="exit after loop", ylabel=f"{name} per token")
-        exits.margins(y=0.12)
-
-        shares.set(title="(c) where tokens leave", xlabel="loop", ylabel="share of tokens", ylim=(0, 1.12))
-        trade.plot(loops, values, "o-", color=BLUE, label="every token leaves at one exit")
-        if early is not None:
-            left_after = {str(loop): early.share[str(loop)] for loop in sorted(map(int, early.share))}
-            limits = [
-                f"τ {early.thresholds[loop]:.2f}" if loop in early.thresholds else "the rest" for loop in left_after
-            ]
-            labels = [f"{loop}\n{limit}" for loop, limit in zip(left_after, limits, strict=True)]
-            bars = shares.bar(labels, left_after.values(), color=_shades(len(labels)), width=0.65)
-            shares.bar_label(bars, [f"{share:.1%}" for share in left_after.values()], fontsize=8, padding=2)
-            value = float(getattr(early, name))
-            label = f"by confidence: {_short(value)} at {early.mean_loops:.2f} loops"
-            trade.plot(early.mean_loops, value, "*", color=RED, markersize=13, label=label, zorder=3)
-        trade.set(title="(d) quality against loops", xlabel="loops computed per token (not time)")
-        trade.set(ylabel=f"{name} per token", xlim=(0, max(loops) * 1.06), xticks=loops)
-        trade.margins(y=0.18)
-        trade.legend(frameon=False, fontsize=8)
-
-
-def _draw_loss_per_exit(path: Path, title: str, steps: Records, epochs: Records) -> None:
-    """Draw the training and validation loss of every exit over epochs."""
-    keys = [key for key in (epochs[-1] if epochs else {}) if key.startswith(_EXIT_LOSS)]
-    loops = sorted(int(key.removeprefix(_EXIT_LOSS)) for key in keys)
-    with drawing(path, title, 2, (11.5, 4.3)) as (training, validation):
-        for number, (loop, shade) in enumerate(zip(loops, _shades(len(loops)), strict=True)):
-            key = "loss_final" if loop == loops[-1] else f"loss_exit{loop}"
-            # Exits often agree to a pixel: lines drawn first are wider and stay visible.
-            width = 0.6 + 0.6 * (len(loops) - number)
-            style: dict[str, Any] = {"color": shade, "label": f"loop {loop}", "linewidth": width}
-            training.plot(_column(steps, "epoch"), _column(steps, key), **style)
-            losses = _column(epochs, f"{_EXIT_LOSS}{loop}")
-            validation.plot(_column(epochs, "epoch"), losses, "o-", markersize=5, **style)
-        for axis, name in ((training, "training"), (validation, "validation")):
-            axis.set(title=f"{name} loss of each exit", xlabel="epoch", ylabel="nats per token")
-            axis.xaxis.get_major_locator().set_params(integer=True)
-            if loops:
-                axis.legend(frameon=False, fontsize=8)
+    shares.set(title="where tokens leave", xlabel="loop", ylabel="share of tokens", ylim=(0, 1.12))
+    trade.plot(loops, values, "o-", color=BLUE, label="every token leaves at one exit")
+    if early is not None:
+        left_after = {str(loop): early.share[str(loop)] for loop in sorted(map(int, early.share))}
+        labels = [
+            f"{loop}\n{f'τ {early.thresholds[loop]:.2f}' if loop in early.thresholds else 'the rest'}"
+            for loop in left_after
+        ]
+        bars = shares.bar(labels, left_after.values(), color=_shades(len(labels)), width=0.65)
+        shares.bar_label(bars, [f"{share:.1%}" for share in left_after.values()], fontsize=8, padding=2)
+        value = float(getattr(early, name))
+        label = f"by confidence: {value:,.4g} at {early.mean_loops:.2f} loops"
+        trade.plot(early.mean_loops, value, "*", color=RED, markersize=13, label=label, zorder=3)
+    trade.set(title="quality against loops", xlabel="loops computed per token (not time)")
+    trade.set(ylabel=f"{name} per token", xlim=(0, max(loops) * 1.06), xticks=loops)
+    trade.margins(y=0.18)
+    trade.legend(frameon=False, fontsize=8)
 
 
 def _shades(count: int) -> list[str]:
     """Return ``count`` shades from light to dark."""
-    if count == 1:
-        return [_DEPTHS[2]]
-    return [_DEPTHS[round(number * (len(_DEPTHS) - 1) / (count - 1))] for number in range(count)]
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.3g}"
+    return [_DEPTHS[round(number * (len(_DEPTHS) - 1) / max(count - 1, 1))] for number in range(count)]
 
 
 def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequence[EarlyExitRow]) -> Path | None:
@@ -261,28 +205,27 @@ def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequen
     """
     if not can_draw():
         return None
-    metric = "accuracy" if early_exit[0].accuracy is not None else "perplexity"
-    path, leaks = run / "plots" / "early_exit.png", " · LEAKS FUTURE TOKENS" if early_exit[0].leaks else ""
-    title = f"{read_run(run).run} · early exit on {early_exit[0].split} ({early_exit[0].n:,}){leaks}"
+    manifest, first = read_run(run), early_exit[0]
+    path, metric = run / "plots" / "early_exit.png", get_task(manifest.task).metric.name
+    leaks = f" · {LEAKS}" if first.leaks else ""
+    title = f"{manifest.run} · early exit on {first.split} ({first.n:,}){leaks}"
     with drawing(path, title, 2, (10.5, 4.2)) as axes:
-        for index, artifact in enumerate(dict.fromkeys(row.artifact for row in early_exit)):
+        for colour, artifact in zip(cycle(PALETTE), dict.fromkeys(row.artifact for row in early_exit), strict=False):
             of_artifact = [row for row in early_exit if row.artifact == artifact]
-            cosine = [row for row in of_artifact if row.rule == "cosine"]
-            paper = [row for row in of_artifact if row.threshold is None]
-            swept = [row for row in of_artifact if row.threshold is not None and row.rule == "confidence"]
-            last = max(map(int, (swept or paper)[0].share))
+            last = max(map(int, of_artifact[0].share))
             exits = sorted((row for row in rows if row.artifact == artifact), key=lambda row: row.exit or last)
-            curves: list[tuple[Sequence[Any], str, str, dict[str, Any]]] = [
-                (swept, ".-", "one threshold", {"linewidth": 1}),
-                (cosine, ".:", "by cosine", {"linewidth": 1}),
-                (exits, "s", "all leave there", {"markerfacecolor": "none"}),
-                (paper, "*", "the paper's schedule", {"markersize": 13}),
-            ]
-            for axis, key in zip(axes, ("loss", metric), strict=True):
-                for points, marks, label, style in curves:
-                    x = [row.exit or last if points is exits else row.mean_loops for row in points]
-                    y, name = [getattr(row, key) for row in points], f"{artifact}: {label}" if points else None
-                    axis.plot(x, y, marks, color=PALETTE[index % len(PALETTE)], label=name, **style)
+            curves: dict[tuple[str, str], list[tuple[float, Any]]] = {
+                (".-", "one threshold"): [
+                    (row.mean_loops, row) for row in of_artifact if row.threshold is not None and row.rule != "cosine"
+                ],
+                (".:", "by cosine"): [(row.mean_loops, row) for row in of_artifact if row.rule == "cosine"],
+                ("s", "all leave there"): [(row.exit or last, row) for row in exits],
+                ("*", "the paper's schedule"): [(row.mean_loops, row) for row in of_artifact if row.threshold is None],
+            }
+            for (marks, label), points in curves.items():
+                for axis, key in zip(axes, ("loss", metric), strict=True):
+                    x, y = [loops for loops, _ in points], [getattr(row, key) for _, row in points]
+                    axis.plot(x, y, marks, color=colour, label=f"{artifact}: {label}" if points else None)
         for axis, label in zip(axes, ("loss (nats)", metric), strict=True):
             axis.set(xlabel="mean loops", ylabel=label)
         axes[0].legend(frameon=False, fontsize=8)

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import groupby
 from math import log2
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.console import Console, RenderableType
 from rich.text import Text
 
-from edgeformer.artifacts.command_results import ArtifactCheck, Plan, PlannedTime, Verification
+from edgeformer.artifacts.command_results import ArtifactCheck, Plan, PlannedTime, Suggestion, Verification
 from edgeformer.artifacts.device import Calibration, FittedCase
 from edgeformer.artifacts.manifest import LEAKS, ArtifactManifest, BundleManifest, ExitGuarantee, RunManifest, cautions
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
 from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
 from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
-from edgeformer.report.columns import DASH, Column, Columns, coloured, format_value
+from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, coloured, format_value
 from edgeformer.report.context import ABOUT, thread_text
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import ScoreColumn, all_tasks, get_task
-from edgeformer.tasks.early_exit import SWEEP
 
-_BAR_WIDTH = 30
-"""Characters of a bar as long as the memory budget."""
 _EXAMPLE_WIDTH = 40
 """Characters of an example from a data file."""
 
@@ -39,15 +32,13 @@ _EXAMPLE_WIDTH = 40
 
 def _score_column(column: ScoreColumn, score_of: Callable[[Any], object] = lambda row: row) -> Column[Any]:
     """Return a task's column for rows that have its figures, or from whose score ``score_of`` takes them."""
-
-    def cell(row: object) -> float | None:
-        value: float | None = getattr(score_of(row), column.key, None)
-        return value
-
-    return Column(column.key, cell, "", column.heading, lambda row: column.text(cell(row)), number=True)
+    layout = "{:,}" if column.places is None else f"{{:,.{column.places}f}}"
+    return Column(
+        column.key, lambda row: getattr(score_of(row), column.key, None), heading=column.heading, layout=layout
+    )
 
 
-def run_table(manifest: RunManifest) -> Table | Text:
+def run_table(manifest: RunManifest) -> RenderableType:
     """Return the scores of a run on its validation and test sets; a sentence if it has none."""
     # Weights of a stop between two epochs belong to no epoch.
     best = "stopped in mid-epoch" if manifest.best_epoch is None else f"best epoch {manifest.best_epoch}"
@@ -59,7 +50,7 @@ def run_table(manifest: RunManifest) -> Table | Text:
     if not rows:
         return Text(f"{title}\nno scores: evaluate it first")
 
-    task, scores = get_task(manifest.task), [score for _, score in rows]
+    task, data = get_task(manifest.task), manifest.data
     metric = task.metric
 
     def early_exit(row: tuple[str, Score]) -> str:
@@ -68,23 +59,18 @@ def run_table(manifest: RunManifest) -> Table | Text:
             return DASH
         return f"{metric.text(getattr(early, metric.name, None))} ({early.mean_loops:.2f} loops)"
 
-    def score_at_exit(loop: Any, row: tuple[str, Score]) -> object:
-        return row[1].by_exit.get(loop)
-
     columns: list[Column[tuple[str, Score]]] = [Column("set", itemgetter(0))]
     columns += [_score_column(column, itemgetter(1)) for column in task.columns]
-    for loop in sorted({loop for score in scores for loop in list(score.by_exit)[:-1]}):
+    for loop in sorted({loop for _, score in rows for loop in list(score.by_exit)[:-1]}):
         column = ScoreColumn(metric.name, f"exit {loop}", metric.places)
-        columns.append(_score_column(column, partial(score_at_exit, loop)))
-    if any(score.leaving_early is not None for score in scores):
+        columns.append(_score_column(column, lambda row, loop=loop: row[1].by_exit.get(loop)))  # type: ignore[misc]
+    if any(score.leaving_early is not None for _, score in rows):
         columns.append(Column("early exit", lambda row: row[1].leaving_early, text=early_exit, number=True))
 
-    caption, data = None, manifest.data
+    caption = None
     if any(warning.kind == UNEVEN for warning in data.findings):
-        baselines = ", ".join(
-            f"{accuracy:.4f} ({name})" for name, accuracy in majority_accuracy(data.label_rows).items()
-        )
-        caption = Text(f"always answering {majority_label(data.label_rows)!r} has an accuracy of {baselines}")
+        accuracy = ", ".join(f"{share:.4f} ({name})" for name, share in majority_accuracy(data.label_rows).items())
+        caption = Text(f"always answering {majority_label(data.label_rows)!r} has an accuracy of {accuracy}")
     return Columns(columns).terminal(title, rows, caption)
 
 
@@ -94,37 +80,35 @@ def comparable_scores(bundle: BundleManifest) -> tuple[dict[str, Score], str | N
     The set is the validation split if any artifact was scored on it, else the golden inputs. Artifacts without a score
     on this set are left out: step and decode graphs are scored on golden inputs only.
     """
-    unit = get_task(bundle.task).unit
     validation = {artifact.id: artifact.validation for artifact in bundle.artifacts if artifact.validation is not None}
     if validation:
-        return validation, f"scores on {next(iter(validation.values())).n:,} {unit} of the validation split"
+        rows = f"{next(iter(validation.values())).n:,} {get_task(bundle.task).unit}"
+        return validation, f"scores on {rows} of the validation split"
     golden = {artifact.id: artifact.score for artifact in bundle.artifacts if artifact.score is not None}
     return golden, f"scores on the golden inputs only ({next(iter(golden.values())).n:,})" if golden else None
 
 
-def artifact_table(bundle: BundleManifest) -> Table:
+def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
     """Return the artifacts of a bundle: size, difference from torch FP32, score, status."""
     metric = get_task(bundle.task).metric
     scores, scored_on = comparable_scores(bundle)
-
-    def score(artifact: ArtifactManifest) -> float | None:
-        return metric.of(scores.get(artifact.id))
 
     def stored(artifact: ArtifactManifest) -> str | None:
         sharing = artifact.sharing
         return f"{sharing.stored_parameters:,} of {sharing.unique_parameters:,}" if sharing else None
 
     heading = "max error vs torch" if bundle.wrapped is None else "max error vs FP32"
+    score_column = ScoreColumn(metric.name, metric.name, metric.places)
     columns: Columns[ArtifactManifest] = Columns(
         [
-            Column("artifact", attrgetter("id")),
-            Column("file", attrgetter("file"), leaves=2),
-            Column("size", attrgetter("size_bytes"), "bytes"),
+            Column("artifact", "id"),
+            Column("file", leaves=2),
+            Column("size", "size_bytes", "bytes"),
             Column("parameters stored", stored, number=True, leaves=1),
             Column("max_error", lambda a: getattr(a.parity, "max_abs_error", None), "error", heading),
             Column("top-1 agreement", lambda a: getattr(a.parity, "top1_agreement", None), "share"),
-            Column(metric.name, score, text=lambda artifact: metric.text(score(artifact)), number=True),
-            Column("status", attrgetter("status"), mark=True),
+            _score_column(score_column, lambda artifact: scores.get(artifact.id)),
+            Column("status", mark=True),
         ]
     )
     synthetic = " (trained on SYNTHETIC data)" if bundle.synthetic else ""
@@ -135,16 +119,16 @@ def artifact_table(bundle: BundleManifest) -> Table:
 # Scores and early exit
 
 
-def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
+def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> TerminalTable[EvaluationRow]:
     """Return scores and time per sample of artifacts; ``rows`` are of one task, ``name`` is the run's or bundle's."""
     tasks = all_tasks()
     task = next((t for t in tasks if any(getattr(row, t.metric.name, None) is not None for row in rows)), tasks[0])
     providers = [str(provider) for provider in dict.fromkeys(row.provider for row in rows)]
     columns: list[Column[EvaluationRow]] = [
-        Column("artifact", attrgetter("artifact")),
-        *([Column[EvaluationRow]("computed by", attrgetter("provider"))] if len(providers) > 1 else []),
-        Column("set", attrgetter("split")),
-        Column("exit", attrgetter("exit"), text=lambda row: str(row.exit or "last"), number=True),
+        Column("artifact"),
+        Column("computed by", "provider"),
+        Column("set", "split"),
+        Column("exit", text=lambda row: str(row.exit or "last"), number=True),
         *map(_score_column, task.columns),
         _score_column(ScoreColumn("ms_per_sample", "ms/sample", 3)),
     ]
@@ -153,100 +137,82 @@ def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> Table:
         provider = f", {providers[0]}" if len(providers) == 1 else ""
         where = f" (times: {rows[0].host}{provider}, batch {rows[0].batch})"
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
-    return Columns(columns).drop_empty(rows, "exit").terminal(f"{name}: scores{where}{leaks}", rows)
+    selected = Columns(columns).drop_empty(rows, "exit").omit(*([] if len(providers) > 1 else ["computed by"]))
+    return selected.terminal(f"{name}: scores{where}{leaks}", rows)
 
 
-def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> Table:
-    """Return a line per artifact and threshold; thresholds with the same result share a line, requested ones do not.
+def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> TerminalTable[EarlyExitRow]:
+    """Return a line per artifact and threshold; ``rows`` are of one task, ``name`` is the run's."""
+    task = next(t for t in all_tasks() if any(getattr(row, t.metric.name, None) is not None for row in rows))
+    metric = ScoreColumn(task.metric.name, task.metric.name, task.metric.places)
 
-    Args:
-        name: the run's.
-        rows: of one task.
-    """
-    metric = "accuracy" if any(row.accuracy is not None for row in rows) else "perplexity"
-    decimals = 4 if metric == "accuracy" else 2
+    def threshold(row: EarlyExitRow) -> str:
+        if row.threshold is None:
+            steps = list(dict.fromkeys(f"{value:.2f}" for value in row.thresholds.values()))
+            return f"paper: {'…'.join(dict.fromkeys([steps[0], steps[-1]]))}"
+        return f"{row.threshold:g}" if row.rule == "confidence" else f"{row.rule} {row.threshold:g}"
 
-    def group_key(row: EarlyExitRow) -> tuple[object, ...]:
-        requested = None if row.threshold in SWEEP else row.threshold
-        return row.artifact, row.provider, row.split, row.rule, row.threshold is None, requested, row.share
-
-    def thresholds(group: list[EarlyExitRow]) -> str:
-        first, last = group[0].threshold, group[-1].threshold
-        if first is None:
-            steps = list(dict.fromkeys(f"{value:.2f}" for value in group[0].thresholds.values()))
-            return f"paper: {steps[0]}…{steps[-1]}" if len(steps) > 1 else f"paper: {steps[0]}"
-        text = f"{first:g}" if first == last else f"{first:g}…{last:g}"
-        return text if group[0].rule == "confidence" else f"{group[0].rule} {text}"
-
-    def exits(group: list[EarlyExitRow]) -> str:
-        return ", ".join(f"{loop}: {share:.1%}" for loop, share in group[0].share.items() if share)
-
-    by: Column[list[EarlyExitRow]] = Column("computed by", lambda group: group[0].provider)
-    several = len({(row.artifact, row.provider) for row in rows}) > len({row.artifact for row in rows})
-    columns: list[Column[list[EarlyExitRow]]] = [
-        Column("artifact", lambda group: group[0].artifact),
-        *([by] if several else []),
-        Column("set", lambda group: group[0].split),
-        Column("threshold", thresholds, number=True),
-        Column("mean_loops", lambda group: f"{group[0].mean_loops:.2f}", number=True),
-        Column(metric, lambda group: f"{getattr(group[0], metric):,.{decimals}f}", number=True),
-        Column("loss", lambda group: group[0].loss, number=True),
-        Column("leave_after_loop", exits),
-    ]
-    groups = [list(group) for _, group in groupby(rows, key=group_key)]
-    return Columns(columns).terminal(f"{name}: early exit (loops are a mean, and no time)", groups)
+    columns: Columns[EarlyExitRow] = Columns(
+        [
+            Column("artifact"),
+            Column("computed by", "provider"),
+            Column("set", "split"),
+            Column("threshold", threshold, number=True),
+            Column("mean_loops", layout="{:.2f}"),
+            _score_column(metric),
+            Column("loss", number=True),
+            Column("share", heading="leave after loop",
+                   text=lambda row: ", ".join(f"{loop}: {share:.1%}" for loop, share in row.share.items() if share)),
+        ]
+    )  # fmt: skip
+    has_providers = len({(row.artifact, row.provider) for row in rows}) > len({row.artifact for row in rows})
+    selected = columns.omit(*([] if has_providers else ["computed by"]))
+    return selected.terminal(f"{name}: early exit (loops are a mean, and no time)", rows)
 
 
-def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> Table:
+def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> TerminalTable[tuple[str, ExitGuarantee]]:
     """Return a line per step artifact: allowed and observed score drop of early exit, and its times.
 
     Args:
         name: the run's.
         guarantees: artifact id → guarantee.
     """
-
-    def milliseconds(kind: str) -> Callable[[tuple[str, ExitGuarantee]], float | None]:
-        return lambda row: getattr(row[1].time, kind).get("mean")
-
-    columns: list[Column[tuple[str, ExitGuarantee]]] = [
-        Column("artifact", lambda row: row[0]),
-        Column("held-out", lambda row: f"{row[1].rows:,} of {row[1].split}"),
-        Column("thresholds", lambda row: ", ".join(f"{loop}: {value:g}" for loop, value in row[1].thresholds.items())),
-        Column("may lose", lambda row: f"{100 * row[1].max_drop:g} points", number=True),
-        Column("lost here", lambda row: f"{100 * row[1].drop:.2f}", number=True),
-        Column("p", lambda row: f"{row[1].p_value:.3f}", number=True),
-        Column("mean loops", lambda row: f"{row[1].mean_loops:.2f}", number=True),
-        Column("one text", milliseconds("early_ms"), "ms"),
-        Column("all loops", milliseconds("full_ms"), "ms"),
-        Column("full graph", milliseconds("full_graph_ms"), "ms"),
-    ]
-    return Columns(columns).terminal(f"{name}: early exit with a guarantee", [*guarantees.items()])
+    columns: Columns[tuple[str, ExitGuarantee]] = Columns(
+        [
+            Column("artifact", itemgetter(0)),
+            Column("held-out", lambda row: f"{row[1].rows:,} of {row[1].split}"),
+            Column("thresholds", lambda row: ", ".join(f"{loop}: {p:g}" for loop, p in row[1].thresholds.items())),
+            Column("may lose", lambda row: 100 * row[1].max_drop, layout="{:g} points"),
+            Column("lost here", lambda row: 100 * row[1].drop, layout="{:.2f}"),
+            Column("p", lambda row: row[1].p_value, layout="{:.3f}"),
+            Column("mean loops", lambda row: row[1].mean_loops, layout="{:.2f}"),
+            Column("one text", lambda row: row[1].time.early_ms.get("mean"), "ms"),
+            Column("all loops", lambda row: row[1].time.full_ms.get("mean"), "ms"),
+            Column("full graph", lambda row: row[1].time.full_graph_ms.get("mean"), "ms"),
+        ]
+    )
+    return columns.terminal(f"{name}: early exit with a guarantee", guarantees.items())
 
 
 # Data files and plans
 
 
-def column_table(name: str, guess: DetectedColumns) -> Table:
+def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts]:
     """Return the columns of the data file ``name``: what each is read as, and examples."""
     source = guess.source
     roles = {source.text: "text", source.text_pair: "second text", source.label: "label"}
 
-    def example(column: ColumnFacts) -> Text:
+    def example(column: ColumnFacts) -> str:
         line = " ".join(column.example.split())
-        return Text(line if len(line) <= _EXAMPLE_WIDTH else f"{line[:_EXAMPLE_WIDTH]}…")
+        return line if len(line) <= _EXAMPLE_WIDTH else f"{line[:_EXAMPLE_WIDTH]}…"
 
     columns: Columns[ColumnFacts] = Columns(
         [
-            Column("column", attrgetter("name")),
+            Column("column", "name"),
             Column("read as", lambda column: roles.get(column.name)),
-            Column("filled", attrgetter("filled"), number=True),
-            Column(
-                "different values",
-                attrgetter("values"),
-                text=lambda column: str(len(column.values)) if column.values else "many",
-                number=True,
-            ),
-            Column("first", attrgetter("example"), text=example),
+            Column("filled", number=True),
+            Column("different values", lambda column: len(column.values) if column.values else "many", number=True),
+            Column("first", "example", text=example),
         ]
     )
     delimiters = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -257,31 +223,24 @@ def column_table(name: str, guess: DetectedColumns) -> Table:
     return columns.terminal(f"{name}: {guess.rows:,} rows{delimiter}{header}", guess.columns, Text(f"labels: {labels}"))
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: Plan) -> TerminalTable[tuple[str, int]]:
     """Return the parts of a recipe's training memory and their share of the device's budget."""
-    budget = ("budget", plan.budget_bytes)
-    rows: list[tuple[str, int]] = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), budget]
 
     def share(row: tuple[str, int]) -> float:
         return row[1] / plan.budget_bytes if plan.budget_bytes else float("inf")
-
-    def bar(row: tuple[str, int]) -> Text:
-        blocks = "█" * min(_BAR_WIDTH, round(_BAR_WIDTH * min(1.0, share(row)))) if row is not budget else ""
-        return Text(f"{blocks}▶", "red") if share(row) > 1 else Text(blocks)
 
     columns: Columns[tuple[str, int]] = Columns(
         [
             Column("memory at the peak (predicted)", itemgetter(0)),
             Column("size", itemgetter(1), "bytes"),
-            Column("of the budget", share, "share"),
-            Column("bar", share, heading="", text=bar),
+            Column("of the budget", share, "share",
+                   text=lambda row: Text(format_value(share(row), "share"), "red" if share(row) > 1 else "")),
         ]
-    )
+    )  # fmt: skip
+    rows = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), ("budget", plan.budget_bytes)]
     title = f"{plan.recipe} on {plan.device}: {plan.parameters:,} parameters, {plan.precision}"
     source = (f"\nbudget: {plan.budget_source}", "dim")
-    table = columns.terminal(title, rows, Text.assemble(coloured(plan.status), f": {plan.reason}", source))
-    table.rows[len(rows) - 3].end_section = True
-    return table
+    return columns.terminal(title, rows, Text.assemble(coloured(plan.status), f": {plan.reason}", source))
 
 
 def time_text(time: PlannedTime) -> str:
@@ -308,20 +267,20 @@ def larger_batch_text(plan: Plan) -> str:
     return f"{used}: {'; '.join(changes)}; whether it is faster is not measured" if changes else ""
 
 
-def suggestion_table(plan: Plan) -> Table:
+def suggestion_table(plan: Plan) -> TerminalTable[Suggestion]:
     """Return changes to a recipe that does not fit, as command-line options, with their predicted peaks."""
-    columns: Columns[Any] = Columns(
+    columns: Columns[Suggestion] = Columns(
         [
             Column("change", lambda change: "\n".join(f"--set {pair}" for pair in change.set)),
-            Column("predicted peak", attrgetter("peak_bytes"), "bytes"),
-            Column("fits", attrgetter("fits"), text=lambda c: Text(format_value(c.fits), "green" if c.fits else "")),
-            Column("what it costs", attrgetter("note")),
+            Column("predicted peak", "peak_bytes", "bytes"),
+            Column("fits", lambda change: format_value(change.fits), mark=True),
+            Column("what it costs", "note"),
         ]
     )
     return columns.terminal("What to change (the first row that fits is the cheapest that was found)", plan.suggestions)
 
 
-def capability_table(capabilities: Sequence[dict[str, Any]]) -> Table:
+def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[dict[str, Any]]:
     """Return what works on this machine, and the remedy for what does not."""
 
     def details(capability: Mapping[str, Any]) -> Text:
@@ -345,59 +304,56 @@ def capability_table(capabilities: Sequence[dict[str, Any]]) -> Table:
 def print_verification(verification: Verification, console: Console) -> None:
     """Print the result of `verify`: every artifact, reasons, damaged files, and the conclusion."""
 
-    def parity(check: ArtifactCheck, name: str) -> Any:
-        return getattr(check.parity, name, None)
+    def parity(name: str) -> Callable[[ArtifactCheck], Any]:
+        return lambda check: getattr(check.parity, name, None)
 
     def provider(check: ArtifactCheck) -> str | None:
-        return provider_facts(parity(check, "provider")).label if parity(check, "provider") else None
+        name = parity("provider")(check)
+        return provider_facts(name).label if name else None
 
     columns: Columns[ArtifactCheck] = Columns(
         [
-            Column("artifact", attrgetter("artifact")),
+            Column("artifact"),
             Column("ran on", provider),
-            Column("n", lambda check: parity(check, "n"), number=True),
-            Column("max error", lambda check: parity(check, "max_abs_error"), "error"),
-            Column("relative", lambda check: parity(check, "relative_error"), "error"),
-            Column("top-1 agreement", lambda check: parity(check, "top1_agreement"), "share"),
+            Column("n", parity("n"), number=True),
+            Column("max error", parity("max_abs_error"), "error"),
+            Column("relative", parity("relative_error"), "error"),
+            Column("top-1 agreement", parity("top1_agreement"), "share"),
             Column("held to", lambda check: check.tolerance or None),
-            Column("status", attrgetter("status"), mark=True),
+            Column("status", mark=True),
         ]
     )
     original = verification.wrapped
     baseline = "torch FP32" if original is None else f"ONNX Runtime's FP32 answers of {original}"
     console.print(columns.terminal(f"{verification.run}: golden inputs against {baseline}", verification.artifacts))
-
-    def say(line: str) -> None:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-
+    lines = []
     for check in verification.artifacts:
-        if check.reason:
-            say(f"{check.artifact}: {check.reason}")
-        for note in check.notes:
-            say(f"note: {check.artifact}: {note}")
+        lines += [f"{check.artifact}: {check.reason}"] if check.reason else []
+        lines += [f"note: {check.artifact}: {note}" for note in check.notes]
     for file in verification.damaged:
-        detail = f" ({escape(file.detail)})" if file.detail else ""
-        console.print(f"[red]{file.status}[/]: {escape(file.file)}{detail}", soft_wrap=True)
+        lines.append(f"{file.status}: {file.file}{f' ({file.detail})' if file.detail else ''}")
     intact = len(verification.files) - len(verification.damaged)
     artifacts = {check.artifact for check in verification.artifacts}  # several runtimes may check one artifact
     verified = artifacts - {check.artifact for check in verification.artifacts if check.status != "verified"}
-    say(
+    lines.append(
         f"{intact} of {len(verification.files)} files intact, {len(verified)} of {len(artifacts)} artifacts verified; "
         f"bundle.json is sha256 {verification.manifest_sha256}"
     )
-    for line in verification.stale:
-        say(line)
+    lines += verification.stale
     if (written := verification.recorded) is not None:  # by --write
         for record in written.records:
             unscored = f"no score on the validation split: {record.unscored}" if record.unscored else None
             reason = record.reason or unscored
-            say(f"recorded: {record.artifact} on {record.device}: {record.status}" + (f" ({reason})" if reason else ""))
-        say(f"written: {written.file}" if written.file is not None else str(written.reason))
+            remark = f" ({reason})" if reason else ""
+            lines.append(f"recorded: {record.artifact} on {record.device}: {record.status}{remark}")
+        lines.append(f"written: {written.file}" if written.file is not None else str(written.reason))
     if not verification.manifest_protected:
-        say(
+        lines.append(
             "bundle.json itself is not protected: an older version wrote it without a checksum of itself; compare its "
             "sha256 with the origin's, or export the run again"
         )
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def print_calibration(calibration: Calibration, written: Path | None, console: Console) -> None:
@@ -411,13 +367,13 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
 
     columns: Columns[FittedCase] = Columns(
         [
-            Column("run", attrgetter("run")),
-            Column("artifact", attrgetter("artifact")),
+            Column("run"),
+            Column("artifact"),
             Column("batch × tokens", lambda case: f"{case.batch} × {case.seq}", number=True),
-            Column("measured", attrgetter("measured_ms"), "ms"),
-            Column("estimated", attrgetter("estimated_ms"), "ms", text=estimate),
-            Column("estimated / measured", lambda c: f"{ratio(c):.2f}" if ratio(c) is not None else None, number=True),
-            Column("log2", lambda case: f"{log2(value):+.2f}" if (value := ratio(case)) else None, number=True),
+            Column("measured", "measured_ms", "ms"),
+            Column("estimated", "estimated_ms", "ms", text=estimate),
+            Column("estimated / measured", ratio, layout="{:.2f}"),
+            Column("log2", lambda case: log2(value) if (value := ratio(case)) else None, layout="{:+.2f}"),
         ]
     )
     where = f"{calibration.processor}, {thread_text(calibration.threads)}"
@@ -429,14 +385,13 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
         if cases:
             console.print(columns.terminal(f"{title}: {where}", cases))
     error = calibration.error
-    if error is None:
-        text = "estimates by this calibration were never checked: edgeformer calibrate --validate-only"
-    else:
-        typical, worst = (2**value for value in (error.median_log2, error.worst_log2))
+    text = "estimates by this calibration were never checked: edgeformer calibrate --validate-only"
+    if error is not None:
         text = (
             f"estimates of {error.cases} cases against measurements on {error.device}: typically within a factor of "
-            f"{typical:.2f}, at worst {worst:.2f} (|log2| {error.median_log2:.2f} and {error.worst_log2:.2f})"
+            f"{2**error.median_log2:.2f}, at worst {2**error.worst_log2:.2f} "
+            f"(|log2| {error.median_log2:.2f} and {error.worst_log2:.2f})"
         )
-    console.print(text, soft_wrap=True, markup=False)
     if written is not None:
-        console.print(f"profile {written}", soft_wrap=True, markup=False)
+        text += f"\nprofile {written}"
+    console.print(text, soft_wrap=True, markup=False)

@@ -27,7 +27,7 @@ from edgeformer.artifacts.report import (
     Work,
 )
 from edgeformer.report.context import ReportContext
-from edgeformer.report.documents import as_html, as_markdown, print_report, print_search
+from edgeformer.report.documents import as_html, as_markdown, print_report
 
 MIB = 2**20
 ERROR_ON_CPU = EstimateError(
@@ -151,13 +151,7 @@ def rendered(content: RenderableType | Callable[[Console], None], width: int = 1
 
 def terminal_of(report: Report, width: int = 180, files: Sequence[Path] = ()) -> str:
     """What `profile` prints."""
-
-    def show(console: Console) -> None:
-        print_report(report, files, console)
-        if report.search is not None:
-            print_search(report.search, console)
-
-    return rendered(show, width)
+    return rendered(lambda console: print_report(report, files, console), width)
 
 
 def markdown_of(report: Report) -> str:
