@@ -36,7 +36,7 @@ from edgeformer.cli import (
     serve,
     train,
     verify,
-)
+)  # fmt: skip
 
 app = typer.Typer(
     name="edgeformer",
@@ -62,15 +62,10 @@ for _panel, _modules in _PANELS.items():
     for _name, _module in _modules.items():
         app.command(_name, rich_help_panel=_panel)(_module.command)
 app.add_typer(import_model.app, name="import", rich_help_panel="Build")
-
-
-def _unwrapped(docstring: str) -> str:
-    """Join the lines of each paragraph, because typer prints a docstring's line breaks as they are."""
-    return re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(docstring))
-
-
 for _command in (*app.registered_commands, *import_model.app.registered_commands):
-    _command.help = _unwrapped((_command.callback and _command.callback.__doc__) or "")
+    # Join the lines of each paragraph, because typer prints a docstring's line breaks as they are.
+    _docstring = inspect.cleandoc((_command.callback and _command.callback.__doc__) or "")
+    _command.help = re.sub(r"(?<=\S)\n(?=\S)", " ", _docstring)
 
 
 def _show_version(requested: bool) -> None:

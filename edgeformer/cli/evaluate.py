@@ -38,9 +38,8 @@ def command(
 ) -> None:
     """Score artifacts: accuracy, precision, recall, F1, loss, and ms per sample over the whole set.
 
-    Of a language model: loss and perplexity per predicted token. What can answer at several exits, the run's own
-    weights ([b]torch[/b]) and step artifacts (export --exit all), is scored at each of them, and with early exit: loss
-    and accuracy or perplexity against the mean number of loops, over a sweep of thresholds.
+    Of a language model: loss and perplexity per predicted token. The run's own weights ([b]torch[/b]) and step
+    artifacts (export --exit all) are scored at each exit, and with early exit over a sweep of thresholds.
 
     Works without torch on exported artifacts, and from a bundle alone when --data names a file.
 

@@ -38,15 +38,11 @@ def command(
 
     Every held-out row is answered at every exit of the step bundle (export --exit all). Learn then Test picks the
     thresholds that let most leave and for which an exact test rules out, at --risk, that accuracy on texts like these
-    falls by more. They are written into bundle.json with what they were shown by, the share of texts that leaves after
-    each loop, and the time of single texts with early exit, with all loops, and in the full graph, in turn; [b]predict
-    --confidence auto[/b] uses them. Early exit is recommended only where the 95 % interval of its time is below both.
+    falls by more. They are written into bundle.json with the time of single texts; [b]predict --confidence auto[/b]
+    uses them. Early exit is recommended only where the 95 % interval of its time is below that of all loops.
 
-    The validation split has also chosen the epoch and judged the artifacts; what is promised by it says so. Rows that
-    chose nothing are better: --split with a test set, or --data.
-
-    Where the rows cannot show it, nothing is written, and the message says how many could (exit code 2). Works without
-    torch; from a bundle alone when --data names a file.
+    The validation split has also chosen the epoch: rows that chose nothing are better (--split with a test set, or
+    --data). Where the rows cannot show it, nothing is written (exit code 2). Works without torch.
 
     Examples:
 

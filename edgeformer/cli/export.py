@@ -87,22 +87,16 @@ def command(
     was (exit code 2), unless --replace makes it from nothing.
 
     Looped models: --exit 2 writes a graph that stops after loop 2, and --exit all adds the step bundle: embed, one
-    loop and readout as graphs of their own, which the host loops for as long as an input needs. A language model also
-    gets a decode graph with caches, with which [b]generate[/b] writes without torch. How the error of FP16, INT8 and
-    INT4 grows from loop to loop is in bundle.json (drift).
+    loop and readout as graphs of their own, which the host loops for as long as an input needs. A language model is
+    first probed for causality, and also gets a decode graph with caches for [b]generate[/b].
 
-    A language model is first probed for causality; one that looks ahead is refused.
-
-    RUN can be a bundle that [b]import onnx[/b] made of an ONNX file: --fp16, --int8, --int4 and --trt add to it, and
-    each artifact is held to what the graph itself computes on the golden inputs.
+    RUN can be a bundle that [b]import onnx[/b] made: its artifacts are held to what the graph itself computes.
 
     Examples:
 
       edgeformer export --fp16
 
       edgeformer export --fp16 --trt --target rtx4050
-
-      edgeformer export --int8
 
       edgeformer export recurrent_sst2_fast-001 --int8 --vocab-trim --json
     """

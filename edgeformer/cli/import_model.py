@@ -154,8 +154,7 @@ def onnx(
 ) -> None:
     """Make a [b]bundle[/b] of any ONNX file, with any inputs and outputs.
 
-    The graph is copied bit for bit. The bundle adds checksums, golden inputs, and the outputs of ONNX Runtime for them
-    in FP32 on the CPU; verify, profile --search and export --fp16 --int8 --trt then work as for trained models.
+    The graph is copied bit for bit; verify, profile --search and export then work as for trained models.
 
     Golden inputs are real ones with --inputs (an array of each input's name: one call, or several with an axis in
     front), else they are drawn: floats from a standard normal distribution, or evenly from a --range; whole numbers
@@ -165,16 +164,11 @@ def onnx(
     With --tokenizer and --labels, a graph from input_ids (and attention_mask) to logits is a classifier, which predict
     and evaluate --data FILE understand; with --data every artifact is judged by its accuracy there.
 
-    The file is checked before it runs: files outside its folder, unknown operators, and inputs or outputs that are no
-    tensors of numbers are refused with exit code 2.
-
     Examples:
 
       edgeformer import onnx model.onnx -o bundle
 
       edgeformer import onnx vad.onnx -o vad-bundle --shape input=1x512 --shape state=2x1x128 --range sr=16000
-
-      edgeformer import onnx detector.onnx -o detector --shape x=Bx3x320x320 --inputs pictures.npz
 
       edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv
     """

@@ -42,9 +42,8 @@ def command(
 ) -> None:
     """Write a [b]page[/b] that runs the model on texts and measures it in the browser of any phone or computer.
 
-    It is a folder of static files for any web server. It measures by the rules of profile (warm-up, real inputs, only
-    percentiles that the sample supports) and offers the report as JSON, which compare reads and
-    profile REPORT.json --device NAME checks against a budget. Nothing is sent anywhere.
+    It is a folder of static files for any web server. It measures by the rules of profile and offers the report as
+    JSON, for compare and profile REPORT.json --device NAME. Nothing is sent anywhere.
 
     Examples:
 

@@ -24,16 +24,12 @@ def command(
 
     A step is run on tensors without data, which takes seconds and no memory. What does not fit (exit code 3) comes with
     the cheapest changes that make it fit, as --set values; what fits, with larger batches that fit too. Time is a
-    range: by the rates that the device's profile states; with --device host (this machine's processor) and data that is
-    here, by a few steps that are timed. Rows are those of the data that is here, else the recipe's data.expected_rows;
-    without either, the time is per 1,000 rows.
-    Files of the user's own are looked at as train does it: empty texts, repeated ones, labels without rows.
+    range: by the rates of the device's profile, or with --device host by a few timed steps. Rows are those of the data
+    that is here, else the recipe's data.expected_rows, else 1,000.
 
     Examples:
 
       edgeformer plan crt_deep_rtx4050 --device rtx4050
-
-      edgeformer plan recurrent_sst2 --data ~/sst2 --device rtx4050
 
       edgeformer plan recurrent_sst2 --device host --set training.batch_size=256
     """

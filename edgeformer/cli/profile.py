@@ -88,13 +88,11 @@ def command(
     language models, --min-similarity (rank correlation) of embedding models, --min-f1 of several labels at once,
     --min-cosine (with FP32's outputs) of imported ONNX files.
 
-    RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer import onnx makes it, and the reports go
-    there; nothing is written beside the file. Sizes called batch or sequence take --batch and --seq, all others a
-    --shape; inputs of whole numbers need a --range.
+    RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer import onnx makes it. Sizes called batch
+    or sequence take --batch and --seq, all others a --shape; inputs of whole numbers need a --range.
 
-    REPORT.json is a report that was measured on the device itself: by this command there, or by a page of edgeformer
-    page. Nothing is measured; its rows are judged for --device. An edited report is refused, and with --bundle a report
-    of other files than those of that bundle.
+    REPORT.json is a report that was measured on the device itself, by this command or by a page of edgeformer page. Its
+    rows are judged for --device. An edited report is refused, and with --bundle one of other files.
 
     Examples:
 

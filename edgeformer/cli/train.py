@@ -50,8 +50,6 @@ def command(
 
       edgeformer train quickstart
 
-      edgeformer train recurrent_sst2_fast --data ~/sst2 --tokenizer ~/bert/tokenizer.json
-
       edgeformer train my_recipe.yaml --set training.epochs=3 --set data.split=glue-dev
 
       edgeformer train crt_deep_rtx4050 --data ~/wikitext-103 --tokenizer ~/gpt2/tokenizer.json

@@ -28,10 +28,8 @@ def command(
     Needs neither torch nor the data set, and writes nothing. Exit code 2: a file is missing, changed or not of the
     bundle; 3: an artifact computes something else here, or the one that was asked for could not be checked.
 
-    --write, on the GPU that an engine was built for: also scores the engines that export could not run, on the golden
-    inputs and on the validation split where its data is here, and keeps what was found in targets.json beside
-    bundle.json. Copied back into the origin's bundle, that is what [b]profile --search[/b] goes by, until the engine
-    is built again.
+    --write, on the GPU that an engine was built for: also scores the engines that export could not run, and keeps the
+    scores in targets.json beside bundle.json. Copied back into the origin's bundle, [b]profile --search[/b] uses them.
 
     Examples:
 

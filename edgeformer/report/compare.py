@@ -176,7 +176,7 @@ def run_records(locations: Sequence[Location]) -> list[Record]:
     with different thread counts: times of one name were measured in one way.
     """
     records: list[Record] = []
-    rows_of: list[tuple[Record, list[Row], dict[str, str | None]]] = []
+    rows_of: list[tuple[Record, list[Row], dict[str, str]]] = []
     for location in locations:
         record: Record = {"run": location.name}
         bundle = location.open_bundle().manifest if location.bundle is not None else None

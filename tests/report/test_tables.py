@@ -122,14 +122,10 @@ class TestEarlyExit:
     def text(self, *rows: EarlyExitRow) -> str:
         return rendered(early_exit_table("mine", rows))
 
-    def test_thresholds_with_the_same_result_share_a_line(self) -> None:
-        shares = {0.1: 1.0, 0.2: 1.0, 0.25: 1.0, 0.3: 1.0, 0.9: 0.25}
-        text = self.text(*(early_exit_row(threshold, share) for threshold, share in shares.items()))
-        assert "0.1…0.2" in text and " 0.25 " in text and " 0.3 " in text, "a requested threshold has its own line"
+    def test_thresholds_loops_and_shares(self) -> None:
+        text = self.text(early_exit_row(None, 1.0), early_exit_row(0.9, 0.25), early_exit_row(0.1, 1.0, rule="cosine"))
+        assert "paper: 0.90" in text and " 0.9 " in text and " cosine 0.1 " in text
         assert "1: 25.0%, 2: 75.0%" in text and "1.75" in text and "0.7500" in text
-
-    def test_rule_is_named(self) -> None:
-        assert " cosine 0.1 " in self.text(early_exit_row(0.1, 1.0), early_exit_row(0.1, 1.0, rule="cosine"))
 
     def test_several_providers_are_named(self) -> None:
         rows = [early_exit_row(0.1, 1.0, provider=name) for name in ("openvino-cpu", "openvino-cpu-bf16")]
