@@ -112,13 +112,9 @@ def test_csv_output_contains_no_formulas(folder: Path) -> None:
     assert json.loads(rows[0]["probabilities"]).keys() == {"negative", "positive"}
 
 
-def test_table_has_one_line_per_text_and_cuts_long_texts(folder: Path) -> None:
-    lines = run_predict(folder, "--file", "in.csv").out.splitlines()
-    assert lines[0] == "classifier-v1 · onnx-fp32" and lines[1].split() == ["label", "probability", "text"]
-    assert len(lines) == 3 + len(TEXTS) and max(map(len, lines)) <= 140
-    assert lines[3].split()[0] == "negative" and lines[3].endswith("  good film")
-    assert lines[4].split(maxsplit=2) == ["–", "–", "the text is empty"]
-    assert lines[8].endswith("…")
+def test_default_output_is_json_lines(folder: Path) -> None:
+    rows = parse_lines(run_predict(folder, "--file", "in.csv"))
+    assert len(rows) == len(TEXTS) and rows[0]["label"] == "negative" and rows[1]["error"] == "the text is empty"
 
 
 def test_standard_input(folder: Path) -> None:
@@ -140,13 +136,12 @@ def test_standard_input(folder: Path) -> None:
         (("--file", "in.csv", "--output", "in.csv"), "is the file of --file"),
         (("--file", "in.csv", "--output", "out.xml"), "its suffix does not tell the format"),
         (("--file", "in.csv", "--output", "artifacts"), "is a folder"),
-        (("--file", "in.csv", "--format", "xml"), "is none of table, jsonl, csv, parquet"),
+        (("--file", "in.csv", "--format", "xml"), "is none of jsonl, csv, parquet"),
         (("--file", "in.csv", "--format", "parquet"), "give --output FILE"),
         (("--file", "in.csv", "--json", "--format", "csv"), "is one document"),
         (("--file", "in.csv", "--nearest", "in.txt"), "--nearest: is for single texts"),
         (("--file", "none.csv"), "did you mean 'in.csv'?"),
         (("--file", "in.csv", "a text"), "is one too many"),
-        (("--file", "in.csv", "--columns", "id"), "--columns: a table for the terminal has the texts only"),
         (("--file", "in.txt", "--format", "csv", "--columns", "a"), "in.txt is plain text, which has no columns"),
         (("--columns", "a", "a text"), "--columns: belongs to --file FILE"),
         (("--output", "x.csv", "a text"), "--output: belongs to --file"),
