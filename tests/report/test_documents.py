@@ -186,8 +186,8 @@ class TestTerminal:
         rows += [made_row(wider, "device", batch=batch) for batch in (1, 8, 16, 32)]
         assert list(warning_lines(made_report(*rows), written=True)) == [
             "3 of 4 rows are noisy, 3 not stable, e.g. the calls vary by 9.0%; row by row in the report",
-            "4 of 4 estimated rows are less certain, e.g. the range is wider: Conv was never checked; row by row in the "
-            "report",
+            "4 of 4 estimated rows are less certain, e.g. the range is wider: Conv was never checked; "
+            "row by row in the report",
         ]
         minimum = list(warning_lines(made_report(*rows[:2], rows[5]), written=True))
         assert len(minimum) == 3 and minimum[2].startswith("estimate of onnx-fp32 1 × 128: the range is wider")
