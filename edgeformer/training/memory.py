@@ -207,22 +207,17 @@ def example_tensors(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
     return {name: torch.full(array.shape, int(array.flat[0]), dtype=torch.int64) for name, array in arrays.items()}
 
 
-class _MaskDropout(nn.Module):
-    def __init__(self, share: float) -> None:
-        super().__init__()
-        self.share = share
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = torch.native_dropout(x, self.share, self.training)[0]
+class _MaskDropout(nn.Dropout):
+    def forward(self, input: Tensor) -> Tensor:
+        result: Tensor = torch.native_dropout(input, self.p, self.training)[0]
         return result
 
 
 def use_cuda_dropout(model: nn.Module) -> None:
     """Replace dropout by CUDA's implementation, which keeps a mask of bytes; a CPU keeps noise of the input's type."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.Dropout) and child.p:
-                setattr(module, name, _MaskDropout(child.p))
+    for module in model.modules():
+        if type(module) is nn.Dropout and module.p:
+            module.__class__ = _MaskDropout
 
 
 _VALIDATION_PEAKS: dict[str, dict[Kind, int]] = {}

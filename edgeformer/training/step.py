@@ -262,15 +262,16 @@ class Stepper:
             self.optimizer.zero_grad()
             if step is not None:  # only clearing the gradients failed
                 return step
-            if processes.count > 1:  # the other processes wait in the middle of this step, and cannot go back
+            # Other processes wait in the middle of this step, and cannot go back.
+            if processes.count > 1 or position.batch_size == 1:
+                length_key = self._objective.recipe.data.length_key
+                place, remedy = "with a single row at a time", f"a shorter data.{length_key}"
+                if processes.count > 1:
+                    place = f"in process {processes.rank} of {processes.count}"
+                    remedy = "a smaller training.batch_size, more processes, or --shard"
                 raise EdgeformerError(
-                    f"process {processes.rank} of {processes.count}: out of memory at step {number}; train with a "
-                    "smaller training.batch_size, training.checkpointing: loop, more processes, or --shard"
-                )
-            if position.batch_size == 1:
-                raise EdgeformerError(
-                    f"out of memory at step {number} with a single row at a time; use training.checkpointing: loop, a "
-                    f"shorter data.{self._objective.recipe.data.length_key}, or see edgeformer plan"
+                    f"out of memory at step {number} {place}; use training.checkpointing: loop, {remedy}; "
+                    "edgeformer plan predicts what fits"
                 )
             position.batch_size //= 2
             if scaler is not None and self._is_allocated:  # before, the scaler has no factor

@@ -340,7 +340,6 @@ class RunRecord:
         self.loop, self.recipe = loop, loop.objective.recipe
 
     def use_folder(self, folder: Path) -> None:
-        """Use ``folder``, which may have been created by another process."""
         self.folder, self.loop.checkpoints = folder, Checkpoints(folder)
 
     def _write(self, manifest: RunManifest) -> None:
@@ -446,14 +445,10 @@ class RunRecord:
             memory = memory.model_copy(update={"measured_peak_bytes": peak, "measured_as": description})
         seconds = position.training_seconds
         update = {
-            "seconds": round(position.seconds, 3),
-            "steps": position.step,
-            "epochs": position.epoch,
-            "batch_size": position.batch_size,
-            "skipped_steps": position.skipped,
+            "seconds": round(position.seconds, 3), "steps": position.step, "epochs": position.epoch,
+            "batch_size": position.batch_size, "skipped_steps": position.skipped, "memory": memory,
             "samples_per_second": round(position.samples / seconds, 2) if seconds else None,
-            "memory": memory,
-        }
+        }  # fmt: skip
         return self.manifest.model_copy(update=update)
 
     def stop(self, status: Literal["interrupted", "failed"], reason: str) -> None:
