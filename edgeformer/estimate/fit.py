@@ -34,6 +34,12 @@ FEWEST_MODELS = 3
 # The calls with the cheapest nodes show what the profiler adds to a node; in the others it is lost in their noise.
 _CHEAPEST_SHARE, _FEWEST_CHEAPEST = 3, 3
 _LEAST_US = 0.1
+# An operator's nodes may all be small, or cached: of large ones, and of memory, its class's nodes say more, which count
+# as this share of all that it was fitted on.
+_CLASS_SHARE = 0.001
+# Reading memory takes this many times as long as at the measured bandwidth, and no longer than a slower cache: small
+# models read few bytes from memory, and what a fit says of them is noise.
+_LEAST_MEMORY_COST, _MOST_MEMORY_COST = 0.01, 1.5
 # Nodes whose sum is further from their call were timed at another speed of the machine than the call.
 _LEAST_SCALE, _MOST_SCALE = 0.3, 2.0
 
@@ -103,10 +109,15 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
         raise EdgeformerError("the nodes of no FP32 call add up to it: something else used the processor meanwhile")
     efficiencies: dict[str, dict[str, Efficiency]] = defaultdict(dict)
     operators: dict[str, dict[str, Efficiency]] = defaultdict(dict)
-    classes = {work.cls for call in calls for work in call.works}
-    for (key, name), samples in sorted(rows.items()):
-        target = efficiencies if name in classes else operators
-        target[key][name] = _efficiency(np.array(samples))
+    class_of = {work.operator: work.cls for call in calls for work in call.works}
+    for (key, name), rows_of_name in sorted(rows.items()):
+        samples = np.array(rows_of_name)
+        if name not in class_of:
+            efficiencies[key][name] = _efficiency(samples)
+            continue
+        class_samples = np.array(rows[key, class_of[name]])
+        class_samples[:, 5] *= _CLASS_SHARE * samples[:, 5].sum() / class_samples[:, 5].sum()
+        operators[key][name] = _efficiency(np.vstack([samples, class_samples]))
     overheads = dict.fromkeys(efficiencies, call_us)
     update = {"efficiencies": efficiencies, "operators": operators, "call_overhead_us": overheads}
     fitted = device.model_copy(update={"calibration": bare.model_copy(update=update)})
@@ -153,11 +164,21 @@ def _efficiency(samples: Floats) -> Efficiency:
     columns, durations, shares = samples[:, :4], samples[:, 4], samples[:, 5]
     weights = np.sqrt(shares) / durations
     scales = columns.max(axis=0)
-    used = scales > 0
-    costs = np.zeros(4)
-    costs[used] = nnls(columns[:, used] / scales[used] * weights[:, None], durations * weights) / scales[used]
-    if costs[3] == 0 and costs[2] > 0:  # nothing came from memory: assume its bandwidth, or the cache's if slower
-        costs[3] = max(costs[2], 1.0)
+
+    def solve(used: npt.NDArray[np.bool_], target: Floats) -> Floats:
+        costs = np.zeros(4)
+        costs[used] = nnls(columns[:, used] / scales[used] * weights[:, None], target * weights) / scales[used]
+        return costs
+
+    costs = solve(scales > 0, durations)
+    if scales[3] == 0:  # nothing came from memory: assume its bandwidth, or the cache's if slower
+        costs[3] = max(costs[2], 1.0) if costs[2] > 0 else 0.0
+    else:
+        memory_cost = float(np.clip(costs[3], _LEAST_MEMORY_COST, max(_MOST_MEMORY_COST, costs[2])))
+        if memory_cost != costs[3]:
+            memory_us = memory_cost * columns[:, 3]
+            costs = solve((scales > 0) & (np.arange(4) < 3), np.maximum(durations - memory_us, 0.0))
+            costs[3] = memory_cost
     of_peak, of_bandwidth, of_memory = (float(1 / cost) if cost > 0 else None for cost in costs[1:])
     return Efficiency(overhead_us=float(costs[0]), of_peak=of_peak, of_bandwidth=of_bandwidth, of_memory=of_memory)
 
