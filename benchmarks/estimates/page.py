@@ -74,18 +74,11 @@ def _parts(record: dict[str, Any]) -> list[str]:
     if record["doubted"] is not None:
         groups.append(("*with operators that were never checked*", record["doubted"]))
     header = ["", "cases", "median error", "worst", "within ±15 %", "ranges that held", "widest range", "Kendall τ"]
-    is_former = "process_ms" not in record["cases"][0]
-    method = (
-        f"**This is the record of the estimator of {record['code_version']}**, which also fitted the machine's "
-        "speed and its caches; today's was not validated yet, and reports say so. `python -m benchmarks.estimator` "
-        "validates it. Here, ranges come from the 95 % quantiles of the errors."
-        if is_former
-        else "Its ranges come from the largest error of a cross-validation among these. Every time is the median over "
-        "three fresh processes, in sweeps over all models."
-    )
     return [
         f"Measured on {record['measured'][:10]}: {host['cpu']}, {host['cores']} cores.\n"
-        f"Each model was left out once: its estimates come from a fit to the other models.\n{method}",
+        "Each model was left out once: its estimates come from a fit to the other models.\n"
+        "Its ranges come from the largest error of a cross-validation among these. Every time is the median over three "
+        "fresh processes, in sweeps over all models.",
         _outcome(whole),
         "`edgeformer calibrate` does the same with a bundle and at least two others (`--also`). With fewer models "
         "there is no cross-validation, and ranges are a guess of a factor of 1.5 both ways.",
@@ -169,7 +162,7 @@ def _cases(cases: Sequence[dict[str, Any]]) -> str:
     rows = [
         [
             case["model"], case["artifact"], f"{case['threads']}", _shape(case), f"{case['measured_ms']:.3g}",
-            f"{min(_processes(case)):.3g}–{max(_processes(case)):.3g}", f"{case['estimated_ms']:.3g}",
+            f"{min(case['process_ms']):.3g}–{max(case['process_ms']):.3g}", f"{case['estimated_ms']:.3g}",
             f"{case['low_ms']:.3g}–{case['high_ms']:.3g}", f"{2 ** case['log2'] - 1:+.0%}",
         ]
         for case in cases
@@ -177,11 +170,6 @@ def _cases(cases: Sequence[dict[str, Any]]) -> str:
     ]  # fmt: skip
     header = ["model", "artifact", "threads", "shape", "measured", "processes", "estimated", "range", "off"]
     return _table(header, rows)
-
-
-def _processes(case: dict[str, Any]) -> list[float]:
-    """Return the median of each process that timed a case; records of before 2026-11-25 have two."""
-    return [float(value) for value in case.get("process_ms") or (case["first_ms"], case["again_ms"])]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

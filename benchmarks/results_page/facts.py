@@ -68,7 +68,7 @@ def bundles() -> dict[str, str]:
 def estimates() -> dict[str, str]:
     """Of times that were estimated."""
     uncalibrated = result("2026-11-21-estimator")["uncalibrated"]
-    record = result("2026-11-23-estimator")
+    record = result("2026-11-25-estimator")
     results, unchecked = record["summary"], record["doubted"]
     return {
         "kindless_close": f"{record['without_kind']['within_15_percent']:.0%}",

@@ -44,8 +44,6 @@ RECORD_FILE = "record.json"
 _UNVALIDATED_LOG2 = 0.6
 # Fewer shapes of a model say little of another shape of it.
 _FEWEST_SHAPES = 4
-# Records of days before are of another fit.
-_FIT_CHANGED = "2026-11-25"
 
 
 @lru_cache(maxsize=1)
@@ -91,8 +89,6 @@ def estimate_evidence(
         why_not = f"it is of {record.cores} cores, the calibration of {calibration.threads} threads"
     elif unchecked := sorted(set(precisions) - set(record.precisions)):
         why_not = f"it has {' and '.join(record.precisions)}, but these estimates are of {' and '.join(unchecked)} too"
-    elif record.measured < _FIT_CHANGED:
-        why_not = "it is of an earlier estimator"
     return (*evidence, EstimateEvidence(**record.model_dump(), applies=why_not is None, why_not=why_not))
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.estimate import estimate
 from edgeformer.estimate.estimate import estimate_evidence, shipped_record
 from edgeformer.report.context import estimate_note
 from tests.report.made_reports import estimated, made_report, made_row
@@ -16,11 +13,6 @@ OWN = EstimateError(
     kind="cpu", device="Fast 9000", cases=30, models=5, median_log2=0.1, worst_log2=0.3, created="2026-11-24T08:00"
 )
 PI, CARD, HOST = (load_profile(name) for name in ("raspberry-pi-5", "rtx4050", "host"))
-
-
-@pytest.fixture(autouse=True)
-def _record_of_this_estimator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "_FIT_CHANGED", RECORD.measured)
 
 
 def calibrated(processor: str, error: EstimateError | None = None, threads: int = RECORD.cores or 1) -> DeviceProfile:
@@ -84,11 +76,6 @@ def test_the_record_applies_to_its_processor_cores_and_precisions_only() -> None
     assert words(of_record_device, precisions=("fp32", "fp16")).endswith(
         "does not apply: it has fp32 and int8, but these estimates are of fp16 too"
     )
-
-
-def test_a_record_of_an_earlier_estimator_never_applies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "_FIT_CHANGED", "2100-01-01")
-    assert words(calibrated(RECORD.processor)).endswith("does not apply: it is of an earlier estimator")
 
 
 def test_a_card_that_was_checked_has_its_own_record() -> None:

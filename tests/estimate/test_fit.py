@@ -113,8 +113,13 @@ def test_an_operator_that_was_only_small_costs_what_its_class_costs_when_it_is_l
     true = Efficiency(overhead_us=2.0, of_bandwidth=1.0)
     adds = [timed((NodeWork("elementwise", "Add", 0.0, 0.0, 2.0**power),), true=true) for power in range(10, 24)]
     # 256 bytes take three times as long as 8: a timer's tick, not a rate.
-    casts = [replace(adds[0], works=(NodeWork("elementwise", "Cast", 0.0, 0.0, moved),), durations_us=(us,),
-                     call_us=CALL_US + us) for moved, us in ((8.0, 1.0), (16.0, 1.0), (128.0, 2.0), (256.0, 3.0))]  # fmt: skip
+    ticks = ((8.0, 1.0), (16.0, 1.0), (128.0, 2.0), (256.0, 3.0))
+    casts = [
+        replace(
+            adds[0], works=(NodeWork("elementwise", "Cast", 0.0, 0.0, moved),), durations_us=(us,), call_us=7.0 + us
+        )
+        for moved, us in ticks
+    ]
     large = replace(adds[-1], works=(NodeWork("elementwise", "Cast", 0.0, 0.0, 2.0**23),))
     device = fit(DEVICE, [*adds, *casts], CALL_US, BARE)
     assert 1 <= estimated_us(device, large) / adds[-1].call_us < 4, "160 times as long by the casts alone"
