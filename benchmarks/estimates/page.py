@@ -67,8 +67,8 @@ def page() -> str:
 
 def _parts(record: dict[str, Any]) -> list[str]:
     """Return its sections."""
-    host, whole, other = record["host"], record["summary"], record["without_kind"]
-    groups = [("all", whole), *record["precisions"].items(), *record["families"].items()]
+    host, summary, other = record["host"], record["summary"], record["without_kind"]
+    groups = [("all", summary), *record["precisions"].items(), *record["families"].items()]
     if other is not None:
         groups.append(("*all, without any model of their kind*", other))
     if record["doubted"] is not None:
@@ -79,7 +79,7 @@ def _parts(record: dict[str, Any]) -> list[str]:
         "Each model was left out once: its estimates come from a fit to the other models.\n"
         "Its ranges come from the largest error of a cross-validation among these. Every time is the median over three "
         "fresh processes, in sweeps over all models.",
-        _outcome(whole),
+        _outcome(summary),
         "`edgeformer calibrate` does the same with a bundle and at least two others (`--also`). With fewer models "
         "there is no cross-validation, and ranges are a guess of a factor of 1.5 both ways.",
         "## By precision and family",
@@ -88,11 +88,11 @@ def _parts(record: dict[str, Any]) -> list[str]:
         "## By model",
         "How often the range held the measurement:",
         _table(
-            ["model", "ranges that held"], [[name, f"{share:.0%}"] for name, share in whole["held_by_model"].items()]
+            ["model", "ranges that held"], [[name, f"{share:.0%}"] for name, share in summary["held_by_model"].items()]
         ),
         "## Errors",
         "log2(estimated / measured): 0.2 is 15 % too much, −0.2 is 13 % too little.",
-        _table(_LABELS, [[f"{value:+.2f}" for value in whole["quantiles_log2"]]]),
+        _table(_LABELS, [[f"{value:+.2f}" for value in summary["quantiles_log2"]]]),
         "## Every case",
         "p50 in ms, and the shortest and longest of the processes.",
         _cases(record["cases"]),

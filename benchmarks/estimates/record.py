@@ -57,7 +57,7 @@ def rows_of(
 
     runs = list(dict.fromkeys(call.run for call in calls))
     other_kinds = {name: frozenset(run for run in runs if models[run].kind != models[name].kind) for name in runs}
-    by_kind = {others: fitted_on(others) for others in dict.fromkeys(other_kinds.values()) if others}
+    by_kind = {names: fitted_on(names) for names in dict.fromkeys(other_kinds.values()) if names}
     rows: list[Row] = []
     for name in runs:
         report(f"{threads} threads: {name} by the other models")

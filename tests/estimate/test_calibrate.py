@@ -121,15 +121,15 @@ def test_a_timing_worker_leaves_out_what_is_beyond_its_budget(tiny: Path) -> Non
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Full graphs in three precisions, and artifacts that must not be timed."""
-    others: dict[str, dict[str, Any]] = {
+    excluded: dict[str, dict[str, Any]] = {
         "exit1": {"role": "exit", "exit": 1},
         "trimmed": {"trimmed": True},
         "engine": {"format": "tensorrt"},
         "rejected": {"status": "rejected"},
     }
-    names = [*others, *PRECISIONS]
+    names = [*excluded, *PRECISIONS]
     folder = write_bundle(tmp_path_factory.mktemp("calibrating") / "bundle", dict.fromkeys(names, classifier_graph()))
-    entries = [artifact_of(folder, f"onnx/{name}.onnx", **changes) for name, changes in others.items()]
+    entries = [artifact_of(folder, f"onnx/{name}.onnx", **changes) for name, changes in excluded.items()]
     entries += [artifact_of(folder, f"onnx/{name}.onnx", precision=name) for name in PRECISIONS]
     write_manifest(folder, entries)
     return folder
@@ -252,10 +252,10 @@ def other_model(folder: Path, name: str) -> Path:
 
 
 def test_each_of_three_models_is_left_out_once(bundle: Path, host: SimpleNamespace, tmp_path: Path) -> None:
-    others = [other_model(tmp_path, name) for name in ("second", "third")]
-    two = calibrate(bundle, load_profile("host"), shapes=SHAPES, further=others[:1]).calibration
+    models = [other_model(tmp_path, name) for name in ("second", "third")]
+    two = calibrate(bundle, load_profile("host"), shapes=SHAPES, further=models[:1]).calibration
     assert two is not None and two.error is None, "two models say nothing of a third"
-    three = calibrate(bundle, load_profile("host"), shapes=SHAPES, further=others).calibration
+    three = calibrate(bundle, load_profile("host"), shapes=SHAPES, further=models).calibration
     assert three is not None and three.error is not None and three.error.models == 3
     # only one model has INT8 and FP16 graphs
     assert [(case.run, case.precision) for case in three.left_out] == [
@@ -440,8 +440,8 @@ def test_a_calibration_is_kept_where_checking_fails(
     calibrated = load_profile("host", tmp_path)
     assert calibrated.calibration is not None and load_profile("host").calibration is None
     del machine.measured[1, 4]
-    device, again = improve(halves, calibrated, CalibrationOptions(False, True, ((1, 4),), None, RULES), tmp_path)
-    assert again == path and load_profile("host", tmp_path) == device
+    device, second_path = improve(halves, calibrated, CalibrationOptions(False, True, ((1, 4),), None, RULES), tmp_path)
+    assert second_path == path and load_profile("host", tmp_path) == device
     assert device.calibration is not None and len(device.calibration.validated_on) == 1
 
 

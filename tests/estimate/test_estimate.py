@@ -141,14 +141,14 @@ def test_decoding_feeds_one_token_and_what_was_kept_of_the_others() -> None:
         "input_ids": (2, 1), "position_ids": (2, 1), "past_key_values.0.key": (2, 8, 99, 64), "past_conv": (2, 14, 512),
     }  # fmt: skip
     assert feed["position_ids"].tolist() == [[99], [99]] and feed["past_conv"].dtype == np.float16
-    whole = feed_for(declared, ("steady", 2, 100), np.zeros((2, 100), np.int64))
-    assert whole["past_key_values.0.key"].shape == (2, 8, 0, 64) and whole["position_ids"].shape == (2, 100)
+    first_call = feed_for(declared, ("steady", 2, 100), np.zeros((2, 100), np.int64))
+    assert first_call["past_key_values.0.key"].shape == (2, 8, 0, 64) and first_call["position_ids"].shape == (2, 100)
     with pytest.raises(EdgeformerError, match="'pixels'"):
         feed_for({"pixels": ("tensor(float)", (None, 3))}, ("steady", 1, 4), np.zeros((1, 4), np.int64))
 
 
 def test_listing_changes_nothing_in_the_bundle(bundle: Path) -> None:
     write_manifest(bundle, [artifact_of(bundle, "onnx/model.onnx")])
-    before = {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
+    times = {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
     estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(), ITEMS[:1])
-    assert before == {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
+    assert times == {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}

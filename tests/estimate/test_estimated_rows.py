@@ -159,10 +159,10 @@ def test_a_doubt_widens_the_range_and_leaves_the_fitted_time_where_it_is() -> No
     items = ItemNodes(item=ITEM, nodes=(LINEAR, pool), runs=1, feed_bytes=640)
     plain = ItemNodes(item=ITEM, nodes=(LINEAR, ADD), runs=1, feed_bytes=640)
     case = Case(artifact(), artifact(), calibrated(spread=0.5))
-    doubted, sure = (estimate_row(case, Listing(items={ITEM: nodes}), ITEM).latency_ms for nodes in (items, plain))
-    assert doubted.p50 == pytest.approx(sure.p50) and doubted.warnings and not sure.warnings
-    assert doubted.low is not None and sure.low is not None and doubted.low < sure.low
-    assert doubted.high is not None and sure.high is not None and doubted.high > sure.high
+    unchecked, sure = (estimate_row(case, Listing(items={ITEM: nodes}), ITEM).latency_ms for nodes in (items, plain))
+    assert unchecked.p50 == pytest.approx(sure.p50) and unchecked.warnings and not sure.warnings
+    assert unchecked.low is not None and sure.low is not None and unchecked.low < sure.low
+    assert unchecked.high is not None and sure.high is not None and unchecked.high > sure.high
 
 
 FOUR = tuple(checked("fp32", log2) for log2 in (0.1, -0.2, 0.05, 0.1))

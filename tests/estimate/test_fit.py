@@ -161,9 +161,9 @@ def test_each_of_three_models_is_estimated_by_the_others() -> None:
     calls = [call for model in models for call in model]
     cases = cross_validate(DEVICE, calls, CALL_US, BARE)
     assert [case.run for case in cases] == [call.run for call in calls]
-    others = fit(DEVICE, [call for call in calls if call.run != "c"], CALL_US, BARE)
+    without_c = fit(DEVICE, [call for call in calls if call.run != "c"], CALL_US, BARE)
     last = calls[-1]
-    assert cases[-1].estimated_ms == pytest.approx(estimated_us(others, last) / 1000)
+    assert cases[-1].estimated_ms == pytest.approx(estimated_us(without_c, last) / 1000)
     assert cases[-1].estimated_ms is not None and cases[-1].estimated_ms < 0.8 * cases[-1].measured_ms
     assert cross_validate(DEVICE, models[0] + models[1], CALL_US, BARE) == [], "two models say nothing of a third"
 

@@ -130,8 +130,8 @@ def test_the_high_end_overlaps_nothing(work: NodeWork, weights: float, high: flo
 
 def test_the_high_end_reads_weights_that_fit_once_from_memory_and_then_from_the_cache() -> None:
     reads = NodeWork("gemm", "MatMul", 0.0, 9e3, 0.0)
-    held = range_us([reads] * 3, CPU, 9e3, fused=False)[1]
-    assert held == pytest.approx(1.0 + 2 * 0.45 + 3 * 12.0, rel=1e-9)
+    cached = range_us([reads] * 3, CPU, 9e3, fused=False)[1]
+    assert cached == pytest.approx(1.0 + 2 * 0.45 + 3 * 12.0, rel=1e-9)
     too_large = range_us([reads] * 3, replace(CPU, cache_bytes=9e3), 18e3, fused=False)[1]
     assert too_large == pytest.approx(3 * 1.0 + 3 * 12.0)
     half_held = range_us([reads] * 3, replace(CPU, cache_bytes=18e3), 9e3, fused=False)[1]
@@ -341,9 +341,9 @@ def test_a_processor_of_the_same_name_may_be_another_one(
 
 def test_a_known_error_is_the_devices_own_or_this_hosts_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "cpu_name", lambda: "Fast 9000")
-    own, host = calibrated("Slow 100", match="Slow"), calibrated("Fast 9000", ERROR.model_copy(update={"cases": 2}))
+    other, host = calibrated("Slow 100", match="Slow"), calibrated("Fast 9000", ERROR.model_copy(update={"cases": 2}))
     elsewhere = calibrated("Third")
-    assert known_error(own, host) == ERROR
+    assert known_error(other, host) == ERROR
     assert known_error(device("cuda"), host) == ERROR.model_copy(update={"cases": 2})
     assert known_error(elsewhere, host) == ERROR.model_copy(update={"cases": 2})
     assert known_error(device("cuda"), elsewhere) is None

@@ -6,12 +6,10 @@ import errno
 import json
 import os
 import pickle
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -24,7 +22,7 @@ from edgeformer.artifacts.recipe import CosineSchedule, OptimizerConfig
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training import checkpoint
-from edgeformer.training.checkpoint import Checkpoints, Position, collect_state, load_state
+from edgeformer.training.checkpoint import Checkpoints, Position, collect_state
 from edgeformer.training.distributed import Processes
 from edgeformer.training.optimizer import LearningRate, build_optimizer
 from edgeformer.training.train import TrainOptions, train
@@ -82,20 +80,6 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def trainer(run: Path) -> Trainer:
     return Trainer(run)
-
-
-def test_restored_training_continues_identically(run: Path, trainer: Trainer) -> None:
-    trainer.step()
-    position = {"epoch": 2, "batch": 7, "losses": [0.5], "best_value": 0.25, "window": {"a": 1.0}}
-    trainer.save(1, **position)
-    trainer.step()
-    other = Trainer(run, seed=1)
-    assert other.restore() == Position(step=1, validation={"loss": 1.0}, **position)  # type: ignore[arg-type]
-    assert other.rate.current != trainer.rate.current
-    other.step()
-    assert other.rate.current == trainer.rate.current
-    for name, tensor in trainer.model.state_dict().items():
-        assert torch.equal(tensor, other.model.state_dict()[name]), name
 
 
 def test_last_two_states_are_kept(run: Path, trainer: Trainer) -> None:
@@ -236,22 +220,6 @@ def test_write_error(run: Path, trainer: Trainer, error: Exception, monkeypatch:
                 trainer.save(2)
         trainer.save(1)
     assert {folder.name for folder in states(run)} == {"000001-step-1", "000002-step-1"}
-
-
-def draw() -> tuple[float, ...]:
-    return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-
-def test_random_states(trainer: Trainer) -> None:
-    folder = trainer.save(1)
-    expected = draw()
-    assert all(a != b for a, b in zip(draw(), expected, strict=True))
-    load_state(folder, trainer.processes, trainer.model, trainer.optimizer)
-    assert draw() == expected
-    (folder / "random_states_0.pkl").unlink()  # as if fewer processes had written the checkpoint
-    state = torch.get_rng_state()
-    load_state(folder, trainer.processes, trainer.model, trainer.optimizer)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_fp16_scaler(trainer: Trainer) -> None:

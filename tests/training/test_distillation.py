@@ -173,8 +173,8 @@ def test_timed_steps_without_the_teacher(source: Path, teacher: Path, tmp_path: 
 def test_fold_starts_from_its_teachers_layers(source: Path, teacher: Path) -> None:
     """With as many layers and one iteration each, it answers as the teacher does."""
     unfolded = {"layers": ARCHITECTURE["num_hidden_layers"], "iterations": 1, "weights": "teacher"}
-    for own in ("none", "norms"):
-        recipe = student_recipe(source, teacher, fold={**unfolded, "own": own})
+    for trained in ("none", "norms"):
+        recipe = student_recipe(source, teacher, fold={**unfolded, "own": trained})
         model, _ = ADAPTER.build(recipe, BuildTarget())
         assert ADAPTER.start(model, recipe) == ()
         ids, mask = torch.randint(5, 20, (3, 8)), torch.ones(3, 8, dtype=torch.int64)
