@@ -1,7 +1,6 @@
 """YAML from a stranger: read as YAML 1.2 does, each key with its line, and refused before it can cost time or memory.
 
-Aliases (``&base`` … ``*base``, ``<<: *base``) work; each counts with all that it stands for, so that a few lines cannot
-stand for billions, and one that leads back into itself is refused.
+Aliases (``*base``, ``<<: *base``) are refused: a few lines of them can stand for billions of values.
 
 Lines come from PyYAML's nodes: ruamel.yaml takes twice the time, has no such limits, and reads dates and 1_000.
 """
@@ -11,7 +10,8 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -26,32 +26,39 @@ from edgeformer.artifacts.files import write_text
 
 MOST_BYTES = 256 * 1024
 """Of a file: 60 times the largest recipe or profile that is shipped. PyYAML needs seconds for more."""
-MOST_VALUES = 10_000
-"""Keys and values, aliases written out: 100 times a large recipe, and read and checked in well under a second."""
+MOST_NODES = 20_000
+"""Keys and values: 100 times a large recipe, and read and checked in well under a second."""
 DEEPEST = 32
 """Levels of lists and mappings in each other; recipes have 5. Python's own limit would end in a RecursionError."""
 
 KeyPath = tuple[str | int, ...]
-_BOOL, _FLOAT, _INT, _TIMESTAMP = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "timestamp"))
+_BOOL, _FLOAT, _INT, _TIMESTAMP, _MERGE = (
+    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "timestamp", "merge")
+)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the YAML 1.2 core schema for booleans, numbers and dates, and a limit to nesting."""
+    """SafeLoader with the YAML 1.2 core schema for booleans, numbers and dates, limits, and no aliases."""
 
     # PyYAML follows YAML 1.1: it reads 3e-4 as text, `no` as false and 2026-11-21 as a date.
     yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML has it)
-        first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _INT, _TIMESTAMP)]
+        first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _INT, _TIMESTAMP, _MERGE)]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     _depth = _nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """As PyYAML does, which would go as deep as the text says."""
-        if self._depth > DEEPEST:
-            raise yaml.composer.ComposerError(None, None, _TOO_DEEP, self.get_mark())
         self._nodes += 1
-        if self._nodes > 2 * MOST_VALUES + 1:  # a key and its value are two
-            raise yaml.composer.ComposerError(None, None, _TOO_MANY, self.get_mark())
+        problem = None
+        if self.check_event(yaml.AliasEvent):
+            problem = "an alias (*) is not supported; write the value that it stands for"
+        elif self._depth > DEEPEST:
+            problem = f"lists and mappings are nested more than {DEEPEST} deep"
+        elif self._nodes > MOST_NODES:
+            problem = f"holds more than {MOST_NODES:,} keys and values"
+        if problem is not None:
+            raise yaml.composer.ComposerError(None, None, problem, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         self._depth += 1
         try:
             return super().compose_node(parent, index)
@@ -75,8 +82,6 @@ _Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False
 _Loader.add_implicit_resolver(_FLOAT, re.compile(_NUMBER), list("-+.0123456789"))
 _Loader.add_implicit_resolver(_INT, re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+.0123456789"))
 _Loader.add_constructor(_INT, lambda loader, node: int(node.value, 0 if node.value.startswith(("0o", "0x")) else 10))
-_TOO_DEEP = f"lists and mappings are nested more than {DEEPEST} deep"
-_TOO_MANY = f"holds more than {MOST_VALUES:,} values, with its aliases (*) written out"
 
 
 @dataclass
@@ -98,78 +103,41 @@ class YamlDocument:
         return self.source
 
 
-def _lines_of(root: yaml.Node) -> dict[KeyPath, int]:
-    """The line of every key and list item, aliases written out. Raises yaml.MarkedYAMLError beyond a limit."""
+def parse_yaml(text: str) -> tuple[Any, dict[KeyPath, int]]:
+    """Return a YAML document's value, and the line of every key and list item. Raises yaml.YAMLError."""
     lines: dict[KeyPath, int] = {}
-    around: list[yaml.Node] = []
-    values, top = 0, root
 
-    def refuse(problem: str, node: yaml.Node) -> None:
-        raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
-
-    def walk(node: yaml.Node, path: KeyPath, place: yaml.Node) -> None:
-        nonlocal values, top
-        if any(node is outer for outer in around):
-            refuse("an alias (*) stands inside the value that it stands for, which has no end; write the value", place)
-        if len(around) > DEEPEST:
-            refuse(_TOO_DEEP, top)
-        around.append(node)
-        for step, marked, value in _items(node):
-            values += 1
-            if node is root:
-                top = marked  # its line is the alias's, where an aliased value has the line of its anchor
-            if values > MOST_VALUES:
-                refuse(_TOO_MANY, top)
-            if (*path, step) in lines:
-                refuse(f"key {step!r} is given twice; keep one of them", marked)
+    def walk(node: yaml.Node, path: KeyPath) -> None:
+        items: list[tuple[Any, yaml.Node, yaml.Node]] = []
+        if isinstance(node, yaml.SequenceNode):
+            items = [(position, item, item) for position, item in enumerate(node.value)]
+        elif isinstance(node, yaml.MappingNode):
+            items = [(key.value, key, value) for key, value in node.value]
+        for step, key, value in items:
             item_path = (*path, step)
-            lines[item_path] = marked.start_mark.line + 1
-            walk(value, item_path, marked)
-        around.pop()
+            problem = None
+            if isinstance(node, yaml.MappingNode) and not isinstance(key, yaml.ScalarNode):
+                problem = "a key must be a plain word"
+            elif item_path in lines:
+                problem = f"key {step!r} is given twice; keep one of them"
+            if problem is not None:
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+            lines[item_path] = key.start_mark.line + 1
+            walk(value, item_path)
 
-    walk(root, (), root)
-    return lines
-
-
-def _items(node: yaml.Node) -> list[tuple[str | int, yaml.Node, yaml.Node]]:
-    """Key or position, what marks its line, and value."""
-    if isinstance(node, yaml.SequenceNode):
-        return [(position, item, item) for position, item in enumerate(node.value)]
-    if not isinstance(node, yaml.MappingNode):
-        return []
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise yaml.composer.ComposerError(None, None, "a key must be a plain word", key.start_mark)
-    return [(str(key.value), key, value) for key, value in node.value]
-
-
-def _tree(content: Any) -> Any:
-    """The same values, none of them shared: an override of one place must not change its aliases."""
-    if isinstance(content, dict):
-        return {key: _tree(value) for key, value in content.items()}
-    return [_tree(value) for value in content] if isinstance(content, list) else content
-
-
-def _parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
-    """The value, and the lines of its keys. Raises yaml.YAMLError."""
-    node = yaml.compose(text, Loader=_Loader)
-    if node is None:
-        return None, {}
-    lines = _lines_of(node)
-    return _tree(_Loader("").construct_document(node)), lines
-
-
-def parse_value(text: str) -> Any:
-    """One value as it would be read from a recipe (``--set key=VALUE``). Raises yaml.YAMLError."""
-    return _parse(text)[0]
+    root = yaml.compose(text, Loader=_Loader)
+    if root is None:
+        return None, lines
+    walk(root, ())
+    return _Loader("").construct_document(root), lines
 
 
 def read_yaml(path: Path) -> YamlDocument:
     """Read a YAML mapping.
 
     Raises:
-        RecipeError: the file is missing, too large, not UTF-8, not YAML, not a mapping, repeats a key, or is built to
-            take for ever: too deep, too many values, an alias inside itself.
+        RecipeError: the file is missing, too large, not UTF-8, not YAML, not a mapping, repeats a key, has aliases, or
+            too many or too deep values.
     """
     try:
         with path.open("rb") as file:
@@ -182,7 +150,7 @@ def read_yaml(path: Path) -> YamlDocument:
         line = content.count(b"\n") + 1
         raise RecipeError(f"{path}:{line}: goes on after {MOST_BYTES // 1024} KiB; a recipe or profile has a few")
     try:
-        document, lines = _parse(text.removeprefix("\ufeff"))
+        document, lines = parse_yaml(text.removeprefix("\ufeff"))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise RecipeError(f"{path}:{line}: not valid YAML: {error.problem}") from None
@@ -193,8 +161,6 @@ def read_yaml(path: Path) -> YamlDocument:
         raise RecipeError(f"{path}: must hold keys and values (key: value), one per line")
     return YamlDocument(str(path), document, lines)
 
-
-# Recipes and device profiles: located by path or by name, overridden, validated.
 
 M = TypeVar("M", bound=BaseModel)
 Kind = Literal["recipes", "profiles"]
@@ -222,8 +188,7 @@ def validate(model: type[M], document: YamlDocument) -> M:
 def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
     """Apply ``key.path=value`` overrides to ``document`` in place; a number in the path is a list position.
 
-    Raises:
-        RecipeError: an override has no ``=``, its value is not YAML, or its path leads through a plain value.
+    Raises RecipeError: an override has no ``=``, its value is not YAML, or its path leads through a plain value.
     """
     for assignment in overrides:
         path_text, equals, value_text = assignment.partition("=")
@@ -231,7 +196,7 @@ def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
         if not equals or not path_text.strip():
             raise RecipeError(f"--set {override}: write key.path=value, e.g. --set training.epochs=3")
         try:
-            value = parse_value(value_text)
+            value, _ = parse_yaml(value_text)
         except yaml.YAMLError as error:
             reason = getattr(error, "problem", None) or "it cannot be read"
             raise RecipeError(f"--set {override}: the value is not valid YAML ({reason}); quote it") from None
@@ -263,41 +228,40 @@ def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
         document.overridden[path] = f"--set {override}"
 
 
-def _raw_path(content: Any, location: tuple[str | int, ...]) -> KeyPath:
-    """pydantic's location without the union tags that it puts between keys."""
-    path: KeyPath = ()
-    for position, step in enumerate(location):
-        missing = position == len(location) - 1 and isinstance(content, dict)
-        if _has(content, step) or missing:
-            path = (*path, step)
-            content = content[step] if _has(content, step) else None
-    return path
-
-
-def _has(node: Any, step: Any) -> bool:
-    if isinstance(node, list):
-        return isinstance(step, int) and step < len(node)
-    return isinstance(node, dict) and step in node
-
-
 def _explain(model: type[BaseModel], document: YamlDocument, details: ErrorDetails) -> str:
-    path = _raw_path(document.content, details["loc"])
-    dotted = ".".join(str(step) for step in path)
+    """Return one problem as file, line, key, and what is allowed."""
+    path: KeyPath = ()
+    content: Any = document.content
+    holders: list[type[BaseModel]] = []  # models that may have the path's last key
+    models = [model]  # models that may stand at the path
+    for position, step in enumerate(details["loc"], 1):
+        if isinstance(content, list):
+            is_present = isinstance(step, int) and step < len(content)
+        else:
+            is_present = isinstance(content, dict) and step in content
+        if not is_present and (position < len(details["loc"]) or not isinstance(content, dict)):
+            continue  # the tag of a union, which pydantic puts between keys
+        path, holders, content = (*path, step), models, content[step] if is_present else None
+        fields = [info for holder in holders for name, info in holder.model_fields.items() if name == step]
+        if fields:
+            models = [nested for info in fields for nested in _models_in(info.annotation)]
+        if isinstance(content, dict) and "kind" in content:
+            models = [candidate for candidate in models if content["kind"] in _kinds(candidate)] or models
+
+    dotted = ".".join(map(str, path))
     where, kind, context = document.where(path), details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
-        parents = _models_at(model, document.content, path[:-1])
-        keys = sorted({info.alias or name for parent in parents for name, info in parent.model_fields.items()})
+        keys = sorted({info.alias or name for holder in holders for name, info in holder.model_fields.items()})
         hint = did_you_mean(str(path[-1]), keys)
         return f"{where}: unknown key {dotted!r}; {hint}allowed here: {', '.join(keys)}"
     if kind == "missing":
         return f"{where}: key {dotted!r} is missing; add it"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         discriminator = str(context.get("discriminator", "kind")).strip("'")
-        candidates = _models_at(model, document.content, path)
-        kinds = [repr(str(kind)) for candidate in candidates for kind in _kinds(candidate)]
-        tags = context.get("expected_tags") or ", ".join(kinds)
+        kinds = [repr(str(kind)) for candidate in models for kind in _kinds(candidate)]
+        allowed = context.get("expected_tags") or ", ".join(kinds)
         tag = f", not {context['tag']!r}" if "tag" in context else ""
-        return f"{where}: {dotted}.{discriminator} must be one of {tags}{tag}"
+        return f"{where}: {dotted}.{discriminator} must be one of {allowed}{tag}"
     message = details["msg"].removeprefix("Value error, ")
     value = details["input"]
     value_text = f" (got {value!r})" if isinstance(value, (str, int, float, bool)) or value is None else ""
@@ -314,19 +278,6 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     elif not arguments and not isinstance(annotation, types.UnionType):
         return []
     return [nested for argument in arguments for nested in _models_in(argument)]
-
-
-def _models_at(model: type[BaseModel], content: Any, path: KeyPath) -> list[type[BaseModel]]:
-    """The models that may stand at ``path``; a union is narrowed by the ``kind`` that the document gives."""
-    candidates = [model]
-    for step in path:
-        content = content[step] if _has(content, step) else None
-        fields = [c.model_fields[step] for c in candidates if isinstance(step, str) and step in c.model_fields]
-        if fields:
-            candidates = [candidate for info in fields for candidate in _models_in(info.annotation)]
-        if isinstance(content, dict) and "kind" in content:
-            candidates = [c for c in candidates if content["kind"] in _kinds(c)] or candidates
-    return candidates
 
 
 def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
@@ -432,51 +383,28 @@ def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Se
     Returns:
         What the user should know: paths that were not found beside the recipe, but where edgeformer was started.
     """
-    notes = []
-    for path, holder, is_path in _places(document.content, folders):
-        key = str(path[-1])
-        value = holder.get(key)
-        if isinstance(value, str) and value:
-            typed = any(path[:length] in document.overridden for length in range(len(path) + 1))
-            starts = [Path.cwd()] if typed else [folder, Path.cwd()]
-            holder[key] = resolved = _absolute(value, starts, is_path=is_path)
-            if typed or resolved == value or not Path(resolved).exists():
-                continue
-            if resolved != str((folder / value).resolve()):
-                notes.append(f"{'.'.join(map(str, path))}: {value} is not beside the recipe; taken: {resolved}")
-    return notes
-
-
-def _places(content: Any, folders: Mapping[str, Sequence[str]]) -> Iterator[tuple[KeyPath, dict[str, Any], bool]]:
-    """Where paths can stand: the key, the mapping that holds it, and whether it can be nothing else than a path."""
-    for path, source in _sources(content.get("data")):
-        yield (*path, "path"), source, True
-        if source.get("kind") == "hub":
-            yield (*path, "name"), source, False
-    if isinstance(tokenizer := content.get("tokenizer"), dict):
-        yield ("tokenizer", "path"), tokenizer, True
-    for section, keys in folders.items():
-        if isinstance(holder := content.get(section), dict):
-            yield from (((section, key), holder, False) for key in keys)
-
-
-def _sources(data: Any) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    content, notes = document.content, []
+    places: list[tuple[KeyPath, Any, bool]] = [(("tokenizer", "path"), content.get("tokenizer"), True)]
+    places += [((section, key), content.get(section), False) for section, keys in folders.items() for key in keys]
+    data = content.get("data")
     parts = data.get("parts") if isinstance(data, dict) else None
     for part, sources in parts.items() if isinstance(parts, dict) else ():
-        for number, source in enumerate(sources if isinstance(sources, list) else ()):
-            if isinstance(source, dict):
-                yield ("data", "parts", part, number), source
-
-
-def _absolute(value: str, starts: Sequence[Path], *, is_path: bool) -> str:
-    try:
-        path = Path(value)
-        if path.is_absolute():
-            return value
-        for start in starts:
-            resolved = start / path
-            if resolved.exists() if is_path else resolved.is_dir():
-                return str(resolved.resolve())
-        return str((starts[0] / path).resolve()) if is_path else value
-    except (OSError, ValueError):  # too long, or no path at all; whoever opens it says so
-        return value
+        for number, source in enumerate(sources) if isinstance(sources, list) else ():
+            places.append((("data", "parts", part, number, "path"), source, True))
+            if isinstance(source, dict) and source.get("kind") == "hub":
+                places.append((("data", "parts", part, number, "name"), source, False))
+    for path, holder, is_path in places:
+        value = holder.get(path[-1]) if isinstance(holder, dict) else None
+        if not isinstance(value, str) or not value:
+            continue
+        typed = any(path[:length] in document.overridden for length in range(len(path) + 1))
+        with suppress(OSError, ValueError):  # too long, or no path at all; whoever opens it says so
+            candidates = [start / value for start in ([Path.cwd()] if typed else [folder, Path.cwd()])]
+            matches = [candidate for candidate in candidates if (candidate.exists() if is_path else candidate.is_dir())]
+            if Path(value).is_absolute() or not (matches or is_path):
+                continue
+            resolved = (matches or candidates)[0].resolve()
+            holder[path[-1]] = str(resolved)
+            if not typed and resolved.exists() and resolved != (folder / value).resolve():
+                notes.append(f"{'.'.join(map(str, path))}: {value} is not beside the recipe; taken: {resolved}")
+    return notes

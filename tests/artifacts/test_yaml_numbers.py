@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeformer.artifacts.documents import parse_value
+from edgeformer.artifacts.documents import parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,6 @@ from edgeformer.artifacts.documents import parse_value
     ],
 )
 def test_scalar(text: str, value: object) -> None:
-    read = parse_value(text)
-    assert read == value
-    assert type(read) is type(value)
+    parsed, _ = parse_yaml(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
