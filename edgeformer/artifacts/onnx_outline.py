@@ -1,17 +1,15 @@
 """Outline of an ONNX file, read from its bytes before any runtime opens it: external data, inputs, operators, weights.
 
-A graph keeps large weights in sibling files and names them itself, and a runtime reads whatever it names. ONNX
-Runtime 1.31 refuses absolute names, ``..`` and links that lead out of the graph's folder, but reads every file inside
-of it, whether the bundle lists it or not (measured); what older releases refuse was not measured. So the names are
-compared with the bundle's manifest here. The package ``onnx`` is not installed on edge devices; of Protocol Buffers
-only lengths and field numbers are needed.
+A graph names the sibling files of its large weights itself. ONNX Runtime 1.31 refuses names that lead out of the
+graph's folder, but reads every file inside of it, whether the bundle lists it or not (measured). So the names are
+compared with the bundle's manifest. Edge devices lack the package ``onnx``; lengths and field numbers are enough here.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,8 +39,7 @@ _CONTEXT = b"EPContext"
 def external_files(path: Path) -> set[str]:
     """Every location of external data that a graph names, as it names it.
 
-    Raises:
-        ArtifactError: it is no ONNX graph, damaged, or holds code that was compiled for a provider.
+    Raises ArtifactError: it is no ONNX graph, damaged, or holds code that was compiled for a provider.
     """
     try:
         if path.suffix != ".onnx":  # ONNX Runtime reads a format of its own from other suffixes
@@ -199,11 +196,10 @@ def read_outline(path: Path) -> Outline:
 
 @dataclass
 class _Node:
-    operator: str = ""
-    domain: str = ""
-    inputs: list[str] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
-    axis: int = 0
+    operator: str
+    inputs: list[str]
+    outputs: list[str]
+    axis: int
 
 
 class _Reader:
@@ -212,147 +208,108 @@ class _Reader:
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
         self._outline = Outline()
-        self._pending: list[tuple[str, Field]] = []
+        self._subgraphs: list[Field] = []
 
     def model(self) -> Outline:
         """Read the whole file. Raises ValueError or IndexError where it is damaged."""
-        for part in self._messages(Field(0, 0, len(self._content), None)):
-            if part.number == 7:
-                self._main_graph(part)
-            elif part.number == 8:
-                domain, version = "", 0
-                for member in self._fields(part):
-                    if member.number == 1 and member.value is None:
-                        domain = self._text(member)
-                    elif member.number == 2 and member.value is not None:
-                        version = member.value
-                self._outline.opsets["" if domain == "ai.onnx" else domain] = version
-            elif part.number == 25:
-                name = domain = ""
-                for member in self._messages(part):
-                    if member.number == 1:
-                        name = self._text(member)
-                    elif member.number == 10:
-                        domain = self._text(member)
-                    elif member.number == 7:
-                        self._pending.append(("node", member))
-                self._outline.functions.add((domain, name))
-        while self._pending:
-            kind, part = self._pending.pop()
-            if kind == "node":
-                self._node(part)
-                continue
-            for member in self._messages(part):
-                if member.number == 1:
-                    self._pending.append(("node", member))
-                elif member.number == 5:
-                    self._tensor(member)
-        return self._outline
+        outline = self._outline
+        _, model = self._read(Field(0, 0, len(self._content), None))
+        for part in model[7]:
+            _, graph = self._read(part)
+            nodes = [self._node(node) for node in graph[1]]
+            tables = dict(map(self._tensor, graph[5]))
+            # Before IR version 4 every stored tensor was an input, too.
+            inputs = map(self._port, graph[11])
+            outline.inputs = tuple(port for port in inputs if port.name not in tables)
+            outline.outputs = tuple(map(self._port, graph[12]))
+            outline.tables = _tables(nodes, [port.name for port in outline.inputs], tables)
+        for part in model[8]:
+            numbers, opset = self._read(part)
+            domain = self._text(opset[1])
+            outline.opsets["" if domain == "ai.onnx" else domain] = numbers[2][-1] if numbers[2] else 0
+        for part in model[25]:
+            _, function = self._read(part)
+            outline.functions.add((self._text(function[10]), self._text(function[1])))
+            for node in function[7]:
+                self._node(node)
+        while self._subgraphs:
+            _, graph = self._read(self._subgraphs.pop())
+            for node in graph[1]:
+                self._node(node)
+            for tensor in graph[5]:
+                self._tensor(tensor)
+        return outline
 
-    def _fields(self, part: Field) -> Iterator[Field]:
-        return read_fields(self._content, part.start, part.end)
+    def _read(self, part: Field) -> tuple[dict[int, list[int]], dict[int, list[Field]]]:
+        """Return a message's whole numbers and its texts, messages and bytes, by the number of their field."""
+        numbers: dict[int, list[int]] = defaultdict(list)
+        members: dict[int, list[Field]] = defaultdict(list)
+        for member in read_fields(self._content, part.start, part.end):
+            if member.value is None:
+                members[member.number].append(member)
+            else:
+                numbers[member.number].append(member.value)
+        return numbers, members
 
-    def _messages(self, part: Field) -> Iterator[Field]:
-        """Yield the fields that are no numbers."""
-        return (member for member in self._fields(part) if member.value is None)
-
-    def _text(self, part: Field) -> str:
-        return self._content[part.start : part.end].decode("utf-8")
-
-    def _main_graph(self, part: Field) -> None:
-        """Read the outermost graph: its operators, inputs and outputs, and the tables that token ids pick from."""
-        inputs, outputs, tables, nodes = [], [], {}, []
-        for member in self._messages(part):
-            if member.number == 1:
-                nodes.append(self._node(member))
-            elif member.number == 5:
-                name, dims = self._tensor(member)
-                tables[name] = dims
-            elif member.number == 11:
-                inputs.append(self._port(member))
-            elif member.number == 12:
-                outputs.append(self._port(member))
-        # Before IR version 4 every stored tensor was an input, too.
-        self._outline.inputs = tuple(port for port in inputs if port.name not in tables)
-        self._outline.outputs = tuple(outputs)
-        self._outline.tables = _tables(nodes, [port.name for port in self._outline.inputs], tables)
+    def _text(self, parts: list[Field]) -> str:
+        """Return the last text, which holds where a field is given twice; empty if there is none."""
+        return self._content[parts[-1].start : parts[-1].end].decode("utf-8") if parts else ""
 
     def _node(self, part: Field) -> _Node:
-        node = _Node()
-        for member in self._messages(part):
-            if member.number == 1:
-                node.inputs.append(self._text(member))
-            elif member.number == 2:
-                node.outputs.append(self._text(member))
-            elif member.number == 4:
-                node.operator = self._text(member)
-            elif member.number == 7:
-                node.domain = self._text(member)
-            elif member.number == 5:
-                name, number = "", None
-                for attribute in self._fields(member):
-                    if attribute.value is not None:
-                        number = attribute.value if attribute.number == 3 else number
-                    elif attribute.number == 1:
-                        name = self._text(attribute)
-                    elif attribute.number == 5:
-                        self._tensor(attribute)
-                    elif attribute.number in (6, 11):
-                        self._pending.append(("graph", attribute))
-                if name == "axis" and number is not None:
-                    node.axis = number
-        self._outline.operators["" if node.domain == "ai.onnx" else node.domain, node.operator] += 1
-        return node
+        """Count a node and its stored tensors, and note its subgraphs."""
+        _, members = self._read(part)
+        axis = 0
+        for attribute in members[5]:
+            numbers, values = self._read(attribute)
+            for tensor in values[5]:
+                self._tensor(tensor)
+            self._subgraphs += [*values[6], *values[11]]
+            if self._text(values[1]) == "axis" and numbers[3]:
+                axis = numbers[3][-1]
+        operator, domain = self._text(members[4]), self._text(members[7])
+        self._outline.operators["" if domain == "ai.onnx" else domain, operator] += 1
+        inputs, outputs = ([self._text([name]) for name in members[number]] for number in (1, 2))
+        return _Node(operator, inputs, outputs, axis)
 
     def _tensor(self, part: Field) -> tuple[str, tuple[int, ...]]:
         """Count a stored tensor; return its name and sizes."""
-        name, dims, kind = "", [], 0
-        for member in self._fields(part):
-            if member.number == 1 and member.value is not None:
-                dims.append(member.value)
-            elif member.number == 1:
-                position = member.start
-                while position < member.end:
-                    size, position = _varint(self._content, position)
-                    dims.append(size)
-            elif member.number == 2 and member.value is not None:
-                kind = member.value
-            elif member.number == 8 and member.value is None:
-                name = self._text(member)
+        numbers, members = self._read(part)
+        name, dims = self._text(members[8]), numbers[1]
+        for packed in members[1]:
+            position = packed.start
+            while position < packed.end:
+                size, position = _varint(self._content, position)
+                dims.append(size)
         if any(size >> 62 for size in dims):
             raise ValueError(f"the tensor {name!r} has a size of {max(dims)}")
-        dtype, count = _DTYPES.get(kind, "unknown"), math.prod(dims)
+        dtype, count = _DTYPES.get(numbers[2][-1] if numbers[2] else 0, "unknown"), math.prod(dims)
         self._outline.weight_bytes += count * _BITS.get(dtype, 8) // 8
         if dtype in _PARAMETERS and count > 1:
             self._outline.stored[dtype] += count
         return name, tuple(dims)
 
     def _port(self, part: Field) -> Port:
-        name, kind, dtype, shape = "", "tensor", "", None
-        for member in self._messages(part):
-            if member.number == 1:
-                name = self._text(member)
-            for type_ in self._fields(member) if member.number == 2 else ():
-                kind = _KINDS.get(type_.number, "value") if type_.number != 6 else kind
-                if type_.number != 1 or type_.value is not None:
-                    continue
-                dtype, shape = "", None
-                for tensor_type in self._fields(type_):
-                    if tensor_type.number == 1 and tensor_type.value is not None:
-                        dtype = _DTYPES.get(tensor_type.value, "unknown")
-                    elif tensor_type.number == 2 and tensor_type.value is None:
-                        dims = (dim for dim in self._messages(tensor_type) if dim.number == 1)
-                        shape = tuple(self._dim(dim) for dim in dims)
-        return Port(name, kind, dtype, shape)
+        _, port = self._read(part)
+        kind, dtype, shape = "tensor", "", None
+        for type_ in port[2]:
+            numbers, types = self._read(type_)
+            for number in (*numbers, *types):
+                kind = _KINDS.get(number, "value") if number != 6 else kind
+            for tensor_type in types[1]:
+                numbers, members = self._read(tensor_type)
+                dtype = _DTYPES.get(numbers[1][-1], "unknown") if numbers[1] else ""
+                shape = None
+                for shape_part in members[2]:
+                    _, dims = self._read(shape_part)
+                    shape = tuple(map(self._dim, dims[1]))
+        return Port(self._text(port[1]), kind, dtype, shape)
 
     def _dim(self, part: Field) -> Dim:
-        size: Dim = None
-        for member in self._fields(part):
-            if member.number == 1 and member.value is not None:
-                size = member.value if 0 < member.value < 1 << 62 else None  # −1 stands for "not fixed" in some files
-            elif member.number == 2 and member.value is None:
-                size = self._text(member) or None
-        return size
+        numbers, names = self._read(part)
+        if numbers[1] and not names[2]:
+            size = numbers[1][-1]
+            return size if 0 < size < 1 << 62 else None  # −1 stands for "not fixed" in some files
+        return self._text(names[2]) or None
 
 
 _PICKS = ("Gather", "GatherBlockQuantized")

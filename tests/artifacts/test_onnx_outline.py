@@ -27,40 +27,36 @@ GRAPHS = {
 
 def stored_in(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
     """Every tensor of a graph and of its subgraphs, wherever it stands."""
-    found = list(graph.initializer)
+    tensors = list(graph.initializer)
     for node in graph.node:
         for attribute in node.attribute:
-            found += [attribute.t] if attribute.HasField("t") else []
-            found += stored_in(attribute.g) if attribute.HasField("g") else []
-    return found
+            tensors += [attribute.t] if attribute.HasField("t") else []
+            tensors += stored_in(attribute.g) if attribute.HasField("g") else []
+    return tensors
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_as_the_package_onnx_reads_it(tmp_path: Path, name: str) -> None:
     proto = GRAPHS[name]
-    found = read_outline(save(tmp_path, proto))
-    assert found.opsets == {"": 17}
-    assert [port.name for port in found.inputs] == [port.name for port in proto.graph.input]
-    for port, wanted in zip((*found.inputs, *found.outputs), (*proto.graph.input, *proto.graph.output), strict=True):
-        kind = wanted.type.tensor_type
+    outline = read_outline(save(tmp_path, proto))
+    assert outline.opsets == {"": 17}
+    assert [port.name for port in outline.inputs] == [port.name for port in proto.graph.input]
+    for port, expected in zip(
+        (*outline.inputs, *outline.outputs), (*proto.graph.input, *proto.graph.output), strict=True
+    ):
+        kind = expected.type.tensor_type
         assert port.dtype == helper.tensor_dtype_to_np_dtype(kind.elem_type).name
         assert port.shape == tuple(dim.dim_param or dim.dim_value or None for dim in kind.shape.dim)
     tensors = stored_in(proto.graph)
-    assert found.weight_bytes == sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in tensors)
+    assert outline.weight_bytes == sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in tensors)
     floats = [tensor for tensor in tensors if tensor.data_type == FLOAT and math.prod(tensor.dims) > 1]
-    assert found.parameters == sum(math.prod(tensor.dims) for tensor in floats) == found.stored["float32"]
-    assert found.has_subgraphs == (name in ("If", "Loop"))
+    assert outline.parameters == sum(math.prod(tensor.dims) for tensor in floats) == outline.stored["float32"]
+    assert outline.has_subgraphs == (name in ("If", "Loop"))
 
 
-def test_operators_of_subgraphs_count(tmp_path: Path) -> None:
-    assert read_outline(save(tmp_path, graphs.branching())).operators == {
-        ("", "If"): 1,
-        ("", "MatMul"): 1,
-        ("", "Add"): 1,
-    }
-
-
-def test_the_table_that_token_ids_pick_from(tmp_path: Path) -> None:
+def test_operators_of_subgraphs_and_the_table_of_token_ids(tmp_path: Path) -> None:
+    operators = {("", "If"): 1, ("", "MatMul"): 1, ("", "Add"): 1}
+    assert read_outline(save(tmp_path, graphs.branching())).operators == operators
     assert read_outline(save(tmp_path, graphs.embedding(rows=40))).tables == {"input_ids": 40}
 
 
@@ -97,8 +93,8 @@ def test_functions(tmp_path: Path) -> None:
         domains={"mine": 1},
     )
     graph.functions.append(function)
-    found = read_outline(save(tmp_path, graph))
-    assert found.functions == {("mine", "Twice")} and found.operators["", "Relu"] == 1
+    outline = read_outline(save(tmp_path, graph))
+    assert outline.functions == {("mine", "Twice")} and outline.operators["", "Relu"] == 1
 
 
 @pytest.mark.parametrize("cut", [1, 7, 40, 200])
@@ -111,10 +107,10 @@ def test_a_cut_file_is_damaged_or_no_graph(tmp_path: Path, cut: int) -> None:
 
 def test_any_flipped_byte_is_read_or_refused(tmp_path: Path) -> None:
     path = save(tmp_path, graphs.convolutions())
-    whole = path.read_bytes()
+    original = path.read_bytes()
     rng = np.random.default_rng(0)
-    for place in rng.integers(0, len(whole), 300):
-        content = bytearray(whole)
+    for place in rng.integers(0, len(original), 300):
+        content = bytearray(original)
         content[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(content)
         with contextlib.suppress(ArtifactError):
