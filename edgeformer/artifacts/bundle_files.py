@@ -62,8 +62,27 @@ class BundleFiles:
         Raises:
             ArtifactError: it lies outside the bundle.
         """
-        if name not in self._checks:
-            self._checks[name] = self._compare(name)
+        if name in self._checks:
+            return self._checks[name]
+        path, sha256 = self.path(name), self.checksums.get(name)
+        # The size of an artifact includes its parts and external weights.
+        single = (a for a in self._manifest.artifacts if not a.parts and a.weights_file is None)
+        size_bytes = next((a.size_bytes for a in single if a.file == name and a.size_bytes is not None), 0)
+        facts: dict[str, str | None] = {}
+        try:
+            if sha256 is None:
+                facts = {"status": "unexpected", "detail": f"{BUNDLE_FILE} has no checksum of it"}
+            elif sha256_of(path) == sha256:
+                facts = {"status": "intact"}
+            elif (actual_bytes := path.stat().st_size) < size_bytes:
+                facts = {"status": "truncated", "detail": f"{actual_bytes:,} of {size_bytes:,} bytes are there"}
+            else:
+                facts = {"status": "changed", "detail": f"its sha256 is not the one in {BUNDLE_FILE}"}
+        except FileNotFoundError:
+            facts = {"status": "missing"}
+        except OSError as error:
+            facts = {"status": "missing", "detail": f"cannot be read: {error.strerror}"}
+        self._checks[name] = FileCheck.model_validate({"file": name, **facts})
         return self._checks[name]
 
     def intact(self, name: str, need: str) -> Path:
@@ -112,8 +131,7 @@ class BundleFiles:
     def check_weights(self, artifact: ArtifactManifest) -> None:
         """Whether the graphs of an artifact read listed files only; to be asked before a runtime opens them.
 
-        Raises:
-            ArtifactError: a graph names a file outside the bundle, or one that is missing, changed or not listed.
+        Raises ArtifactError: a graph names a file outside the bundle, or one that is missing, changed or not listed.
         """
         files = (str(artifact.file), *artifact.parts.values())
         # What a builder made for a runtime of its own can be an ONNX file, too.
@@ -123,41 +141,15 @@ class BundleFiles:
                 # Its parent would bind "/x" and "C:x" to nothing, and drop "./", as the runtime may or may not.
                 if PurePosixPath(location).as_posix() != location or not location:
                     raise ArtifactError(f"{self.folder / graph}: reads weights from {location!r}, no file name")
-                self.path(name)
                 self.intact(name, f"{graph} reads weights from {name}")
-
-    def _compare(self, name: str) -> FileCheck:
-        path, sha256 = self.path(name), self.checksums.get(name)
-        if sha256 is None:
-            return FileCheck(file=name, status="unexpected", detail=f"{BUNDLE_FILE} has no checksum of it")
-        try:
-            actual_bytes = path.stat().st_size
-            if sha256_of(path) == sha256:
-                return FileCheck(file=name, status="intact")
-        except FileNotFoundError:
-            return FileCheck(file=name, status="missing")
-        except OSError as error:
-            return FileCheck(file=name, status="missing", detail=f"cannot be read: {error.strerror}")
-        for artifact in self._manifest.artifacts:
-            size_bytes = artifact.size_bytes
-            # The size of an artifact includes its parts and external weights.
-            if artifact.file != name or artifact.parts or artifact.weights_file is not None or size_bytes is None:
-                continue
-            if actual_bytes < size_bytes:
-                detail = f"{actual_bytes:,} of {size_bytes:,} bytes are there"
-                return FileCheck(file=name, status="truncated", detail=detail)
-        return FileCheck(file=name, status="changed", detail=f"its sha256 is not the one in {BUNDLE_FILE}")
-
-
-# targets.json, beside bundle.json: what the machines that its engines are for found of them.
-#
-# bundle.json is the exporting machine's, and no other writes it again. An engine that could not run where it was
-# exported is compared and scored on its target, by ``verify --write``; each finding is signed with the checksums of
-# the artifact's files, so that it says nothing of another artifact, or of an engine that was built again. The
-# signature is a checksum: it detects a damaged, edited or moved record, and does not identify its author.
 
 
 TARGETS_FILE = "targets.json"
+"""Beside bundle.json: what ``verify --write`` found of engines on their target, where export could not run them.
+
+Each record is signed with the checksums of the artifact's files, so that it says nothing of another artifact, or of an
+engine that was built again. The signature detects a damaged, edited or moved record; it does not identify its author.
+"""
 REMEASURE = "run edgeformer verify --write on the target"
 _SHOWN = 12  # digits of a checksum in a message
 
@@ -180,14 +172,19 @@ class TargetRecord(Frozen):
     unscored: str | None = Field(None, description="why there is no score on the validation split")
     signature: str = Field("", description="sha256 of this record with an empty signature")
 
+    @property
+    def checksum(self) -> str:
+        """sha256 of this record with an empty signature."""
+        return hashlib.sha256(as_json(self.model_copy(update={"signature": ""})).encode()).hexdigest()
+
     def signed(self) -> Self:
         """The same with its signature."""
-        return self.model_copy(update={"signature": self._sum()})
+        return self.model_copy(update={"signature": self.checksum})
 
     def why_refused(self, manifest: BundleManifest) -> str | None:
         """Why it says nothing of the bundle's artifact; None: it does."""
         subject = f"{TARGETS_FILE}: the record of {self.artifact} on {self.device}"
-        if self.signature != self._sum():
+        if self.signature != self.checksum:
             return f"{subject} was changed since it was written, so it is not used: {REMEASURE}"
         current = next((entry for entry in manifest.artifacts if entry.id == self.artifact), None)
         if current is None or current.status != "built":
@@ -200,15 +197,12 @@ class TargetRecord(Frozen):
             )
         return None
 
-    def _sum(self) -> str:
-        return hashlib.sha256(as_json(self.model_copy(update={"signature": ""})).encode()).hexdigest()
-
 
 class TargetRecords(Frozen):
     """targets.json."""
 
     format_version: Literal[1] = 1
-    records: tuple[TargetRecord, ...] = Field((), strict=False)
+    records: tuple[TargetRecord, ...] = ()
 
     def with_new(self, new_records: Iterable[TargetRecord]) -> Self:
         """The same with these; each takes the place of what the same device found of the same artifact before."""

@@ -9,8 +9,6 @@ from edgeformer.artifacts.bundle_files import FileCheck, TargetRecord
 from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.report import Subject
 
-# The JSON of `plan`: what training a recipe would take of a device, in memory and in time.
-
 
 class MemoryBreakdown(Frozen):
     """Bytes at the moment of the peak, by what holds them; their sum is the peak."""
@@ -31,7 +29,7 @@ class MemoryBreakdown(Frozen):
 class Suggestion(Frozen):
     """A change of a recipe, as ``--set`` takes it, and what it would bring."""
 
-    set: tuple[str, ...] = Field(strict=False, description='"key.path=value", one for each --set')
+    set: tuple[str, ...] = Field(description='"key.path=value", one for each --set')
     peak_bytes: int = Field(description="predicted peak of the recipe with this change")
     fits: bool
     note: str = Field(description="what the change costs, in words")
@@ -47,18 +45,16 @@ class PlannedTime(Frozen):
     rows: int = Field(description="training rows that the range is for, over all epochs; 1000 where `steps` is null")
     epochs: int = Field(1, description="that `rows` are of; 1 where `steps` is null")
     rows_from: Literal["data", "recipe", "unknown"] = Field(
-        "unknown", description="who counted the rows: the data that was read, the recipe's expected_rows, or unknown"
+        "unknown", description="who counted the rows: the data, the recipe's expected_rows, or unknown"
     )
     basis: str = Field(description="what the range is made of; of `unavailable` why there is none")
     low_reason: str | None = Field(None, description="what the low end assumes of the device")
     high_reason: str | None = Field(None, description="what the high end assumes of the device")
-    share_of_peak: tuple[float, float] | None = Field(
-        None, strict=False, description="of the stated rate of products that training reaches at the high and low end"
-    )
+    share_of_peak: tuple[float, float] | None = Field(None, description="of the stated rate, at the high and low end")
 
 
 class Plan(Frozen):
-    """Parameters, predicted memory and time of training a recipe, against a device's budget of memory."""
+    """The JSON of `plan`: parameters, memory and time of training a recipe, against a device's budget of memory."""
 
     recipe: str
     device: str
@@ -71,18 +67,12 @@ class Plan(Frozen):
     budget_source: str = Field(description="where the budget comes from")
     breakdown: MemoryBreakdown
     suggestions: tuple[Suggestion, ...] = Field(
-        (), strict=False, description="where it does not fit: first what makes it fit at the least cost, if anything "
-        "does, then single changes from the cheapest on"
-    )  # fmt: skip
-    larger_batches: tuple[Suggestion, ...] = Field(
-        (), strict=False, description="where it fits: more rows at a time that fit too, at the same effective batch"
-    )  # fmt: skip
+        (), description="where it does not fit: first what fits at the least cost, then single changes"
+    )
+    larger_batches: tuple[Suggestion, ...] = Field((), description="where it fits: more rows at a time that fit too")
     time: PlannedTime
     reason: str
-    notes: tuple[str, ...] = Field((), strict=False, description="what training would say of its own files of data")
-
-
-# The JSON of `verify` that scripts rely on: every file and artifact of a bundle, checked.
+    notes: tuple[str, ...] = Field((), description="what training would say of its own files of data")
 
 
 DAMAGED, INCOMPLETE = 2, 3
@@ -102,7 +92,7 @@ class ArtifactCheck(Frozen):
     reason: str | None = None
     parity: Parity | None = Field(None, description="with torch FP32, measured here")
     tolerance: str | None = Field(None, description="what it was held to")
-    notes: tuple[str, ...] = Field((), strict=False, description="what its portability audit says of this machine")
+    notes: tuple[str, ...] = Field((), description="what its portability audit says of this machine")
 
 
 class Recorded(Frozen):
@@ -110,23 +100,21 @@ class Recorded(Frozen):
 
     file: str | None = Field(description="the bundle's targets.json; None: nothing was written")
     reason: str | None = Field(None, description="why nothing was")
-    records: tuple[TargetRecord, ...] = Field((), strict=False)
+    records: tuple[TargetRecord, ...] = ()
 
 
 class Verification(Frozen):
-    """The whole bundle."""
+    """The JSON of `verify`: every file and artifact of a bundle, checked."""
 
     bundle: str
     run: str
-    manifest_sha256: str = Field(
-        description="of bundle.json as it is; that it is the origin's, only the origin can tell"
-    )
+    manifest_sha256: str = Field(description="of bundle.json as it is; only its origin can confirm it")
     wrapped: str | None = Field(None, description="the ONNX file that the bundle was made of; None: of a run")
     manifest_protected: bool = Field(description="bundle.json has a checksum of itself, and is what that says")
-    files: tuple[FileCheck, ...] = Field(strict=False)
-    artifacts: tuple[ArtifactCheck, ...] = Field(strict=False)
+    files: tuple[FileCheck, ...]
+    artifacts: tuple[ArtifactCheck, ...]
     asked: bool = Field(description="one artifact was asked for by name")
-    stale: tuple[str, ...] = Field((), strict=False, description="records of targets.json that say nothing, and why")
+    stale: tuple[str, ...] = Field((), description="records of targets.json that say nothing, and why")
     recorded: Recorded | None = Field(None, description="with `--write`")
 
     @property
@@ -143,9 +131,6 @@ class Verification(Frozen):
         # An engine for another card is no failure of this machine; a bundle of which nothing ran is not verified.
         unchecked = statuses != {"verified"} if self.asked else "verified" not in statuses
         return INCOMPLETE if "failed" in statuses or unchecked else 0
-
-
-# The JSON of `gate`: a candidate bundle compared with its baseline, check by check.
 
 
 GateStatus = Literal["pass", "fail", "undecided", "unknown"]
@@ -167,31 +152,25 @@ class GateCheck(Frozen):
     phase: Literal["steady", "decode"] | None = Field(None, description="latency and memory: of a call or of a token")
     batch: int | None = None
     seq: int | None = None
-    provider: str | None = Field(
-        None, description="latency, memory and score: that computed both, where a runtime was named"
-    )
+    provider: str | None = Field(None, description="latency, memory and score: of both, where a runtime was named")
     unit: str = ""
     baseline: float | None = None
     candidate: float | None = None
     change: float | None = Field(None, description="(candidate - baseline) / baseline; of a score the difference")
-    low: float | None = Field(
-        None, description="latency: the change is at least this; holds with all other looks. score: the same, with 95 %"
-    )
+    low: float | None = Field(None, description="the change is at least this: latency with all looks, score with 95 %")
     high: float | None = Field(None, description="latency and score: the change is at most this")
     rows: int = Field(0, description="score: rows (embeddings: pairs) that both answered; 0: as export recorded it")
     found: Literal["slower", "faster", "no different", "not known"] | None = Field(
-        None,
-        description="latency: of the direction. no different: the whole range is within half of the limit, to either "
-        "side; not known: it reaches further, and holds zero",
+        None, description="of latency. no different: the range is within half of the limit; not known: it is wider"
     )
     limit: float | None = Field(None, description="the largest change for the worse that is allowed")
     rounds: int = Field(0, description="latency: pairs of fresh processes that were measured")
-    log_ratios: tuple[float, ...] = Field((), strict=False, description="latency: one per round, in their order")
+    log_ratios: tuple[float, ...] = Field((), description="latency: one per round, in their order")
     reason: str = ""
 
 
 class Gate(Frozen):
-    """All checks. `fail` if any fails, else `undecided` if any is, else `pass`."""
+    """The JSON of `gate`. `fail` if any check fails, else `undecided` if any is, else `pass`."""
 
     format_version: Literal[1] = 1
     status: GateStatus
@@ -201,8 +180,8 @@ class Gate(Frozen):
     created: str
     seconds: float
     error: float = Field(description="chance that any interval misses, for all that was measured together")
-    checks: tuple[GateCheck, ...] = Field(strict=False)
-    notes: tuple[str, ...] = Field((), strict=False)
+    checks: tuple[GateCheck, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -210,10 +189,8 @@ class Gate(Frozen):
         return {"pass": 0, "fail": 3, "undecided": UNDECIDED, "unknown": UNDECIDED}[self.status]
 
 
-# site.json: what a page that runs and measures a bundle in a browser consists of. The page's JavaScript reads it.
-
-
 SITE_FILE = "site.json"
+"""Of a page that runs and measures a bundle in a browser: a :class:`PageManifest`, which its JavaScript reads."""
 
 
 class PageFile(Frozen):
@@ -250,7 +227,7 @@ class PageArtifact(Frozen):
     exit: int | None = None
     size_bytes: int
     graph: PageFile
-    weights: tuple[PageWeights, ...] = Field((), strict=False)
+    weights: tuple[PageWeights, ...] = ()
     masked: bool = Field(description="it takes attention_mask beside input_ids")
     reader: str = Field(description="key of `readers`")
 
@@ -275,7 +252,7 @@ class LeftOut(Frozen):
 
 
 class PageManifest(Frozen):
-    """The whole page."""
+    """site.json: the whole page."""
 
     format: Literal["edgeformer-page"] = "edgeformer-page"
     format_version: Literal[1] = 1
@@ -287,21 +264,19 @@ class PageManifest(Frozen):
     bundle: str
     synthetic: bool
     leaks: bool
-    cautions: tuple[str, ...] = Field((), strict=False)
-    labels: tuple[str, ...] | None = Field(None, strict=False, description="None: the page answers no texts")
-    thresholds: dict[str, float] | None = Field(
-        None, description="label → probability from which on it is given; None: the likeliest one is"
-    )
+    cautions: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = Field(None, description="None: the page answers no texts")
+    thresholds: dict[str, float] | None = Field(None, description="label → probability that gives it; None: likeliest")
     pairs: bool = Field(False, description="it reads two texts at a time")
     silent: str | None = Field(None, description="why the page answers no texts")
     readers: dict[str, PageReader]
-    artifacts: tuple[PageArtifact, ...] = Field(strict=False)
-    left_out: tuple[LeftOut, ...] = Field((), strict=False)
-    providers: tuple[PageProvider, ...] = Field(strict=False)
+    artifacts: tuple[PageArtifact, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    providers: tuple[PageProvider, ...]
     tokenizers: PageFile | None = Field(None, description="the library that makes tokens")
     versions: dict[str, str] = Field(description="library → version")
     offline: bool = Field(description="the libraries are in the folder")
-    shapes: tuple[tuple[int, int], ...] = Field(strict=False, description="batch size and tokens to measure at first")
+    shapes: tuple[tuple[int, int], ...] = Field(description="batch size and tokens to measure at first")
     max_positions: int | None = None
     rules: dict[str, Any] = Field(description="by which the page measures")
     subject: Subject

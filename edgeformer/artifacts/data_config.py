@@ -87,18 +87,14 @@ class FileSource(Frozen):
     rows: Amount | None = Field(None, description=ROWS)
 
     @model_validator(mode="after")
-    def _is_a_table(self) -> Self:
-        for key, stated in (("delimiter", self.delimiter is not None), ("header", not self.header)):
-            if stated and self.format in ("jsonl", "parquet", "text"):
+    def _fits_format(self) -> Self:
+        for key, is_set in (("delimiter", self.delimiter is not None), ("header", not self.header)):
+            if is_set and self.format in ("jsonl", "parquet", "text"):
                 raise ValueError(f"{key}: is for tables of text, and format is {self.format}; set format: csv")
         if self.format == "tsv" and self.delimiter not in (None, "\t"):
             raise ValueError("delimiter: the columns of format: tsv are parted by tabs; set format: csv")
         if self.encoding is not None and self.format == "parquet":
             raise ValueError("encoding: is for files of text, and format is parquet; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _columns_have_numbers(self) -> Self:
         label = self.label if self.label_value is None else None
         columns = [name for name in (self.text, self.text_pair, label) if name is not None and not name.isdecimal()]
         if not self.header and columns:
@@ -124,20 +120,15 @@ _LATER = ("rows", "encoding", "longest", "shortest", "balance")
 
 
 def stated(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A dumped ``data`` section, or a source, without the later keys that say nothing.
+    """A dumped ``data`` section, or a source, without later keys at their default: its hash stays as it was."""
 
-    So what is named by a hash of it keeps its name.
-    """
-    return {key: _stated(value) for key, value in section.items() if key not in _LATER or value not in (None, {})}
+    def reduce(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: reduce(item) for key, item in value.items() if key not in _LATER or item not in (None, {})}
+        return [reduce(item) for item in value] if isinstance(value, (list, tuple)) else value
 
-
-def _stated(value: object) -> object:
-    if isinstance(value, Mapping):
-        return stated(value)
-    return [_stated(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-# A recipe's ``data`` and ``tokenizer``: where text comes from, and how it is cut; field types that others share.
+    reduced: dict[str, Any] = reduce(section)
+    return reduced
 
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
@@ -272,19 +263,6 @@ class DataConfig(DataSection):
         """What the protocol's own test set is called."""
         return "test" if self.split in ("imported", "stratified") else self.split
 
-    @model_validator(mode="after")
-    def _fewer_rows(self) -> Self:
-        if self.longest is not None and self.shortest is not None:
-            raise ValueError("longest and shortest: leave one of them out")
-        other_parts = (
-            part for part in self.parts if (self.split, part) != ("given", "test")
-        )  # its set is called given
-        sets = dict.fromkeys(("train", "validation", self.test_set, *other_parts))
-        unknown = next((name for name in self.rows if name not in sets), None)
-        if unknown is not None:
-            raise ValueError(f"rows: no set is called {unknown!r}; split {self.split!r} has {', '.join(sets)}")
-        return self
-
     @field_validator("labels")
     @classmethod
     def _labels_differ(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -293,7 +271,15 @@ class DataConfig(DataSection):
         return labels
 
     @model_validator(mode="after")
-    def _protocol_has_its_parts(self) -> Self:
+    def _fits_split(self) -> Self:
+        if self.longest is not None and self.shortest is not None:
+            raise ValueError("longest and shortest: leave one of them out")
+        # The set of the part test is called given.
+        other_parts = [part for part in self.parts if (self.split, part) != ("given", "test")]
+        sets = dict.fromkeys(("train", "validation", self.test_set, *other_parts))
+        unknown = next((name for name in self.rows if name not in sets), None)
+        if unknown is not None:
+            raise ValueError(f"rows: no set is called {unknown!r}; split {self.split!r} has {', '.join(sets)}")
         needs = {
             "random-split": ("train",),
             "stratified": ("train",),
@@ -308,19 +294,19 @@ class DataConfig(DataSection):
         return self
 
     @model_validator(mode="after")
-    def _streams_whole_parts(self) -> Self:
+    def _can_stream(self) -> Self:
+        if not self.stream:
+            return self
         cut = [key for key in ("longest", "shortest", "balance") if getattr(self, key) is not None]
         cut += ["rows.train"] if "train" in self.rows else []
-        if self.stream and cut:
+        if cut:
             raise ValueError(
                 f"stream: true reads the part train once from beginning to end, and {cut[0]} needs all of its texts in "
                 "memory; set stream: false, or take fewer rows of a source (its rows:), which can be streamed"
             )
-        is_complete = self.split == "sst-test" or (self.split in ("given", "imported") and "validation" in self.parts)
-        pairs = any(getattr(source, "text_pair", None) is not None for source in self.parts.get("train", ()))
-        if self.stream and pairs:
+        if any(getattr(source, "text_pair", None) is not None for source in self.parts.get("train", ())):
             raise ValueError("stream: true reads single texts, not pairs (text_pair); set stream: false")
-        if self.stream and not is_complete:
+        if self.split != "sst-test" and (self.split not in ("given", "imported") or "validation" not in self.parts):
             drawn = "validation and test sets" if self.split in ("random-split", "stratified") else "the validation set"
             raise ValueError(
                 f"stream: true reads the part train as a whole, and split {self.split!r} would draw {drawn} from its "

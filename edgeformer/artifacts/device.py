@@ -94,12 +94,8 @@ class Efficiency(Frozen):
     """
 
     of_peak: Positive | None = Field(None, description="share of the peak rate; None: not limited by it")
-    of_bandwidth: Positive | None = Field(
-        None, description="share of the bandwidth for what a cache can hold; above 1 where it serves it faster"
-    )
-    of_memory: Positive | None = Field(
-        None, description="share of the bandwidth for what no cache can hold; None: as `of_bandwidth`"
-    )
+    of_bandwidth: Positive | None = Field(None, description="of the bandwidth, for what fits a cache; may be above 1")
+    of_memory: Positive | None = Field(None, description="the same for what fits no cache; None: as `of_bandwidth`")
     overhead_us: NotNegative = Field(0.0, description="per operator, doing nothing")
 
 
@@ -133,9 +129,7 @@ class EstimateError(Frozen):
     median_log2: float
     worst_log2: float
     models: int | None = Field(None, description="each left out once, and estimated by what the others taught")
-    spread_log2: NotNegative | None = Field(
-        None, description="half of a range: what 95 % of a model's cases stay within, of the worst model"
-    )
+    spread_log2: NotNegative | None = Field(None, description="± that 95 % of the worst model's cases stay within")
     created: str
 
 
@@ -161,33 +155,19 @@ class Calibration(Frozen):
 
     created: str
     processor: str
-    instructions: tuple[str, ...] | None = Field(
-        None, strict=False, description="by which runtimes choose their kernels; None: not known"
-    )
+    instructions: tuple[str, ...] | None = Field(None, strict=False, description="that choose kernels; None: unknown")
     stated_cache_bytes: Bytes | None = Field(None, description="the last-level cache, as the system states it")
     threads: int
     disturbed: str | None = Field(None, description="what else used the machine while times were taken")
     provider: str
     versions: dict[str, str] = Field({}, description="library → version")
     efficiencies: dict[str, dict[OperatorClass, Efficiency]] = Field(description="precision → class → efficiency")
-    operators: dict[str, dict[str, Efficiency]] = Field(
-        {}, description="precision → operator → efficiency, where it was seen often enough to differ from its class"
-    )
-    call_overhead_us: dict[str, NotNegative] = Field(
-        {}, description="precision → microseconds per call, whatever its shape"
-    )
+    operators: dict[str, dict[str, Efficiency]] = Field({}, description="the same of operators that differ from theirs")
+    call_overhead_us: dict[str, NotNegative] = Field({}, description="precision → microseconds per call")
     fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
-    validated_on: tuple[FittedCase, ...] = Field(
-        (),
-        strict=False,
-        description="`--validate`: other shapes of a model that was fitted; they say nothing of others",
-    )
-    left_out: tuple[FittedCase, ...] = Field(
-        (), strict=False, description="of each fitted model, as the other ones alone estimate it"
-    )
-    error: EstimateError | None = Field(
-        None, description="on `left_out`, else on `validated_on`; None: nothing was held against a measurement"
-    )
+    validated_on: tuple[FittedCase, ...] = Field((), strict=False, description="`--validate`: further shapes")
+    left_out: tuple[FittedCase, ...] = Field((), strict=False, description="each model, as the others estimate it")
+    error: EstimateError | None = Field(None, description="on `left_out`, else on `validated_on`; None: never compared")
 
 
 def names_rtx(name: str) -> bool:
@@ -213,30 +193,20 @@ class DeviceProfile(Frozen):
         description="what `export --trt` builds its engines with: TensorRT for RTX; TensorRT itself, on the device; or "
         "nothing. Absent: `rtx` where a word of the title or `match` begins with RTX, else `enterprise`",
     )
-    match: str | None = Field(
-        None, description="part of the name that the driver reports (cuda) or of the processor's (cpu); absent: any"
-    )
-    match_not: tuple[str, ...] = Field(
-        (), strict=False, description="words of names that contain `match` and are other devices, e.g. SUPER, Laptop"
-    )
-    boards: tuple[str, ...] = Field(
-        (), strict=False, description="Jetson: part numbers in /proc/device-tree/compatible, one of which must be there"
-    )
+    match: str | None = Field(None, description="part of the card's (cuda) or processor's (cpu) name; absent: any")
+    match_not: tuple[str, ...] = Field((), strict=False, description="words in names of other devices: SUPER, Laptop")
+    boards: tuple[str, ...] = Field((), strict=False, description="Jetson: compatible part numbers in the device tree")
     compute_capability: Fact[str] | None = None
     memory_bytes: Fact[Bytes] | None = Field(None, description="absent: this host's memory")
     memory_shared: bool = Field(False, description="CPU and GPU share one memory (Jetson, Apple)")
     system_bytes: Fact[Bytes] | None = Field(None, description="what system, desktop and driver keep of the memory")
     usable_memory_bytes: Fact[Bytes] | None = Field(None, description="what the system leaves to a process")
-    context_bytes: Fact[Bytes] | None = Field(
-        None, description="what a process holds before any model: CUDA context and runtime libraries; CPUs: runtime"
-    )
+    context_bytes: Fact[Bytes] | None = Field(None, description="of a process without a model: CUDA, libraries")
     bandwidth_bytes_per_s: Fact[float] | None = None
     cache_bytes: Fact[Bytes] | None = Field(None, description="last-level cache: L2 of a GPU, L3 (or L2) of a CPU")
     cores: Fact[int] | None = Field(None, description="CPUs: physical cores; GPUs: streaming multiprocessors")
     peaks: Peaks = Peaks()
-    launch_overhead_us: Fact[float] | None = Field(
-        None, description="microseconds from one kernel (GPU) or operator (CPU) to the next, doing nothing"
-    )
+    launch_overhead_us: Fact[float] | None = Field(None, description="microseconds between two kernels or operators")
     power: Fact[Power] | None = None
     clocks_hz: Fact[Clocks] | None = Field(None, description="absent: the clock is the same at every power limit")
     budgets: Budgets = Budgets()

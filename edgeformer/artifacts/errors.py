@@ -1,17 +1,6 @@
 """Every error that edgeformer raises on purpose, and the exit code each one ends a command with.
 
-(3, done but not everything that was asked for, is mostly no error: commands return it themselves)
-
-EdgeformerError                1  failed for another reason
-├── InputError                 2  bad input or usage: the message says what is wrong, where, and what is allowed
-│   ├── RecipeError            2  a recipe, profile or --set value
-│   ├── DataError              2  a data file, column, label or tokenizer
-│   │   └── AmbiguousDataError 3  the data can be read in several ways; the message names the option that chooses
-│   ├── ArtifactError          2  a damaged, missing or foreign run, bundle or artifact
-│   └── NotBuiltError          3  the artifacts that were asked for were rejected or are unavailable
-├── MissingDependencyError     1  an optional package is not installed
-├── InterruptedRun           130  stopped by the user; resumable
-└── AlreadyReported            …  another process of the same training prints the message; same exit code
+Exit code 3, done but not everything that was asked for, is mostly no error: commands return it themselves.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,9 +53,40 @@ class Golden:
     arrays: Mapping[str, Array]
 
     def __post_init__(self) -> None:
-        problem = _problem(self.arrays)
+        problem = self._graph_problem() if any(name.startswith(INPUT) for name in self.arrays) else self._text_problem()
         if problem is not None:
             raise GoldenError(f"{self.path}: damaged: {problem}; {REMEDY}")
+
+    def _graph_problem(self) -> str | None:
+        calls = {len(array) if array.ndim else 0 for array in self.arrays.values()}
+        if len(calls) > 1 or 0 in calls:
+            return f"its arrays are not of the same calls: {sorted(calls)}"
+        for name, array in self.arrays.items():
+            if not name.startswith((INPUT, OUTPUT)):
+                return f"{name} is neither an input ({INPUT}…) nor an output ({OUTPUT}…)"
+            if array.dtype.kind not in "iufb":
+                return f"{name} holds {array.dtype}, not numbers"
+            if name.startswith(INPUT) and 0 in array.shape:
+                return f"{name} is empty: {list(array.shape)}"
+        return None
+
+    def _text_problem(self) -> str | None:
+        if _IDS not in self.arrays:
+            return f"it holds no {_IDS}"
+        ids = self.arrays[_IDS]
+        mask = self.arrays.get(_MASK, np.ones_like(ids))
+        is_int64 = {ids.dtype, mask.dtype} == {np.dtype(np.int64)}
+        if ids.ndim != 2 or ids.shape != mask.shape or not is_int64 or 0 in ids.shape:
+            shapes = f"{ids.dtype}{list(ids.shape)} and {mask.dtype}{list(mask.shape)}"
+            return f"input_ids must be int64 [n, S] with a mask of the same shape, but are {shapes}"
+        if not mask.any(axis=1).all():
+            return "a row holds padding only"
+        for name, array in self.arrays.items():
+            if array.dtype.kind not in "iuf":
+                return f"{name} holds {array.dtype}, not numbers"
+            if array.ndim and (0 in array.shape or len(array) != len(ids)):
+                return f"{name} is {list(array.shape)}, which does not go with {len(ids)} rows"
+        return None
 
     def __len__(self) -> int:
         """Rows, or calls."""
@@ -93,37 +124,6 @@ class Golden:
         return tuple(row[keep.astype(bool)] for row, keep in zip(ids, mask, strict=True))
 
 
-def _problem(arrays: Mapping[str, Array]) -> str | None:
-    """What is wrong with the arrays; None: nothing."""
-    if any(name.startswith(INPUT) for name in arrays):
-        calls = {len(array) if array.ndim else 0 for array in arrays.values()}
-        if len(calls) > 1 or 0 in calls:
-            return f"its arrays are not of the same calls: {sorted(calls)}"
-        for name, array in arrays.items():
-            if not name.startswith((INPUT, OUTPUT)):
-                return f"{name} is neither an input ({INPUT}…) nor an output ({OUTPUT}…)"
-            if array.dtype.kind not in "iufb":
-                return f"{name} holds {array.dtype}, not numbers"
-            if name.startswith(INPUT) and 0 in array.shape:
-                return f"{name} is empty: {list(array.shape)}"
-        return None
-    if _IDS not in arrays:
-        return f"it holds no {_IDS}"
-    ids = arrays[_IDS]
-    mask = arrays.get(_MASK, np.ones_like(ids))
-    if ids.ndim != 2 or ids.shape != mask.shape or {ids.dtype, mask.dtype} != {np.dtype(np.int64)} or 0 in ids.shape:
-        shapes = f"{ids.dtype}{list(ids.shape)} and {mask.dtype}{list(mask.shape)}"
-        return f"input_ids must be int64 [n, S] with a mask of the same shape, but are {shapes}"
-    if not mask.any(axis=1).all():
-        return "a row holds padding only"
-    for name, array in arrays.items():
-        if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
-            return f"{name} holds {array.dtype}, not numbers"
-        if array.ndim and (0 in array.shape or len(array) != len(ids)):
-            return f"{name} is {list(array.shape)}, which does not go with {len(ids)} rows"
-    return None
-
-
 def read_golden(path: Path) -> Golden:
     """Read and check a golden.npz; nothing in it is ever unpickled. Raises GoldenError."""
     try:
@@ -141,45 +141,30 @@ def read_arrays(path: Path) -> dict[str, Array]:
         FileNotFoundError: there is none.
         ValueError: it is damaged, or unpacks to more than a golden.npz may.
     """
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
-        with path.open("rb") as file:
-            _check_archive(file)
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        # numpy would unpack and allocate without bounds, so sizes are checked first.
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > _MOST_BYTES:
+                raise ValueError(f"it unpacks to more than {_MOST_BYTES >> 20} MiB or {_MOST_MEMBERS} arrays")
+            for member in members:
+                if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError(f"{member.filename} is packed in a way that numpy never packs")
+                with archive.open(member) as array:
+                    shape, _, dtype = readers[np.lib.format.read_magic(array)](array)
+                if math.prod(shape) * dtype.itemsize > member.file_size:
+                    raise ValueError(f"{member.filename} says that it is {list(shape)}, but holds fewer numbers")
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise
     except Exception as error:  # zipfile and numpy raise nearly anything for damage: passwords, negative sizes
         raise ValueError(f"{type(error).__name__}: {str(error)[:120]}") from None
 
 
-def _check_archive(file: BinaryIO) -> None:
-    """Raise ValueError for an archive that numpy would unpack, or allocate, without bounds."""
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > _MOST_BYTES:
-            raise ValueError(f"it unpacks to more than {_MOST_BYTES >> 20} MiB or {_MOST_MEMBERS} arrays")
-        for member in members:
-            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ValueError(f"{member.filename} is packed in a way that numpy never packs")
-            with archive.open(member) as array:
-                version = np.lib.format.read_magic(array)
-                readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-                shape, _, dtype = readers[version](array)
-            # Before numpy reads the numbers, it allocates as many as the shape says.
-            if math.prod(shape) * dtype.itemsize > member.file_size:
-                raise ValueError(f"{member.filename} says that it is {list(shape)}, but holds fewer numbers")
-
-
 def write_golden(folder: Path, arrays: Mapping[str, Array]) -> Golden:
-    """Write ``folder/golden.npz``, after a check that it could be read again.
-
-    Args:
-        folder: of a bundle, or of its trimmed companions.
-        arrays: name → array.
-
-    Raises:
-        GoldenError: the arrays are not what the schema says.
-    """
+    """Write ``folder/golden.npz``. Raises GoldenError where the arrays are not what the schema says."""
     golden = Golden(folder / GOLDEN_FILE, arrays)
     with replacing(golden.path) as temporary:
         np.savez(temporary, **arrays)  # type: ignore[arg-type]

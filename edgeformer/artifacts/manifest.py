@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ class Drift(Frozen):
     """How an artifact's error grows from loop to loop."""
 
     tolerance: float = Field(description="of rms_error")
-    loops: tuple[LoopDrift, ...] = Field(strict=False)
+    loops: tuple[LoopDrift, ...]
     first_beyond: int | None = Field(None, description="the first loop beyond the tolerance")
 
 
@@ -34,11 +34,8 @@ class Lengths(Frozen):
     median: float
     mean: float
     max: int
-    edges: tuple[int, ...] = Field(
-        strict=False,
-        description="bins: from edges[i] up to, but not, edges[i + 1]; the last one holds all longer texts",
-    )
-    texts: tuple[int, ...] = Field(strict=False, description="in each bin")
+    edges: tuple[int, ...] = Field(description="bins from edges[i] up to edges[i + 1]; the last one is open")
+    texts: tuple[int, ...] = Field(description="in each bin")
 
 
 # Each release of ONNX Runtime reads all earlier opsets and formats; these are the first ones of each.
@@ -75,7 +72,7 @@ class Portability(Frozen):
     other_operators: dict[str, int] = Field({}, description="operators that are not of the ONNX standard → nodes")
     control_flow: dict[str, int] = Field({}, description="Loop, If, Scan → nodes: runtimes differ most in these")
     dynamic: dict[str, tuple[str, ...]] = Field({}, description="input → axes of any size")
-    fixed: tuple[str, ...] = Field((), strict=False, description="inputs of one size only")
+    fixed: tuple[str, ...] = Field((), description="inputs of one size only")
     denormals: Denormals
     saturation: Saturation | None = Field(None, description="None: it has no such products")
 
@@ -89,35 +86,31 @@ class Portability(Frozen):
 
     def notes(self) -> list[str]:
         """What its owner should know before shipping it; nothing of what is as usual."""
-        risks, tiny = [], self.denormals
-        if tiny.weights > _MANY * max(1, tiny.of_weights):
-            risks.append(f"{tiny.weights:,} of {tiny.of_weights:,} FP32 weights are denormal; {_FLUSH}")
-        if tiny.activations is not None and tiny.activations > _MANY * max(1, tiny.of_activations or 0):
-            share = f"{tiny.activations:,} of {tiny.of_activations:,}"
-            risks.append(f"{share} FP32 activations on golden inputs are denormal; {_FLUSH}")
-        if self.saturation is not None and self.saturation.at_risk:
-            at_risk = f"{self.saturation.at_risk:,} of {self.saturation.pairs:,} pairs of weights"
-            measured, saturation_note = self.saturation.sums, ""
-            if measured is not None:
-                saturation_note = f"; on golden inputs {self.saturation.saturated or 0:,} of {measured:,} sums are"
+        risks, numbers, saturation = [], self.denormals, self.saturation
+        for kind, count, total in (
+            ("weights", numbers.weights, numbers.of_weights),
+            ("activations on golden inputs", numbers.activations or 0, numbers.of_activations or 0),
+        ):
+            if count > _MANY * max(1, total):
+                remedy = "where that is slow, set ONNX Runtime's session.set_denormal_as_zero to 1"
+                risks.append(f"{count:,} of {total:,} FP32 {kind} are denormal; {remedy}")
+        if saturation is not None and saturation.at_risk:
+            at_risk = f"{saturation.at_risk:,} of {saturation.pairs:,} pairs of weights"
+            measured = f"; on golden inputs {saturation.saturated or 0:,} of {saturation.sums:,} sums are"
             risks.append(
-                f"{at_risk} can go beyond 16 bits on x86 processors with AVX2 and without VNNI{saturation_note}"
+                f"{at_risk} can go beyond 16 bits on x86 processors with AVX2 and without VNNI"
+                f"{measured if saturation.sums is not None else ''}"
             )
-        if self.other_operators:
-            listed = ", ".join(f"{name} ({count})" for name, count in self.other_operators.items())
-            risks.append(f"operators that are not of the ONNX standard, which other runtimes lack: {listed}")
-        if self.control_flow:
-            listed = ", ".join(f"{name} ({count})" for name, count in self.control_flow.items())
-            risks.append(f"control flow, in which runtimes differ: {listed}")
+        for problem, operators in (
+            ("operators that are not of the ONNX standard, which other runtimes lack", self.other_operators),
+            ("control flow, in which runtimes differ", self.control_flow),
+        ):
+            if operators:
+                risks.append(f"{problem}: {', '.join(f'{name} ({count})' for name, count in operators.items())}")
         return risks
 
     def notes_here(self, onnxruntime: str, flags: frozenset[str] | None) -> list[str]:
-        """What matters on this machine.
-
-        Args:
-            onnxruntime: its version.
-            flags: what the processor can do, as Linux names it; None: not known.
-        """
+        """What matters here, with this version of ONNX Runtime and these processor features (None: unknown)."""
         risks = []
         if self.needs is not None and release(onnxruntime) < release(self.needs):
             risks.append(
@@ -132,16 +125,9 @@ class Portability(Frozen):
         return risks
 
 
-_FLUSH = "where that is slow, set ONNX Runtime's session.set_denormal_as_zero to 1"
-
-
 def release(version: str) -> tuple[int, ...]:
     """``"1.18.0"`` → (1, 18): what versions are compared by."""
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-
-
-# What early exit of an artifact is promised to cost, the thresholds that keep the promise, and what they were seen to
-# save. It is stored in bundle.json with its artifact.
 
 
 class ExitTime(Frozen):
@@ -159,9 +145,7 @@ class ExitTime(Frozen):
     ratio: float = Field(description="mean with early exit over mean with all loops of the step artifact")
     full_graph: str | None = Field(None, description="artifact id of the full graph; None: there was none to time")
     full_graph_ms: dict[str, float] = Field({}, description="the same texts through the full graph")
-    quickest: str | None = Field(
-        None, description="artifact that runs all loops in the shorter time; None: older bundles, which did not compare"
-    )
+    quickest: str | None = Field(None, description="artifact that runs all loops fastest; None: not compared")
     quickest_ratio: float | None = Field(None, description="mean with early exit over the mean of `quickest`")
     ratio_low: float | None = Field(None, description="95 % interval of `quickest_ratio`, over the texts")
     ratio_high: float | None = None
@@ -199,9 +183,7 @@ class ExitGuarantee(Frozen):
     thresholds: dict[str, float] = Field(description="loop → smallest top probability that lets a text leave there")
     split: str = Field(description="the held-out set, or file")
     reused: bool | None = Field(
-        None,
-        description="whether these rows had a part in choosing the weights or in judging the artifact (the validation "
-        "split), so that the confidence is no longer exact; None: written by an earlier version, which did not say",
+        None, description="whether the rows also chose weights or judged the artifact, so confidence is inexact"
     )
     rows: int = Field(description="held-out rows that the thresholds were chosen on")
     lost: int = Field(description="of these: right with all loops, wrong with early exit")
@@ -223,14 +205,12 @@ class ExitGuarantee(Frozen):
     def sentence(self) -> str:
         """What is promised, in words."""
         exit_shares = ", ".join(f"{share:.1%} after loop {loop}" for loop, share in self.share.items() if share)
-        sure = f"{100 * self.confidence:.4g} % confidence"
-        guarantee = (
-            f"accuracy falls by at most {100 * self.max_drop:g} points with {sure} on texts like the "
-            f"{self.rows:,} rows of {self.split} (they left: {exit_shares})"
+        proof = "; the same rows chose the epoch or judged the artifact, so this is no independent proof"
+        return (
+            f"accuracy falls by at most {100 * self.max_drop:g} points with {100 * self.confidence:.4g} % confidence "
+            f"on texts like the {self.rows:,} rows of {self.split} (they left: {exit_shares})"
+            f"{proof if self.reused else ''}"
         )
-        if not self.reused:
-            return guarantee
-        return f"{guarantee}; the same rows chose the epoch or judged the artifact, so this is no independent proof"
 
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
@@ -250,9 +230,7 @@ class OverlapCount(Frozen):
     test_set: str
     test_rows: int
     duplicates: int = Field(description="test texts that are, word for word, a training text")
-    contained: int = Field(
-        description="further test texts that are a part of a training text, or contain one of 3 or more words"
-    )
+    contained: int = Field(description="further ones that are part of a training text, or contain one of 3+ words")
 
 
 class DataFinding(Frozen):
@@ -262,7 +240,7 @@ class DataFinding(Frozen):
     set: str = Field(description="the part or set that it was found in")
     rows: int = Field(description="that it is about; 0: none has the label")
     message: str = Field(description="what was found, and what happens with it")
-    examples: tuple[str, ...] = Field((), strict=False, description="where the first ones stand")
+    examples: tuple[str, ...] = Field((), description="where the first ones stand")
 
 
 class DataSummary(Frozen):
@@ -276,8 +254,8 @@ class DataSummary(Frozen):
     words: dict[str, int] = Field({}, description="language modelling: words per set, paragraph ends included")
     fingerprint: str = Field(description="sha256 over texts and labels of all sets, in order")
     fingerprints: dict[str, str] = Field({}, description="the same for each set")
-    overlap: tuple[OverlapCount, ...] = Field((), strict=False)
-    findings: tuple[DataFinding, ...] = Field((), strict=False, description="what the owner of the data should know")
+    overlap: tuple[OverlapCount, ...] = ()
+    findings: tuple[DataFinding, ...] = Field((), description="what the owner of the data should know")
     truncated_rows: dict[str, int] = Field({}, description="rows cut to data.max_length, per set")
     text_words: dict[str, Lengths] = Field({}, description="classification: words of each set's texts, once cleaned")
     text_tokens: dict[str, Lengths] = Field({}, description="the same in tokens, as the model reads them: cut")
@@ -297,7 +275,7 @@ class Causality(Frozen):
     leaks: bool
     largest_change: dict[str, float] = Field(description="loop → largest change of an output up to t, over its spread")
     reach: int = Field(description="positions ahead that some output depends on, as far as the probe saw")
-    lengths: tuple[int, ...] = Field(strict=False)
+    lengths: tuple[int, ...]
     trials: int
     tolerance: float
 
@@ -307,10 +285,7 @@ class MemoryUse(Frozen):
 
     device: str = Field(description="what the prediction was made for: cpu or cuda")
     predicted_peak_bytes: int | None = None
-    predicted_reserve_bytes: int | None = Field(
-        None,
-        description="part of the prediction that no tensor accounts for; a CUDA card's measured peak lacks it",
-    )
+    predicted_reserve_bytes: int | None = Field(None, description="of it, what no tensor accounts for (not measured)")
     measured_peak_bytes: int | None = None
     measured_as: str | None = Field(None, description="what the measured figure is")
     budget_bytes: int | None = None
@@ -360,10 +335,7 @@ class RunManifest(Frozen):
 
 
 class Parity(Frozen):
-    """How close an artifact's logits are to torch FP32 on real validation inputs.
-
-    Of a graph that was wrapped: how close all of its outputs are to those of the FP32 graph on the golden inputs.
-    """
+    """How close an artifact's logits are to torch FP32's on real inputs; wrapped graphs: to the FP32 graph's."""
 
     status: Literal["measured", "unavailable"]
     n: int = 0
@@ -371,10 +343,8 @@ class Parity(Frozen):
     max_abs_error: float | None = None
     mean_abs_error: float | None = None
     relative_error: float | None = Field(None, description="max_abs_error / standard deviation of the logits")
-    rms_error: float | None = Field(
-        None, description="wrapped graphs: root mean square error / standard deviation, of the output that is worst off"
-    )
-    output: str | None = Field(None, description="wrapped graphs: the output that is worst off")
+    rms_error: float | None = Field(None, description="wrapped graphs: RMS error / standard deviation of `output`")
+    output: str | None = Field(None, description="wrapped graphs: the output with the largest error")
     top1_agreement: float | None = None
     tolerance: float | None = Field(None, description="None: judged by the task score")
     tolerance_kind: Literal["absolute", "relative", "rms", "score"]
@@ -416,21 +386,16 @@ class Engine(Frozen):
     builder: str = Field(description="package and version")
     seconds: float = Field(description="building, parsing included")
     checked_by: Literal["builder log", "inspector", "size"] = Field(
-        description="where layers and precisions are from: the builder's own listing while it built, the inspector of "
-        "the opened engine (versions before 2026-11-25), or nothing but the size of the weights"
+        description="source of layers and precisions; inspector: versions before 2026-11-25; size: weights' size only"
     )
     layers: int | None = Field(None, description="after fusion")
     layers_by_precision: dict[str, int] = Field({}, description="of the layers' outputs: FP16, FP32, INT64…")
-    weight_elements: dict[str, int] = Field(
-        {}, description="precision → elements of the weights, counted once per layer that reads them"
-    )
+    weight_elements: dict[str, int] = Field({}, description="precision → elements, once per layer that reads them")
     weight_bytes: int | None = Field(None, description="of all weights, each counted once")
     activation_bytes: int | None = Field(None, description="device memory beside the weights, at the largest shape")
     graph_bytes: int = Field(description="the ONNX graph that it was built from, weights included")
-    shapes: dict[str, tuple[tuple[int, ...], ...]] = Field(
-        description="input → smallest, best and largest shape that it takes"
-    )
-    warnings: tuple[str, ...] = Field((), strict=False, description="of the parser and the builder")
+    shapes: dict[str, tuple[tuple[int, ...], ...]] = Field(description="input → smallest, best and largest shape")
+    warnings: tuple[str, ...] = Field((), description="of the parser and the builder")
 
 
 class ArtifactManifest(Frozen):
@@ -459,13 +424,9 @@ class ArtifactManifest(Frozen):
     validation: AnyScore | None = Field(None, description="on the first `n` rows of the validation split")
     rounded: dict[str, Rounded] = Field({}, description="provider that computes in fewer bits → what that costs")
     sharing: Sharing | None = None
-    parts_bytes: dict[str, int] = Field(
-        {}, description="ONNX: what `size_bytes` is made of: embeddings, block, heads, other. Empty: not known"
-    )
+    parts_bytes: dict[str, int] = Field({}, description="ONNX: `size_bytes` by embeddings, block, heads, other")
     drift: Drift | None = Field(None, description="looped models")
-    guarantee: ExitGuarantee | None = Field(
-        None, description="step artifacts: what early exit may cost (`edgeformer exits`); None: nothing is promised"
-    )
+    guarantee: ExitGuarantee | None = Field(None, description="step: what early exit may cost (`edgeformer exits`)")
     portability: Portability | None = Field(None, description="ONNX: what other machines may take otherwise")
     quantized: dict[str, int] = Field({}, description="INT8 and INT4 graphs: operator → nodes with such a weight")
     vocabulary: Vocabulary | None = Field(None, description="trimmed artifacts")
@@ -491,8 +452,8 @@ class BundleManifest(Frozen):
     run: str
     task: str
     created: str
-    labels: tuple[str, ...] = Field((), strict=False, description="classification: names of the classes")
-    exits: tuple[int, ...] = Field((), strict=False, description="language modelling: loops with a head")
+    labels: tuple[str, ...] = Field((), description="classification: names of the classes")
+    exits: tuple[int, ...] = Field((), description="language modelling: loops with a head")
     loops: int | None = Field(None, description="how often the shared part runs; None: older bundles")
     leaks: bool = Field(False, description="language modelling: sees the tokens that it predicts")
     max_length: int
@@ -503,25 +464,16 @@ class BundleManifest(Frozen):
     target: str | None = None
     data: AnyData = Field(description="how to find the test split again (evaluate)")
     data_fingerprints: dict[str, str] = Field(description="set → sha256 over its texts and labels, as in training")
-    made_from: dict[str, str] = Field(
-        {}, description="file of the run → sha256: what its artifacts were made of. Empty: of an older bundle"
-    )
-    wrapped: str | None = Field(
-        None,
-        description="ONNX file that `edgeformer import onnx` made this bundle of; None: exported from a run",
-    )
+    made_from: dict[str, str] = Field({}, description="file of the run → sha256, as exported. Empty: older bundles")
+    wrapped: str | None = Field(None, description="ONNX file of `edgeformer import onnx`; None: exported from a run")
     files: dict[str, str] = Field(description="every other file of the bundle → sha256")
-    artifacts: tuple[ArtifactManifest, ...] = Field(strict=False)
-    notes: tuple[str, ...] = Field((), strict=False, description="what export found worth saying")
+    artifacts: tuple[ArtifactManifest, ...]
+    notes: tuple[str, ...] = Field((), description="what export found worth saying")
     code_version: str
     manifest_sha256: str | None = Field(
-        None,
-        pattern=r"^[0-9a-f]{64}$",
-        description="of this file with 64 zeros in place of this checksum; None: older bundles, which have none",
+        None, pattern=r"^[0-9a-f]{64}$", description="of this file with 64 zeros in its place; None: older bundles"
     )
 
-
-# Warnings that accompany every figure of a run trained on synthetic text, or of a model that leaks.
 
 LEAKS = "LEAKS FUTURE TOKENS – scores are void"
 """Warning for a language model whose outputs depend on the tokens that it predicts."""
@@ -529,18 +481,6 @@ LEAKS = "LEAKS FUTURE TOKENS – scores are void"
 SYNTHETIC = "SYNTHETIC data"
 
 
-class Cautioned(Protocol):
-    """A manifest or a report."""
-
-    @property
-    def synthetic(self) -> bool:
-        """Was the model trained on generated text?"""
-
-    @property
-    def leaks(self) -> bool:
-        """Return whether the model sees future tokens."""
-
-
-def cautions(document: Cautioned) -> list[str]:
-    """For titles: short, in capitals; empty for an honest run on real text."""
+def cautions(document: Any) -> list[str]:
+    """Warnings for the title of a manifest or report, in capitals; empty for an honest run on real text."""
     return [*([SYNTHETIC] if document.synthetic else []), *([LEAKS] if document.leaks else [])]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -38,10 +37,8 @@ class Latency(Frozen):
     low: float | None = Field(None, description="estimates: lower end")
     high: float | None = Field(None, description="estimates: upper end")
     reason: str | None = None
-    warnings: tuple[str, ...] = Field((), strict=False)
-    quantiles_ms: tuple[float, ...] = Field(
-        (), strict=False, description="of the sample, evenly spaced from 0 to 100 %: for drawing it, not for judging"
-    )
+    warnings: tuple[str, ...] = ()
+    quantiles_ms: tuple[float, ...] = Field((), description="of the sample, evenly spaced from 0 to 100 %; for drawing")
 
 
 class Work(Frozen):
@@ -84,9 +81,7 @@ class Row(Frozen):
     phase: Literal["cold", "steady", "decode"]
     batch: int
     seq: int = Field(description="tokens of a row; of a graph without such an axis 1, see `inputs`")
-    inputs: dict[str, tuple[int, ...]] = Field(
-        {}, description="wrapped graphs: input → sizes in this call; batch and seq say what sized them"
-    )
+    inputs: dict[str, tuple[int, ...]] = Field({}, description="wrapped graphs: input → sizes in this call")
     latency_ms: Latency
     memory_bytes: Memory
     size_bytes: int
@@ -127,13 +122,9 @@ class Verdict(Frozen):
     """`fail` if any check fails, else `unknown` if any is unknown, else `pass`: of what `judged` lists, and no more."""
 
     status: CheckStatus
-    checks: tuple[Check, ...] = Field((), strict=False)
-    judged: tuple[str, ...] = Field(
-        (), strict=False, description="kinds of check that passed or failed for at least one artifact"
-    )
-    not_judged: tuple[NotJudged, ...] = Field(
-        (), strict=False, description="the others of latency, memory and size; energy only where it has a limit"
-    )
+    checks: tuple[Check, ...] = ()
+    judged: tuple[str, ...] = Field((), description="kinds of check that passed or failed for at least one artifact")
+    not_judged: tuple[NotJudged, ...] = Field((), description="the other kinds; energy only where it has a limit")
 
     @property
     def is_partial(self) -> bool:
@@ -164,9 +155,7 @@ class Candidate(Frozen):
     score_rows: int | None = Field(None, description="rows of that split; None: no interval is known of this metric")
     score_low: float | None = Field(None, description="lower end of the score's 95 % interval (Clopper and Pearson)")
     score_high: float | None = Field(None, description="upper end")
-    bound_inside: bool | None = Field(
-        None, description="whether the bound lies inside that interval: the rows do not decide whether it is met"
-    )
+    bound_inside: bool | None = Field(None, description="whether the bound is inside that interval, so it is undecided")
     latency_ms: float | None
     latency_status: MeasurementStatus
     size_bytes: int
@@ -177,7 +166,7 @@ class Candidate(Frozen):
     reason: str | None = Field(None, description="why it is not feasible")
     low_ms: float | None = Field(None, description="lower end of latency_ms: of an estimate, or of two processes")
     high_ms: float | None = Field(None, description="upper end of latency_ms")
-    unknown: tuple[str, ...] = Field((), strict=False, description="undecided limits")
+    unknown: tuple[str, ...] = Field((), description="undecided limits")
     scored_as: str | None = Field(None, description="the artifact that computes the same and was scored in its place")
     scored_on: str | None = Field(None, description="the target that scored it (`verify --write`); None: export did")
     stable: bool | None = Field(None, description="whether its time was measured stably; None: not measured")
@@ -201,15 +190,13 @@ class Search(Frozen):
     metric: str = Field(description="of the task: accuracy, perplexity")
     bound: float | None = Field(description="lowest accuracy, or highest perplexity, that was asked for")
     minimize: Literal["latency", "size", "memory", "energy"]
-    candidates: tuple[Candidate, ...] = Field(strict=False)
+    candidates: tuple[Candidate, ...]
     pick: int | None = Field(description="position in `candidates`; None: nothing is feasible")
     reason: str
     basis: Literal["measured", "estimated", "host"] = Field(
-        "measured",
-        description="times of the candidates: measured on the device, estimated for it (at least one of them), or this "
-        "host's own for want of both, which do not count against the device's limits",
+        "measured", description="of the times; host: this host's own, which do not count against the device's limits"
     )
-    not_in_bundle: tuple[str, ...] = Field((), strict=False, description="what export could add, and how")
+    not_in_bundle: tuple[str, ...] = Field((), description="what export could add, and how")
     batch: int | None = Field(None, description="of the call whose time and memory the candidates have")
     seq: int | None = Field(None, description="tokens of a row of that call")
     compared: Comparison | None = Field(None, description="the two fastest, where their medians are close; None: not")
@@ -227,13 +214,9 @@ class Subject(Frozen):
 
     task: str
     max_positions: int | None = Field(None, description="tokens that the model takes; None: any number")
-    max_length: int | None = Field(
-        None, description="tokens that its texts are cut to; None: reports of earlier versions"
-    )
+    max_length: int | None = Field(None, description="tokens that its texts are cut to; None: earlier versions")
     artifacts: dict[str, SubjectArtifact] = Field(description="id → what it is")
-    manifest_sha256: str | None = Field(
-        None, description="bundle.json's checksum of itself; None: reports of earlier versions"
-    )
+    manifest_sha256: str | None = Field(None, description="bundle.json's checksum of itself; None: earlier versions")
 
 
 class EstimateEvidence(EstimateRecord):
@@ -257,28 +240,24 @@ class Report(Frozen):
     synthetic: bool
     leaks: bool = Field(False, description="the model sees the tokens that it predicts; its scores are void")
     parameters: int
-    rows: tuple[Row, ...] = Field(strict=False)
+    rows: tuple[Row, ...]
     verdict: Verdict = Field(description="of every artifact that could run on the device; of a search: of its pick")
     left_out: dict[str, str] = Field({}, description="artifact → why it can never run on the device; not judged")
     question: str = Field("", description="what else was asked than the device's budget; ends the files' names")
     estimate_error: EstimateError | None = Field(
         None, description="of estimated rows, by this device's or this host's calibration; None: neither was checked"
     )
-    estimate_evidence: tuple[EstimateEvidence, ...] = Field(
-        (), strict=False, description="of estimated rows: the records of the estimator's error, and which of them apply"
-    )
+    estimate_evidence: tuple[EstimateEvidence, ...] = Field((), description="records of the estimator's error")
     estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
-    sizes: tuple[SizeParts, ...] = Field((), strict=False)
+    sizes: tuple[SizeParts, ...] = ()
     search: Search | None = None
     profile: dict[str, Any] = Field({}, description="the device profile's facts that were used")
-    notes: tuple[str, ...] = Field((), strict=False)
+    notes: tuple[str, ...] = ()
     subject: Subject | None = Field(None, description="what was measured; None: reports of earlier versions")
     measured_in: str | None = Field(None, description="`browser`: by a page of `edgeformer page`; None: by `profile`")
     judged_from: str | None = Field(None, description="the report, measured elsewhere, whose rows were judged")
     report_sha256: str | None = Field(
-        None,
-        description="of the JSON without this key, keys sorted, without spaces; None: reports of earlier versions and "
-        "of pages",
+        None, description="of the JSON without this key, keys sorted, no spaces; None: earlier versions and pages"
     )
 
     @property
@@ -287,10 +266,8 @@ class Report(Frozen):
         return f"{self.device}-{self.question}" if self.question else self.device
 
 
-# Reading a report that may come from anywhere: another machine, a browser, a stranger; and its checksum.
-
-
 _LARGEST = 2**63 - 1
+"""No quantity in a report is larger."""
 
 
 def read_report(path: Path) -> Report:
@@ -302,9 +279,15 @@ def read_report(path: Path) -> Report:
     """
     content = read_json_bytes(path)
     report = parse_manifest(Report, path, content)
-    for place in _not_finite(report.model_dump()):
-        raise ArtifactError(f"{path}: damaged: {place}: is no finite number that could be measured; make it again")
-    if report.report_sha256 not in (None, _checksum(json.loads(content))):
+
+    def check_number(text: str) -> float:
+        number = float(text)
+        if not abs(number) <= _LARGEST:
+            raise ArtifactError(f"{path}: damaged: {text[:40]} is no finite number that was measured; make it again")
+        return int(text) if text.lstrip("-").isdecimal() else number
+
+    document = json.loads(content, parse_constant=check_number, parse_float=check_number, parse_int=check_number)
+    if report.report_sha256 not in (None, _checksum(document)):
         raise ArtifactError(
             f"{path}: edited since it was written: its content differs from its checksum report_sha256; measure again "
             "with edgeformer profile"
@@ -336,30 +319,8 @@ def checksum_notes(path: Path, report: Report, manifest: BundleManifest | None) 
         notes.append(f"{path.name} has no checksum (written by a page or an earlier version): edits cannot be detected")
     measured = report.subject.manifest_sha256 if report.subject is not None else None
     if manifest is not None and measured not in (None, manifest.manifest_sha256):
-        notes.append(
-            f"bundle.json has changed since {path.name} was measured; the measured artifacts have the same checksums"
-        )
+        notes.append(f"bundle.json has changed since {path.name} was measured; its artifacts have the same checksums")
     return notes
-
-
-def _not_finite(value: object, place: str = "") -> Iterator[str]:
-    """Where numbers stand that cannot be compared or written as JSON."""
-    if isinstance(value, int):
-        if abs(value) > _LARGEST:
-            yield place
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            yield place
-    elif isinstance(value, Mapping):
-        for name, entry in value.items():
-            yield from _not_finite(entry, f"{place}.{name}" if place else str(name))
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for index, entry in enumerate(value):
-            yield from _not_finite(entry, f"{place}.{index}" if place else str(index))
-
-
-# How often an artifact is called before its times say something, and what they can say: the same rules wherever it is
-# measured, in a child process here or in a browser.
 
 
 PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}

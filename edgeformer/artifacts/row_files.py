@@ -29,7 +29,8 @@ class RowWriter(Protocol):
         """Write some more."""
 
     def close(self) -> None:
-        """Write what belongs behind the last row. The stream stays open."""
+        """Write what belongs behind the last row, if anything. The stream stays open."""
+        return
 
 
 def columns_of(example: Row) -> list[str]:
@@ -54,7 +55,7 @@ class TableStyle:
     types: Mapping[str, Any] = field(default_factory=dict)
 
 
-def writer_for(name: str, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> RowWriter:
+def writer_for(name: str, stream: BinaryIO, example: Row, style: TableStyle) -> RowWriter:
     """A writer of the format ``name``.
 
     Args:
@@ -93,8 +94,7 @@ def _finite(value: object) -> object:
 def format_named(path: Path | None, stated: str | None) -> str | None:
     """The format of an output: as stated, else as its name says; None: neither.
 
-    Raises:
-        InputError: a suffix of no known format.
+    Raises InputError: a suffix of no known format.
     """
     if stated is not None or path is None:
         return stated
@@ -107,7 +107,7 @@ def format_named(path: Path | None, stated: str | None) -> str | None:
     return suffix
 
 
-class JsonLines:
+class JsonLines(RowWriter):
     """A JSON object per line. What a row does not have (None) is null."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -116,18 +116,9 @@ class JsonLines:
     def write(self, rows: Sequence[Row]) -> None:
         self._stream.write(b"".join([_json(row) + b"\n" for row in rows]))
 
-    def close(self) -> None:
-        """Nothing stands behind the last line."""
 
-
-class JsonDocument:
-    """One JSON document with the rows as the last entry of an object.
-
-    Args:
-        stream: for bytes.
-        head: its other entries.
-        name: of the rows.
-    """
+class JsonDocument(RowWriter):
+    """One JSON document with the rows as the last entry, ``name``, of an object whose other entries are ``head``."""
 
     def __init__(self, stream: BinaryIO, head: Row, name: str) -> None:
         self._stream = stream
@@ -142,20 +133,19 @@ class JsonDocument:
         self._stream.write((self._between if self._between != b",\n" else b"") + b"\n]}\n")
 
 
-class CsvRows:
+class CsvRows(RowWriter):
     """A table for spreadsheets: no text in it is a formula; what is more than a value is JSON in a cell."""
 
-    def __init__(self, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> None:
-        self._stream = stream
+    def __init__(self, stream: BinaryIO, example: Row, style: TableStyle) -> None:
+        self._stream, self._delimiter = stream, style.delimiter
         self._columns = [*dict.fromkeys((*style.columns, *columns_of(example)))]
-        self._buffer = io.StringIO()
         if style.bom:
-            self._buffer.write("\ufeff")
-        self._writer = csv.writer(self._buffer, delimiter=style.delimiter, lineterminator="\n")
-        self._writer.writerow([csv_cell(column) for column in self._columns])
-        self._flush()
+            stream.write("\ufeff".encode())
+        self.write([{column: column for column in self._columns}])
 
     def write(self, rows: Sequence[Row]) -> None:
+        text = io.StringIO()
+        writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n")
         for row in rows:
             cells: list[object] = []
             for value in map(row.get, self._columns):
@@ -165,19 +155,11 @@ class CsvRows:
                     cells.append("true" if value else "false")
                 else:
                     cells.append(csv_cell(value))
-            self._writer.writerow(cells)
-        self._flush()
-
-    def close(self) -> None:
-        """Nothing stands behind the last line."""
-
-    def _flush(self) -> None:
-        self._stream.write(self._buffer.getvalue().encode("utf-8", "backslashreplace"))
-        self._buffer.seek(0)
-        self._buffer.truncate()
+            writer.writerow(cells)
+        self._stream.write(text.getvalue().encode("utf-8", "backslashreplace"))
 
 
-class ParquetRows:
+class ParquetRows(RowWriter):
     """A Parquet file, a row group per write; the types of the columns are those of an example."""
 
     def __init__(self, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> None:
@@ -196,16 +178,16 @@ class ParquetRows:
         self._writer: Any = parquet.ParquetWriter(stream, self._schema)
 
     def write(self, rows: Sequence[Row]) -> None:
-        plain = [{**row, **{name: _as_text(row.get(name)) for name in self._texts}} for row in rows]
+        plain = [{**row, **{name: self._as_text(row.get(name)) for name in self._texts}} for row in rows]
         self._writer.write_table(self._arrow.Table.from_pylist(plain, schema=self._schema))
 
     def close(self) -> None:
         self._writer.close()
 
-
-def _as_text(value: object) -> str | None:
-    """A value of any type as text, which UTF-8 can hold."""
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else _json(value).decode("utf-8")
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    @staticmethod
+    def _as_text(value: object) -> str | None:
+        """A value of any type as text, which UTF-8 can hold."""
+        if value is None:
+            return None
+        text = value if isinstance(value, str) else _json(value).decode("utf-8")
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -72,10 +72,7 @@ class EvaluationRow(Frozen):
     word_perplexity: float | None = None
     similarity: float | None = Field(None, description="embeddings: rank correlation of cosines with scores of pairs")
     leaks: bool = Field(False, description="the model sees the tokens that it predicts: the scores are void")
-    ms_per_sample: float | None = Field(
-        None,
-        description="time in the model over the whole set, batched, divided by its rows (paper A, Table 6)",
-    )
+    ms_per_sample: float | None = Field(None, description="batched time in the model per row (paper A, Table 6)")
     batch: int | None = None
     provider: str | None = Field(None, description="what computed, where it is known")
     host: str | None = Field(None, description="the processor that the time was taken on")
@@ -89,12 +86,9 @@ class EarlyExitRow(Frozen):
     split: str
     n: int = Field(description="rows, or predicted tokens")
     rule: Literal["confidence", "cosine"] = Field(
-        "confidence", description="top probability, or cosine between the hidden states before and after a loop"
+        "confidence", description="top probability, or cosine of hidden states before and after a loop"
     )
-    threshold: float | None = Field(
-        description="the least of that which lets one leave, at every exit; None: the paper's schedule, which falls "
-        "from loop to loop"
-    )
+    threshold: float | None = Field(description="smallest at any exit; None: the paper's falling schedule")
     thresholds: dict[str, float] = Field(description="the same for each exit: loop → threshold")
     mean_loops: float = Field(description="loops that each takes on average; no time was measured")
     loss: float = Field(description="mean cross-entropy per row or token, nats")
@@ -107,8 +101,8 @@ class EarlyExitRow(Frozen):
 class Evaluation(Frozen):
     """All that is known of a run's scores."""
 
-    rows: tuple[EvaluationRow, ...] = Field((), strict=False)
-    early_exit: tuple[EarlyExitRow, ...] = Field((), strict=False)
+    rows: tuple[EvaluationRow, ...] = ()
+    early_exit: tuple[EarlyExitRow, ...] = ()
 
 
 def read_evaluation(run: Path) -> Evaluation:
@@ -118,13 +112,7 @@ def read_evaluation(run: Path) -> Evaluation:
 
 
 def merge_rows(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequence[EarlyExitRow] = ()) -> None:
-    """Add scores to the run's evaluation.json; those of the same artifact and set replace the old ones.
-
-    Args:
-        run: the run's folder.
-        rows: of an artifact and set all that there are.
-        early_exit: of the same.
-    """
+    """Add scores to the run's evaluation.json; all rows of the same artifact and set replace the old ones."""
     try:
         stored = read_evaluation(run)
     except ArtifactError:

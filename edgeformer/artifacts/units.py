@@ -85,11 +85,8 @@ Milliseconds = Annotated[float, _reading(parse_milliseconds), Field(ge=0)]
 """A time in milliseconds; YAML may say ``5ms``."""
 
 
-# What came from data (labels, texts, names, titles, messages of libraries) inside of what people read.
-#
-# One function per place; JSON needs none of them, and HTML has its own in the template, behind :func:`visible`. They
-# lie here because model cards, which the families write, need them as reports do.
-
+# Escapes for text from data (labels, names, messages of libraries) in what people read. JSON needs none of them, and
+# HTML has its own in the template, behind :func:`visible`.
 
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
 """Control characters (ESC starts a terminal's commands), and those that turn the direction of the text after them."""

@@ -32,8 +32,7 @@ MOST_JSON_BYTES = 16 << 20
 def read_manifest(model: type[M], path: Path) -> M:
     """Read and validate a JSON manifest.
 
-    Raises:
-        ArtifactError: missing, not JSON, or not what the manifest must hold.
+    Raises ArtifactError: missing, not JSON, or not what the manifest must hold.
     """
     return parse_manifest(model, path, read_json_bytes(path))
 
@@ -89,8 +88,7 @@ def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = "
 def require_writable(option: str, path: Path) -> None:
     """Ask, before minutes of work, whether a file can be written: in a folder that is there or can be made.
 
-    Raises:
-        InputError: it cannot; the message begins with ``option``, which named it.
+    Raises InputError: it cannot; the message begins with ``option``, which named it.
     """
     if path.is_dir():
         raise InputError(f"{option} {path}: is a folder; name a file in it")

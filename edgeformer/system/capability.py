@@ -113,18 +113,10 @@ def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Ans
 
 
 def describe_package(name: str, answer: Answer | None, remedy: str) -> Capability:
-    """Return the capability of a package with a version and optional devices.
-
-    Args:
-        name: of the distribution.
-        answer: of a probe that reports ``version`` and optionally ``devices``; None: not installed.
-        remedy: shown if the package does not work.
-    """
-    if answer is None:
-        return Capability(name, "unavailable", installed_version(name), "package: not installed", remedy)
-    if answer.error is not None:
-        detail = f"package: installed; import fails: {answer.error}"
-        return Capability(name, "unavailable", installed_version(name), detail, remedy)
+    """Return the capability of a distribution from a probe of ``version`` and ``devices``; None: not installed."""
+    if answer is None or answer.error is not None:
+        problem = "not installed" if answer is None else f"installed; import fails: {answer.error}"
+        return Capability(name, "unavailable", installed_version(name), f"package: {problem}", remedy)
     devices = answer.facts.get("devices")
     detail = f"devices: {', '.join(devices)}" if devices else ""
     return Capability(name, "available", answer.facts.get("version"), detail)
@@ -146,22 +138,11 @@ def describe_extra(extra: str) -> Capability:
 
 
 def driver_too_old(cuda: str | None, driver: str | None) -> str | None:
-    """Return why a driver cannot run programs of a CUDA version; None if it can or either is unknown.
-
-    Args:
-        cuda: the version that a package was built for: ``13.0``.
-        driver: the driver's: ``550.54.14``.
-    """
+    """Return why a driver ("550.54.14") cannot run programs of CUDA "13.0"; None if it can or either is unknown."""
     built_for, release = (re.match(r"\d+", text or "") for text in (cuda, driver))
     if built_for is None or release is None or int(built_for[0]) < 13 or int(release[0]) >= CUDA_13_DRIVER:
         return None
     return f"CUDA {built_for[0]} needs NVIDIA driver R{CUDA_13_DRIVER} or newer, and {driver} is installed"
-
-
-def _cuda_13_packages() -> list[str]:
-    """Return the installed distributions whose name says that they were built for CUDA 13."""
-    names = {str(package.metadata["Name"]).replace("_", "-") for package in metadata.distributions()}
-    return sorted(name for name in names if name.endswith("-cu13"))
 
 
 def exit_text(code: int) -> str:
@@ -212,8 +193,9 @@ def machine_capabilities() -> list[Capability]:
         version, remedy_13 = nvidia.driver_version(), None
         detail = f"runs CUDA up to {cuda_driver.version() or 'unknown'}"
         if (too_old := driver_too_old("13", version)) is not None:
-            packages = _cuda_13_packages()
-            detail += f"; {too_old}" + (f" (installed for it: {', '.join(packages)})" if packages else "")
+            names = {str(package.metadata["Name"]).replace("_", "-") for package in metadata.distributions()}
+            built_for_13 = ", ".join(sorted(name for name in names if name.endswith("-cu13")))
+            detail += f"; {too_old}" + (f" (installed for it: {built_for_13})" if built_for_13 else "")
             remedy_13 = f"update the driver to R{CUDA_13_DRIVER} or newer, or install packages built for CUDA 12"
         capabilities.append(Capability("cuda driver", "available", version, detail, remedy_13))
     cards = nvidia.gpus()
@@ -227,9 +209,7 @@ def machine_capabilities() -> list[Capability]:
         capabilities.append(Capability("nvidia gpu", "unavailable", None, detail))
 
     domains, reason = host.rapl_domains()
-    names = ", ".join(domain.name for domain in domains)
-    capabilities.append(
-        Capability("cpu energy (RAPL)", "available" if domains else "unavailable", None, reason or names)
-    )
+    detail = reason or ", ".join(domain.name for domain in domains)
+    capabilities.append(Capability("cpu energy (RAPL)", "available" if domains else "unavailable", None, detail))
     capabilities.append(Capability("power", "available", None, host.power_source()))
     return capabilities

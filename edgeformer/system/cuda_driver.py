@@ -114,8 +114,7 @@ class DeviceMemory:
 class Cuda:
     """The primary context of one GPU (the one that TensorRT uses too) and a stream in it.
 
-    Raises:
-        EdgeformerError: the driver refuses; the message is its own.
+    Raises EdgeformerError: the driver refuses; the message is its own.
     """
 
     def __init__(self, index: int = 0) -> None:

@@ -47,10 +47,7 @@ _SWAP_S = 5.0
 def restore_folder(path: Path) -> None:
     """Restore a folder that a killed ``files.replacing_folder`` had moved aside; no effect if ``path`` exists.
 
-    Raises:
-        LockedError: another process holds the lock and does not restore it; the message names it.
-        ArtifactError: the parent folder cannot be written.
-        OSError: it cannot be restored for another reason.
+    Raises as :func:`lock_path` does, and OSError if it cannot be restored for another reason.
     """
     path, deadline = whole(path), time.monotonic() + _SWAP_S
     while not path.exists() and _folders_aside(path):
@@ -66,8 +63,7 @@ def restore_folder(path: Path) -> None:
 def remove_leftovers(path: Path) -> None:
     """Restore or delete what killed processes left of replacing ``path``. The caller holds the lock of ``path``.
 
-    Raises:
-        OSError: the folder that was moved aside cannot be restored.
+    Raises OSError: the folder that was moved aside cannot be restored.
     """
     path = whole(path)
     _put_back(path)
@@ -101,10 +97,7 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
 def replace_exclusively(path: Path) -> Iterator[Path]:
     """Replace a file as ``files.replacing`` does, under a lock; leftovers of killed processes are removed.
 
-    Raises:
-        LockedError: another process writes it; the message names it.
-        ArtifactError: the parent folder cannot be written.
-        OSError: the file cannot be written for another reason.
+    Raises as :func:`lock_path` does, and OSError if the file cannot be written for another reason.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock_path(path):

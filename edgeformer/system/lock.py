@@ -62,12 +62,7 @@ def lock_folder(folder: Path, work: str) -> contextlib.AbstractContextManager[No
 
 @contextlib.contextmanager
 def wait_for_lock(path: Path, seconds: float = 30.0) -> Iterator[None]:
-    """Lock a path as :func:`lock_path` does, but wait up to ``seconds`` for another process of this host.
-
-    Raises:
-        LockedError: another process still holds the lock after that time, or may hold it on another host.
-        ArtifactError: the parent folder cannot be written.
-    """
+    """Lock a path and raise as :func:`lock_path` does, but wait up to ``seconds`` for another process of this host."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         while True:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_DEVICE_TREE = Path("/proc/device-tree")
+from edgeformer.system.host import board_names
+
 _WDDM = 0  # NVML_DRIVER_WDDM
 _CLOCK_SM, _CLOCK_MEM, _TEMPERATURE_GPU = 1, 2, 0
 # nvml.h, nvmlClocksEventReasons; those that say "slower than it could be". Idle and application clocks are not.
@@ -118,12 +119,9 @@ def uses_wddm(uuid: str) -> bool:
         return bool(model == _WDDM)
 
 
-def shares_system_memory(root: Path = _DEVICE_TREE) -> bool:
+def shares_system_memory(root: Path = Path("/")) -> bool:
     """Return whether this is a Jetson, whose GPU shares the system memory and whose NVML reports none."""
-    try:
-        return b"nvidia,tegra" in (root / "compatible").read_bytes()
-    except OSError:
-        return False
+    return any(name.startswith("nvidia,tegra") for name in board_names(root))
 
 
 def state(uuid: str) -> GpuState | None:

@@ -74,7 +74,9 @@ def test_pynvml_finds_the_library_by_its_name(nvml: Driver) -> None:
 
 def test_a_jetson_is_known_by_its_device_tree(tmp_path: Path) -> None:
     assert not nvidia.shares_system_memory(tmp_path)
-    (tmp_path / "compatible").write_bytes(b"nvidia,p3768-0000+p3767-0005\0nvidia,p3767-0005\0nvidia,tegra234\0")
+    tree = tmp_path / "proc" / "device-tree"
+    tree.mkdir(parents=True)
+    (tree / "compatible").write_bytes(b"nvidia,p3768-0000+p3767-0005\0nvidia,p3767-0005\0nvidia,tegra234\0")
     assert nvidia.shares_system_memory(tmp_path)
-    (tmp_path / "compatible").write_bytes(b"raspberrypi,5-model-b\0brcm,bcm2712\0")
+    (tree / "compatible").write_bytes(b"raspberrypi,5-model-b\0brcm,bcm2712\0")
     assert not nvidia.shares_system_memory(tmp_path)
