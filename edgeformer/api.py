@@ -46,9 +46,8 @@ class Bundle(bundles.Bundle):
                 `edgeformer exits`.
 
         Returns:
-            One answer per text: of a classifier a :class:`~edgeformer.tasks.classification.LabelPrediction`, of an
-            embedding model a :class:`~edgeformer.tasks.embedding.TextVector`; for an empty text, or logits that are
-            not finite, an :class:`~edgeformer.tasks.task.Unanswered`.
+            Per text a :class:`~edgeformer.tasks.classification.LabelPrediction`, for embedding models a
+            :class:`~edgeformer.tasks.embedding.TextVector`, or an :class:`~edgeformer.tasks.task.Unanswered`.
 
         Raises:
             InputError: no text, an unknown artifact, or a language model.
@@ -60,15 +59,13 @@ class Bundle(bundles.Bundle):
         return predict(self._location, texts, artifact, confidence)[1]
 
     def generate(self, prompt: str, on_text: Callable[[str], None] | None = None, **options: Any) -> Generation:
-        """Continue ``prompt``, as ``edgeformer generate``.
+        """Continue ``prompt``, which may be empty, as ``edgeformer generate``.
 
         Args:
-            prompt: may be empty.
             on_text: called with each piece of new text as soon as it is complete.
             options: of :class:`~edgeformer.inference.generate.GenerateOptions`.
 
-        Raises:
-            InputError: no language model, or incompatible options.
+        Raises InputError: no language model, or incompatible options.
         """
         from edgeformer.inference.generate import GenerateOptions, generate
 
@@ -77,11 +74,8 @@ class Bundle(bundles.Bundle):
     def evaluate(self, **options: Any) -> Evaluation:
         """Compute scores at every exit and with early exit, as ``edgeformer evaluate``.
 
-        Args:
-            options: of :class:`~edgeformer.inference.evaluate.EvaluateOptions`: artifact, split, data…
-
-        Raises:
-            InputError: an unknown artifact or split, or unusable data.
+        ``options`` are those of :class:`~edgeformer.inference.evaluate.EvaluateOptions`: artifact, split, data…
+        Raises InputError: an unknown artifact or split, or unusable data.
         """
         from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 
@@ -90,8 +84,7 @@ class Bundle(bundles.Bundle):
     def verify(self, artifact: str | None = None) -> Verification:
         """Check all files, and run the golden inputs through one artifact, or every artifact that runs here.
 
-        Raises:
-            ArtifactError: the manifest names a file outside the bundle.
+        Raises ArtifactError: the manifest names a file outside the bundle.
         """
         from edgeformer.inference.verify import verify
 
@@ -103,33 +96,13 @@ class Bundle(bundles.Bundle):
 
         Args:
             device: a profile, its path, or a shipped name; None: the recipe's target.
-            options: of :class:`~edgeformer.benchmark.profile.ProfileOptions`: batches, seqs, artifacts, search… Limits
-                can have units as on the command line: ``max_latency="20ms"``, ``max_size="30MiB"``,
-                ``max_vram="1GiB"`` and ``max_energy="10mJ"``.
+            options: of :class:`~edgeformer.benchmark.profile.ProfileOptions`: batches, seqs, artifacts, search…
 
-        Raises:
-            InputError: no device, an unknown artifact, a limit without its unit, or a shape that the model cannot take.
+        Raises InputError: no device, an unknown artifact, or a shape that the model cannot take.
         """
-        from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
         from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
         from edgeformer.estimate.roofline import known_error
 
-        limits: dict[str, tuple[str, Callable[[str], float]]] = {
-            "max_latency": ("max_latency_ms", parse_milliseconds),
-            "max_size": ("max_size_bytes", parse_bytes),
-            "max_vram": ("max_memory_bytes", parse_bytes),
-            "max_energy": ("max_energy_mj", parse_millijoules),
-        }
-        for name, (field, parse) in limits.items():
-            value = options.pop(name, None)
-            if value is None:
-                continue
-            if options.get(field) is not None:
-                raise InputError(f"{name} and {field}: are the same limit; leave out one of them")
-            try:
-                options[field] = parse(str(value))
-            except ValueError as error:
-                raise InputError(f"{name}: {error}; {field} takes a number") from None
         run = runs.find_enclosing_run(self.folder)
         artifacts = run.parent if run is not None else Path(ARTIFACTS)
         profile = _load_device(device or self.manifest.target, artifacts)
@@ -139,23 +112,11 @@ class Bundle(bundles.Bundle):
     def export(self, **options: Any) -> Bundle:
         """Add precisions and engines to the bundle of a wrapped file, as ``edgeformer export``. Needs the extra train.
 
-        Args:
-            options: of :class:`~edgeformer.export.variants.ExportOptions`: fp16, int8, build, target…
-
-        Returns:
-            The new bundle; a rejected artifact has this ``status``.
-
-        Raises:
-            InputError: unusable options, or the bundle of a run, which is exported with :meth:`Run.export`.
-            ArtifactError: the bundle is damaged.
+        Raises as :meth:`Run.export`, and InputError for the bundle of a run, which is exported with that.
         """
         if self.manifest.wrapped is None:
             raise InputError(f"{self.folder}: was exported from a run; export that again")
-        with needs_extra("train", "exporting"):
-            from edgeformer.export.export import export
-            from edgeformer.export.variants import ExportOptions
-        export(self.folder, ExportOptions(**options))
-        return Bundle.open(self.folder)
+        return _export(self.folder, self.folder, options)
 
     @property
     def _location(self) -> runs.Location:
@@ -185,11 +146,7 @@ class Run(runs.Run):
             ArtifactError: an unfinished or damaged run.
             MissingDependencyError: torch is not installed.
         """
-        with needs_extra("train", "exporting"):
-            from edgeformer.export.export import export
-            from edgeformer.export.variants import ExportOptions
-        export(self.folder, ExportOptions(**{"joining": True, **options}))
-        return Bundle.open(self.folder / BUNDLE_FOLDER)
+        return _export(self.folder, self.folder / BUNDLE_FOLDER, {"joining": True, **options})
 
     def evaluate(self, **options: Any) -> Evaluation:
         """Compute scores of the bundle's artifacts, or of the run's own weights; see :meth:`Bundle.evaluate`."""
@@ -197,6 +154,14 @@ class Run(runs.Run):
 
         location = runs.Location(self.folder, runs.find_bundle(self.folder))
         return evaluate(location, EvaluateOptions(**options))
+
+
+def _export(source: Path, bundle: Path, options: dict[str, Any]) -> Bundle:
+    with needs_extra("train", "exporting"):
+        from edgeformer.export.export import export
+        from edgeformer.export.variants import ExportOptions
+    export(source, ExportOptions(**options))
+    return Bundle.open(bundle)
 
 
 def open(path: str | Path) -> Bundle | Run:

@@ -158,29 +158,7 @@ def test_the_api_docs_list_every_option_with_its_default() -> None:
         }
         parameters = inspect.signature(function).parameters.values()
         expected |= {option.name: option.default for option in parameters if option.kind == option.KEYWORD_ONLY}
-        if call == "bundle.profile(":
-            expected |= dict.fromkeys(("max_latency", "max_size", "max_vram", "max_energy"))
         assert documented == expected, call
-
-
-def test_limits_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[ProfileOptions] = []
-
-    def profile_bundle(location: object, profile: object, options: ProfileOptions) -> None:
-        calls.append(options)
-
-    monkeypatch.setattr("edgeformer.benchmark.profile.profile_bundle", profile_bundle)
-    bundle = classifier()
-    bundle.profile("host", max_latency="20ms", max_size="30MiB", max_vram="1GiB", max_energy="10mJ")
-    (options,) = calls
-    assert (options.max_latency_ms, options.max_size_bytes) == (20, 30 * 2**20)
-    assert (options.max_memory_bytes, options.max_energy_mj) == (2**30, 10)
-    for limit in ("20", 20, "20GiB"):
-        with pytest.raises(InputError, match=r"max_latency: '20.*, e\.g\. 5ms; max_latency_ms takes a number"):
-            bundle.profile("host", max_latency=limit)
-    with pytest.raises(InputError, match="max_latency and max_latency_ms: are the same limit"):
-        bundle.profile("host", max_latency="20ms", max_latency_ms=20.0)
-    assert len(calls) == 1
 
 
 def test_a_path_outside_of_the_clone_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
