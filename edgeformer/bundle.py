@@ -108,14 +108,10 @@ class Bundle:
 
     @cached_property
     def loops(self) -> int:
-        """The number of loops until the last answer.
-
-        Raises:
-            ArtifactError: an older bundle, whose configuration is missing, damaged, or lacks the number.
-        """
+        """The number of loops until the last answer. Raises ArtifactError where an older bundle does not tell it."""
         # Older bundles lack `loops`: a language model's last exit, or a classifier's iterations.
         last_exit = self.manifest.exits[-1] if self.manifest.exits else None
-        return self.manifest.loops or last_exit or self._config_number(CONFIG_FILE, "iterations")
+        return self.manifest.loops or last_exit or self._config_number(".", "iterations")
 
     @property
     def artifacts(self) -> tuple[ArtifactManifest, ...]:
@@ -143,9 +139,7 @@ class Bundle:
         """Return the loops that an artifact can answer after, in rising order; empty: a model without loops.
 
         A step artifact stops where a head was trained; if no exit was trained, one head serves all loops.
-
-        Raises:
-            ArtifactError: the configuration is missing or damaged.
+        Raises ArtifactError as :attr:`loops` does.
         """
         if artifact.role == "step":
             return self.manifest.exits or tuple(range(1, self.loops + 1))
@@ -174,8 +168,7 @@ class Bundle:
     def check(self, artifact: ArtifactManifest) -> Path:
         """Compare an artifact's files with the manifest, and return the path of the main one.
 
-        Raises:
-            ArtifactError: nothing was built, or a file is missing, truncated, changed, not listed or outside.
+        Raises ArtifactError: nothing was built, or a file is missing, truncated, changed, not listed or outside.
         """
         if artifact.status != "built" or artifact.file is None:
             reason = f": {artifact.reason}" if artifact.reason else ""
@@ -202,30 +195,21 @@ class Bundle:
         if not self.task.reads_text:
             noun, use = self.task.noun, self.task.use
             raise InputError(f"{self.folder}: is a {noun}, which reads no text; use edgeformer {use}")
-        prefix = _companions_prefix(artifact)
-        if prefix not in self._readers:
-            vocabulary = self._config_number(prefix + CONFIG_FILE, "vocab_size")
-            tokenizer = self._companion(prefix + TOKENIZER_FILE)
-            self._readers[prefix] = self.task.reader(tokenizer, self.data, vocabulary)
-        return self._readers[prefix]
+        folder = artifact.companions if artifact is not None else "."
+        if folder not in self._readers:
+            vocabulary = self._config_number(folder, "vocab_size")
+            self._readers[folder] = self.task.reader(self._companion(folder, TOKENIZER_FILE), self.data, vocabulary)
+        return self._readers[folder]
 
     def golden(self, artifact: ArtifactManifest | None = None) -> Golden:
-        """Return an artifact's golden inputs with the expected answers.
-
-        Raises:
-            ArtifactError: golden.npz is missing, changed or damaged.
-        """
-        prefix = _companions_prefix(artifact)
-        if prefix not in self._golden:
-            self._golden[prefix] = read_golden(self._companion(prefix + GOLDEN_FILE))
-        return self._golden[prefix]
+        """Return an artifact's golden inputs with the expected answers. Raises ArtifactError if they are damaged."""
+        folder = artifact.companions if artifact is not None else "."
+        if folder not in self._golden:
+            self._golden[folder] = read_golden(self._companion(folder, GOLDEN_FILE))
+        return self._golden[folder]
 
     def session(self, artifact: ArtifactManifest, options: OpenOptions | None = None) -> Session:
-        """Compare the artifact's files with the manifest, then open it.
-
-        Args:
-            artifact: of this bundle.
-            options: None: the runtime's defaults.
+        """Compare the artifact's files with the manifest, then open it; without ``options`` by the runtime's defaults.
 
         Raises:
             ArtifactError: nothing was built, or a file is missing, changed or not runnable.
@@ -238,7 +222,7 @@ class Bundle:
     def decoder(
         self, artifact: ArtifactManifest, exits: Collection[int], options: OpenOptions | None = None
     ) -> Decoder[Any]:
-        """Compare a step or decode artifact's files with the manifest, then open it to generate token by token.
+        """As :meth:`session`, of a step or decode artifact that generates token by token.
 
         Args:
             artifact: of this bundle.
@@ -258,12 +242,13 @@ class Bundle:
         options = options or OpenOptions()
         return opener_of(artifact, options.provider).open_decoder(self.files(artifact), exits, options)
 
-    def _companion(self, name: str) -> Path:
-        """Compare a file that is no artifact (``tokenizer.json``) with the manifest, and return its path."""
+    def _companion(self, folder: str, name: str) -> Path:
+        """Compare a file beside artifacts (``tokenizer.json``) with the manifest, and return its path."""
+        name = name if folder == "." else f"{folder}/{name}"
         return self.contents.intact(name, f"{name} is needed")
 
-    def _config_number(self, name: str, key: str) -> int:
-        path = self._companion(name)
+    def _config_number(self, folder: str, key: str) -> int:
+        path = self._companion(folder, CONFIG_FILE)
         try:
             return int(json.loads(read_at_most(path, MOST_JSON_BYTES))[key])
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -284,8 +269,3 @@ def seal(folder: Path, manifest: BundleManifest) -> BundleManifest:
     sha256 = hashlib.sha256(serialize(_ZEROS).encode()).hexdigest()
     write_text(folder / BUNDLE_FILE, serialize(sha256))
     return manifest.model_copy(update={"manifest_sha256": sha256})
-
-
-def _companions_prefix(artifact: ArtifactManifest | None) -> str:
-    """Return the folder of an artifact's tokenizer, configuration and golden inputs, as a prefix of file names."""
-    return "" if artifact is None or artifact.companions == "." else f"{artifact.companions}/"

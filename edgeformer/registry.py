@@ -6,7 +6,7 @@ announce theirs in an entry point group named like the package: ``[project.entry
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -38,8 +38,7 @@ class Registry(Generic[T]):
 
     def built_in(self) -> tuple[T, ...]:
         """Return edgeformer's own members, in alphabetical order of their modules."""
-        members = (_load_member(self, name) for name in _submodules(self))
-        return tuple(member for member in members if member is not None)
+        return tuple(self._members())
 
     def announced(self) -> tuple[T, ...]:
         """Return the members from entry points. The lookup takes a while and runs once per process.
@@ -56,23 +55,23 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> T | None:
         """Return the member with a name, or None. Submodules are imported one by one, entry points only at the end."""
-        for submodule in _submodules(self):
-            member: T | None = _load_member(self, submodule)
-            if member is not None and name in self.names(member):
-                return member
-        return next((member for member in self.announced() if name in self.names(member)), None)
+        for members in (self._members, self.announced):
+            for member in members():
+                if name in self.names(member):
+                    return member
+        return None
+
+    def _members(self) -> Iterator[T]:
+        for submodule in _submodules(self.package, modules=self.modules):
+            member: T | None = getattr(import_module(f"{self.package}.{submodule}"), self.attribute, None)
+            if member is not None:
+                yield member
 
 
 @cache
-def _submodules(registry: Registry[T]) -> list[str]:
-    modules = iter_modules(import_module(registry.package).__path__)
-    return sorted(module.name for module in modules if module.ispkg or registry.modules)
-
-
-@cache
-def _load_member(registry: Registry[T], submodule: str) -> T | None:
-    member: T | None = getattr(import_module(f"{registry.package}.{submodule}"), registry.attribute, None)
-    return member
+def _submodules(package: str, *, modules: bool) -> list[str]:
+    members = iter_modules(import_module(package).__path__)
+    return sorted(member.name for member in members if member.ispkg or modules)
 
 
 @cache

@@ -153,15 +153,9 @@ class Run:
         return TorchSession(scorer, scorer.inputs, scorer.optional)
 
     def decoder(self, provider: str | None = None) -> Decoder[Any]:
-        """Open the weights in torch to generate text token by token.
+        """Open the weights in torch to generate text token by token, with ``provider`` as in :meth:`session`.
 
-        Args:
-            provider: as in :meth:`session`.
-
-        Raises:
-            InputError: the model family generates no text, or the provider is not available here.
-            MissingDependencyError: torch is not installed.
-            ArtifactError: the weights are missing or damaged.
+        Raises as that does, and InputError if the model family generates no text.
         """
         model, adapter = self._load_weights("writing with", provider)
         from edgeformer.runtimes.torch.session import torch_decoder

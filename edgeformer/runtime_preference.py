@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Literal
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.files import write_json
-from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
+from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.run import Location
 from edgeformer.runtimes import ALL_RUNTIMES, cannot_run, library_versions, provider_facts, requested_providers
 from edgeformer.system.host import cpu_name, default_threads
 
 if TYPE_CHECKING:
-    from edgeformer.artifacts.report import Candidate, Report
+    from edgeformer.artifacts.report import Report
 
 FILE = "runtimes.json"
 _NOISE = 0.975
@@ -43,11 +43,6 @@ class FastestRuntimes(Frozen):
     versions: dict[str, str] | None = None
     providers: dict[str, str]
 
-    def holds_for(self, fingerprint: str | None) -> bool:
-        """Return whether it was measured on this machine with this software, for files with this fingerprint."""
-        measured = self.processor, self.bundle, self.threads, self.versions
-        return measured == (cpu_name(), fingerprint, default_threads(), library_versions())
-
 
 def save_fastest(report: Report, location: Location) -> None:
     """Save the fastest provider of each artifact that several runtimes were measured for on this machine.
@@ -69,24 +64,20 @@ def save_fastest(report: Report, location: Location) -> None:
         if candidate.feasible and candidate.latency_status == "measured" and candidate.stable
     ]
     pick = None if search.pick is None else search.candidates[search.pick]
-    if pick not in comparable:
-        pick = None
     providers = {}
     for artifact in bundle.built():
-        if pick is not None and pick.artifact == artifact.id:
+        candidates = [candidate for candidate in measured if candidate.artifact == artifact.id]
+        if pick in comparable and pick.artifact == artifact.id:
             if pick in measured:
                 providers[artifact.id] = pick.provider
-            continue
-        candidates = [candidate for candidate in measured if candidate.artifact == artifact.id]
-        if len({candidate.provider for candidate in candidates}) > 1:
+        elif len({candidate.provider for candidate in candidates}) > 1:
             default = requested_providers(artifact, ALL_RUNTIMES)[0]
-
-            def cost(candidate: Candidate, default: str = default) -> float:
-                assert candidate.latency_ms is not None
-                return candidate.latency_ms * (_NOISE if candidate.provider == default else 1)
-
-            exact = [candidate for candidate in candidates if provider_facts(candidate.provider).rounds_to is None]
-            providers[artifact.id] = min(exact, key=cost).provider
+            costs = [
+                ((candidate.latency_ms or 0.0) * (_NOISE if candidate.provider == default else 1), candidate.provider)
+                for candidate in candidates
+                if provider_facts(candidate.provider).rounds_to is None
+            ]
+            providers[artifact.id] = min(costs)[1]
     choice = FastestRuntimes(
         processor=cpu_name(),
         bundle=bundle.contents.fingerprint,
@@ -102,18 +93,15 @@ def save_fastest(report: Report, location: Location) -> None:
 def load_fastest(location: Location) -> dict[str, str]:
     """Return artifact → provider that a search on this machine found fastest and that still runs; empty: no search.
 
-    Args:
-        location: with a bundle.
-
-    Raises:
-        ArtifactError: the file is damaged.
+    Raises ArtifactError for a damaged file.
     """
     path = location.reports / FILE
     if not path.is_file():
         return {}
-    choice = parse_manifest(FastestRuntimes, path, read_json_bytes(path))
+    choice = read_manifest(FastestRuntimes, path)
     bundle = location.open_bundle()
-    if not choice.holds_for(bundle.contents.fingerprint):
+    measured = choice.processor, choice.bundle, choice.threads, choice.versions
+    if measured != (cpu_name(), bundle.contents.fingerprint, default_threads(), library_versions()):
         return {}
     return {
         artifact.id: provider

@@ -43,20 +43,20 @@ def changed(draw: Any, document: Any) -> Any:
     """A document with a few of its values replaced, removed or added, at any depth."""
     copy = json.loads(json.dumps(document))
     for _ in range(draw(st.integers(1, 3))):
-        here = copy
-        while isinstance(here, (dict, list)) and here:
-            keys = sorted(here, key=str) if isinstance(here, dict) else range(len(here))
+        node = copy
+        while isinstance(node, (dict, list)) and node:
+            keys = sorted(node, key=str) if isinstance(node, dict) else range(len(node))
             key = draw(st.sampled_from(list(keys)))
-            if isinstance(here[key], (dict, list)) and here[key] and draw(st.integers(0, 4)):
-                here = here[key]
+            if isinstance(node[key], (dict, list)) and node[key] and draw(st.integers(0, 4)):
+                node = node[key]
                 continue
             match draw(st.sampled_from(["replace", "remove", "add"])):
                 case "replace":
-                    here[key] = draw(_VALUE)
+                    node[key] = draw(_VALUE)
                 case "remove":
-                    del here[key]
-                case _ if isinstance(here, dict):
-                    here[draw(st.text(max_size=8))] = draw(_VALUE)
+                    del node[key]
+                case _ if isinstance(node, dict):
+                    node[draw(st.text(max_size=8))] = draw(_VALUE)
             break
     return copy
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from edgeformer.artifacts.files import read_at_most, replacing, replacing_folder, sha256_of, write_json, write_text
 
 MIB = 2**20
+Replace = Callable[[Path], AbstractContextManager[Path]]
 
 
 def test_failed_write_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -61,22 +62,17 @@ def test_what_comes_between_the_two_renames_undoes_the_first(
 
 
 @pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_reported_with_what_could_not_be_written(tmp_path: Path, full: int) -> None:
-    folder = tmp_path / "bundle"
-    with pytest.raises(OSError) as raised, replacing_folder(folder) as temporary, replacing(temporary / "part"):
+@pytest.mark.parametrize("replace", [replacing, replacing_folder])
+def test_a_full_disk_is_reported_with_what_could_not_be_written(tmp_path: Path, replace: Replace, full: int) -> None:
+    path = tmp_path / "bundle"
+    with pytest.raises(OSError) as raised, replace(path), replacing(path.with_suffix(".part")):
         raise OSError(full, "the disk is full")
-    assert raised.value.errno == full and raised.value.filename == str(folder)
+    assert raised.value.errno == full and raised.value.filename == str(path)
     assert raised.value.strerror is not None and raised.value.strerror.startswith("the disk is full; what was there")
-    with pytest.raises(PermissionError) as other, replacing_folder(folder):
+    with pytest.raises(PermissionError) as denied, replace(path):
         raise PermissionError(errno.EACCES, "no", "elsewhere")
-    assert other.value.filename == "elsewhere"
+    assert denied.value.filename == "elsewhere"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_sha256(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"abc")
-    assert sha256_of(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 @pytest.fixture
@@ -89,6 +85,8 @@ def peak() -> Iterator[Callable[[], int]]:
 
 def test_a_large_file_is_hashed_piece_by_piece(tmp_path: Path, peak: Callable[[], int]) -> None:
     path = tmp_path / "weights"
+    path.write_bytes(b"abc")
+    assert sha256_of(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     with path.open("wb") as file:
         file.truncate(32 * MIB)
     assert sha256_of(path) == "83ee47245398adee79bd9c0a8bc57b821e92aba10f5f9ade8a5d1fae4d8c4302"
@@ -96,9 +94,7 @@ def test_a_large_file_is_hashed_piece_by_piece(tmp_path: Path, peak: Callable[[]
 
 
 @pytest.mark.parametrize("replace", [replacing, replacing_folder])
-def test_what_is_written_lies_beside_its_final_name_so_that_a_rename_publishes_it(
-    tmp_path: Path, replace: Callable[[Path], AbstractContextManager[Path]]
-) -> None:
+def test_a_temporary_path_lies_beside_its_final_name(tmp_path: Path, replace: Replace) -> None:
     path = tmp_path / "not" / "yet" / "there.json"
     with replace(path) as temporary:
         assert temporary.parent == path.parent and not path.exists()
@@ -136,12 +132,6 @@ def test_what_is_published_follows_the_umask(tmp_path: Path, umask: int, file_mo
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == file_mode
     assert (tmp_path / "folder").stat().st_mode & 0o777 == folder_mode
-
-
-def test_a_full_disk_is_reported_with_the_file_that_could_not_be_written(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="the disk is full") as raised, replacing(tmp_path / "file"):
-        raise OSError(errno.ENOSPC, "the disk is full")
-    assert raised.value.filename == str(tmp_path / "file")
 
 
 def test_a_file_is_read_up_to_a_limit_and_no_further(tmp_path: Path, peak: Callable[[], int]) -> None:
