@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import inf
-from operator import attrgetter
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -26,9 +25,8 @@ _MEANINGS = {
 
 
 def _shape(check: GateCheck) -> str:
-    if check.batch is None:
-        return ""
-    return f"{check.batch} × {check.seq}{' per token' if check.phase == 'decode' else ''}"
+    per_token = " per token" if check.phase == "decode" else ""
+    return "" if check.batch is None else f"{check.batch} × {check.seq}{per_token}"
 
 
 def _runtime(check: GateCheck) -> str:
@@ -41,13 +39,11 @@ def _value(value: float | None, check: GateCheck) -> str:
     return format_value(value, "ms") if check.unit == "ms" else f"{value:.4g}"
 
 
-def _change(value: float, check: GateCheck) -> str:
+def _change(value: float | None, check: GateCheck) -> str:
     """``+3.1 %``; for a score the difference in its own unit."""
+    if value is None:
+        return DASH
     return f"{value:+.4f}" if check.name == "score" else f"{value:+.1%}"
-
-
-def _observed(check: GateCheck) -> str:
-    return DASH if check.change is None else _change(check.change, check)
 
 
 def _range(check: GateCheck) -> str:
@@ -57,23 +53,21 @@ def _range(check: GateCheck) -> str:
 
 
 def _limit(check: GateCheck) -> str:
-    if check.limit is None:
-        return DASH
-    return f"-{check.limit:.4f}" if check.name == "score" else f"+{check.limit:.1%}"
+    return _change(-check.limit if check.name == "score" and check.limit is not None else check.limit, check)
 
 
-CHECKS: Columns[GateCheck] = Columns(
+_CHECKS: Columns[GateCheck] = Columns(
     [
-        Column("result", attrgetter("status"), mark=True),
-        Column("check", attrgetter("name")),
-        Column("artifact", attrgetter("artifact")),
+        Column("result", "status", mark=True),
+        Column("check", "name"),
+        Column("artifact"),
         Column("at", _shape, leaves=3),
-        Column("with", attrgetter("provider"), text=_runtime, leaves=4),
-        Column("before", attrgetter("baseline"), text=lambda c: _value(c.baseline, c), number=True, leaves=2),
-        Column("now", attrgetter("candidate"), text=lambda c: _value(c.candidate, c), number=True, leaves=2),
-        Column("change", attrgetter("change"), text=_observed, number=True),
-        Column("range", attrgetter("low"), text=_range, number=True),
-        Column("allowed", attrgetter("limit"), text=_limit, number=True),
+        Column("with", "provider", text=_runtime, leaves=4),
+        Column("before", "baseline", text=lambda check: _value(check.baseline, check), number=True, leaves=2),
+        Column("now", "candidate", text=lambda check: _value(check.candidate, check), number=True, leaves=2),
+        Column("change", text=lambda check: _change(check.change, check), number=True),
+        Column("range", "low", text=_range, number=True),
+        Column("allowed", "limit", text=_limit, number=True),
     ]
 )
 
@@ -97,7 +91,7 @@ def print_gate(gate: Gate, console: Console) -> None:
     """Print the checks, worst first, the verdict and the notes."""
     if gate.checks:
         title = f"{gate.candidate}\nagainst {gate.baseline}"
-        console.print(CHECKS.drop_empty(gate.checks, "with").terminal(title, _sorted_checks(gate)))
+        console.print(_CHECKS.drop_empty(gate.checks, "with").terminal(title, _sorted_checks(gate)))
     console.print(Text.assemble(("Gate: ", "bold"), coloured(gate.status), f". {_MEANINGS[gate.status]}\n"))
     for note in _notes(gate):
         console.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
@@ -105,7 +99,7 @@ def print_gate(gate: Gate, console: Console) -> None:
 
 def markdown_summary(gate: Gate) -> str:
     """Return GitHub-flavoured Markdown for a workflow's summary."""
-    columns = CHECKS.drop_empty(gate.checks, "with")
+    columns = _CHECKS.drop_empty(gate.checks, "with")
     table = columns.markdown(_sorted_checks(gate), bold=lambda check: check.status in ("fail", "undecided"))
     notes = "".join(f"- {markdown_line(note)}\n" for note in _notes(gate))
     return (
@@ -136,9 +130,10 @@ def junit_xml(gate: Gate) -> str:
         case = Xml.SubElement(suite, "testcase", classname=visible(check.artifact), name=name)
         sentence = check.reason
         if check.limit is not None:
-            values = f"{_value(check.baseline, check)} before, {_value(check.candidate, check)} now, {_observed(check)}"
+            values = f"{_value(check.baseline, check)} before, {_value(check.candidate, check)} now"
             decision = "whether faster or slower is not known" if check.found == "not known" else check.found
-            sentence = "; ".join(filter(None, (values, _range(check), decision, f"allowed {_limit(check)}")))
+            parts = (f"{values}, {_change(check.change, check)}", _range(check), decision, f"allowed {_limit(check)}")
+            sentence = "; ".join(filter(None, parts))
         message = visible(f"{sentence}{f' ({check.reason})' if check.reason else ''}")
         if check.status in tags:
             Xml.SubElement(case, tags[check.status], message=message)

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from edgeformer.artifacts import report
 from edgeformer.artifacts.command_results import (
     SITE_FILE,
     LeftOut,
@@ -28,17 +29,7 @@ from edgeformer.artifacts.files import replacing_folder, write_json, write_text
 from edgeformer.artifacts.manifest import ArtifactManifest, cautions
 from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.artifacts.progress import SILENT, Progress
-from edgeformer.artifacts.report import (
-    DRIFT_FEWEST_CALLS,
-    DRIFT_PART_CALLS,
-    DRIFT_PARTS,
-    NOISY_CV,
-    PERCENTILE_NEEDS,
-    QUANTILES,
-    MeasureRules,
-    Subject,
-    SubjectArtifact,
-)
+from edgeformer.artifacts.report import MeasureRules, Subject, SubjectArtifact
 from edgeformer.artifacts.units import visible
 from edgeformer.artifacts.workspace import REMEDY, TOKENIZER_FILE, read_manifest
 from edgeformer.bundle import Bundle
@@ -212,12 +203,12 @@ class _PageBuilder:
             rules={
                 **rules,
                 "strict": {name: value for name, value in strict.items() if value != rules[name]},
-                "percentile_needs": {str(percentile): calls for percentile, calls in PERCENTILE_NEEDS.items()},
-                "noisy_cv": NOISY_CV,
-                "quantiles": QUANTILES,
-                "drift_parts": DRIFT_PARTS,
-                "drift_part_calls": DRIFT_PART_CALLS,
-                "drift_fewest_calls": DRIFT_FEWEST_CALLS,
+                "percentile_needs": {str(percentile): n for percentile, n in report.PERCENTILE_NEEDS.items()},
+                "noisy_cv": report.NOISY_CV,
+                "quantiles": report.QUANTILES,
+                "drift_parts": report.DRIFT_PARTS,
+                "drift_part_calls": report.DRIFT_PART_CALLS,
+                "drift_fewest_calls": report.DRIFT_FEWEST_CALLS,
             },
             subject=Subject(
                 task=task.name,
@@ -300,10 +291,8 @@ def _write_site(folder: Path, manifest: PageManifest) -> None:
     libraries += [manifest.tokenizers] if manifest.tokenizers is not None else []
     addresses = [urlsplit(file.url) for file in libraries]
     hosts = dict.fromkeys(f"{address.scheme}://{address.netloc}" for address in addresses if address.netloc)
-    environment = Environment(
-        loader=PackageLoader("edgeformer.web", "site"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
+    loader = PackageLoader("edgeformer.web", "site")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     page = environment.get_template(_TEMPLATE)
     html = page.render(title=visible(manifest.run), noun=manifest.noun, hosts="".join(f" {host}" for host in hosts))
     write_text(folder / _TEMPLATE, html)
