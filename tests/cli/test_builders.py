@@ -9,7 +9,7 @@ from edgeformer.cli.export import builder_names
 
 
 @pytest.mark.parametrize(
-    ("trt", "via", "names", "asked"),
+    ("trt", "via", "names", "expected"),
     [
         (False, "onnx", [], ()),
         (True, "onnx", [], ("tensorrt",)),
@@ -19,8 +19,8 @@ from edgeformer.cli.export import builder_names
         (True, "onnx", ["tensorrt", "other", "other"], ("tensorrt", "other")),
     ],
 )
-def test_each_flag_asks_for_its_builder(trt: bool, via: str, names: list[str], asked: tuple[str, ...]) -> None:
-    assert builder_names(trt, via, names) == asked
+def test_each_flag_selects_its_builder(trt: bool, via: str, names: list[str], expected: tuple[str, ...]) -> None:
+    assert builder_names(trt, via, names) == expected
 
 
 def test_ways_that_do_not_exist_or_have_nothing_to_do_are_refused() -> None:

@@ -45,16 +45,6 @@ def test_plan_counts_offline(tmp_path: Path, recipe: str, parameters: int) -> No
     assert document["peak_bytes"] == sum(document["breakdown"].values())  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
-def test_a_long_budget_hides_no_figure(tmp_path: Path) -> None:
-    outcome = edgeformer("plan", "crt_deep_rtx4050", "--device", "rtx4050", cwd=tmp_path)
-    heading = next(line for line in outcome.out.splitlines() if "memory at the peak (predicted)" in line)
-    assert "size" in heading and "of the budget" in heading
-    (peak,) = (line.split() for line in outcome.out.splitlines() if line.strip().startswith("peak"))
-    assert peak[2] == "GiB" and peak[3].endswith("%")
-    assert "budget: usable memory of NVIDIA GeForce RTX 4050" in outcome.out
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
 @pytest.mark.parametrize("name", ["small", "nothing"])
 def test_json_that_cannot_be_written_is_told_on_stderr(workplace: Path, name: str) -> None:
@@ -66,32 +56,10 @@ def test_json_that_cannot_be_written_is_told_on_stderr(workplace: Path, name: st
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
-def test_train_writes_pictures_and_prints_one_document(tmp_path: Path) -> None:
-    settings = ["data.parts.train.0.rows=1500", "training.epochs=1", "model.hidden_size=16", "model.ffn_size=16"]
-    more = [word for setting in settings for word in ("--set", setting)]
-    document = json_of("train", "quickstart", *more, "--name", "mine", cwd=tmp_path)
-    run = tmp_path / "artifacts" / "mine"
-    assert document["run"] == "mine" and document["status"] == "finished"
-    assert set(document["test"]) >= {"accuracy", "f1", "precision", "recall", "loss"}  # type: ignore[call-overload]
-    assert (run / "plots" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-    card = (run / "model" / "README.md").read_text(encoding="utf-8")
-    assert "Synthetic data" in card
-    assert "tags:\n" in card.split("---")[1]
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send Ctrl-C to one child process")
 def test_ctrl_c_exits_with_130_and_resume_goes_on(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "edgeformer",
-        "train",
-        "quickstart",
-        "--name",
-        "long",
-        "--set",
-        "training.log_every=1",
-    ]
+    words = ["train", "quickstart", "--name", "long", "--set", "training.log_every=1"]
+    command = [sys.executable, "-m", "edgeformer", *words]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     log = tmp_path / "artifacts" / "long" / "metrics.jsonl"
     deadline = time.monotonic() + 120
@@ -109,12 +77,11 @@ def test_ctrl_c_exits_with_130_and_resume_goes_on(tmp_path: Path) -> None:
     assert resumed.code == 0, resumed.err
     assert f"resuming after step {start}" in resumed.err
     assert read_run(tmp_path / "artifacts" / "long").steps == start + 3
+    assert (tmp_path / "artifacts" / "long" / "plots" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_export_profile_evaluate_predict(workplace: Path) -> None:
-    exported = json_of("export", "--fp16", cwd=workplace)
-    artifacts = {a["id"]: a for a in exported["artifacts"]}  # type: ignore[attr-defined]
-    assert {a["status"] for a in artifacts.values()} == {"built"}
+def test_profile_evaluate_predict(workplace: Path) -> None:
+    size = (workplace / "artifacts" / "small" / "bundle" / "onnx" / "model.onnx").stat().st_size
     report = json_of("profile", "--device", "rtx4050", "--batch", "1", "--artifact", "onnx-fp32", cwd=workplace)
     assert report["on_target"] is False
     rows = report["rows"]
@@ -123,7 +90,7 @@ def test_export_profile_evaluate_predict(workplace: Path) -> None:
         expected = "measured" if row["where"] == "host" else "estimated"
         assert row["latency_ms"]["status"] == expected, row["latency_ms"]["reason"]
         assert row["latency_ms"]["reason"] or expected == "measured"
-        assert row["size_bytes"] == artifacts["onnx-fp32"]["size_bytes"]
+        assert row["size_bytes"] == size
     reports = workplace / "artifacts" / "small" / "reports"
     assert {p.name for p in reports.iterdir()} == {
         f"rtx4050-onnx-fp32.{kind}" for kind in ("json", "md", "csv", "html", "svg", "png")
@@ -134,13 +101,6 @@ def test_export_profile_evaluate_predict(workplace: Path) -> None:
     assert [row["artifact"] for row in scores["rows"]] == ["onnx-fp32", "onnx-fp16"]  # type: ignore[attr-defined]
     predicted = json_of("predict", "the food was wonderful", cwd=workplace)
     assert predicted["predictions"][0]["label"] in ("negative", "positive")  # type: ignore[index]
-
-
-def test_budget_that_fails_exits_with_3(workplace: Path) -> None:
-    command = ["profile", "--device", "rtx4050", "--batch", "1", "--artifact", "onnx-fp32", "--max-size", "10KiB"]
-    outcome = edgeformer(*command, cwd=workplace)
-    assert outcome.code == 3
-    assert "Over budget: size of onnx-fp32" in " ".join(outcome.out.split())
 
 
 def test_predict_reads_lines_and_takes_a_run_in_front(workplace: Path) -> None:
@@ -159,16 +119,11 @@ def test_predict_takes_texts_that_look_like_paths(workplace: Path, text: str) ->
 def test_list_and_compare(workplace: Path) -> None:
     runs = json_of("list", "runs", cwd=workplace)["runs"]
     assert runs[0]["run"] == "small" and runs[0]["synthetic"] is True  # type: ignore[index]
-    recipes = json_of("list", "recipes", cwd=workplace)["recipes"]
-    assert {"quickstart", "recurrent_sst2"} <= {r["name"] for r in recipes}  # type: ignore[attr-defined]
-    devices = json_of("list", "devices", cwd=workplace)["devices"]
-    assert {d["name"] for d in devices} >= {"host", "rtx4050"}  # type: ignore[attr-defined]
     markdown = edgeformer("compare", "small", "small", "--format", "markdown", cwd=workplace)
     assert markdown.code == 0 and "| parameters" in markdown.out
-    table = list(
-        csv.DictReader(io.StringIO(edgeformer("compare", "small", "small", "--format", "csv", cwd=workplace).out))
-    )
-    assert int(table[0]["parameters"]) == read_run(workplace / "artifacts" / "small").parameters
+    table = edgeformer("compare", "small", "small", "--format", "csv", cwd=workplace).out
+    rows = list(csv.DictReader(io.StringIO(table)))
+    assert int(rows[0]["parameters"]) == read_run(workplace / "artifacts" / "small").parameters
 
 
 def test_doctor_tells_the_truth(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,19 +31,25 @@ def artifacts(tmp_path: Path) -> Path:
     return tmp_path / "elsewhere"
 
 
-def run(
-    artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, dict[str, object]]:
-    monkeypatch.setattr(sys, "argv", ["edgeformer", *arguments, "--artifacts", str(artifacts), "--json"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    code = stop.value.code
-    assert isinstance(code, int)
-    return code, json.loads(capsys.readouterr().out)
+Run = Callable[..., tuple[int, dict[str, Any]]]
 
 
-def test_plan(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    code, results = run(artifacts, monkeypatch, capsys, "plan", "quickstart", "--device", "mine")
+@pytest.fixture
+def run(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command on these artifacts; return its exit code and its JSON document."""
+
+    def run_command(*arguments: str) -> tuple[int, dict[str, Any]]:
+        monkeypatch.setattr(sys, "argv", ["edgeformer", *arguments, "--artifacts", str(artifacts), "--json"])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert isinstance(stop.value.code, int)
+        return stop.value.code, json.loads(capsys.readouterr().out)
+
+    return run_command
+
+
+def test_plan(run: Run) -> None:
+    code, results = run("plan", "quickstart", "--device", "mine")
     assert code == 3 and results["device"] == "mine" and results["budget_bytes"] == 2**20
 
 
@@ -60,28 +68,25 @@ def test_shipped_paths_outside_of_the_clone(
     assert lines[1].startswith("profiles/rtx4050.yaml: no such file; the shipped device profile 'rtx4050' is used: ")
 
 
-def test_train(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("train", "quickstart", "--as-device", "mine", "--accelerator", "cpu")
-    code, results = run(artifacts, monkeypatch, capsys, *arguments)
-    assert code == 2 and str(results["error"]).startswith("--as-device")
-    assert "no device profile" not in str(results["error"])
+def test_train(run: Run) -> None:
+    code, results = run("train", "quickstart", "--as-device", "mine", "--accelerator", "cpu")
+    assert code == 2 and results["error"].startswith("--as-device") and "no device profile" not in results["error"]
 
 
-def test_export(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (artifacts / "old" / "model" / "README.md").unlink()  # as training through Python left it before
-    code, results = run(artifacts, monkeypatch, capsys, "export", "old", "--trt", "--target", "mine")
+@pytest.mark.slow
+def test_export(artifacts: Path, run: Run) -> None:
+    (artifacts / "old" / "model" / "README.md").unlink()  # as training through Python left it in an earlier version
+    code, results = run("export", "old", "--trt", "--target", "mine")
     assert code in (0, 3) and "artifacts" in results, results
     assert (artifacts / "old" / "bundle" / "README.md").read_text(encoding="utf-8").startswith("---\nlibrary_name")
 
 
-def test_profile(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    code, results = run(artifacts, monkeypatch, capsys, "profile", "old", "--device", "mine", "--max-size", "1")
-    assert code == 2 and str(results["error"]).startswith("--max-size"), "the profile is read before the limits are"
+def test_profile(run: Run) -> None:
+    code, results = run("profile", "old", "--device", "mine", "--max-size", "1")
+    assert code == 2 and results["error"].startswith("--max-size"), "the profile is read before the limits are"
 
 
-def test_list(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    code, results = run(artifacts, monkeypatch, capsys, "list", "devices")
-    devices = results["devices"]
-    assert code == 0 and isinstance(devices, list)
-    (mine,) = [device for device in devices if device["name"] == "mine"]
-    assert mine["device"] == "My own card" and mine["usable_memory_bytes"] == 301 * 2**20
+def test_list(run: Run) -> None:
+    code, results = run("list", "devices")
+    (mine,) = [device for device in results["devices"] if device["name"] == "mine"]
+    assert code == 0 and mine["device"] == "My own card" and mine["usable_memory_bytes"] == 301 * 2**20

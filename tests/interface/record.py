@@ -22,7 +22,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -80,29 +80,29 @@ def _walk_commands(command: Any, name: str, parent: Any) -> Iterator[tuple[str, 
         yield from _walk_commands(command.get_command(context, child), f"{name} {child}".strip(), context)
 
 
-def lost_options(recorded: Words, current: Words) -> list[str]:
+def missing_options(recorded: Words, current: Words) -> list[str]:
     """Return what a recorded command line can no longer rely on."""
-    lost = [f"{name} ({words})" for name, words in recorded.items() if name not in current]
+    problems = [f"{name} ({words})" for name, words in recorded.items() if name not in current]
     for name, words in current.items():
-        before, now = set(recorded.get(name, "").split()), set(words.split())
-        if missing := before - now - {"required"}:
-            lost.append(f"{name}: no longer {' '.join(sorted(missing))}")
-        if "required" in now - before:
-            lost.append(f"{name}: is now required")
-    return lost
+        old_words, new_words = set(recorded.get(name, "").split()), set(words.split())
+        if missing := old_words - new_words - {"required"}:
+            problems.append(f"{name}: no longer {' '.join(sorted(missing))}")
+        if "required" in new_words - old_words:
+            problems.append(f"{name}: is now required")
+    return problems
 
 
-def lost_moves(snapshot: Any, commands: dict[str, Words]) -> list[str]:
+def missing_moves(snapshot: Any, commands: dict[str, Words]) -> list[str]:
     """Return the options that a future command lacks; until it exists, those that the command they leave lacks."""
-    lost = []
+    problems = []
     for title, move in snapshot["moves"].items():
         future = " ".join(word for word in title.split() if word.islower())
         expected = move["moved"] | move["shared" if future in commands else "replaced"]
         current = commands.get(future if future in commands else move["from"], {})
         # A new command may require what was optional among many others, such as the baseline of ``gate``.
         present = {name: words for name, words in current.items() if name in expected}
-        lost += [f"{title}: {name}" for name in lost_options(expected, present)]
-    return lost
+        problems += [f"{title}: {name}" for name in missing_options(expected, present)]
+    return problems
 
 
 def key_paths(document: Any) -> Words:
@@ -123,27 +123,30 @@ def key_paths(document: Any) -> Words:
     return {path: " ".join(sorted(words)) for path, words in paths.items() if path}
 
 
-def lost_keys(recorded: Words, current: Words) -> list[str]:
+def missing_keys(recorded: Words, current: Words) -> list[str]:
     """Return the recorded keys that are gone or have another type.
 
     A type of which only null or empty values were recorded is unknown, and keys below such a value cannot be checked.
     """
-    lost = []
+    problems = []
     for path, words in recorded.items():
-        before = set(words.split())
+        types = set(words.split())
         if path in current:
-            if not before <= UNKNOWN and (other := set(current[path].split()) - before):
-                lost.append(f"{path}: {' '.join(sorted(other))} instead of {words}")
-        elif "optional" not in before:
+            if not types <= UNKNOWN and (other := set(current[path].split()) - types):
+                problems.append(f"{path}: {' '.join(sorted(other))} instead of {words}")
+        elif "optional" not in types:
             parents = [path[:end] for end in range(len(path) - 1, 0, -1) if path[end] in ".["]
             nearest = next((current[parent] for parent in parents if parent in current), "")
             if not nearest or not set(nearest.split()) <= UNKNOWN:
-                lost.append(f"{path} ({words})")
-    return lost
+                problems.append(f"{path} ({words})")
+    return problems
 
 
-def run_documents(folder: Path) -> dict[str, Outcome]:
-    """Run the commands of ``json_keys.json`` in order and prepare what those of ``exit_codes.json`` need."""
+def run_documents(folder: Path, omitted: Collection[str] = ()) -> dict[str, Outcome]:
+    """Run the commands of ``json_keys.json`` in order and prepare what those of ``exit_codes.json`` need.
+
+    ``omitted`` names documents whose commands do not run.
+    """
     texts = [("a warm and funny film", "positive"), ("dull and far too long", "negative")]
     rows = "".join(f"{text}, part {number}\t{label}\n" for number in range(10) for text, label in texts)
     (folder / "reviews.tsv").write_text(f"sentence\tlabel\n{rows}", encoding="utf-8")
@@ -152,7 +155,8 @@ def run_documents(folder: Path) -> dict[str, Outcome]:
     (folder / "broken.yaml").write_text("name: [unclosed\n", encoding="utf-8")
     outcomes = {}
     for name, entry in load("json_keys.json").items():
-        outcomes[name] = edgeformer(*shlex.split(entry["command"]), "--json", cwd=folder)
+        if name not in omitted:
+            outcomes[name] = edgeformer(*shlex.split(entry["command"]), "--json", cwd=folder)
     shutil.copytree(folder / "artifacts" / "small" / "bundle", folder / "damaged")
     with (folder / "damaged" / "onnx" / "model.onnx").open("ab") as graph:
         graph.write(b"more")
@@ -163,32 +167,34 @@ def record() -> None:
     """Add what is new to the snapshot files and print what disappeared."""
     options, documents, codes = (load(name) for name in ("options.json", "json_keys.json", "exit_codes.json"))
     commands = read_commands()
-    lost = [f"command {name}" for name in options["commands"] if name not in commands] + lost_moves(options, commands)
+    problems = [f"command {name}" for name in options["commands"] if name not in commands] + missing_moves(
+        options, commands
+    )
     moving = {(move["from"], name) for move in options["moves"].values() for name in move["moved"] | move["replaced"]}
     for command, current in commands.items():
         if command in LEAVING:
             continue
         recorded = options["commands"].setdefault(command, dict(current))
-        lost += [f"{command}: {line}" for line in lost_options(recorded, current)]
+        problems += [f"{command}: {line}" for line in missing_options(recorded, current)]
         recorded |= {name: words for name, words in current.items() if (command, name) not in moving}
     with tempfile.TemporaryDirectory() as folder:
         for name, outcome in run_documents(Path(folder)).items():
             if outcome.code != documents[name]["exit_code"]:
                 sys.exit(f"{name}: exit code {outcome.code}\n{outcome.err}")
             current, recorded = key_paths(json.loads(outcome.out)), documents[name]["keys"]
-            lost += [f"{name}: {line}" for line in lost_keys(recorded, current)]
+            problems += [f"{name}: {line}" for line in missing_keys(recorded, current)]
             for path, words in current.items():
                 recorded[path] = " ".join(sorted({*recorded.get(path, "").split(), *words.split()}))
         for line, code in codes.items():
-            now = edgeformer(*shlex.split(line), cwd=Path(folder)).code
+            exit_code = edgeformer(*shlex.split(line), cwd=Path(folder)).code
             if code is None:
-                codes[line] = now
-            elif code != now:
-                lost.append(f"edgeformer {line}: exit code {now} instead of {code}")
+                codes[line] = exit_code
+            elif code != exit_code:
+                problems.append(f"edgeformer {line}: exit code {exit_code} instead of {code}")
     for name, content in (("options", options), ("json_keys", documents), ("exit_codes", codes)):
         path = Path(__file__).parent / f"{name}.json"
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    print("\n".join(lost) or "nothing disappeared")
+    print("\n".join(problems) or "nothing disappeared")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.artifacts.command_results import Gate, GateCheck
 from tests.cli.run_cli import Outcome, edgeformer
-from tests.interface.record import key_paths, load, lost_keys, lost_moves, lost_options, read_commands, run_documents
+from tests.interface.record import (
+    key_paths,
+    load,
+    missing_keys,
+    missing_moves,
+    missing_options,
+    read_commands,
+    run_documents,
+)
 
 OPTIONS, DOCUMENTS, EXIT_CODES = load("options.json"), load("json_keys.json"), load("exit_codes.json")
 
@@ -22,23 +31,39 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(workplace: Path) -> dict[str, Outcome]:
-    """What the commands of ``json_keys.json`` print."""
-    return run_documents(workplace)
+    """What the commands of ``json_keys.json`` print, except for a gate, which measures for long."""
+    return run_documents(workplace, omitted=("gate",))
 
 
 @pytest.mark.parametrize("command", OPTIONS["commands"])
 def test_no_option_disappears(command: str) -> None:
-    assert lost_options(OPTIONS["commands"][command], read_commands()[command]) == []
+    assert missing_options(OPTIONS["commands"][command], read_commands()[command]) == []
 
 
 def test_options_that_move_exist_in_one_of_both_commands() -> None:
-    assert lost_moves(OPTIONS, read_commands()) == []
+    assert missing_moves(OPTIONS, read_commands()) == []
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+def check_document(name: str, outcome: Outcome) -> None:
+    assert outcome.code == DOCUMENTS[name]["exit_code"], outcome.err
+    assert missing_keys(DOCUMENTS[name]["keys"], key_paths(json.loads(outcome.out))) == []
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "gate"])
 def test_no_json_key_disappears(outcomes: dict[str, Outcome], name: str) -> None:
-    assert outcomes[name].code == DOCUMENTS[name]["exit_code"], outcomes[name].err
-    assert lost_keys(DOCUMENTS[name]["keys"], key_paths(json.loads(outcomes[name].out))) == []
+    check_document(name, outcomes[name])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("outcomes")
+def test_no_json_key_of_a_gate_disappears(workplace: Path) -> None:
+    check_document("gate", edgeformer(*shlex.split(DOCUMENTS["gate"]["command"]), "--json", cwd=workplace))
+
+
+def test_models_of_a_gate_have_every_key() -> None:
+    fields = {*Gate.model_fields, *(f"checks[].{name}" for name in GateCheck.model_fields)}
+    keys = [path.removesuffix("[]") for path in DOCUMENTS["gate"]["keys"] if not path.startswith("host.")]
+    assert set(keys) <= fields
 
 
 @pytest.mark.usefixtures("outcomes")
@@ -49,22 +74,22 @@ def test_exit_codes_stay(workplace: Path, line: str, code: int) -> None:
 
 
 def test_comparison_reports_what_disappears() -> None:
-    assert lost_options({"--a": "value", "--b": "flag"}, {"--a": "flag", "--c": "required value"}) == [
+    assert missing_options({"--a": "value", "--b": "flag"}, {"--a": "flag", "--c": "required value"}) == [
         "--b (flag)",
         "--a: no longer value",
         "--c: is now required",
     ]
-    before = key_paths({"rows": [{"n": 1, "tests": {"x": 1.5}, "work": None}, {"work": {"calls": 2}}], "notes": []})
-    assert before["rows[].tests.*"] == "number" and before["rows[].work"] == "null object"
-    assert lost_keys(before, key_paths({"rows": [{"n": True, "tests": {}, "work": {}}], "notes": ["new"]})) == [
+    recorded = key_paths({"rows": [{"n": 1, "tests": {"x": 1.5}, "work": None}, {"work": {"calls": 2}}], "notes": []})
+    assert recorded["rows[].tests.*"] == "number" and recorded["rows[].work"] == "null object"
+    assert missing_keys(recorded, key_paths({"rows": [{"n": True, "tests": {}, "work": {}}], "notes": ["new"]})) == [
         "rows[].n: boolean instead of number",
         "rows[].tests: empty instead of object",
         "rows[].work: empty instead of null object",
     ]
-    assert lost_keys(before, key_paths({"rows": [{"tests": {"y": 1}, "work": {"kernels": 2}}], "notes": []})) == [
+    assert missing_keys(recorded, key_paths({"rows": [{"tests": {"y": 1}, "work": {"kernels": 2}}], "notes": []})) == [
         "rows[].n (number)",
         "rows[].work.calls (number)",
     ]
-    assert lost_keys(before, key_paths({"rows": [{"n": 1, "tests": {"y": 1}, "work": None}], "more": 1})) == [
+    assert missing_keys(recorded, key_paths({"rows": [{"n": 1, "tests": {"y": 1}, "work": None}], "more": 1})) == [
         "notes (empty)"
     ]

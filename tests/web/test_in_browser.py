@@ -50,7 +50,7 @@ def answer(tab: Tab, artifact: str, text: str, pair: str = "") -> dict[str, Any]
     tab.wait(
         "document.querySelector('#answer dl, #answer .caution') && !document.querySelector('#try button').disabled"
     )
-    shown: dict[str, Any] = tab.run(
+    displayed: dict[str, Any] = tab.run(
         """(() => {
           const place = document.getElementById("answer");
           const [labels, shares] = ["dt", "dd"].map((name) => [...place.querySelectorAll(name)]);
@@ -62,7 +62,7 @@ def answer(tab: Tab, artifact: str, text: str, pair: str = "") -> dict[str, Any]
           };
         })()"""
     )
-    return shown
+    return displayed
 
 
 def measure(tab: Tab, artifacts: Sequence[str], seqs: str = "8, 16", **values: str) -> Report:
@@ -126,14 +126,15 @@ def test_page_answers_as_predict_does(confident: tuple[Path, Path], tab: Tab) ->
             expected: list[Any] = [prediction for call in calls for prediction in predict(location, call, artifact)[1]]
             assert {prediction.label for prediction in expected} == {"negative", "positive"}
             for text, prediction in zip(texts, expected, strict=True):
-                shown = answer(tab, artifact, text)
-                assert shown["label"] == prediction.label, (artifact, text)
-                assert shown["probabilities"] == pytest.approx(prediction.probabilities, abs=tolerance), (
+                displayed = answer(tab, artifact, text)
+                assert displayed["label"] == prediction.label, (artifact, text)
+                assert displayed["probabilities"] == pytest.approx(prediction.probabilities, abs=tolerance), (
                     artifact,
                     text,
                 )
-                assert prediction.truncated == shown["message"].startswith("Cut: "), text
-            assert f"read 48 of {full_length} tokens" in shown["message"] and "did not count" in shown["message"]
+                assert prediction.truncated == displayed["message"].startswith("Cut: "), text
+            message = displayed["message"]
+            assert f"read 48 of {full_length} tokens" in message and "did not count" in message
     assert tab.complaints == []
 
 
@@ -164,10 +165,10 @@ def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
         prediction: Any = answering.answers(window, answering.run(session.run, window))[0]
     with served(folder) as address:
         tab.open(address)
-        shown = answer(tab, "onnx-fp32", *pair)
-        assert shown["label"] == "positive" and "tokens read" in shown["message"]
+        displayed = answer(tab, "onnx-fp32", *pair)
+        assert displayed["label"] == "positive" and "tokens read" in displayed["message"]
         # The softmax of two logits depends on their difference only.
-        logits = {name: np.log(p / (1 - p)) for name, p in shown["probabilities"].items()}
+        logits = {name: np.log(p / (1 - p)) for name, p in displayed["probabilities"].items()}
         share = 1 / (1 + np.exp(logits["positive"] - logits["negative"]))
         assert share == pytest.approx(prediction.probabilities["negative"], abs=1e-5)
         assert "Shorten them" in answer(tab, "onnx-fp32", TOO_LONG, "short")["message"]

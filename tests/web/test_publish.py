@@ -207,8 +207,8 @@ def test_external_weights_are_copied(fake_libraries: Path, tmp_path: Path) -> No
 def test_invalid_requests_are_refused(
     arguments: tuple[str, ...], message: str, tmp_path: Path, edgeformer: Edgeformer
 ) -> None:
-    message_shown = edgeformer("page", str(CLASSIFIER), "-o", str(tmp_path / "site"), *arguments, code=2)
-    assert message in " ".join(message_shown.split()) and not (tmp_path / "site").exists()
+    message_text = edgeformer("page", str(CLASSIFIER), "-o", str(tmp_path / "site"), *arguments, code=2)
+    assert message in " ".join(message_text.split()) and not (tmp_path / "site").exists()
 
 
 def test_the_command(fake_libraries: Path, tmp_path: Path, edgeformer: Edgeformer) -> None:
