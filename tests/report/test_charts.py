@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from edgeformer.artifacts.report import Report, Work
-from edgeformer.report.charts import CHARTS, bubble_legend, colours_of, draw_report
+from edgeformer.report.charts import CHARTS, bubble_legend
 from edgeformer.report.context import ranked_candidates
 from tests.report.made_reports import ARTIFACT_NAMES, crowded_report, made_report, made_search
-
-
-def test_png_of_measurements_estimates_and_a_search(tmp_path: Path) -> None:
-    path = draw_report(made_report(search=made_search()), tmp_path / "a.png")
-    assert path is not None and path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_bubbles_of_many_candidates_are_numbered_as_in_the_table() -> None:
@@ -51,7 +45,3 @@ def test_labels_of_a_roofline_do_not_overlap() -> None:
         assert not any(a.overlaps(b) for a, b in pairs), [text.get_text() for text in texts]
         legend = [text.get_text() for text in axis.get_legend().get_texts()]
         assert set(legend) >= {*ARTIFACT_NAMES, "estimated", "on this host"}
-
-
-def test_every_artifact_has_its_own_colour() -> None:
-    assert len(set(colours_of(crowded_report()).values())) == len(ARTIFACT_NAMES)

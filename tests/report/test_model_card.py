@@ -26,10 +26,10 @@ def leaking(manifest: RunManifest) -> RunManifest:
     return manifest.model_copy(update={"leaks": True, "causality": causality})
 
 
-def test_training_and_export_write_the_card(fresh_run: Path) -> None:
-    card = card_of(fresh_run)
+def test_card_is_in_the_model_and_in_the_bundle(finished_run: Path) -> None:
+    card = card_of(finished_run)
     for folder in ("model", "bundle"):
-        assert (fresh_run / folder / "README.md").read_text(encoding="utf-8") == card
+        assert (finished_run / folder / "README.md").read_text(encoding="utf-8") == card
 
 
 def test_protocol_scores_and_overlap(finished_run: Path) -> None:

@@ -19,7 +19,6 @@ from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
 from edgeformer.tasks import all_tasks
 from edgeformer.tasks.language_modeling import LanguageScore
-from tests.benchmark.search_cases import artifact, bundle
 from tests.report.made_reports import copy_run
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
@@ -105,17 +104,6 @@ class TestBundle:
         assert "onnx-fp32" in scores and "onnx-fp32-decode" not in scores
         path = draw_bundle(manifest, tmp_path / "bundle.png")
         assert path is not None and path.is_file()
-
-    @pytest.mark.parametrize(
-        ("weights", "label"),
-        [(None, "size (MiB)"), ("w", "size (MiB), with its share of the external weights file")],
-    )
-    def test_axis_says_what_the_sizes_include(
-        self, tmp_path: Path, figures: list[Figure], weights: str | None, label: str
-    ) -> None:
-        entry = artifact("onnx-fp32", weights_file=weights)
-        draw_bundle(bundle(entry), tmp_path / "bundle.png")
-        assert figures[0].axes[0].get_xlabel() == label
 
 
 def test_text_lengths(tmp_path: Path, figures: list[Figure]) -> None:

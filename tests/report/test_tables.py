@@ -127,22 +127,9 @@ class TestEarlyExit:
         assert "paper: 0.90" in text and " 0.9 " in text and " cosine 0.1 " in text
         assert "1: 25.0%, 2: 75.0%" in text and "1.75" in text and "0.7500" in text
 
-    def test_several_providers_are_named(self) -> None:
-        rows = [early_exit_row(0.1, 1.0, provider=name) for name in ("openvino-cpu", "openvino-cpu-bf16")]
-        both = self.text(*rows)
-        assert "computed by" in both and " openvino-cpu " in both and " openvino-cpu-bf16 " in both
-        assert "computed by" not in self.text(rows[0])
-
     @pytest.fixture
     def run(self, tmp_path: Path) -> Path:
         return Path(shutil.copytree(OLD / "classifier-v1", tmp_path / "artifacts" / "classifier-v1"))
-
-    def test_requested_runtime_is_named_and_not_drawn(self, run: Path, tmp_path: Path) -> None:
-        arguments = ("evaluate", "--artifact", "onnx-fp32-step", "--runtime", "onnxruntime", "--json")
-        document = json.loads(edgeformer(*arguments, cwd=tmp_path).out)
-        rows = [*document["rows"], *document["early_exit"]]
-        assert len(rows) > 3 and {row["provider"] for row in rows} == {"CPUExecutionProvider"}
-        assert not (run / "plots" / "early_exit.png").exists()
 
     def test_command_prints_and_draws_it(self, run: Path, tmp_path: Path) -> None:
         arguments = ("evaluate", "--artifact", "onnx-fp32-step", "--threshold", "0.55")
