@@ -13,20 +13,17 @@ from edgeformer.cli import options as opt
 def command(
     run: opt.Run = None,
     artifact: Annotated[
-        str | None,
-        typer.Option(metavar="ID|all", help="[b]torch[/b]: the run's own weights. Default: all of the bundle."),
+        str | None, typer.Option(metavar="ID|all", help="torch: the run's own weights. Default: all.")
     ] = None,
     split: Annotated[
         str, typer.Option(help="test (the protocol's own), validation, or a test set by name (e.g. sst-test).")
     ] = "test",
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Score a labelled TSV, CSV, JSONL or Parquet file, or plain text, instead."),
+        Path | None, typer.Option(metavar="FILE", help="Score this file of labelled rows, or of plain text.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows per batch; ms per sample depends on it.")] = 64,
     threshold: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, metavar="P", help="Early exit also at this top probability."),
+        float | None, typer.Option(min=0.0, max=1.0, metavar="P", help="Early exit also at this top probability.")
     ] = None,
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,

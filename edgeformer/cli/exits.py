@@ -23,8 +23,7 @@ def command(
     ] = None,
     split: Annotated[str, typer.Option(help="Held-out rows: validation, or a test set by name.")] = "validation",
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Held-out rows of a labelled TSV, CSV, JSONL or Parquet file instead."),
+        Path | None, typer.Option(metavar="FILE", help="Held-out rows of this labelled file instead.")
     ] = None,
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,

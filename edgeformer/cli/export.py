@@ -24,8 +24,7 @@ def command(
         bool,
         typer.Option(
             "--int8",
-            help="Also write INT8 graphs, a quarter of the size; judged by what the task score loses. With the extra "
-            "openvino also one that OpenVINO quantises, with rows of the training split.",
+            help="Also write INT8 graphs, a quarter of the size; with the extra openvino also one that it quantises.",
         ),
     ] = False,
     int4: Annotated[
@@ -37,10 +36,7 @@ def command(
     trt_via: Annotated[
         str, advanced(metavar="onnx|torch-tensorrt", help="What --trt compiles: the ONNX graph, or the torch module.")
     ] = "onnx",
-    build: Annotated[
-        list[str] | None,
-        advanced(metavar="NAME", help="Also run this builder of an installed runtime. May be repeated."),
-    ] = None,
+    build: Annotated[list[str] | None, advanced(metavar="NAME", help="Also run this builder. May be repeated.")] = None,
     exits: Annotated[
         str | None,
         typer.Option(
@@ -56,18 +52,13 @@ def command(
         bool, typer.Option("--vocab-trim", help="Also write graphs whose table keeps only what the training text uses.")
     ] = False,
     vocab_keep: Annotated[
-        int | None,
-        advanced(min=0, metavar="N", help="--vocab-trim: also keep the first N tokens, most often the frequent ones."),
+        int | None, advanced(min=0, metavar="N", help="--vocab-trim: also keep the first N tokens.")
     ] = None,
     vocab_max: Annotated[
-        int | None,
-        advanced(min=1, metavar="N", help="--vocab-trim: keep only the N tokens that the training text uses most."),
+        int | None, advanced(min=1, metavar="N", help="--vocab-trim: keep only the N most used tokens.")
     ] = None,
     replace: Annotated[
-        bool,
-        typer.Option(
-            "--replace", help="Make the bundle from nothing: what it holds and is not asked for again is deleted."
-        ),
+        bool, typer.Option("--replace", help="Make the bundle from nothing; what it holds is deleted.")
     ] = False,
     keep_going: Annotated[
         bool, advanced("--keep-going", help="Build what comes after a rejected artifact too.")

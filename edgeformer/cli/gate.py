@@ -13,8 +13,7 @@ from edgeformer.cli import options as opt
 
 def command(
     against: Annotated[
-        str,
-        typer.Option(metavar="BASELINE", help="The baseline: a run, a bundle, or a report (.json) of its bundle."),
+        str, typer.Option(metavar="BASELINE", help="A run, a bundle, or a report (.json) of its bundle.")
     ],
     run: opt.RunOrGraph = None,
     device: opt.Device = None,
@@ -31,12 +30,10 @@ def command(
         str | None, typer.Option(metavar="SHARE", help="A larger file by at most this; off: not checked. Default: 5%.")
     ] = None,
     max_score_loss: Annotated[
-        str | None,
-        typer.Option(metavar="SHARE", help="Points to lose (perplexity: share); off: not checked. Default: 1%."),
+        str | None, typer.Option(metavar="SHARE", help="Points to lose; off: not checked. Default: 1%.")
     ] = None,
     eval_data: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Labelled rows to score both on. Default: the baseline's held-out rows."),
+        Path | None, typer.Option(metavar="FILE", help="Rows to score both on. Default: the baseline's.")
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write the checks as JUnit XML.")] = None,
     summary: Annotated[

@@ -19,8 +19,7 @@ def command(
         typer.Argument(metavar="[RUN] PROMPT", help="The text to go on from; a run in front of it. Or stdin."),
     ] = None,
     max_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Write at most this many tokens. Default: 64, or as many as fit into the model."),
+        int | None, typer.Option(min=1, help="Write at most this many. Default: 64, or what fits.")
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens only.")] = None,
@@ -40,8 +39,7 @@ def command(
         float | None, advanced(min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98.")
     ] = None,
     artifact: Annotated[
-        str | None,
-        typer.Option(metavar="ID|torch", help="Step or decode artifact, or the run's own weights. Default: FP32."),
+        str | None, typer.Option(metavar="ID|torch", help="Artifact, or the run's own weights. Default: FP32.")
     ] = None,
     runtime: Annotated[
         str | None, opt.runtime_option(help="A runtime, or a provider, e.g. torch-cpu. Default: the artifact's usual.")

@@ -65,8 +65,7 @@ def hf(
         Path | None,
         typer.Option(
             metavar="FILE|DIR",
-            help="What to judge artifacts on: labelled rows, or pairs of texts with a score for an embedding model; a "
-            "folder with test, validation and train (which --vocab-trim keeps the tokens of).",
+            help="What to judge artifacts on: labelled rows, pairs with a score, or a folder of such files.",
         ),
     ] = None,
     labels: Annotated[

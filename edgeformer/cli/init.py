@@ -13,8 +13,7 @@ from edgeformer.cli import options as opt
 def command(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A CSV, TSV, JSONL or Parquet file, also compressed.")],
     out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="The recipe. Default: DATA's name with .yaml."),
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="The recipe. Default: DATA's name with .yaml.")
     ] = None,
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,

@@ -53,8 +53,7 @@ Device = Annotated[
     str | None, typer.Option(help="Hardware profile (see: edgeformer list devices). Default: the recipe's target.")
 ]
 Batches = Annotated[
-    str | None,
-    typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: 1,16; of gate the device budget's."),
+    str | None, typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: 1,16; of gate the device budget's.")
 ]
 Lengths = Annotated[
     str | None, typer.Option(metavar="N,N…", help="Sequence lengths to measure. Default: the device budget's.")
@@ -70,8 +69,7 @@ Runtime = Annotated[
     ),
 ]
 MeasuredRuntime = Annotated[
-    str | None,
-    advanced("--runtime", metavar="NAME", help=f"{_RUNTIMES}. Default: onnxruntime; of --search all."),
+    str | None, advanced("--runtime", metavar="NAME", help=f"{_RUNTIMES}. Default: onnxruntime; of --search all.")
 ]
 ArtifactIds = Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this artifact. May be repeated.")]
 Strict = Annotated[bool, advanced("--strict", help="Measure ≥ 60 s per row, for figures to publish.")]

@@ -21,16 +21,14 @@ def command(
         typer.Option(
             "--libraries",
             metavar="DIR",
-            help="A folder with the npm packages onnxruntime-web and @huggingface/tokenizers, to work offline. "
-            "Default: fixed versions from a CDN, with checksums.",
+            help="node_modules with onnxruntime-web and @huggingface/tokenizers. Default: a CDN, with checksums.",
         ),
     ] = None,
     artifact: Annotated[
         list[str] | None, typer.Option(help="Only this artifact. May be repeated. Default: all that browsers can run.")
     ] = None,
     provider: Annotated[
-        list[str] | None,
-        typer.Option(help="wasm (processor) or webgpu (graphics chip). May be repeated. Default: both."),
+        list[str] | None, typer.Option(help="wasm (CPU) or webgpu. May be repeated. Default: both.")
     ] = None,
     batch: Annotated[str | None, typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: 1.")] = None,
     seq: Annotated[

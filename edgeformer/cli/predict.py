@@ -63,15 +63,14 @@ def command(
         str | None,
         typer.Option(
             metavar="P|auto",
-            help="Looped models: stop looping for a text at probability P, e.g. 0.95; needs the step bundle "
-            "(export --exit all). [b]auto[/b]: the thresholds that edgeformer exits chose.",
+            help="Looped models: stop at probability P, with the step bundle; auto: as edgeformer exits chose.",
         ),
     ] = None,
     file: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Predict the texts of FILE: CSV, TSV, JSONL, Parquet or plain text, of any size. -: standard input.",
+            help="Predict the texts of a CSV, TSV, JSONL, Parquet or plain text file of any size. -: stdin.",
         ),
     ] = None,
     text: Annotated[str | None, typer.Option(metavar="COL", help="--file, --nearest: the column of the texts.")] = None,
@@ -86,25 +85,21 @@ def command(
         str | None, advanced(metavar="FORMAT", help="--file -: text (a line each), csv, tsv, jsonl or parquet.")
     ] = None,
     output: Annotated[
-        str | None,
-        typer.Option(metavar="OUT", help="--file: write the answers to .jsonl, .csv or .parquet. -: stdout."),
+        str | None, typer.Option(metavar="OUT", help="--file: write .jsonl, .csv or .parquet. -: stdout.")
     ] = None,
     format_: Annotated[
-        str | None,
-        typer.Option("--format", metavar="FORMAT", help="--file: jsonl, csv or parquet. Default: by OUT, else jsonl."),
+        str | None, typer.Option("--format", metavar="FORMAT", help="--file: jsonl, csv, parquet. Default: by OUT.")
     ] = None,
     columns: Annotated[
         str | None,
         advanced(
             metavar="all|none|A,B",
-            help="--file: columns of FILE to write before the answers; input_NAME where an answer has the same name. "
-            "Default: all.",
+            help="--file: columns to write before the answers (input_NAME if it is an answer's). Default: all.",
         ),
     ] = None,
     encoding: opt.Encoding = None,
     nearest: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Embedding models: rank the texts of FILE, one per line, for every TEXT."),
+        Path | None, typer.Option(metavar="FILE", help="Embedding models: rank the texts of FILE.")
     ] = None,
     top: Annotated[int | None, typer.Option(min=1, metavar="K", help="So many of --nearest. Default: 5.")] = None,
     runtime: opt.Runtime = None,

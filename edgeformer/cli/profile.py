@@ -63,8 +63,7 @@ def command(
         Minimize | None, typer.Option(help="--search: what the pick has least of. Default: latency.")
     ] = None,
     measured_bundle: Annotated[
-        str | None,
-        advanced("--bundle", metavar="RUN", help="REPORT.json: the measured bundle, to compare checksums with."),
+        str | None, advanced("--bundle", metavar="RUN", help="REPORT.json: the measured bundle, for checksums.")
     ] = None,
     strict: opt.Strict = False,
     allow_leak: opt.AllowLeak = False,

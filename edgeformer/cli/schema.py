@@ -12,8 +12,7 @@ from edgeformer.cli import options as opt
 
 def command(
     document: Annotated[
-        Literal["recipe", "profile", "bundle", "report"],
-        typer.Argument(help="The kind of file.", show_default=False),
+        Literal["recipe", "profile", "bundle", "report"], typer.Argument(help="The kind of file.", show_default=False)
     ],
     style: Annotated[
         Literal["json", "markdown"], typer.Option("--format", help="A JSON Schema, or its keys as tables.")

@@ -30,12 +30,10 @@ def command(
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="Of one request.")] = "1MiB",
     max_connections: Annotated[int, typer.Option(min=2, help="Requests at once; more are refused with 503.")] = 256,
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A name by which it may be asked for, of a proxy in front. May be repeated."),
+        list[str] | None, typer.Option(metavar="NAME", help="A name of a proxy in front. May be repeated.")
     ] = None,
     allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="A site whose pages may read the answers (CORS). May be repeated."),
+        list[str] | None, typer.Option(metavar="URL", help="A site that may read the answers (CORS).")
     ] = None,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,

@@ -16,10 +16,7 @@ def command(
     runtime: Annotated[
         str | None, opt.runtime_option(help="Run them in onnxruntime, openvino or all. Default: each in its usual one.")
     ] = None,
-    write: Annotated[
-        bool,
-        typer.Option("--write", help="Record in targets.json what this machine found of engines, scores included."),
-    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="Record this machine's results in targets.json.")] = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgeformer.artifacts.device import Fact, Peaks
 from edgeformer.artifacts.manifest import cautions
 from edgeformer.artifacts.report import Latency, Memory, Report, Row
 from edgeformer.artifacts.units import format_bytes, format_milliseconds
@@ -26,7 +25,6 @@ from edgeformer.report.context import (
     has_estimates,
     metric_named,
     ranked_candidates,
-    rate_text,
     shape_text,
     split_sizes,
     thread_text,
@@ -48,11 +46,6 @@ _VALUE_LABEL: dict[str, Any] = {
 }  # fmt: skip
 """A figure at the end of its bar; the line of a budget does not cross it."""
 _PARTS = ("embeddings", "block", "heads", "other")
-_MARKERS: dict[str, dict[str, Any]] = {
-    "measured": {"marker": "D"},
-    "on this host": {"marker": "x"},
-    "estimated": {"marker": "D", "markerfacecolor": "none"},
-}
 
 
 @dataclass(frozen=True)
@@ -159,26 +152,6 @@ def _memory_peaks(report: Report) -> list[tuple[str, Memory]]:
             if of_status := [memory for memory in memories if memory.status == status and memory.peak is not None]:
                 peaks.append((name, max(of_status, key=lambda memory: memory.peak or 0)))
     return peaks
-
-
-def _bandwidth(report: Report) -> float | None:
-    """Return the bytes per second of the device's memory; None if its profile does not say."""
-    fact = report.profile.get("bandwidth_bytes_per_s")
-    return Fact[float].model_validate(fact, strict=False).value if fact is not None else None
-
-
-def _peak_rate(report: Report, precision: str) -> float | None:
-    """Return the operations per second of the device's matrix products, from the surest fact of its profile."""
-    facts = Peaks.model_validate(report.profile.get("peaks") or {}, strict=False).of(precision)
-    return facts[0].value if facts else None
-
-
-def _roofline_rows(report: Report) -> list[Row]:
-    """Return the rows with counted work; none if the profile does not state the roofs."""
-    rows = [row for row in report.rows if row.phase != "cold" and row.latency_ms.p50]
-    rows = [row for row in rows if row.work and row.work.bytes_moved and row.work.operations]
-    has_roofs = _bandwidth(report) is not None and any(_peak_rate(report, row.precision) for row in rows)
-    return rows if has_roofs else []
 
 
 def _drawn_candidates(report: Report) -> list[RankedCandidate]:
@@ -293,52 +266,6 @@ def _draw_limits(axis: Any, report: Report, check: str, ends: Sequence[float]) -
     return drawn
 
 
-def _draw_roofline(axis: Any, report: Report) -> None:
-    """Draw operations per second over operations per byte, and the roofs of the device.
-
-    Filled: measured on the device. Hollow with a range: estimated for it. Crosses: measured on this host, whose roofs
-    are different.
-    """
-    from matplotlib.lines import Line2D
-
-    rows, rate, colours, sources = _roofline_rows(report), _bandwidth(report), colours_of(report), dict[str, None]()
-    assert rate is not None
-    intensities = [row.work.operations / row.work.bytes_moved for row in rows if row.work]
-    x_min, x_max = min(intensities) / 4, max(intensities) * 8
-    for precision in dict.fromkeys(row.precision for row in rows):
-        peak = _peak_rate(report, precision)
-        if peak is None:
-            continue
-        x_max = max(x_max, peak / rate * 3)
-        axis.plot([x_min, peak / rate, x_max], [x_min * rate, peak, peak], color=INK, linewidth=1.2)
-        text = f"{precision} peak {rate_text(peak)}"
-        axis.annotate(text, (x_max, peak), (0, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
-    for row in rows:
-        latency, work, colour = row.latency_ms, row.work, colours[row.artifact]
-        assert work is not None
-        source = "measured" if report.on_target else "on this host"
-        per_ms, x = work.operations * 1e3, work.operations / work.bytes_moved
-        if latency.status == "estimated":
-            source = "estimated"
-            low, high = latency.low or latency.p50 or 1.0, latency.high or latency.p50 or 1.0
-            axis.plot([x, x], [per_ms / high, per_ms / low], color=colour, linewidth=1.2, linestyle=_DASHED)
-        axis.plot([x], [per_ms / (latency.p50 or 1.0)], color=colour, linestyle="", markersize=5, **_MARKERS[source])
-        sources[source] = None
-    handles = [
-        Line2D([], [], marker="s", color=colours[name], label=literal(shorten_name(name)), linestyle="")
-        for name in dict.fromkeys(row.artifact for row in rows)
-    ]
-    handles += [Line2D([], [], color=GREY, label=name, linestyle="", **_MARKERS[name]) for name in sources]
-    # Above the chart, since the names of many artifacts at their points would overlap.
-    place: Any = {"loc": "lower left", "bbox_to_anchor": (-0.1, 1.01), "borderaxespad": 0, "handletextpad": 0.2}
-    axis.legend(handles=handles, frameon=False, fontsize=8, ncols=2, **place)
-    slope: Any = {"xytext": (6, -9), "textcoords": "offset points", "fontsize": 8, "color": INK}
-    axis.annotate(f"{rate / 1e9:.4g} GB/s", (x_min * 1.6, x_min * 1.6 * rate), **slope)
-    axis.set(xscale="log", yscale="log", xlim=(x_min, x_max), ylabel="operations per second")
-    axis.set(xlabel=literal(f"operations per byte moved; roofs: {report.device}"))
-    axis.grid(color=FAINT, linewidth=0.8)
-
-
 def _draw_search(axis: Any, report: Report) -> None:
     """Draw score over latency: a bubble per candidate, as large as its file; the front and the pick are numbered.
 
@@ -443,12 +370,6 @@ CHARTS = {
         "Not measured: every bar is the range that the estimator gives, its middle marked.",
         partial(_timed_rows, status="estimated"), "nothing was estimated", 1.0, 0.27,
         partial(_draw_times, status="estimated"),
-    ),
-    "roofline": Chart(
-        "Roofline",
-        "How many operations per second an artifact does, against what the device's arithmetic and memory allow.",
-        _roofline_rows, "no work was counted, or the device profile does not state its bandwidth and peak rates",
-        4.3, 0.0, _draw_roofline,
     ),
     "memory": Chart(
         "Memory against the budget",

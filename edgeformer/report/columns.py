@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, methodcaller
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -168,9 +168,9 @@ class Columns(Generic[R]):
         self._columns = tuple(columns)
 
     @classmethod
-    def of_records(cls, names: Iterable[str]) -> Columns[dict[str, Any]]:
+    def of_records(cls, names: Iterable[str], flows: Collection[str] = ()) -> Columns[dict[str, Any]]:
         """Return columns for dicts; a missing key is an empty cell."""
-        return Columns(Column(name, methodcaller("get", name)) for name in names)
+        return Columns(Column(name, methodcaller("get", name), flows=name in flows) for name in names)
 
     def pick(self, *names: str) -> Columns[R]:
         """Return the named columns, in this order."""

@@ -208,23 +208,7 @@ SIZES: Columns[SizeParts] = Columns(
 )
 
 
-class ProfileFact(NamedTuple):
-    """A fact of the device profile; ``checked``: whether it was checked on the device (yes, no or empty)."""
-
-    name: str
-    value: str
-    checked: str
-    source: str
-
-
-FACTS: Columns[ProfileFact] = Columns(
-    [
-        Column("fact", "name"),
-        Column("value"),
-        Column("checked_on_the_device", "checked"),
-        Column("source", flows=True),
-    ]
-)
+FACTS = ("fact", "value", "checked on the device", "source")
 
 
 class RankedCandidate(NamedTuple):
@@ -502,8 +486,8 @@ def _environment(report: Report, rows: Sequence[Row]) -> list[tuple[str, str]]:
     return lines
 
 
-def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[ProfileFact]:
-    """Yield every fact of the device profile, with its unit."""
+def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[dict[str, str]]:
+    """Yield every fact of the device profile, with its unit, and whether it was checked on the device."""
     for key, entry in profile.items():
         name = f"{prefix}{key}"
         title = name.replace("_bytes_per_s", "").replace("_bytes", "").replace("_", " ")
@@ -516,11 +500,12 @@ def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[Profil
                 text = f"{value / 1e9:.4g} GB/s"
             elif name.startswith("peak ") and isinstance(value, (int, float)):
                 text = rate_text(float(value))
-            yield ProfileFact(title, text, "yes" if entry.get("verified") else "no", str(entry["source"]))
+            checked = "yes" if entry.get("verified") else "no"
+            yield dict(zip(FACTS, (title, text, checked, str(entry["source"])), strict=True))
         elif key == "peaks" and isinstance(entry, dict):
             yield from _profile_facts(entry, "peak ")
         elif isinstance(entry, (str, int, float)) and not isinstance(entry, bool):
-            yield ProfileFact(title, _plain(entry), "", "")
+            yield dict(zip(FACTS, (title, _plain(entry), "", ""), strict=True))
 
 
 class ReportContext:

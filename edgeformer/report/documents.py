@@ -24,7 +24,7 @@ from edgeformer.artifacts.report import Check, Report, Search
 from edgeformer.artifacts.units import markdown, markdown_line, visible
 from edgeformer.report.canvas import NO_PICTURE
 from edgeformer.report.charts import draw_pictures, draw_report
-from edgeformer.report.columns import coloured
+from edgeformer.report.columns import Columns, coloured
 from edgeformer.report.context import (
     CHECKS,
     FACTS,
@@ -148,7 +148,7 @@ def as_html(context: ReportContext) -> str:
         measured=host_columns.html(context.host_rows, status),
         device_rows=context.columns("html device").html(context.device_rows, status),
         sizes=SIZES.html(split_sizes(report)),
-        facts=FACTS.html(context.facts),
+        facts=Columns.of_records(FACTS, flows=("source",)).html(context.facts),
     )
 
 

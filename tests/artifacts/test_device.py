@@ -8,8 +8,6 @@ import yaml
 
 from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.report.charts import _bandwidth, _peak_rate
-from tests.report.made_reports import made_report
 
 HOST = load_profile("host")
 
@@ -20,17 +18,6 @@ def test_one_table_of_peaks_the_surest_first() -> None:
     assert peaks.of("fp16") == (slow, fast)
     assert peaks.of("fp32") == (slow,)
     assert peaks.of("int8") == () == Peaks().of("fp16")
-
-
-def test_the_roofline_is_drawn_with_the_surest_rate() -> None:
-    def fact(value: float) -> dict[str, object]:
-        return {"value": value, "source": "a test", "verified": False}
-
-    peaks = {"fp32": fact(9e12), "fp16": fact(4e13), "fp16_fp32_accumulate": fact(2e13), "int8": None}
-    report = made_report(profile={"bandwidth_bytes_per_s": fact(192e9), "peaks": peaks})
-    assert [_peak_rate(report, precision) for precision in ("fp32", "fp16", "int8")] == [9e12, 2e13, None]
-    assert _bandwidth(report) == 192e9
-    assert _bandwidth(made_report(profile={})) is None and _peak_rate(made_report(profile={}), "fp32") is None
 
 
 def test_a_calibration_of_an_earlier_estimator_is_dropped() -> None:

@@ -136,7 +136,7 @@ def test_applicable_error_record_is_stated_without_caveat() -> None:
 
 def test_pictures_take_every_colour_from_the_style_sheet(text: str) -> None:
     pictures = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
-    assert len(pictures) == 6
+    assert len(pictures) == 5
     for svg in pictures:
         colours = set(re.findall(r"#[0-9a-fA-F]{6}\b", svg))
         assert not colours, f"fixed colours would not change in the dark: {colours}"
@@ -161,21 +161,19 @@ def test_without_matplotlib_the_page_has_tables_and_says_why(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     text = html_of(made_report())
     assert "<svg" not in text
-    assert text.count("matplotlib is not installed") == 5
+    assert text.count("matplotlib is not installed") == 4
     assert any("20.0 ms" in cells for _, cells in Page(text).rows)
 
 
-@pytest.mark.parametrize("empty", ["profile", "rows", "checks"])
+@pytest.mark.parametrize("empty", ["rows", "checks"])
 def test_page_says_what_is_missing(empty: str) -> None:
     changes: dict[str, dict[str, object]] = {
-        "profile": {"profile": {}},
         "rows": {"rows": (), "sizes": (), "verdict": {"status": "unknown", "checks": ()}},
         "checks": {"verdict": {"status": "unknown", "checks": ()}},
     }
     text = html_of(made_report(**changes[empty]))
     Page(text)
     expected = {
-        "profile": "does not state its bandwidth",
         "rows": "no time was measured",
         "checks": "Nothing was checked",
     }
