@@ -36,7 +36,7 @@ def torch_inputs(batch: int, seq: int) -> dict[str, Any]:
 
 def edgeformer(model: Path, threads: int, provider: str) -> Prepare:
     """A bundle's FP32 graph as ``predict`` opens it."""
-    from edgeformer.benchmark.measurement import check_artifact, golden_calls
+    from edgeformer.measurement.artifact import check_artifact, golden_calls
     from edgeformer.bundle import Bundle
     from edgeformer.runtimes import OpenOptions
 

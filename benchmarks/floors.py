@@ -39,7 +39,7 @@ from benchmarks.judging import MET, Bar, Limit, Watch, judged, report_bars, unle
 from benchmarks.openvino_speed import opened
 from benchmarks.ways import Way, environment
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.benchmark.measurement import Item, check_artifact, golden_calls
+from edgeformer.measurement.artifact import Item, check_artifact, golden_calls
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.listing import ListJob, run_listing
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total

@@ -31,12 +31,13 @@ from typing import Any
 from edgeformer.artifacts.command_results import GateCheck
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import write_json, write_text
-from edgeformer.benchmark import conditions, gate
+from edgeformer.benchmark import gate
 from edgeformer.benchmark.gate import GateOptions
 from edgeformer.benchmark.gate_scores import ArtifactPair
-from edgeformer.benchmark.measurement import MeasureSpec, check_artifact, phases_of
-from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairRules, compare_pair
+from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairRules, PairSpec, compare_pair
 from edgeformer.bundle import Bundle
+from edgeformer.measurement import conditions
+from edgeformer.measurement.artifact import check_artifact, items_of
 from edgeformer.run import locate
 from edgeformer.runtimes import default_provider, library_versions
 from edgeformer.system.host import cpu_name, default_threads, describe_host, now
@@ -78,9 +79,9 @@ def pair_of(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> Pair:
     entry = bundle.artifact(settings["artifact"])
     checked, shape, threads = check_artifact(bundle, entry), (1, settings["seq"]), settings["threads"]
     first, second = (
-        MeasureSpec(
-            kind="pair", files=checked, provider=default_provider("cpu"), threads=threads,
-            phases=phases_of(entry, bundle.task)[:1], shapes=(shape,), rules=WARMUP_RULES, repeat=repeat,
+        PairSpec(
+            files=checked, provider=default_provider("cpu"), threads=threads,
+            items=items_of(entry, bundle.task, [shape])[:1], rules=WARMUP_RULES, repeat=repeat,
         )
         for repeat in (case.baseline, case.candidate)
     )  # fmt: skip

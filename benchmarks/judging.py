@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from edgeformer.benchmark.conditions import CpuReading, read_cpu, used_between
+from edgeformer.measurement.conditions import CpuReading, read_cpu, used_between
 from edgeformer.system.host import usable_cores
 
 ROUNDS = 3

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.benchmark.measurement import check_artifact, golden_calls
+from edgeformer.measurement.artifact import check_artifact, golden_calls
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import OpenOptions, library_versions, requested_providers
 from edgeformer.runtimes.session import Session

@@ -19,7 +19,7 @@ import edgeformer
 from edgeformer.artifacts.command_results import Verification
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.scores import read_evaluation
-from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.artifacts.report import MeasureRules
 from edgeformer.benchmark.profile import ProfileOptions
 from edgeformer.export.import_onnx import OnnxImportOptions
 from edgeformer.export.variants import ExportOptions

@@ -14,7 +14,7 @@ from benchmarks.estimates.models import Model
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.benchmark.measurement import Item, Shape, check_artifact
+from edgeformer.measurement.artifact import Item, Shape, check_artifact
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import SWEEPS, TimeJob, Timing, combine_sweeps, run_timing
 from edgeformer.estimate.fit import TimedCall

@@ -34,7 +34,7 @@ def measure(session: Session) -> None:
 def _energy(session: Session, recipe: Any, shape: tuple[int, int], format_: str) -> Figures:
     import torch
 
-    from edgeformer.benchmark.measure import energy_counter, measure_energy
+    from edgeformer.measurement.trackers import energy_counter, measure_energy
 
     model = in_format(model_of(recipe, session.device), format_)
     ids = torch.randint(1, recipe.model.vocab_size, shape, device=session.device)

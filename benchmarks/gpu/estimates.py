@@ -38,7 +38,7 @@ def measure(session: Session) -> None:
 def _profile(session: Session) -> DeviceProfile:
     """The shipped profile that this card is. Raises InputError where none is."""
     from edgeformer.artifacts.documents import load_profile, shipped_names
-    from edgeformer.benchmark.request import find_target
+    from edgeformer.measurement.target import find_target
 
     if session.device != "cuda":
         return load_profile("rtx4050")

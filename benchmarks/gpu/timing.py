@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgeformer.artifacts.report import MeasureRules
-from edgeformer.benchmark.measure import measure, summarise
+from edgeformer.measurement.trackers import measure, summarise
 
 TINY = MeasureRules(
     warmup_min_s=0.0, warmup_min_calls=1, warmup_max_s=0.05, window_calls=1, min_s=0.0, min_calls=3, max_s=0.2,

@@ -15,11 +15,9 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.golden import GOLDEN_FILE
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, Silent, bar
-from edgeformer.artifacts.report import checksum_notes, read_report
+from edgeformer.artifacts.report import MeasureRules, checksum_notes, read_report
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, score_check
-from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import MeasureSpec, check_artifact, phases_of
 from edgeformer.benchmark.paired_run import (
     ERROR,
     MOST_ROUNDS,
@@ -27,11 +25,14 @@ from edgeformer.benchmark.paired_run import (
     Pair,
     Pairing,
     PairRules,
+    PairSpec,
     SideError,
     compare_pair,
 )
-from edgeformer.benchmark.request import ProfileOptions, Request, find_target, resolve
+from edgeformer.benchmark.request import ProfileOptions, Request, resolve
 from edgeformer.bundle import Bundle, find_enclosing_bundle
+from edgeformer.measurement.artifact import check_artifact, items_of
+from edgeformer.measurement.target import find_target
 from edgeformer.run import Location
 from edgeformer.runtimes import cannot_run
 from edgeformer.system.host import describe_host, now
@@ -161,7 +162,7 @@ def gate_bundles(
             tuple(dict.fromkeys(candidate.task.fit_shape(candidate.data, *shape) for shape in shapes)),
             tuple(pairs),
             gate_options,
-            target.gpu.uuid if target.gpu is not None else None,
+            target.gpu_uuid,
             progress or Silent(),
             is_selection=bool(selected),
         )
@@ -271,8 +272,7 @@ def _compare_pairs(comparison: _Comparison) -> list[GateCheck]:
         for provider in request.providers(both.candidate):
             refusal = cannot_run(both.candidate, provider)
             if refusal is None:
-                phases = phases_of(both.candidate, new.task)
-                items = [(phase, *shape) for shape in comparison.shapes for phase in phases]
+                items = items_of(both.candidate, new.task, comparison.shapes)
                 runs += [(both, sides, provider, item) for item in items]
                 continue
             status: GateStatus = "undecided"
@@ -284,13 +284,11 @@ def _compare_pairs(comparison: _Comparison) -> list[GateCheck]:
             add(GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=reason), provider)
     for both, sides, provider, (phase, batch, seq) in runs:
         first, second = (
-            MeasureSpec(
-                kind="pair",
+            PairSpec(
                 files=side,
                 provider=provider,
                 threads=request.threads[0],
-                phases=(phase,),
-                shapes=((batch, seq),),
+                items=((phase, batch, seq),),
                 rules=options.rules or WARMUP_RULES,
                 gpu_uuid=comparison.gpu_uuid,
             )

@@ -32,11 +32,16 @@ from pydantic import Field, TypeAdapter
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.report import Memory
-from edgeformer.benchmark.measure import MeasureRules, measure
-from edgeformer.benchmark.measurement import ALLOWANCE_S, MeasureSpec, input_buffers, load_runtime, open_workload, unpin
-from edgeformer.benchmark.memory import gpu_memory_of_process, memory_above, peak_meter, resident_bytes
-from edgeformer.benchmark.process import End, Send, start_worker
+from edgeformer.artifacts.report import MeasureRules, Memory
+from edgeformer.measurement.artifact import ALLOWANCE_S, MeasureSpec, input_buffers, load_runtime, open_workload
+from edgeformer.measurement.trackers import (
+    gpu_memory_of_process,
+    measure,
+    memory_above,
+    peak_meter,
+    resident_bytes,
+)
+from edgeformer.measurement.worker import End, Send, start_worker
 from edgeformer.runtimes import on_gpu
 
 ERROR = 0.05
@@ -54,8 +59,15 @@ _SLOW_MS, _SLOW_PAIRS, _SLOW_UNTIMED_CALLS = 100.0, 3, 1
 _EXTENSION = 4
 _SIDES = ("baseline", "candidate")
 
-Pair = tuple[MeasureSpec, MeasureSpec]
-"""Baseline and candidate, each of kind ``pair`` with one item."""
+
+class PairSpec(MeasureSpec):
+    """One of two artifacts and its item; its worker times blocks of calls on request."""
+
+    repeat: int = Field(1, ge=1, description="calls timed as one, by which a benchmark plants a slowdown")
+
+
+Pair = tuple[PairSpec, PairSpec]
+"""Baseline and candidate."""
 
 
 class Ready(Frozen):
@@ -83,12 +95,11 @@ def work(document: bytes, send: Send) -> None:
 
     A line holds two numbers of calls: untimed and timed ones.
     """
-    spec = MeasureSpec.model_validate_json(document, strict=False)
-    (item,), provider = spec.items, load_runtime(spec)
-    unpin()
-    buffers = input_buffers(spec, item[1:])
+    spec = PairSpec.model_validate_json(document, strict=False)
+    (item,), provider = spec.items, load_runtime(spec.files, spec.provider)
+    buffers = input_buffers(spec.files, item[1:])
     meter, baseline_bytes = peak_meter(), resident_bytes()
-    with closing(meter), closing(open_workload(spec, item, provider, buffers)) as workload:
+    with closing(meter), closing(open_workload(spec.files, item, provider, spec.threads, buffers)) as workload:
 
         def call(index: int) -> None:
             for repetition in range(spec.repeat):

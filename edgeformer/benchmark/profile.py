@@ -27,20 +27,21 @@ from edgeformer.artifacts.report import (
     read_report,
     seal_report,
 )
-from edgeformer.benchmark.measurement import (
-    MeasureSpec,
-    MeasuringInterrupted,
-    check_artifact,
-    measure_artifact,
-    phases_of,
-    unavailable_row,
-)
-from edgeformer.benchmark.paired_run import WARMUP_RULES, PairRules, SideError, compare_pair
-from edgeformer.benchmark.request import ProfileOptions, Request, Target, find_target, limits_of, resolve, shape_notes
+from edgeformer.benchmark.paired_run import WARMUP_RULES, PairRules, PairSpec, SideError, compare_pair
+from edgeformer.benchmark.request import ProfileOptions, Request, limits_of, resolve, shape_notes
 from edgeformer.benchmark.search import NOISE, close_pair, search, verdict_of_pick, with_tie_break
 from edgeformer.benchmark.verdict import check_budget, judged_rows, unjudged, verdict_notes, without_figures
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence
+from edgeformer.measurement.artifact import (
+    MeasureSpec,
+    MeasuringInterrupted,
+    check_artifact,
+    items_of,
+    measure_artifact,
+    unavailable_row,
+)
+from edgeformer.measurement.target import Target, find_target
 from edgeformer.run import Location
 from edgeformer.runtimes import (
     ArtifactFiles,
@@ -78,10 +79,6 @@ class _Profiling:
     progress: Progress
     notes: list[str] = field(default_factory=list)
     host_rows: list[Row] = field(default_factory=list)
-
-    @property
-    def gpu_uuid(self) -> str | None:
-        return self.target.gpu.uuid if self.target.gpu is not None else None
 
 
 class ProfileInterrupted(KeyboardInterrupt):
@@ -130,8 +127,7 @@ def profile_bundle(
                         reason = f"{target.reason}, but the rows were measured with {provider}: "
                         reason += f"{default_provider(device.kind)} is needed"
                     notes.append(f"{artifact.id}: {reason}; rows `device` are estimated instead")
-                phases = phases_of(artifact, bundle.task)
-                items = [(phase, *shape) for shape in request.shapes for phase in phases]
+                items = items_of(artifact, bundle.task, request.shapes)
                 with bar(profiling.progress, f"estimating {artifact.id} on {device.name}", None):
                     artifact_device_rows = estimate(bundle, artifact, device, items)
                 rows += artifact_device_rows
@@ -169,10 +165,9 @@ def _measure(profiling: _Profiling, files: ArtifactFiles) -> list[Row]:
                 files=files,
                 provider=provider,
                 threads=threads,
-                phases=phases_of(artifact, profiling.bundle.task),
-                shapes=request.shapes,
+                items=items_of(artifact, profiling.bundle.task, request.shapes),
                 rules=request.rules,
-                gpu_uuid=profiling.gpu_uuid,
+                gpu_uuid=profiling.target.gpu_uuid,
             )
             try:
                 measured = measure_artifact(spec, profiling.progress)
@@ -241,7 +236,7 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         eligible = [row for row in rows if row.artifact not in left_out]
         completing = records.completing(manifest, device.match)
         result = search(manifest, eligible, judged, limits, options.search, completing)
-        result = break_tie(result, bundle, request, profiling.gpu_uuid, profiling.progress)
+        result = break_tie(result, bundle, request, profiling.target.gpu_uuid, profiling.progress)
         verdict = verdict_of_pick(result, judged, limits, whole_texts)
 
     unused = shape_notes(limits) if is_interrupted else []
@@ -310,16 +305,15 @@ def break_tie(result: Search, bundle: Bundle, request: Request, gpu_uuid: str | 
         return result
     limits = request.limits.ranked
     first, second = (result.candidates[position] for position in positions)
-    specs: list[MeasureSpec] = []
+    specs: list[PairSpec] = []
     for candidate in (first, second):
         artifact = bundle.artifact(candidate.artifact)
-        spec = MeasureSpec(
-            kind="pair",
+        phase = "steady" if artifact.role in ("full", "exit") else limits.phase
+        spec = PairSpec(
             files=check_artifact(bundle, artifact),
             provider=candidate.provider,
             threads=candidate.threads or request.threads[0],
-            phases=("steady" if artifact.role in ("full", "exit") else limits.phase,),
-            shapes=((limits.batch, limits.seq),),
+            items=((phase, limits.batch, limits.seq),),
             rules=replace(request.rules, warmup_max_s=min(request.rules.warmup_max_s, WARMUP_RULES.warmup_max_s)),
             gpu_uuid=gpu_uuid,
         )

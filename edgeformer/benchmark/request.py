@@ -6,7 +6,6 @@ import hashlib
 import re
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -14,22 +13,19 @@ import psutil
 from edgeformer.artifacts.device import Budget, DeviceProfile, EstimateError
 from edgeformer.artifacts.errors import InputError, NotBuiltError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
+from edgeformer.artifacts.report import MeasureRules
 from edgeformer.artifacts.units import format_bytes
-from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import Shape
 from edgeformer.benchmark.search import SearchOptions, check_options
 from edgeformer.benchmark.verdict import Limits
+from edgeformer.measurement.artifact import Shape
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
-from edgeformer.system import nvidia
-from edgeformer.system.host import board_names, cpu_name, default_threads
+from edgeformer.system.host import default_threads
 from edgeformer.tasks import Task, get_task
 from edgeformer.tasks.task import max_call_tokens
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
 
-# Error correction takes a sixteenth of some cards' memory (T4, L4); cards of one name differ by a third and more.
-_LEAST_MEMORY, _MOST_MEMORY = 0.85, 1.1
 _LONGEST_QUESTION = 60
 """Characters in a file name; the rest of the 255 that systems allow is for the device and the kind of file."""
 
@@ -280,60 +276,3 @@ def question_of(options: ProfileOptions, artifact: str | None) -> str:
     if len(name) <= _LONGEST_QUESTION:
         return name
     return f"{name[:_LONGEST_QUESTION]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-@dataclass(frozen=True)
-class Target:
-    """Whether the device is present, why (not), and the GPU that computes on this host, if there is one."""
-
-    present: bool
-    reason: str
-    gpu: nvidia.Gpu | None = None
-
-
-def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
-    """Look for ``device`` on this host: by its name and memory, a Jetson by its part number.
-
-    A CPU profile without ``match`` is this host, whatever it is. For a GPU profile that is not present, ``gpu`` is the
-    first other card, on which the host's rows are then measured.
-    """
-
-    def is_named(name: str) -> bool:
-        """Whether it has the device's whole words ("NVIDIA L4" is not in "NVIDIA L40S") and none of its siblings'."""
-
-        def has(words: str) -> bool:
-            return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", name, re.IGNORECASE) is not None
-
-        return has(device.match or device.title) and not any(map(has, device.match_not))
-
-    if device.kind == "cpu":
-        name = cpu_name(root)
-        if device.match is None or is_named(name):
-            return Target(True, f"this host: {name}")
-        return Target(False, f"this host's processor is {name}, not {device.match}")
-    cards = nvidia.gpus()
-    if device.boards:
-        # All modules of a Jetson generation give their GPU one name ("Orin"); the part number distinguishes them.
-        card, board = next((card for card in cards if is_named(card.name)), None), board_names(root)
-        if any(part.lower() in name.lower() for part in device.boards for name in board):
-            return Target(True, f"present: {board[0]}", card)  # an older JetPack has no NVML, and no card
-        present = ", ".join(card.name for card in cards) or "no NVIDIA card"
-        if card is not None and board:
-            parts = ", ".join(device.boards)
-            present = f"{card.name} on {board[0]}, which is none of the part numbers {parts}"
-        elif card is not None:
-            present = f"{card.name}, but which module it is on cannot be seen: /proc/device-tree is hidden, as in most "
-            present += "containers"
-    else:
-        names = []
-        for card in cards:
-            name = card.name
-            if is_named(name):
-                # Cards of one name have different memory (RTX 3050, A100); unknown memory counts as the same.
-                expected, actual = device.memory_bytes, card.memory_bytes
-                if expected is None or actual is None or _LEAST_MEMORY <= actual / expected.value <= _MOST_MEMORY:
-                    return Target(True, f"present: {name}", card)
-                name += f" with {format_bytes(actual)}"
-            names.append(name)
-        present = ", ".join(names) or "no NVIDIA card"
-    return Target(False, f"{device.title} is not present on this host ({present})", next(iter(cards), None))

@@ -54,7 +54,7 @@ def command(
       edgeformer calibrate --validate-only --device rtx4050
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
-    from edgeformer.benchmark.measure import MeasureRules
+    from edgeformer.artifacts.report import MeasureRules
     from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.calibrate import CalibrationOptions, improve
     from edgeformer.report.tables import print_calibration

@@ -21,9 +21,9 @@ from edgeformer.artifacts.documents import save_profile
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, Silent, bar
-from edgeformer.benchmark.conditions import read_cpu
-from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import (
+from edgeformer.measurement.conditions import read_cpu
+from edgeformer.artifacts.report import MeasureRules
+from edgeformer.measurement.artifact import (
     Item,
     MeasureSpec,
     Refusal,
@@ -33,8 +33,8 @@ from edgeformer.benchmark.measurement import (
     measure_artifact,
     open_workload,
 )
-from edgeformer.benchmark.process import End, Job, Send, run_job
-from edgeformer.benchmark.request import find_target
+from edgeformer.measurement.worker import End, Job, Send, run_job
+from edgeformer.measurement.target import find_target
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate
 from edgeformer.estimate.fit import FEWEST_SHAPES, TimedCall, cross_validate, fit, with_cross_validation
@@ -115,8 +115,7 @@ def improve(
 class TimeJob(Job):
     """Time whole calls of one artifact at some items, from small to large; ``nodes``: then time their nodes."""
 
-    name, answers = "timing", "times"
-    kind: Literal["time"] = "time"
+    name = "timing"
     checked: ArtifactFiles
     items: tuple[Item, ...] = Field(strict=False)
     nodes: bool
@@ -186,14 +185,9 @@ def work(message: bytes, send: Send) -> None:
         if time.perf_counter() > end:
             send(Refusal(item=item, reason=f"beyond the {job.budget_s:.0f} s for this artifact"))
             continue
-        phase, batch, seq = item
-        spec = MeasureSpec(
-            threads=job.threads, files=job.checked, provider=provider, phases=(phase,), shapes=((batch, seq),),
-            rules=MeasureRules(),
-        )  # fmt: skip
         try:
-            inputs = golden_calls(job.checked, (batch, seq), count=2)
-            with contextlib.closing(open_workload(spec, item, provider, inputs)) as workload:
+            inputs = golden_calls(job.checked, item[1:], count=2)
+            with contextlib.closing(open_workload(job.checked, item, provider, job.threads, inputs)) as workload:
                 workload.first()
                 time_calls(partial(workload.call, 0), _WARM_UP_S, 1)
                 calls_us[item] = statistics.median(time_calls(partial(workload.call, 0), _ROUND_S, _FEWEST_CALLS))
@@ -422,8 +416,8 @@ def validate(
         if not unseen:
             continue
         spec = MeasureSpec(
-            files=checked, provider=calibration.provider, threads=calibration.threads, shapes=unseen,
-            rules=rules or MeasureRules(energy_s=0.0),
+            files=checked, provider=calibration.provider, threads=calibration.threads,
+            items=tuple(("steady", *shape) for shape in unseen), rules=rules or MeasureRules(energy_s=0.0),
         )  # fmt: skip
         rows = [row for row in measure_artifact(spec, progress) if row.phase == "steady"]
         measured = {(row.batch, row.seq): row.latency_ms for row in rows}

@@ -15,7 +15,7 @@ from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateErro
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import Energy, EstimateEvidence, Latency, Row
-from edgeformer.benchmark.measurement import Item, Phase, check_artifact, row_of, unavailable_row
+from edgeformer.measurement.artifact import Item, Phase, check_artifact, row_of, unavailable_row
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.listing import ItemNodes, Listing, ListJob, run_listing
 from edgeformer.estimate.operators import (

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, FittedCase
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.benchmark.measurement import Item
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.roofline import amounts, beyond_cache, calibrated_nodes_us, rates_of
+from edgeformer.measurement.artifact import Item
 from edgeformer.system.host import now
 
 Floats = npt.NDArray[np.float64]

@@ -16,8 +16,8 @@ from pydantic import Field, TypeAdapter
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.golden import Tokens
-from edgeformer.benchmark.measurement import Item, Refusal, golden_calls
-from edgeformer.benchmark.process import End, Job, Send, run_job
+from edgeformer.measurement.artifact import Item, Refusal, golden_calls
+from edgeformer.measurement.worker import End, Job, Send, run_job
 from edgeformer.runtimes import ArtifactFiles
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, ProfiledGraph
 from edgeformer.runtimes.session import Array
@@ -35,8 +35,7 @@ Declared = Mapping[str, tuple[str, tuple[int | None, ...]]]
 class ListJob(Job):
     """One artifact and the items to list."""
 
-    name, answers = "listing", "nodes"
-    kind: Literal["list"] = "list"
+    name = "listing"
     checked: ArtifactFiles
     items: tuple[Item, ...] = Field(strict=False)
 

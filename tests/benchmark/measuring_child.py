@@ -11,9 +11,9 @@ import pytest
 
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Row
-from edgeformer.benchmark import process
-from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import MeasureSpec, check_artifact, measure_artifact
+from edgeformer.measurement import worker
+from edgeformer.artifacts.report import MeasureRules
+from edgeformer.measurement.artifact import MeasureSpec, check_artifact, measure_artifact
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import ArtifactFiles
 from tests.runtimes.tiny_bundle import artifact_of
@@ -28,7 +28,7 @@ def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
         files=check_artifact(Bundle.open(bundle), artifact),
         provider="CPUExecutionProvider",
         threads=1,
-        shapes=((1, 8), (2, 8)),
+        items=(("steady", 1, 8), ("steady", 2, 8)),
         rules=RULES,
     ).model_copy(update=changes)
 
@@ -61,7 +61,7 @@ class Recorder(Silent):
 
 def run_as(monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, **changes: object) -> list[Row]:
     """Return the rows if the worker runs ``program`` instead of measuring."""
-    monkeypatch.setattr(process, "worker_command", lambda: [sys.executable, "-c", program])
+    monkeypatch.setattr(worker, "worker_command", lambda: [sys.executable, "-c", program])
     return measure_artifact(make_spec(bundle, **changes), Silent())
 
 

@@ -14,7 +14,7 @@ import pytest
 from edgeformer.artifacts import documents
 from edgeformer.artifacts.device import DeviceProfile, Fact
 from edgeformer.artifacts.documents import shipped_folder, shipped_names
-from edgeformer.benchmark.request import find_target
+from edgeformer.measurement.target import find_target
 from edgeformer.system import nvidia
 from tests.cli.run_cli import edgeformer
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from edgeformer.benchmark import measure as energy_module
-from edgeformer.benchmark.measure import EnergyCounter, MeasureRules, energy_counter, measure_energy
+from edgeformer.measurement import trackers as energy_module
+from edgeformer.measurement.trackers import EnergyCounter, MeasureRules, energy_counter, measure_energy
 from tests.fakes.nvml import JETSON, LAPTOP, UUID, WINDOWS, Driver
 
 RULES = MeasureRules(idle_s=1.0, energy_s=2.0)

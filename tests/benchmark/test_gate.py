@@ -28,17 +28,17 @@ from edgeformer.benchmark import gate as gate_module
 from edgeformer.benchmark import paired_run
 from edgeformer.benchmark.gate import GateOptions, file_checks, gate_bundles, memory_check, named_baseline
 from edgeformer.benchmark.gate_scores import ArtifactPair
-from edgeformer.benchmark.measurement import MeasureSpec
-from edgeformer.benchmark.memory import gpu_memory_of_process
+from edgeformer.measurement.trackers import gpu_memory_of_process
 from edgeformer.benchmark.paired_run import (
     Block,
     Pair,
     Pairing,
     PairRules,
+    PairSpec,
     Ready,
     compare_pair,
 )
-from edgeformer.benchmark.process import WorkerClient, start_worker
+from edgeformer.measurement.worker import WorkerClient, start_worker
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle, seal
 from edgeformer.report.gate import append_summary, junit_xml, markdown_summary
@@ -202,7 +202,7 @@ def kill_workers(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
     started = count()
 
     @contextmanager
-    def start(spec: MeasureSpec, *arguments: Any) -> Iterator[WorkerClient]:
+    def start(spec: PairSpec, *arguments: Any) -> Iterator[WorkerClient]:
         with start_worker(spec, *arguments) as client:
             if next(started) in numbers:
                 client._process.kill()
@@ -316,7 +316,7 @@ def test_slow_calls_have_smaller_blocks(monkeypatch: pytest.MonkeyPatch, call_ms
             return ready if requests[-1] == "warm up" else Block(times_ms=(call_ms,))
 
     monkeypatch.setattr(paired_run, "start_worker", lambda *_: nullcontext(FakeClient()))
-    spec = cast(MeasureSpec, SimpleNamespace(repeat=1, rules=RULES))
+    spec = cast(PairSpec, SimpleNamespace(repeat=1, rules=RULES))
     paired_run._measure_round((spec, spec), 0, Pairing())
     assert requests == ["warm up"] * 2 + 2 * blocks
 

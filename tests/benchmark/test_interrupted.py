@@ -11,16 +11,16 @@ import pytest
 
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Report, Row
-from edgeformer.benchmark import measurement
-from edgeformer.benchmark.measure import summarise
-from edgeformer.benchmark.measurement import (
+from edgeformer.measurement import artifact
+from edgeformer.measurement.trackers import summarise
+from edgeformer.measurement.artifact import (
     FinishedRow,
     MeasureSpec,
     MeasuringInterrupted,
     measure_artifact,
     unavailable_row,
 )
-from edgeformer.benchmark.process import End
+from edgeformer.measurement.worker import End
 from edgeformer.cli import main, progress
 from edgeformer.report.context import verdict_sentence
 from tests.benchmark.measuring_child import make_spec
@@ -98,7 +98,7 @@ def test_rows_of_an_interrupted_confirmation_are_not_stable(tmp_path: Path, monk
         take(FinishedRow(row=row_of(2)))
         return End()
 
-    monkeypatch.setattr(measurement, "run_job", run_job)
+    monkeypatch.setattr(artifact, "run_job", run_job)
     with pytest.raises(MeasuringInterrupted) as stop:
         measure_artifact(spec, Silent())
     first, second = stop.value.rows

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgeformer.benchmark.measure import MeasureRules, drifted, measure, summarise, windows_agree
+from edgeformer.measurement.trackers import MeasureRules, drifted, measure, summarise, windows_agree
 
 
 class FakeArtifact:

@@ -14,17 +14,19 @@ import pytest
 
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row
-from edgeformer.benchmark import measurement, process
-from edgeformer.benchmark.measure import MeasureRules, summarise
-from edgeformer.benchmark.measurement import (
+from edgeformer.measurement import artifact as artifact_module
+from edgeformer.measurement import worker
+from edgeformer.measurement.trackers import MeasureRules, summarise
+from edgeformer.measurement.artifact import (
     FinishedRow,
+    Item,
     MeasureSpec,
     Refusal,
     Start,
     check_artifact,
     confirmed,
+    items_of,
     measure_artifact,
-    phases_of,
     unavailable_row,
 )
 from edgeformer.bundle import Bundle
@@ -33,7 +35,7 @@ from tests.runtimes.tiny_bundle import write_bundle
 from tests.web.browser import LANGUAGE
 
 POSITIONS = 64
-THREE_SHAPES = ((1, 8), (2, 8), (3, 8))
+THREE_ITEMS: tuple[Item, ...] = (("steady", 1, 8), ("steady", 2, 8), ("steady", 3, 8))
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
 
 
@@ -54,8 +56,7 @@ def measure_language(folder: Path, artifact_id: str, *shapes: tuple[int, int]) -
         files=check_artifact(bundle, artifact),
         provider="CPUExecutionProvider",
         threads=1,
-        phases=phases_of(artifact, bundle.task),
-        shapes=shapes,
+        items=items_of(artifact, bundle.task, shapes),
         rules=RULES,
     )
     return measure_artifact(spec, Silent())
@@ -116,9 +117,9 @@ def hear(event, arguments):
     global late_s
     if event == "import" or event == "open" and str(arguments[0]).endswith(".json"):
         late_s += 1000.0
-from edgeformer.benchmark import process
+from edgeformer.measurement import worker
 sys.addaudithook(hear)
-process.run_worker()
+worker.run_worker()
 """
 
 
@@ -129,7 +130,7 @@ process.run_worker()
 def test_load_ms_excludes_imports_and_manifests(
     monkeypatch: pytest.MonkeyPatch, language: Path, artifact_id: str, phases: list[str]
 ) -> None:
-    monkeypatch.setattr(process, "worker_command", lambda: [sys.executable, "-c", SLOW_TO_PREPARE])
+    monkeypatch.setattr(worker, "worker_command", lambda: [sys.executable, "-c", SLOW_TO_PREPARE])
     rows = measure_language(language, artifact_id, (1, 8))
     assert [(row.phase, row.latency_ms.status) for row in rows] == [(phase, "measured") for phase in ("cold", *phases)]
     times_ms = [row.load_ms if row.phase == "cold" else row.conditions["load_ms"] for row in rows]
@@ -138,7 +139,7 @@ def test_load_ms_excludes_imports_and_manifests(
 
 def test_a_refused_shape_does_not_stop_the_others(bundle: Path) -> None:
     checked = another(make_spec(bundle), max_positions=99)
-    rows = measure_artifact(make_spec(bundle, shapes=((1, 8), (1, 30)), files=checked), Silent())
+    rows = measure_artifact(make_spec(bundle, items=(("steady", 1, 8), ("steady", 1, 30)), files=checked), Silent())
     assert [(row.seq, row.latency_ms.status) for row in rows[1:]] == [(8, "measured"), (30, "unavailable")]
     assert "the graph refuses input_ids int64[1, 30]" in str(rows[-1].latency_ms.reason)
 
@@ -159,7 +160,7 @@ def test_an_artifact_that_cannot_be_opened_has_rows_with_the_reason(bundle: Path
             "import sys; sys.stderr.write('first\\nlibgpu: out of luck\\n'); raise SystemExit(7)",
             "the measuring process ended early: exit code 7; last line on stderr: libgpu: out of luck",
         ),
-        ('print(\'{"kind": "row"}\')', "the measuring process wrote something else than measurements"),
+        ('print(\'{"kind": "row"}\')', "the measuring process wrote something that is no message"),
         ("import time; time.sleep(300)", "the measuring process was silent for "),
     ],
 )
@@ -167,7 +168,7 @@ def test_a_worker_without_a_result_is_a_reason_for_every_row(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, reason: str
 ) -> None:
     if "sleep" in program:
-        monkeypatch.setattr(measurement, "ALLOWANCE_S", -0.5)
+        monkeypatch.setattr(artifact_module, "ALLOWANCE_S", -0.5)
     row_reasons = reasons(run_as(monkeypatch, bundle, program))
     assert len(row_reasons) == 2 and row_reasons[0].startswith(reason)
     if "abort" in program and sys.platform != "win32":
@@ -189,7 +190,7 @@ def test_messages_before_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch, bundl
     assert rows[0] == finished and rows[1].provider == "P" and "exit code 5" in str(rows[1].latency_ms.reason)
     path.write_text(Refusal(item=first, reason="too long").model_dump_json() + "\n", encoding="utf-8")
     progress = Recorder()
-    measure_artifact(make_spec(bundle, shapes=((1, 8),)), progress)
+    measure_artifact(make_spec(bundle, items=(("steady", 1, 8),)), progress)
     assert progress.messages == ["model at 1×8: not measured: too long"]
 
 
@@ -197,14 +198,14 @@ def test_messages_before_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch, bundl
 DIES = """
 import ctypes, os, signal
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.benchmark import process
+from edgeformer.measurement import worker
 real = OnnxSession.run
 def run(session, inputs):
     if len(inputs.get("input_ids", ())) in {batches}:  # the speed probe has no such input
         {end}
     return real(session, inputs)
 OnnxSession.run = run
-process.run_worker()
+worker.run_worker()
 """
 ONE_LOST = [("cold", 1, "measured"), ("steady", 1, "measured"), ("steady", 2, "unavailable"), ("steady", 3, "measured")]
 
@@ -217,7 +218,7 @@ ONE_LOST = [("cold", 1, "measured"), ("steady", 1, "measured"), ("steady", 2, "u
 def test_a_crash_at_one_shape_costs_that_shape_only(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, end: str, signal: str
 ) -> None:
-    rows = run_as(monkeypatch, bundle, DIES.format(batches=(2,), end=end), shapes=THREE_SHAPES)
+    rows = run_as(monkeypatch, bundle, DIES.format(batches=(2,), end=end), items=THREE_ITEMS)
     assert states(rows) == ONE_LOST, "another worker measured the rest, and its first call is no second cold row"
     reason = str(rows[2].latency_ms.reason)
     assert f"ended early: killed by signal {signal}" in reason and rows[2].threads == 1
@@ -230,7 +231,7 @@ def test_two_workers_in_a_row_without_a_row_are_the_last(
 ) -> None:
     log = tmp_path / "started"
     program = f"open({str(log)!r}, 'a').write('x')\n" + DIES.format(batches=(1, 2, 3), end="ctypes.string_at(0)")
-    rows = run_as(monkeypatch, bundle, program, shapes=THREE_SHAPES)
+    rows = run_as(monkeypatch, bundle, program, items=THREE_ITEMS)
     assert all("SIGSEGV" in reason for reason in reasons(rows)) and len(rows) == 3
     assert log.read_text(encoding="ascii") == "xx"
 
@@ -250,7 +251,7 @@ def test_an_interrupt_ends_the_worker(bundle: Path) -> None:
 SLOWER_THE_SECOND_TIME = """
 import os, time
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.benchmark import conditions, process
+from edgeformer.measurement import conditions, worker
 seconds = 0.05 if os.path.exists({log!r}) else 0.010
 open({log!r}, "a").write("x")
 real = OnnxSession.run
@@ -261,7 +262,7 @@ def run(session, inputs):
     return outputs
 OnnxSession.run = run
 conditions.CpuUse.disturbed = lambda *_: False
-process.run_worker()
+worker.run_worker()
 """
 
 
@@ -271,7 +272,7 @@ def test_a_median_that_a_second_process_does_not_confirm_is_not_stable(
     log = tmp_path / "workers"
     rules = replace(RULES, window_calls=5, min_calls=20, min_s=0.2, window_tolerance=9.0)
     program = SLOWER_THE_SECOND_TIME.format(log=str(log))
-    _, steady = run_as(monkeypatch, bundle, program, shapes=((1, 8),), rules=rules)
+    _, steady = run_as(monkeypatch, bundle, program, items=(("steady", 1, 8),), rules=rules)
     assert log.read_text(encoding="ascii") == "xx"
     assert steady.latency_ms.stable is False and steady.latency_ms.n >= 20
     assert 10 <= (steady.latency_ms.p50 or 0) < 50 <= steady.conditions["repeated_p50_ms"]
@@ -280,21 +281,21 @@ def test_a_median_that_a_second_process_does_not_confirm_is_not_stable(
 
 SPINS = """
 import threading
-from edgeformer.benchmark import process
+from edgeformer.measurement import worker
 def spin():
     while True:
         sum(range(1000))
 threading.Thread(target=spin, daemon=True).start()
-process.run_worker()
+worker.run_worker()
 """
 
 
 @pytest.mark.slow
 def test_a_thread_that_spins_in_the_worker_is_reported(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
     rules = replace(RULES, min_s=0.4, max_s=1.0)
-    _, steady = run_as(monkeypatch, bundle, SPINS, shapes=((1, 8),), rules=rules)
+    _, steady = run_as(monkeypatch, bundle, SPINS, items=(("steady", 1, 8),), rules=rules)
     assert steady.latency_ms.status == "measured" and steady.latency_ms.stable is False
-    assert any("that are not the artifact's computed" in warning for warning in steady.latency_ms.warnings)
+    assert any("where the artifact was given 1 thread" in warning for warning in steady.latency_ms.warnings)
 
 
 def row(p50: float | None, stable: bool | None = True, phase: Literal["cold", "steady", "decode"] = "steady") -> Row:

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from edgeformer.artifacts.report import Memory
-from edgeformer.benchmark import memory as memory_module
-from edgeformer.benchmark.memory import (
+from edgeformer.measurement import trackers as memory_module
+from edgeformer.measurement.trackers import (
     PolledPeak,
     SystemPeak,
     gpu_memory,

@@ -10,15 +10,14 @@ import pytest
 from pydantic import Field, TypeAdapter
 
 from edgeformer.artifacts.base import Frozen
-from edgeformer.benchmark import process
-from edgeformer.benchmark.process import End, Job, run_job, worker_environment
+from edgeformer.measurement import worker
+from edgeformer.measurement.worker import End, Job, run_job, worker_environment
 from edgeformer.system import nvidia
 from tests.fakes.nvml import JETSON, LAPTOP, UUID, Driver
 
 
 class Question(Job):
-    name, answers = "asking", "numbers"
-    kind: Literal["question"] = "question"
+    name = "asking"
     number: int
 
 
@@ -30,8 +29,8 @@ class Answer(Frozen):
 MESSAGES: TypeAdapter[Answer | End] = TypeAdapter(Annotated[Answer | End, Field(discriminator="kind")])
 PRELUDE = """
 import json, os, signal, sys, time
-from edgeformer.benchmark.process import claim_stdout
-from edgeformer.benchmark.process import End
+from edgeformer.measurement.worker import claim_stdout
+from edgeformer.measurement.worker import End
 from pydantic import BaseModel
 class Question(BaseModel):
     kind: str = "question"
@@ -44,7 +43,7 @@ send, number = claim_stdout(), json.loads(sys.stdin.readline())["number"]
 
 def ask(monkeypatch: pytest.MonkeyPatch, program: str, silence_s: float = 60.0) -> tuple[list[int], End]:
     """What a program answers to 20, and how it ends."""
-    monkeypatch.setattr(process, "worker_command", lambda: [sys.executable, "-c", PRELUDE + program])
+    monkeypatch.setattr(worker, "worker_command", lambda: [sys.executable, "-c", PRELUDE + program])
     heard: list[int] = []
     job = Question(number=20, threads=1)
     return heard, run_job(job, MESSAGES, silence_s, lambda answer: heard.append(answer.number))
@@ -65,7 +64,7 @@ def test_messages_arrive_in_order_without_what_libraries_print(monkeypatch: pyte
             True,
         ),
         ("send(Answer(number=1)); os._exit(0)", "the asking process ended early: exit code 0", True),
-        ("send(Question(number=1))", "the asking process wrote something else than numbers: b'{", False),
+        ("send(Question(number=1))", "the asking process wrote something that is no message: b'{", False),
         ("time.sleep(60)", "the asking process was silent for 2 s and was ended", False),
     ],
 )

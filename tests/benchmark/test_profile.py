@@ -14,9 +14,10 @@ import pytest
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.report import Energy, Latency, Memory, Report, Row, read_report
-from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.artifacts.report import MeasureRules
 from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
-from edgeformer.benchmark.request import Target, question_of
+from edgeformer.benchmark.request import question_of
+from edgeformer.measurement.target import Target
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle, seal
 from edgeformer.report.context import badge_text, verdict_sentence
@@ -206,7 +207,7 @@ def test_other_busy_processes_are_noticed(tmp_path: Path) -> None:
 
 def test_importing_the_profile_stage_loads_neither_torch_nor_onnxruntime() -> None:
     program = (
-        "import sys, edgeformer.benchmark.profile, edgeformer.benchmark.process\n"
+        "import sys, edgeformer.benchmark.profile, edgeformer.measurement.worker\n"
         "print([name for name in ('torch', 'onnxruntime', 'onnx') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

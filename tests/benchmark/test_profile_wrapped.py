@@ -9,8 +9,8 @@ import pytest
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.report import Report
-from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import Item
+from edgeformer.artifacts.report import MeasureRules
+from edgeformer.measurement.artifact import Item
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.benchmark.request import resolve
 from edgeformer.benchmark.search import SearchOptions

@@ -10,7 +10,7 @@ import pytest
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import BundleManifest
-from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.artifacts.report import MeasureRules
 from edgeformer.benchmark.request import ProfileOptions, question_of, resolve
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle

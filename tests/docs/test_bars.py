@@ -23,7 +23,7 @@ from benchmarks.floors import Needed, bar_of, rounds_of
 from benchmarks.judging import INCOMPLETE, MET, NOT_JUDGED, NOT_MET, Limit, Watch, judged, report_bars, unless
 from benchmarks.waiting import seconds
 from benchmarks.ways import Way, environment
-from edgeformer.benchmark.conditions import CpuReading
+from edgeformer.measurement.conditions import CpuReading
 
 
 def test_the_median_decides_in_the_sense_of_the_bar() -> None:

@@ -14,9 +14,9 @@ from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateErro
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row
-from edgeformer.benchmark.measure import MeasureRules
-from edgeformer.benchmark.measurement import Item, MeasureSpec, check_artifact
-from edgeformer.benchmark.request import Target
+from edgeformer.artifacts.report import MeasureRules
+from edgeformer.measurement.artifact import Item, MeasureSpec, check_artifact
+from edgeformer.measurement.target import Target
 from edgeformer.bundle import Bundle, seal
 from edgeformer.estimate import calibrate as calibrate_module
 from edgeformer.estimate.calibrate import (
@@ -316,8 +316,8 @@ class Machine:
 
     def measure(self, spec: MeasureSpec, progress: Any) -> list[Row]:
         self.specs.append(spec)
-        rows = [self.row(("cold", *shape), Latency(status="measured", p50=999.0)) for shape in spec.shapes]  # type: ignore[arg-type]
-        for shape in spec.shapes:
+        rows = [self.row(("cold", *item[1:]), Latency(status="measured", p50=999.0)) for item in spec.items]  # type: ignore[arg-type]
+        for shape in [item[1:] for item in spec.items]:
             usual = Latency(status="measured", p50=float(shape[0] * shape[1]), stable=True)
             if (latency := self.measured.get(shape, usual)) is not None:
                 rows.append(self.row(("steady", *shape), latency))
@@ -357,7 +357,7 @@ def test_unfitted_shapes_of_the_fp32_graph_are_measured_from_the_smallest_on(hal
     cases = validation(halves, device, shapes).validated_on
     (spec,) = machine.specs
     unseen = sorted([(1, 8), (8, 2), (4, 8), (1, POSITIONS)], key=lambda shape: (shape[0] * shape[1], shape))
-    assert list(spec.shapes) == unseen and spec.phases == ("steady",)
+    assert list(spec.items) == [("steady", *shape) for shape in unseen]
     assert (spec.provider, spec.threads, spec.rules) == ("CPUExecutionProvider", 3, RULES)
     assert [(case.run, case.artifact, case.batch, case.seq) for case in cases] == [
         (name, "model", *shape) for shape in unseen

@@ -13,8 +13,8 @@ from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine
-from edgeformer.benchmark import process
-from edgeformer.benchmark.measurement import Item, check_artifact
+from edgeformer.measurement import worker
+from edgeformer.measurement.artifact import Item, check_artifact
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import listing, probe
 from edgeformer.estimate.estimate import Case, estimate, estimate_row
@@ -120,7 +120,7 @@ def test_a_shape_that_the_graph_refuses_does_not_stop_the_others(bundle: Path) -
 def test_a_listing_process_that_dies_is_a_reason(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, says: str
 ) -> None:
-    monkeypatch.setattr(process, "worker_command", lambda: [sys.executable, "-c", program])
+    monkeypatch.setattr(worker, "worker_command", lambda: [sys.executable, "-c", program])
     monkeypatch.setattr(listing, "_LONGEST_S", 1.0)
     monkeypatch.setattr(probe, "_LONGEST_S", 1.0)
     assert says in reason(bundle, device())

@@ -11,7 +11,7 @@ import pytest
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Sharing
 from edgeformer.artifacts.report import Row
-from edgeformer.benchmark.measurement import Item
+from edgeformer.measurement.artifact import Item
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import estimate as stage
 from edgeformer.estimate.estimate import Case, estimate, estimate_row, onnx_origin

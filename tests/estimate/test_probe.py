@@ -12,9 +12,9 @@ from onnx import numpy_helper
 
 from edgeformer.artifacts.device import Speed
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.benchmark.conditions import CpuReading
-from edgeformer.benchmark.process import End
-from edgeformer.benchmark.speed_probe import SpeedProbe, add_chain, matmul_chain, typical
+from edgeformer.measurement.conditions import CpuReading
+from edgeformer.measurement.worker import End
+from edgeformer.measurement.speed_probe import SpeedProbe, add_chain, matmul_chain, typical
 from edgeformer.estimate import probe
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.probe import HostRates, ProductTime, cache_bytes, disturbance, host_facts

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.timing import SHORT, TINY, on_device_ms, times
-from edgeformer.benchmark.measure import energy_counter, measure_energy
+from edgeformer.measurement.trackers import energy_counter, measure_energy
 from edgeformer.system import nvidia
 from edgeformer.system.cuda_driver import Cuda, DeviceMemory, devices
 

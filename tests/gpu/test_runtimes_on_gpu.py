@@ -15,7 +15,7 @@ from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import ArtifactManifest, Parity
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
-from edgeformer.benchmark.request import find_target
+from edgeformer.measurement.target import find_target
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle, seal
 from edgeformer.estimate.calibrate import CalibrationOptions, improve

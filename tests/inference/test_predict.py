@@ -141,7 +141,7 @@ def test_texts_leave_a_step_artifact_at_the_confidence(location: Location, confi
 
 NOT_NEEDED = (
     "torch", "datasets", "matplotlib", "jinja2", "rich", "safetensors", "accelerate", "pynvml", "yaml", "tabulate",
-    "edgeformer.report", "edgeformer.models", "edgeformer.training", "edgeformer.benchmark",
+    "edgeformer.report", "edgeformer.models", "edgeformer.training", "edgeformer.benchmark", "edgeformer.measurement",
     "edgeformer.runtimes.tensorrt",
 )  # fmt: skip
 

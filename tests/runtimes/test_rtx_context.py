@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.report import MeasureRules
-from edgeformer.benchmark import measurement
-from edgeformer.benchmark.measurement import MeasureSpec, check_artifact
+from edgeformer.measurement.artifact import check_artifact, open_workload
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import OpenOptions
 from edgeformer.system import cuda_driver
@@ -171,8 +169,7 @@ def test_an_older_tensorrt_rtx_names_the_settings_that_it_does_not_support(
 def test_a_measured_row_states_the_strategy(bundle: Bundle) -> None:
     artifact = bundle.artifact(FULL)
     checked = check_artifact(bundle, artifact)
-    spec = MeasureSpec(files=checked, threads=1, provider=None, shapes=((1, 8),), rules=MeasureRules())
-    workload = measurement.open_workload(spec, ("steady", 1, 8), "tensorrt-rtx", [call(1, 8)])
+    workload = open_workload(checked, ("steady", 1, 8), "tensorrt-rtx", 1, [call(1, 8)])
     workload.first()
     assert workload.facts["kernel_specialization"] == "eager"
     assert workload.facts["cuda_graphs"] == "whole_graph_capture"

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeformer.benchmark import measure
-from edgeformer.benchmark.measure import EnergyCounter, energy_counter
+from edgeformer.measurement import trackers
+from edgeformer.measurement.trackers import EnergyCounter, energy_counter
 from edgeformer.system import host
 from edgeformer.system.host import board_names, container_quota, cpu_name, default_threads, power_source, rapl_domains
 

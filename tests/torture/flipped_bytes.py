@@ -10,7 +10,7 @@ from pathlib import Path
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.benchmark.measure import MeasureRules
+from edgeformer.artifacts.report import MeasureRules
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle, seal
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate

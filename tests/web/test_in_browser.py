@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.golden import read_golden
 from edgeformer.artifacts.report import MeasureRules, Report
-from edgeformer.benchmark.measure import drifted, summarise, windows_agree
+from edgeformer.measurement.trackers import drifted, summarise, windows_agree
 from edgeformer.bundle import Bundle, seal
 from edgeformer.inference.predict import predict
 from edgeformer.run import locate

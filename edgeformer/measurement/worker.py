@@ -7,7 +7,6 @@ Whatever is measured or listed may crash, hang, or take the runtime with it. In 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import subprocess
@@ -27,17 +26,23 @@ from edgeformer.system.capability import exit_text
 Send = Callable[[BaseModel], None]
 """Sends one message to the parent at once, so that a worker that dies afterwards has not lost it."""
 
-# Kind of a job → module whose ``work(document: bytes, send: Send)`` runs it. It raises EdgeformerError if it cannot.
-_WORK_MODULES = {
-    "measure": "edgeformer.benchmark.measurement",
-    "list": "edgeformer.estimate.listing",
-    "pair": "edgeformer.benchmark.paired_run",
-    "probe": "edgeformer.estimate.probe",
-    "time": "edgeformer.estimate.calibrate",
-}
 _SIGKILL = -9
 _EXIT_S = 10.0
 _STDERR_TAIL_BYTES = 4096
+
+
+class Job(Frozen):
+    """What a worker does. The module that defines a subclass has the function that runs it in the worker.
+
+    That function is ``work(document: bytes, send: Send)``; ``document`` is the job's JSON. It raises EdgeformerError if
+    the job cannot be done.
+    """
+
+    name: ClassVar[str]
+    """For messages: the ``measuring`` process."""
+
+    threads: int = Field(description="of one operator; OpenMP's are pinned")
+    gpu_uuid: str | None = Field(None, description="the only card that the worker sees; None: all cards")
 
 
 class End(Frozen):
@@ -48,21 +53,9 @@ class End(Frozen):
     died: bool = Field(False, description="the worker exited without an End: another worker may continue")
 
 
-class Job(Frozen):
-    """What a worker does. Subclasses add a ``kind``, which selects the module that does it."""
-
-    name: ClassVar[str]
-    """For messages: the ``measuring`` process."""
-    answers: ClassVar[str]
-    """What its messages are, for messages: ``measurements``."""
-
-    threads: int = Field(description="of one operator; OpenMP's are pinned")
-    gpu_uuid: str | None = Field(None, description="the only card that the worker sees; None: all cards")
-
-
 def worker_command() -> list[str]:
     """Return the command of a worker: a new interpreter, never a fork, so that it shares nothing with this process."""
-    return [sys.executable, "-c", "from edgeformer.benchmark.process import run_worker; run_worker()"]
+    return [sys.executable, "-c", "from edgeformer.measurement.worker import run_worker; run_worker()"]
 
 
 def worker_environment(job: Job) -> dict[str, str]:
@@ -81,14 +74,9 @@ class WorkerClient:
     """Parent side of a running worker. Use :func:`start_worker`."""
 
     def __init__(
-        self,
-        job: Job,
-        process: subprocess.Popen[bytes],
-        stderr: IO[bytes],
-        messages: TypeAdapter[Any],
-        silence_s: float,
+        self, name: str, process: subprocess.Popen[bytes], stderr: IO[bytes], messages: TypeAdapter[Any], silence_s: float
     ) -> None:
-        self._job, self._process, self._stderr = job, process, stderr
+        self._name, self._process, self._stderr = name, process, stderr
         self._messages, self._silence_s = messages, silence_s
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         # A thread reads, because Windows cannot wait for a pipe with a time limit.
@@ -132,14 +120,14 @@ class WorkerClient:
         except queue.Empty:
             problem = f"was silent for {self._silence_s:.0f} s and was ended"
         except ValidationError:
-            problem = f"wrote something else than {self._job.answers}: {line[:80]!r}"
+            problem = f"wrote something that is no message: {line[:80]!r}"
         self._process.kill()
         self._process.wait()
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - _STDERR_TAIL_BYTES))
         lines = self._stderr.read().decode("utf-8", errors="replace").strip().splitlines()
         tail = f"; last line on stderr: {lines[-1].strip()[:300]}" if lines else ""
-        return End(reason=f"the {self._job.name} process {problem}{tail}", died=died)
+        return End(reason=f"the {self._name} process {problem}{tail}", died=died)
 
 
 @contextlib.contextmanager
@@ -151,13 +139,11 @@ def start_worker(job: Job, messages: TypeAdapter[Any], silence_s: float) -> Iter
         messages: parses a line of the worker.
         silence_s: a worker that sends nothing for longer is killed.
     """
-    pipe = subprocess.PIPE
+    command, pipe = [*worker_command(), type(job).__module__], subprocess.PIPE
     with tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(
-            worker_command(), stdin=pipe, stdout=pipe, stderr=stderr, env=worker_environment(job)
-        )
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, env=worker_environment(job))
         try:
-            client = WorkerClient(job, process, stderr, messages, silence_s)
+            client = WorkerClient(job.name, process, stderr, messages, silence_s)
             client.send(job.model_dump_json())
             yield client
         finally:
@@ -180,16 +166,14 @@ def run_job(job: Job, messages: TypeAdapter[Any], silence_s: float, take: Callab
 
 
 def run_worker() -> None:
-    """Worker side: read a job from stdin, run it, send its messages and an End.
+    """Worker side: read a job from stdin, run it in the module of the last argument, send its messages and an End.
 
     An unexpected error ends in a traceback on stderr and exit code 1.
     """
-    send = claim_stdout()
+    send, reason = claim_stdout(), None
     document = sys.stdin.buffer.readline()  # further lines are requests of a job that goes on
-    work: Callable[[bytes, Send], None] = import_module(_WORK_MODULES[json.loads(document)["kind"]]).work
-    reason = None
     try:
-        work(document, send)
+        import_module(sys.argv[-1]).work(document, send)
     except EdgeformerError as error:
         reason = str(error)
     send(End(reason=reason))

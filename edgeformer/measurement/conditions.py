@@ -54,8 +54,8 @@ class CpuReading:
 
 def read_cpu() -> CpuReading:
     """Take a reading; one before and one after a measurement."""
-    times = psutil.cpu_times()
-    process_times = psutil.Process().cpu_times()
+    times, process = psutil.cpu_times(), psutil.Process()
+    process_times = process.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # Linux counts a guest's time in user time as well.
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
@@ -64,13 +64,14 @@ def read_cpu() -> CpuReading:
     for file in _CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):  # Linux on Intel
         with contextlib.suppress(OSError, ValueError):
             throttle_counts.append(int(file.read_text(encoding="ascii")))
+    thread_s = {thread.id: thread.user_time + thread.system_time for thread in _safely(process.threads) or ()}
     return CpuReading(
         at_s=time.perf_counter(),
         busy_s=total - idle - stolen,
         own_s=process_times.user + process_times.system,
         stolen_s=stolen,
         throttled=sum(throttle_counts) if throttle_counts else None,
-        thread_s=_thread_seconds(),
+        thread_s=thread_s if threading.get_native_id() in thread_s else {},  # macOS: threads have no system ids
         # The maximum, because idle cores may be slower than those that compute.
         mhz=max((core.current for core in _safely(partial(psutil.cpu_freq, percpu=True)) or []), default=None),
     )
@@ -82,7 +83,6 @@ class CpuUse:
 
     Attributes:
         busy_threads: threads of this process that computed, without the one that calls the artifact.
-        strangers: of them, those that are not the artifact's, because they are older than it.
         clock_fall: relative fall of the clock.
     """
 
@@ -91,7 +91,6 @@ class CpuUse:
     stolen_cores: float
     throttled: bool
     busy_threads: Mapping[int, float] = field(default_factory=dict)
-    strangers: frozenset[int] = frozenset()
     clock_fall: float = 0.0
 
     def warnings(self, threads: int | None = None, pools: int = 1) -> list[str]:
@@ -117,21 +116,12 @@ class CpuUse:
         """
         if threads is None:
             return None
-        has_extra_threads = len(self.busy_threads) > (threads - 1) * pools or self.strangers
-        if not has_extra_threads and self.own_cores <= threads + _CORES_TOLERANCE:
+        if len(self.busy_threads) <= (threads - 1) * pools and self.own_cores <= threads + _CORES_TOLERANCE:
             return None
-        texts = []
-        for number in sorted(self.strangers or self.busy_threads, key=lambda number: -self.busy_threads[number]):
-            name = ""
-            with contextlib.suppress(OSError):  # Linux only
-                path = Path("/proc/self/task") / str(number) / "comm"
-                name = f" ({path.read_text(encoding='utf-8', errors='replace').strip()})"
-            texts.append(f"thread {number}{name} {self.busy_threads[number]:.1f} cores")
-        names = ", ".join(texts)
-        if self.strangers:
-            return f"threads of this process that are not the artifact's computed while this was measured: {names}"
-        assigned = f"{threads} thread{'s' if threads > 1 else ''}"
+        busiest = sorted(self.busy_threads.items(), key=lambda entry: -entry[1])
+        names = ", ".join(f"thread {number} {cores:.1f} cores" for number, cores in busiest)
         extra = f"; beside the calling one: {names}" if names else ""
+        assigned = f"{threads} thread{'s' if threads > 1 else ''}"
         return f"this process used {self.own_cores:.1f} cores, where the artifact was given {assigned}{extra}"
 
     def disturbed(self, cores: int, threads: int | None, pools: int = 1) -> bool:
@@ -140,25 +130,8 @@ class CpuUse:
         return busy or self.throttled or self.crowd(threads, pools) is not None
 
 
-def other_threads() -> frozenset[int]:
-    """Return the present threads of this process without the calling one; empty if the system does not report them."""
-    return frozenset(_thread_seconds()) - {threading.get_native_id()}
-
-
-def _thread_seconds() -> dict[int, float]:
-    """Return processor seconds per thread of this process; empty if threads have no system ids (macOS)."""
-    seconds = {thread.id: thread.user_time + thread.system_time for thread in _safely(psutil.Process().threads) or ()}
-    return seconds if threading.get_native_id() in seconds else {}
-
-
-def used_between(first: CpuReading, second: CpuReading, older_threads: frozenset[int] = frozenset()) -> CpuUse:
-    """Return the use of the processor between two readings, taken by the thread that calls the artifact.
-
-    Args:
-        first: the first reading.
-        second: the second one.
-        older_threads: :func:`other_threads` before the artifact was opened.
-    """
+def used_between(first: CpuReading, second: CpuReading) -> CpuUse:
+    """Return the use of the processor between two readings, taken by the thread that calls the artifact."""
     elapsed_s = max(second.at_s - first.at_s, 1e-9)
     own_cores = (second.own_s - first.own_s) / elapsed_s
     threads = {
@@ -166,14 +139,12 @@ def used_between(first: CpuReading, second: CpuReading, older_threads: frozenset
     }
     busy_cores = max(_BUSY_CORES, _BUSY_SHARE * max(threads.values(), default=0.0))
     threads.pop(threading.get_native_id(), None)
-    busy_threads = {number: cores for number, cores in threads.items() if cores > busy_cores}
     return CpuUse(
         own_cores=own_cores,
         foreign_cores=max(0.0, (second.busy_s - first.busy_s) / elapsed_s - own_cores),
         stolen_cores=max(0.0, (second.stolen_s - first.stolen_s) / elapsed_s),
         throttled=None not in (first.throttled, second.throttled) and first.throttled != second.throttled,
-        busy_threads=busy_threads,
-        strangers=older_threads & busy_threads.keys(),
+        busy_threads={number: cores for number, cores in threads.items() if cores > busy_cores},
         clock_fall=max(0.0, 1 - second.mhz / first.mhz) if first.mhz and second.mhz else 0.0,
     )
 
@@ -182,10 +153,7 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
     """Return the present conditions, without those that this system does not report."""
 
     def cpufreq(name: str) -> str | None:
-        try:
-            return (_CPU / "cpu0/cpufreq" / name).read_text(encoding="ascii").strip()
-        except OSError:
-            return None
+        return _safely(lambda: (_CPU / "cpu0/cpufreq" / name).read_text(encoding="ascii").strip())
 
     frequency = _safely(psutil.cpu_freq)
     temperatures = _safely(getattr(psutil, "sensors_temperatures", None)) or {}

@@ -1,0 +1,1 @@
+"""Measure single artifacts on this host: worker processes, latency, memory, energy, conditions."""

@@ -1,0 +1,74 @@
+"""Whether a device is present on this host, by its name, its memory, or the part number of a Jetson's module."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.units import format_bytes
+from edgeformer.system import nvidia
+from edgeformer.system.host import board_names, cpu_name
+
+# Error correction takes a sixteenth of some cards' memory (T4, L4); cards of one name differ by a third and more.
+_LEAST_MEMORY, _MOST_MEMORY = 0.85, 1.1
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whether the device is present, why (not), and the GPU that computes on this host, if there is one."""
+
+    present: bool
+    reason: str
+    gpu: nvidia.Gpu | None = None
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        return self.gpu.uuid if self.gpu is not None else None
+
+
+def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
+    """Look for ``device`` on this host.
+
+    A CPU profile without ``match`` is this host, whatever it is. For a GPU profile that is not present, ``gpu`` is the
+    first other card, on which the host's rows are then measured.
+    """
+
+    def is_named(name: str) -> bool:
+        """Whether it has the device's whole words ("NVIDIA L4" is not in "NVIDIA L40S") and none of its siblings'."""
+
+        def has(words: str) -> bool:
+            return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", name, re.IGNORECASE) is not None
+
+        return has(device.match or device.title) and not any(map(has, device.match_not))
+
+    if device.kind == "cpu":
+        name = cpu_name(root)
+        if device.match is None or is_named(name):
+            return Target(True, f"this host: {name}")
+        return Target(False, f"this host's processor is {name}, not {device.match}")
+    cards = nvidia.gpus()
+    names: list[str] = []
+    if device.boards:
+        # All modules of a Jetson generation give their GPU one name ("Orin"); the part number distinguishes them.
+        card, board = next((card for card in cards if is_named(card.name)), None), board_names(root)
+        if any(part.lower() in name.lower() for part in device.boards for name in board):
+            return Target(True, f"present: {board[0]}", card)  # an older JetPack has no NVML, and no card
+        names = [card.name for card in cards]
+        if card is not None and board:
+            names = [f"{card.name} on {board[0]}, which is none of the part numbers {', '.join(device.boards)}"]
+        elif card is not None:
+            names = [f"{card.name}, on an unknown module: /proc/device-tree is hidden, as in most containers"]
+    else:
+        for card in cards:
+            name = card.name
+            if is_named(name):
+                # Cards of one name have different memory (RTX 3050, A100); unknown memory counts as the same.
+                expected, actual = device.memory_bytes, card.memory_bytes
+                if expected is None or actual is None or _LEAST_MEMORY <= actual / expected.value <= _MOST_MEMORY:
+                    return Target(True, f"present: {name}", card)
+                name += f" with {format_bytes(actual)}"
+            names.append(name)
+    present = ", ".join(names) or "no NVIDIA card"
+    return Target(False, f"{device.title} is not present on this host ({present})", next(iter(cards), None))
