@@ -36,8 +36,8 @@ def torch_inputs(batch: int, seq: int) -> dict[str, Any]:
 
 def edgeformer(model: Path, threads: int, provider: str) -> Prepare:
     """A bundle's FP32 graph as ``predict`` opens it."""
-    from edgeformer.measurement.artifact import check_artifact, golden_calls
     from edgeformer.bundle import Bundle
+    from edgeformer.measurement.artifact import check_artifact, golden_calls
     from edgeformer.runtimes import OpenOptions
 
     bundle = Bundle.open(model)

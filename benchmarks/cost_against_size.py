@@ -96,8 +96,8 @@ def bundle_of(axis: Axis, size: int, work: Path) -> Path:
 def timed(axis: Axis, bundles: Sequence[Path], rounds: int, threads: int) -> list[dict[str, float]]:
     """Of every size: median milliseconds, and median and quartiles of the ratio to the first in the same round."""
     from benchmarks.floors import seconds_of
-    from edgeformer.measurement.artifact import check_artifact, golden_calls
     from edgeformer.bundle import Bundle
+    from edgeformer.measurement.artifact import check_artifact, golden_calls
     from edgeformer.runtimes import OpenOptions
 
     calls = []
@@ -127,9 +127,9 @@ def peak_bytes(bundle: Path, shape: tuple[int, int], threads: int) -> int:
 
 def tell_peak(path: Path, shape: tuple[int, int], threads: int) -> None:
     """The child of :func:`peak_bytes`."""
+    from edgeformer.bundle import Bundle
     from edgeformer.measurement.artifact import check_artifact, golden_calls
     from edgeformer.measurement.trackers import peak_meter, release_unused, resident_bytes
-    from edgeformer.bundle import Bundle
     from edgeformer.runtimes import OpenOptions
 
     bundle = Bundle.open(path)

@@ -39,10 +39,10 @@ from benchmarks.judging import MET, Bar, Limit, Watch, judged, report_bars, unle
 from benchmarks.openvino_speed import opened
 from benchmarks.ways import Way, environment
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.measurement.artifact import Item, check_artifact, golden_calls
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.listing import ListJob, run_listing
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
+from edgeformer.measurement.artifact import Item, check_artifact, golden_calls
 from edgeformer.runtimes import default_provider, library_versions
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.openvino.session import missing

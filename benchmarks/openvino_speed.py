@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.measurement.artifact import check_artifact, golden_calls
 from edgeformer.bundle import Bundle
+from edgeformer.measurement.artifact import check_artifact, golden_calls
 from edgeformer.runtimes import OpenOptions, library_versions, requested_providers
 from edgeformer.runtimes.session import Session
 from edgeformer.system.host import cpu_name, default_threads

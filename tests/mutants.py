@@ -44,7 +44,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tasks/classification.py": ("tasks",),
     "tasks/language_modeling.py": ("tasks",),
     "data/batching.py": ("data/test_batching.py", "data/test_language.py"),
-    "measurement/trackers.py": ("measurement/test_trackers.py", "system/test_host.py"),
+    "measurement/trackers.py": ("measurement", "system/test_host.py"),
     "benchmark/verdict.py": ("benchmark/test_verdict.py",),
     "estimate/roofline.py": ("estimate/test_roofline.py", "estimate/test_fit.py"),
     "estimate/fit.py": ("estimate/test_fit.py",),

@@ -18,8 +18,8 @@ import pytest
 import edgeformer
 from edgeformer.artifacts.command_results import Verification
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.scores import read_evaluation
 from edgeformer.artifacts.report import MeasureRules
+from edgeformer.artifacts.scores import read_evaluation
 from edgeformer.benchmark.profile import ProfileOptions
 from edgeformer.export.import_onnx import OnnxImportOptions
 from edgeformer.export.variants import ExportOptions

@@ -14,12 +14,12 @@ from benchmarks.estimates.models import Model
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.measurement.artifact import Item, Shape, check_artifact
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import SWEEPS, TimeJob, Timing, combine_sweeps, run_timing
 from edgeformer.estimate.fit import TimedCall
 from edgeformer.estimate.listing import Listing
 from edgeformer.estimate.probe import HostRates, run_probe
+from edgeformer.measurement.artifact import Item, Shape, check_artifact
 
 SHAPES: tuple[Shape, ...] = ((1, 8), (1, 16), (1, 64), (1, 128), (8, 16), (8, 64))
 TOKENS: tuple[Shape, ...] = ((1, 16), (1, 64), (1, 128), (1, 256))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median, median_high
+from typing import Literal
 
 from edgeformer.artifacts.command_results import Gate, GateCheck, GateStatus
 from edgeformer.artifacts.device import DeviceProfile
@@ -31,7 +32,7 @@ from edgeformer.benchmark.paired_run import (
 )
 from edgeformer.benchmark.request import ProfileOptions, Request, resolve
 from edgeformer.bundle import Bundle, find_enclosing_bundle
-from edgeformer.measurement.artifact import check_artifact, items_of
+from edgeformer.measurement.artifact import Shape, check_artifact, items_of
 from edgeformer.measurement.target import find_target
 from edgeformer.run import Location
 from edgeformer.runtimes import cannot_run
@@ -93,28 +94,6 @@ def named_baseline(path: Path) -> tuple[Bundle, list[str]]:
     raise ArtifactError(f"{path}: {problem}")
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Two bundles and what is compared of them.
-
-    Attributes:
-        request: shapes, threads and runtime, resolved for ``pairs``.
-        shapes: (batch, seq) to time.
-        pairs: the artifacts that both have and that are compared.
-        is_selection: the user named single artifacts.
-    """
-
-    baseline: Bundle
-    candidate: Bundle
-    request: Request
-    shapes: tuple[tuple[int, int], ...]
-    pairs: tuple[ArtifactPair, ...]
-    options: GateOptions
-    gpu_uuid: str | None
-    progress: Progress
-    is_selection: bool
-
-
 def gate_bundles(
     location: Location,
     baseline: Bundle,
@@ -140,33 +119,22 @@ def gate_bundles(
         InputError: the two are of different tasks, neither has a named artifact, or the file of ``eval_data`` cannot
             be used.
     """
-    candidate = location.open_bundle()
+    candidate, start_s = location.open_bundle(), time.perf_counter()
+    task = candidate.task
     if candidate.manifest.task != baseline.manifest.task:
         raise InputError(f"--against: {baseline.manifest.run!r} is of another task than {candidate.manifest.run!r}")
-    if gate_options.eval_data is not None and not candidate.task.reads_text:
-        raise InputError(
-            f"--eval-data: {candidate.name} is a {candidate.task.noun}, which has no score on labelled rows"
-        )
-    start_s = time.perf_counter()
+    if gate_options.eval_data is not None and not task.reads_text:
+        raise InputError(f"--eval-data: {candidate.name} is a {task.noun}, which has no score on labelled rows")
     selected = options.artifacts or ((location.artifact,) if location.artifact is not None else ())
     checks, pairs, presence_notes = _compare_presence(baseline, candidate, selected)
     notes = [*notes, *presence_notes]
     if pairs:
         options = replace(options, artifacts=tuple(both.candidate.id for both in pairs))
-        request, target = resolve(options, device, candidate.manifest), find_target(device)
-        shapes = product(options.batches or (request.limits.batch,), options.seqs or (request.limits.seq,))
-        comparison = _Comparison(
-            baseline,
-            candidate,
-            request,
-            tuple(dict.fromkeys(candidate.task.fit_shape(candidate.data, *shape) for shape in shapes)),
-            tuple(pairs),
-            gate_options,
-            target.gpu_uuid,
-            progress or Silent(),
-            is_selection=bool(selected),
-        )
-        checks += _compare_pairs(comparison)
+        request = resolve(options, device, candidate.manifest)
+        named_shapes = product(options.batches or (request.limits.batch,), options.seqs or (request.limits.seq,))
+        shapes = dict.fromkeys(task.fit_shape(candidate.data, *shape) for shape in named_shapes)
+        gpu_uuid, progress = find_target(device).gpu_uuid, progress or Silent()
+        checks += _compare_pairs((baseline, candidate), pairs, request, [*shapes], gate_options, gpu_uuid, progress)
         notes.append("both were measured in turns on this host; a ratio of another processor may differ")
         if len(request.threads) > 1:
             notes.append(f"measured with {request.threads[0]} threads only, the first of those asked for")
@@ -179,9 +147,8 @@ def gate_bundles(
         ):
             if limit is None:
                 notes.append(f"not checked: {name} ({flag} off)")
-        if not candidate.task.reads_text:
-            noun = candidate.task.noun
-            notes.append(f"not checked: score; a {noun} has no labelled rows, and is judged by its drift")
+        if not task.reads_text:
+            notes.append(f"not checked: score; a {task.noun} has no labelled rows, and is judged by its drift")
     if not checks:
         notes.append("nothing was compared: no artifact is built in both bundles; the notes above say why")
     statuses = {check.status for check in checks}
@@ -215,13 +182,12 @@ def _compare_presence(
     if not ids:
         raise InputError(f"--against: neither {baseline.folder} nor {candidate.folder} has an artifact")
 
-    def absence(side: str, artifact: ArtifactManifest | None) -> str | None:
-        """Return why a side has no such artifact; None: it was built."""
+    def absence(side: str, artifact: ArtifactManifest | None) -> str:
+        """Return why a side has no such artifact; empty: it was built."""
         if artifact is None:
             return f"the {side} does not have it"
-        if artifact.status == "built":
-            return None
-        return f"{artifact.status} in the {side}: {artifact.reason or 'its manifest gives no reason'}"
+        reason = artifact.reason or "its manifest gives no reason"
+        return "" if artifact.status == "built" else f"{artifact.status} in the {side}: {reason}"
 
     checks: list[GateCheck] = []
     pairs: list[ArtifactPair] = []
@@ -231,11 +197,11 @@ def _compare_presence(
             raise InputError(f"--artifact {name}: neither bundle has it; they have {', '.join(ids)}")
         old, new = old_artifacts.get(name), new_artifacts.get(name)
         why_no_old, why_no_new = absence("baseline", old), absence("candidate", new)
-        if old is not None and new is not None and why_no_old is None and why_no_new is None:
+        if old is not None and new is not None and not why_no_old and not why_no_new:
             pairs.append(ArtifactPair(old, new))
-        elif why_no_new is not None and (why_no_old is None or selected):
+        elif why_no_new and (selected or not why_no_old):
             checks.append(GateCheck(name="presence", artifact=name, status="fail", reason=why_no_new))
-        elif why_no_new is not None:
+        elif why_no_new:
             notes.append(f"{name}: not compared; {why_no_old}; {why_no_new}")
         elif selected:
             reason = f"{why_no_old}; there is nothing to compare with"
@@ -245,12 +211,19 @@ def _compare_presence(
     return checks, pairs, notes
 
 
-def _compare_pairs(comparison: _Comparison) -> list[GateCheck]:
+def _compare_pairs(
+    sides: tuple[Bundle, Bundle],
+    pairs: Sequence[ArtifactPair],
+    request: Request,
+    shapes: Sequence[Shape],
+    options: GateOptions,
+    gpu_uuid: str | None,
+    progress: Progress,
+) -> list[GateCheck]:
     """Return all checks of the artifacts that both have. A damaged file is an error before anything is measured."""
-    request, options = comparison.request, comparison.options
-    old, new = comparison.baseline, comparison.candidate
-    checked = [(check_artifact(old, both.baseline), check_artifact(new, both.candidate)) for both in comparison.pairs]
-    checks = [check for both in comparison.pairs for check in file_checks(both, options)]
+    old, new = sides
+    checked = [(check_artifact(old, both.baseline), check_artifact(new, both.candidate)) for both in pairs]
+    checks = [check for both in pairs for check in file_checks(both, options)]
 
     def add(check: GateCheck, provider: str | None, **shape: object) -> None:
         # A check names the provider only if the user asked for a runtime.
@@ -259,45 +232,36 @@ def _compare_pairs(comparison: _Comparison) -> list[GateCheck]:
 
     if options.max_score_loss is not None and new.task.reads_text:
         rows = common_rows(old, new, options.eval_data)
-        for both in comparison.pairs:
+        for both in pairs:
             for provider in request.providers(both.candidate):
-                check = score_check((old, new), both, provider, rows, options.max_score_loss, comparison.progress)
-                add(check, provider)
-    for both in comparison.pairs:
-        if not request.providers(both.candidate):
-            reason = f"{request.runtime} does not open it"
-            checks.append(GateCheck(name="latency", artifact=both.candidate.id, status="undecided", reason=reason))
+                add(score_check(sides, both, provider, rows, options.max_score_loss, progress), provider)
     runs = []
-    for both, sides in zip(comparison.pairs, checked, strict=True):
-        for provider in request.providers(both.candidate):
+    for both, files in zip(pairs, checked, strict=True):
+        name, providers = both.candidate.id, request.providers(both.candidate)
+        if not providers:
+            reason = f"{request.runtime} does not open it"
+            checks.append(GateCheck(name="latency", artifact=name, status="undecided", reason=reason))
+        for provider in providers:
             refusal = cannot_run(both.candidate, provider)
             if refusal is None:
-                items = items_of(both.candidate, new.task, comparison.shapes)
-                runs += [(both, sides, provider, item) for item in items]
+                runs += [(both, files, provider, item) for item in items_of(both.candidate, new.task, shapes)]
                 continue
             status: GateStatus = "undecided"
-            reason = f"this machine can run neither: {refusal}"
-            if not comparison.is_selection:
-                reason += "; to compare the others only, name them: --artifact ID"
+            reason = f"this machine can run neither: {refusal}; to compare others only, name them: --artifact ID"
             if cannot_run(both.baseline, provider) is None:
                 status, reason = "fail", f"this machine can run the baseline, but not the candidate: {refusal}"
-            add(GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=reason), provider)
-    for both, sides, provider, (phase, batch, seq) in runs:
+            add(GateCheck(name="latency", artifact=name, status=status, reason=reason), provider)
+    for both, files, provider, item in runs:
+        rules, threads = options.rules or WARMUP_RULES, request.threads[0]
         first, second = (
-            PairSpec(
-                files=side,
-                provider=provider,
-                threads=request.threads[0],
-                items=((phase, batch, seq),),
-                rules=options.rules or WARMUP_RULES,
-                gpu_uuid=comparison.gpu_uuid,
-            )
-            for side in sides
+            PairSpec(files=side, provider=provider, threads=threads, items=(item,), rules=rules, gpu_uuid=gpu_uuid)
+            for side in files
         )
-        with bar(comparison.progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
+        phase, batch, seq = item
+        with bar(progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
             # The chance of an error is shared by all runs.
             error = options.error / len(runs)
-            timed = timed_checks(both, (first, second), options, error, lambda _: comparison.progress.advance(1))
+            timed = timed_checks(both, (first, second), options, error, lambda _: progress.advance(1))
         for check in timed:
             add(check, provider, phase=phase, batch=batch, seq=seq)
     return checks
@@ -345,25 +309,25 @@ def timed_checks(
         reason += f"; {result.unsettled} of {2 * rounds} processes did not settle"
     if result.failures:
         reason += f"; measured once more after {', and '.join(result.failures)}"
-    values = {
-        "name": "latency",
-        "artifact": both.candidate.id,
-        "status": decision,
-        "unit": "ms",
-        "limit": rules.max_slowdown,
-        "found": slowdown.change(rules.max_slowdown),
-        "change": slowdown.middle,
-        "rounds": rounds,
-        "reason": reason,
-        "baseline": median_high(result.baseline_ms) if result.baseline_ms else None,
-        "candidate": median_high(result.candidate_ms) if result.candidate_ms else None,
-        "log_ratios": result.log_ratios,
-        **slowdown.ends,
-    }
-    checks = [GateCheck.model_validate(values, strict=False)]
-    if options.max_memory_growth is not None:
-        checks.append(memory_check(both, options.max_memory_growth, result))
-    return checks
+    latency = GateCheck(
+        name="latency",
+        artifact=both.candidate.id,
+        status=decision,
+        unit="ms",
+        limit=rules.max_slowdown,
+        found=slowdown.change(rules.max_slowdown),
+        change=slowdown.middle,
+        rounds=rounds,
+        reason=reason,
+        baseline=median_high(result.baseline_ms) if result.baseline_ms else None,
+        candidate=median_high(result.candidate_ms) if result.candidate_ms else None,
+        log_ratios=tuple(result.log_ratios),
+        low=slowdown.ends.get("low"),
+        high=slowdown.ends.get("high"),
+    )
+    if options.max_memory_growth is None:
+        return [latency]
+    return [latency, memory_check(both, options.max_memory_growth, result)]
 
 
 def memory_check(both: ArtifactPair, limit: float, result: Pairing) -> GateCheck:
@@ -398,34 +362,46 @@ def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]
         if artifact.drift is not None:
             error = max((loop.rms_error for loop in artifact.drift.loops if loop.rms_error is not None), default=None)
         errors.append(error)
-    old, new = errors
-    values = {"name": "drift", "artifact": both.candidate.id, "limit": _DRIFT_FACTOR - 1}
-    values |= {"baseline": old, "candidate": new, "status": "undecided"}
+    (old, new), drift = errors, both.candidate.drift
+    tolerance = drift.tolerance if drift is not None else None
+    status: GateStatus = "fail"
     if old is None or new is None:
+        status = "undecided"
         sides = [side for side, error in (("baseline", old), ("candidate", new)) if error is None]
         reason = (
             f"the bundle of the {' and the '.join(sides)} does not record how far it is from torch: export it again"
         )
-        yield GateCheck.model_validate({**values, "reason": reason})
-        return
-    drift = both.candidate.drift
-    tolerance = drift.tolerance if drift is not None else None
-    status: GateStatus = "fail"
-    if tolerance is not None and new > tolerance:
+    elif tolerance is not None and new > tolerance:
         reason = f"beyond its tolerance of {tolerance:g}"
     elif new > _DRIFT_FACTOR * old and (tolerance is None or new > _DRIFT_SHARE * tolerance):
         reason = "more than twice the baseline's"
     else:
         status, reason = "pass", "RMS error of the worst loop" if drift is not None else "largest error of an answer"
-    change = (new - old) / old if old else None
-    yield GateCheck.model_validate({**values, "change": change, "status": status, "reason": reason})
+    yield GateCheck(
+        name="drift",
+        artifact=both.candidate.id,
+        status=status,
+        baseline=old,
+        candidate=new,
+        change=(new - old) / old if old and new is not None else None,
+        limit=_DRIFT_FACTOR - 1,
+        reason=reason,
+    )
 
 
-def _growth_check(name: str, both: ArtifactPair, limit: float, old: float | None, new: float | None) -> GateCheck:
+def _growth_check(
+    name: Literal["memory", "size"], both: ArtifactPair, limit: float, old: float | None, new: float | None
+) -> GateCheck:
     """Check bytes that may grow by a share of ``limit``; None: not known."""
-    values = {"name": name, "artifact": both.candidate.id, "unit": "bytes", "limit": limit}
-    values |= {"baseline": old, "candidate": new}
-    if not old or new is None:
-        return GateCheck.model_validate({**values, "status": "undecided", "reason": "not known of both"})
-    change = (new - old) / old
-    return GateCheck.model_validate({**values, "change": change, "status": "fail" if change > limit else "pass"})
+    change = (new - old) / old if old and new is not None else None
+    return GateCheck(
+        name=name,
+        artifact=both.candidate.id,
+        status="undecided" if change is None else "fail" if change > limit else "pass",
+        unit="bytes",
+        baseline=old,
+        candidate=new,
+        change=change,
+        limit=limit,
+        reason="not known of both" if change is None else "",
+    )

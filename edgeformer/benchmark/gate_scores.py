@@ -111,6 +111,7 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
 
 
 def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
+    """Read a set. Raises DataError if it is not the one of training."""
     texts = bundle.task.set_texts(bundle.data, name)
     if texts.fingerprint() != bundle.trained_on[name]:
         raise DataError(
@@ -161,17 +162,15 @@ def score_check(
     """
     baseline, candidate = sides
     task = candidate.task
-    facts: dict[str, object] = {"name": "score", "artifact": both.candidate.id, "unit": task.metric.name}
-    facts["limit"] = limit
+    check = GateCheck(name="score", artifact=both.candidate.id, status="undecided", unit=task.metric.name, limit=limit)
 
     def undecided(reason: str) -> GateCheck:
-        return GateCheck.model_validate({**facts, "status": "undecided", "reason": reason})
+        return check.model_copy(update={"reason": reason})
 
     scored = [_scored_artifact(baseline, both.baseline), _scored_artifact(candidate, both.candidate)]
     if isinstance(rows, str):
-        return _compare_recorded(sides, scored, provider, facts, limit, rows) or undecided(
-            f"no rows to score both on: {rows}; {REMEDY}"
-        )
+        recorded = _compare_recorded(check, sides, scored, provider, rows)
+        return recorded or undecided(f"no rows to score both on: {rows}; {REMEDY}")
     if not len(rows.texts):
         return undecided(f"no rows to score both on: {rows.source}; {REMEDY}")
     for side, artifact in zip(_SIDES, scored, strict=True):
@@ -191,8 +190,7 @@ def score_check(
             side_lengths, side_figures = _row_figures(bundle, artifact, provider, side_texts, progress, side)
         except EdgeformerError as error:
             status = "fail" if side == "candidate" else "undecided"
-            reason = f"the {side} cannot be scored: {error}"
-            return GateCheck.model_validate({**facts, "status": status, "reason": reason})
+            return check.model_copy(update={"status": status, "reason": f"the {side} cannot be scored: {error}"})
         lengths.append(side_lengths)
         figures.append(side_figures)
     source = rows.source
@@ -206,7 +204,7 @@ def score_check(
         words = np.array([len(str(text).split()) + 1 for text in rows.texts.texts], dtype=np.float64)
         figures = [np.stack([losses[:, 0], words], axis=1)[is_complete] for losses in figures]
         source = f"{source}, per word, because the two make other tokens of them"
-    return compare_figures(task, facts, figures[0], figures[1], limit, source)
+    return compare_figures(task, check, figures[0], figures[1], source)
 
 
 def _scored_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactManifest | None:
@@ -227,25 +225,17 @@ def _candidate_texts(baseline: Bundle, candidate: Bundle, rows: CommonRows) -> L
     names, candidate_names = (tuple(getattr(bundle.data, "labels", ())) for bundle in (baseline, candidate))
     if names == candidate_names:
         return texts
-    has_label_sets = getattr(baseline.data, "separator", None) is not None
-    if has_label_sets:
-        used = [number for number in range(len(names)) if (texts.labels >> number & 1).any()]
-    else:
-        used = [int(number) for number in np.unique(texts.labels)] if names else []
-    missing = [names[number] for number in used if names[number] not in candidate_names]
-    if missing:
+    has_label_sets, indices = getattr(baseline.data, "separator", None) is not None, np.arange(len(names))
+    is_label = (texts.labels[:, None] >> indices & 1) if has_label_sets else texts.labels[:, None] == indices
+    used = [name for name, any_row in zip(names, is_label.any(axis=0), strict=True) if any_row]
+    if missing := [name for name in used if name not in candidate_names]:
         raise InputError(
             f"the candidate has no label {', '.join(map(repr, missing))}, which rows of {rows.source} have; name a "
             "file with labels of both: --eval-data FILE"
         )
-    labels = np.zeros_like(texts.labels)
-    for number in used:
-        index = candidate_names.index(names[number])
-        if has_label_sets:
-            labels |= (texts.labels >> number & 1) << index
-        else:
-            labels[texts.labels == number] = index
-    return LabelledTexts(texts.texts, labels)
+    candidate_indices = np.array([candidate_names.index(name) if name in used else 0 for name in names])
+    values = 1 << candidate_indices if has_label_sets else candidate_indices
+    return LabelledTexts(texts.texts, (is_label * values).sum(axis=1))
 
 
 def _row_figures(
@@ -278,15 +268,13 @@ def _row_figures(
     return rows.lengths, task.row_figures(answers, rows, bundle.data)
 
 
-def compare_figures(
-    task: Task, facts: dict[str, object], baseline: Float64s, candidate: Float64s, limit: float, source: str
-) -> GateCheck:
-    """Compare figures [n, k] of the same rows.
+def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate: Float64s, source: str) -> GateCheck:
+    """Compare figures [n, k] of the same rows by the limit of ``check``.
 
     The 95 % interval of right and wrong answers is that of Bonett and Price (2012) for paired proportions, which is not
     empty if all answers agree; that of other figures consists of percentiles of resampled rows.
     """
-    metric = task.metric
+    metric, limit = task.metric, check.limit or 0.0
     old, new, count = task.metric_of(baseline), task.metric_of(candidate), len(baseline)
     reason = f"on {count:,} {'pairs' if task.predicts == 'vectors' else 'rows'}: {source}"
     if baseline.shape[1] == 1:
@@ -311,7 +299,8 @@ def compare_figures(
         reason += f"; more is lost than the {limit:g} that is allowed, but this may be chance: {REMEDY} with more rows"
     elif least <= limit < largest:
         reason += f"; the loss of {limit:g} that is allowed lies inside it, so more rows could decide otherwise"
-    return _check({**facts, "low": low, "high": high, "rows": count}, status, old, new, reason)
+    update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": reason}
+    return check.model_copy(update={**update, "low": low, "high": high, "rows": count})
 
 
 def _loss(metric: Metric, old: float, change: float) -> float:
@@ -320,17 +309,11 @@ def _loss(metric: Metric, old: float, change: float) -> float:
     return loss if metric.highest is not None else loss / max(abs(old), 1e-12)
 
 
-def _check(facts: dict[str, object], status: str, old: float, new: float, reason: str) -> GateCheck:
-    values = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": reason}
-    return GateCheck.model_validate({**facts, **values})
-
-
 def _compare_recorded(
+    check: GateCheck,
     sides: tuple[Bundle, Bundle],
     scored: Sequence[ArtifactManifest | None],
     provider: str | None,
-    facts: dict[str, object],
-    limit: float,
     why_no_rows: str,
 ) -> GateCheck | None:
     """Compare the scores that export recorded; None if they are not of the same validation rows.
@@ -342,16 +325,17 @@ def _compare_recorded(
     manifests, task = [bundle.manifest for bundle in sides], sides[1].task
     first, second = (artifact.validation if artifact is not None else None for artifact in scored)
     old, new = task.metric.of(first), task.metric.of(second)
-    fingerprints = {manifest.data_fingerprints.get("validation") for manifest in manifests}
+    # Perplexity compares between equal tokenizers only.
+    files = [manifest.files.get(TOKENIZER_FILE) if task.unit == "tokens" else None for manifest in manifests]
     labels = [tuple(getattr(bundle.data, "labels", ())) for bundle in sides]
-    is_same = len(fingerprints) == 1 and None not in fingerprints and labels[0] == labels[1]
-    if task.unit == "tokens":
-        is_same = is_same and len({manifest.files.get(TOKENIZER_FILE) for manifest in manifests}) == 1
+    fingerprints = [manifest.data_fingerprints.get("validation") for manifest in manifests]
+    is_same = all(left == right for left, right in (fingerprints, labels, files)) and fingerprints[0] is not None
     if old is None or new is None or not is_same or first is None or second is None or first.n != second.n:
         return None
     reason = (
         f"as export recorded it on the same {second.n:,} validation {task.unit}, without an interval, because the rows "
         f"are not at hand: {why_no_rows}"
     )
-    loss = _loss(task.metric, old, new - old)
-    return _check(facts, "fail" if loss > limit else "pass", old, new, reason)
+    status = "fail" if _loss(task.metric, old, new - old) > (check.limit or 0.0) else "pass"
+    update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": reason}
+    return check.model_copy(update=update)

@@ -16,6 +16,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import Progress, Silent, bar
 from edgeformer.artifacts.report import (
     PERCENTILE_NEEDS,
+    Candidate,
     Comparison,
     Report,
     Row,
@@ -29,11 +30,12 @@ from edgeformer.artifacts.report import (
 )
 from edgeformer.benchmark.paired_run import WARMUP_RULES, PairRules, PairSpec, SideError, compare_pair
 from edgeformer.benchmark.request import ProfileOptions, Request, limits_of, resolve, shape_notes
-from edgeformer.benchmark.search import NOISE, close_pair, search, verdict_of_pick, with_tie_break
+from edgeformer.benchmark.search import NOISE, search, verdict_of_pick
 from edgeformer.benchmark.verdict import check_budget, judged_rows, unjudged, verdict_notes, without_figures
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence
 from edgeformer.measurement.artifact import (
+    Item,
     MeasureSpec,
     MeasuringInterrupted,
     check_artifact,
@@ -116,7 +118,9 @@ def profile_bundle(
         rows: list[Row] = []
         device_rows: list[Row] = []
         for files in [check_artifact(bundle, artifact) for artifact in request.artifacts]:
-            artifact, measured = files.artifact, _measure(profiling, files)
+            artifact = files.artifact
+            items = items_of(artifact, bundle.task, request.shapes)
+            measured = _measure(profiling, files, items)
             rows += measured
             artifact_device_rows = rows_of_kind(measured, device.kind) if target.present else []
             if not artifact_device_rows:
@@ -127,7 +131,6 @@ def profile_bundle(
                         reason = f"{target.reason}, but the rows were measured with {provider}: "
                         reason += f"{default_provider(device.kind)} is needed"
                     notes.append(f"{artifact.id}: {reason}; rows `device` are estimated instead")
-                items = items_of(artifact, bundle.task, request.shapes)
                 with bar(profiling.progress, f"estimating {artifact.id} on {device.name}", None):
                     artifact_device_rows = estimate(bundle, artifact, device, items)
                 rows += artifact_device_rows
@@ -143,10 +146,10 @@ def profile_bundle(
         raise ProfileInterrupted(_report(profiling, rows, None)) from None
 
 
-def _measure(profiling: _Profiling, files: ArtifactFiles) -> list[Row]:
+def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...]) -> list[Row]:
     """Return the host's rows of one artifact, for every runtime and every number of threads."""
-    request, artifact = profiling.request, files.artifact
-    rows: list[Row] = []
+    request, artifact, first_row = profiling.request, files.artifact, len(profiling.host_rows)
+    rows = profiling.host_rows
     providers = request.providers(artifact)
     if not providers:
         profiling.notes.append(f"{artifact.id}: left out: {request.runtime} does not open it")
@@ -165,20 +168,19 @@ def _measure(profiling: _Profiling, files: ArtifactFiles) -> list[Row]:
                 files=files,
                 provider=provider,
                 threads=threads,
-                items=items_of(artifact, profiling.bundle.task, request.shapes),
+                items=items,
                 rules=request.rules,
                 gpu_uuid=profiling.target.gpu_uuid,
             )
             try:
                 measured = measure_artifact(spec, profiling.progress)
             except MeasuringInterrupted as error:
-                profiling.host_rows.extend(error.rows)
+                rows += error.rows
                 raise
-            profiling.host_rows.extend(measured)
             rows += measured
             if any(on_gpu(row.provider) for row in measured):
                 break  # CPU threads make no difference there
-    return rows
+    return rows[first_row:]
 
 
 def rows_of_kind(rows: Sequence[Row], kind: Kind) -> list[Row]:
@@ -235,8 +237,11 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         profiling.notes.extend(filter(None, (record.why_refused(manifest) for record in records.records)))
         eligible = [row for row in rows if row.artifact not in left_out]
         completing = records.completing(manifest, device.match)
-        result = search(manifest, eligible, judged, limits, options.search, completing)
-        result = break_tie(result, bundle, request, profiling.target.gpu_uuid, profiling.progress)
+
+        def tie_break(candidates: Sequence[Candidate], first: int, second: int) -> Comparison | None:
+            return break_tie(candidates, (first, second), bundle, request, target.gpu_uuid, profiling.progress)
+
+        result = search(manifest, eligible, judged, limits, options.search, completing, tie_break)
         verdict = verdict_of_pick(result, judged, limits, whole_texts)
 
     unused = shape_notes(limits) if is_interrupted else []
@@ -294,38 +299,41 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
     return seal_report(report)
 
 
-def break_tie(result: Search, bundle: Bundle, request: Request, gpu_uuid: str | None, progress: Progress) -> Search:
-    """Decide the pick of a search by measuring its two fastest candidates in turns, if they are close.
+def break_tie(
+    candidates: Sequence[Candidate],
+    positions: tuple[int, int],
+    bundle: Bundle,
+    request: Request,
+    gpu_uuid: str | None,
+    progress: Progress,
+) -> Comparison | None:
+    """Measure two close candidates of a search in turns; None: one of the two cannot be measured.
 
     A candidate's time is the median of two processes; the next candidate's was measured minutes later. Candidates that
     the gate would call no different must not be picked by such times.
     """
-    positions = close_pair(result)
-    if positions is None:
-        return result
     limits = request.limits.ranked
-    first, second = (result.candidates[position] for position in positions)
     specs: list[PairSpec] = []
-    for candidate in (first, second):
+    for candidate in (candidates[position] for position in positions):
         artifact = bundle.artifact(candidate.artifact)
-        phase = "steady" if artifact.role in ("full", "exit") else limits.phase
         spec = PairSpec(
             files=check_artifact(bundle, artifact),
             provider=candidate.provider,
             threads=candidate.threads or request.threads[0],
-            items=((phase, limits.batch, limits.seq),),
+            items=(("steady" if artifact.role in ("full", "exit") else limits.phase, limits.batch, limits.seq),),
             rules=replace(request.rules, warmup_max_s=min(request.rules.warmup_max_s, WARMUP_RULES.warmup_max_s)),
             gpu_uuid=gpu_uuid,
         )
         specs.append(spec)
     rules = PairRules(longest_s=min(_TIE_BREAK_S, _TIE_BREAK_ROWS * request.rules.min_s), max_slowdown=2 * NOISE)
+    first, second = specs
     try:
-        with bar(progress, f"comparing {first.artifact} with {second.artifact}", None, "round"):
-            pairing = compare_pair((specs[0], specs[1]), rules, lambda _: progress.advance(1))
+        with bar(progress, f"comparing {first.files.artifact.id} with {second.files.artifact.id}", None, "round"):
+            pairing = compare_pair((first, second), rules, lambda _: progress.advance(1))
     except SideError as error:
         progress.message(f"not compared in turns: {error}")
-        return result
-    comparison = Comparison(
+        return None
+    return Comparison(
         first=positions[0],
         second=positions[1],
         found=pairing.slowdown.change(rules.max_slowdown),
@@ -333,7 +341,6 @@ def break_tie(result: Search, bundle: Bundle, request: Request, gpu_uuid: str | 
         rounds=len(pairing.log_ratios),
         **pairing.slowdown.ends,
     )
-    return with_tie_break(result, comparison, bundle.task.metric)
 
 
 def _subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Subject:

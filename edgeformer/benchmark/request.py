@@ -1,4 +1,4 @@
-"""Request: what a caller asks of one bundle on one device, resolved to shapes, limits, artifacts and a target."""
+"""Request: what a caller asks of one bundle on one device, resolved to shapes, limits and artifacts."""
 
 from __future__ import annotations
 
@@ -111,11 +111,10 @@ def resolve(
             f"{manifest.run!r} leaks future tokens: it sees the tokens that it predicts, so its scores are void; "
             "use --allow-leak to profile it anyway, with a note in the report"
         )
-    for name, values in (("batch", options.batches or ()), ("seq", options.seqs), ("threads", options.threads)):
-        if any(value < 1 for value in values):
+    batches = (1, 16) if options.batches is None else options.batches
+    for name, values in (("batch", batches or (0,)), ("seq", options.seqs), ("threads", options.threads)):
+        if min(values, default=1) < 1:
             raise InputError(f"{name} must be 1 or more, not {min(values)}")
-    if options.batches == ():
-        raise InputError("at least one batch size is needed, e.g. 1")
     longest = max(options.seqs, default=0)
     if manifest.max_positions is not None and longest > manifest.max_positions:
         raise InputError(
@@ -124,29 +123,25 @@ def resolve(
     if options.search is not None:
         check_options(options.search, manifest)
     task = get_task(manifest.task)
-    limits = limits_of(
-        options, device, task, max_call_tokens(task, manifest.max_positions, manifest.max_length), manifest.data
-    )
-    batches = (1, 16) if options.batches is None else options.batches
-    shapes = {
-        task.fit_shape(manifest.data, *shape)
-        for shape in {*product(batches, options.seqs or (limits.seq,)), *limits.shapes}
-    }
+    longest_call = max_call_tokens(task, manifest.max_positions, manifest.max_length)
+    limits = limits_of(options, device, task, longest_call, manifest.data)
+    named_shapes = {*product(batches, options.seqs or (limits.seq,)), *limits.shapes}
+    shapes = {task.fit_shape(manifest.data, *shape) for shape in named_shapes}
 
     by_id = {entry.id: entry for entry in manifest.artifacts}
-    requested_ids = options.artifacts or ((artifact,) if artifact is not None else ())
-    for name in requested_ids:
-        if name not in by_id:
-            raise InputError(f"no artifact {name!r} in {manifest.run!r}; it has: {', '.join(by_id) or 'none'}")
-    requested = [by_id[name] for name in dict.fromkeys(requested_ids)] or list(manifest.artifacts)
+    requested_ids = options.artifacts or ((artifact,) if artifact is not None else tuple(by_id))
+    unknown = next((name for name in requested_ids if name not in by_id), None)
+    if unknown is not None:
+        raise InputError(f"no artifact {unknown!r} in {manifest.run!r}; it has: {', '.join(by_id) or 'none'}")
+    if not by_id:
+        raise InputError(f"nothing to profile in {manifest.run!r}: its bundle has no artifacts")
+    requested = [by_id[name] for name in dict.fromkeys(requested_ids)]
     artifacts = tuple(entry for entry in requested if entry.status == "built")
     unbuilt = [
         f"{entry.id}: {entry.status}: {entry.reason or 'no reason given'}"
         for entry in requested
         if entry.status != "built"
     ]
-    if not requested:
-        raise InputError(f"nothing to profile in {manifest.run!r}: its bundle has no artifacts")
     if not artifacts:
         raise NotBuiltError(f"nothing to profile in {manifest.run!r}: {'; '.join(unbuilt)}")
     runtime = options.runtime or (ALL_RUNTIMES if options.search is not None and options.provider is None else None)
@@ -201,14 +196,16 @@ def limits_of(
         is_other_host: the rows were measured on another machine, whose memory is not this one's.
     """
     budget = device.budgets.for_task(task.name)
-    seq = min(budget.seq, longest or budget.seq)
-    batch, seq = (budget.batch, seq) if data is None else task.fit_shape(data, budget.batch, seq)
+    batch, seq = budget.batch, min(budget.seq, longest or budget.seq)
+    note = f"the budget names {batch}×{budget.seq}, but the model takes at most {seq} tokens of a text"
+    shape_note = note if seq < budget.seq else None
+    if data is not None:
+        batch, seq = task.fit_shape(data, batch, seq)
     memory_bytes = budget.memory_bytes
     if memory_bytes is None:
         usable = device.usable_memory_bytes or device.memory_bytes
         is_host = not is_other_host and device.kind == "cpu" and device.match is None
         memory_bytes = usable.value if usable else psutil.virtual_memory().total if is_host else None
-    note = f"the budget names {budget.batch}×{budget.seq}, but the model takes at most {seq} tokens of a text"
     limits = Limits(
         size_bytes=budget.size_bytes if options.max_size_bytes is None else options.max_size_bytes,
         latency_ms=budget.latency_p50_ms,
@@ -218,7 +215,7 @@ def limits_of(
         seq=seq,
         # A budget of a model that writes text is per decoded token, not per pass over the whole text.
         phase=task.phase,
-        shape_note=note if longest is not None and seq < budget.seq else None,
+        shape_note=shape_note,
         profile=device.name,
     )
     command: dict[str, Any] = {
@@ -259,15 +256,14 @@ def question_of(options: ProfileOptions, artifact: str | None) -> str:
     if options.search is not None:
         words += ["search", *(f"{name}-{bound:g}" for name, bound in options.search.bounds.items())]
         words += [f"least-{options.search.minimize}"] if options.search.minimize != "latency" else []
-    count = len(words)
-    if options.max_latency_ms is not None:
-        words.append(f"latency-{options.max_latency_ms:g}ms")
-    if options.max_memory_bytes is not None:
-        words.append(f"memory-{format_bytes(options.max_memory_bytes)}")
-    if options.max_energy_mj is not None:
-        words.append(f"energy-{options.max_energy_mj:g}mJ")
-    if len(words) > count:
+    of_calls = [
+        f"latency-{options.max_latency_ms:g}ms" if options.max_latency_ms is not None else "",
+        f"memory-{format_bytes(options.max_memory_bytes)}" if options.max_memory_bytes is not None else "",
+        f"energy-{options.max_energy_mj:g}mJ" if options.max_energy_mj is not None else "",
+    ]
+    if any(of_calls):
         sizes = {"batch": options.batches or (), "seq": options.seqs}
+        words += filter(None, of_calls)
         words += ["-".join([name, *map(str, values)]) for name, values in sizes.items() if values]
     if options.max_size_bytes is not None:
         words.append(f"size-{format_bytes(options.max_size_bytes)}")

@@ -7,7 +7,7 @@ the candidates, but are never held against the device's limits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from operator import le
@@ -20,7 +20,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Roun
 from edgeformer.artifacts.report import Candidate, Check, Comparison, Row, Search, Verdict
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.benchmark.verdict import Limits, check_budget, judged_rows, quantities, shown, without_figures
-from edgeformer.runtimes import builder_of, provider_facts
+from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks, get_task
 from edgeformer.tasks.risk_control import share_interval
 
@@ -30,7 +30,9 @@ NOISE = 0.025
 """Measurements that differ by less are the same: the coefficient of variation above which a row warns."""
 CLOSE = 0.15
 """Medians of processes that ran minutes apart may differ by this much and be the same; a tie break measures both."""
-_PRECISION_NAMES = {"fp16": "FP16 graphs", "int8": "INT8 graphs", "int4": "INT4 graphs"}
+
+TieBreak = Callable[[Sequence[Candidate], int, int], Comparison | None]
+"""Measures the candidates at two positions in turns; None: it cannot."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def search(
     limits: Limits,
     options: SearchOptions,
     records: Mapping[str, TargetRecord] = MappingProxyType({}),
+    tie_break: TieBreak = lambda candidates, first, second: None,
 ) -> Search:
     """Name the artifact to deploy among those that were profiled.
 
@@ -87,6 +90,7 @@ def search(
         options: what is searched for.
         records: artifact that export did not compare → what its target measured; see
             :meth:`~edgeformer.artifacts.bundle_files.TargetRecords.completing`.
+        tie_break: measures the two fastest in turns, if the least latency is searched and they are close.
 
     Returns:
         All candidates in the order of the bundle, and the position of the pick: the least of ``options.minimize`` among
@@ -98,20 +102,11 @@ def search(
         InputError: as :func:`check_options`.
     """
     check_options(options, manifest)
-    metric = get_task(manifest.task).metric
-    statuses = {row.latency_ms.status for row in device_rows}
-    result = Search(
-        metric=metric.name,
-        bound=options.bounds.get(metric.name),
-        minimize=options.minimize,
-        candidates=(),
-        pick=None,
-        reason="",
-        basis="estimated" if "estimated" in statuses else "measured" if "measured" in statuses else "host",
-        not_in_bundle=absent_variants(manifest),
-        batch=limits.ranked.batch,
-        seq=limits.ranked.seq,
-    )
+    metric, at_shape = get_task(manifest.task).metric, limits.ranked
+    bound, statuses = options.bounds.get(metric.name), {row.latency_ms.status for row in device_rows}
+    basis: Literal["measured", "estimated", "host"] = "host"
+    if statuses & {"estimated", "measured"}:
+        basis = "estimated" if "estimated" in statuses else "measured"
     scored_manifest = completed(manifest, records)
     candidates: list[Candidate] = []
     costs: list[Check] = []
@@ -120,32 +115,46 @@ def search(
         if not artifact_rows:
             continue
         # The host's rows rank the candidates, but are not held against the device's limits.
-        basis_rows = [row for row in artifact_rows if row.where == "host"] if result.basis == "host" else device_rows
+        basis_rows = [row for row in artifact_rows if row.where == "host"] if basis == "host" else device_rows
         basis_rows = [row for row in basis_rows if row.artifact == artifact.id]
         is_whole_text = artifact.role in ("full", "exit")
         phase = "steady" if is_whole_text else limits.phase
         usable = [
             row
-            for row in judged_rows(basis_rows, limits.ranked, is_whole_text)
+            for row in judged_rows(basis_rows, at_shape, is_whole_text)
             if row.latency_ms.status != "unavailable" and row.phase == phase
         ]
         reasons = (row.latency_ms.reason for row in artifact_rows if row.latency_ms.status == "unavailable")
-        shape = f"{limits.ranked.batch}×{limits.ranked.seq}"
+        shape = f"{at_shape.batch}×{at_shape.seq}"
         why_absent = next(filter(None, reasons), f"{shape} was neither measured nor estimated")
         absent = without_figures(artifact_rows[0], why_absent).model_copy(update={"threads": None})
         for row in usable or [absent]:
             judged = [without_figures(row, why_absent)]
-            if usable and result.basis != "host":
+            if usable and basis != "host":
                 judged = _same_setting(basis_rows, row.provider, row.threads)
             checks = check_budget(judged, limits, (artifact.id,) if is_whole_text else ()).checks
             score = _score_of(artifact, row.provider, scored_manifest, metric, records.get(artifact.id))
-            candidates.append(_candidate(artifact, row, checks, score, metric, result))
+            candidates.append(_candidate(artifact, row, checks, score, metric, bound, options.minimize))
             costs.append(quantities(row)[options.minimize])
     on_front = front(candidates, metric)
     candidates = [
         candidate.model_copy(update={"on_front": position in on_front}) for position, candidate in enumerate(candidates)
     ]
-    return _pick(result.model_copy(update={"candidates": tuple(candidates)}), costs, metric)
+    positions = close_pair(candidates) if options.minimize == "latency" and basis != "estimated" else None
+    result = Search(
+        metric=metric.name,
+        bound=bound,
+        minimize=options.minimize,
+        candidates=tuple(candidates),
+        pick=None,
+        reason="",
+        basis=basis,
+        not_in_bundle=absent_variants(manifest),
+        batch=at_shape.batch,
+        seq=at_shape.seq,
+        compared=tie_break(candidates, *positions) if positions is not None else None,
+    )
+    return _pick(result, costs, metric)
 
 
 def verdict_of_pick(result: Search, device_rows: Sequence[Row], limits: Limits, whole_texts: Sequence[str]) -> Verdict:
@@ -183,11 +192,11 @@ def _score_of(
     if artifact.role in ("decode", "step"):
         if lacks_parity(artifact):  # it may compute something else
             return unscored
-        variant = (artifact.format, artifact.precision, artifact.trimmed)
+        variant = ("full", artifact.format, artifact.precision, artifact.trimmed)
         same_answers += [
             entry
             for entry in manifest.artifacts
-            if entry.role == "full" and (entry.format, entry.precision, entry.trimmed) == variant
+            if (entry.role, entry.format, entry.precision, entry.trimmed) == variant
         ]
     rounds_to = provider_facts(provider).rounds_to
     for entry in same_answers:
@@ -201,15 +210,13 @@ def _score_of(
             value = metric.of(score)
             if value is None or not isfinite(value):
                 return f"it has no {metric.name}"
-            scored_on = record.device if record is not None else None
             scored_as = entry.id if entry is not artifact else None
-            return value, score.n, {"scored_as": scored_as, "scored_on": scored_on}
+            return value, score.n, {"scored_as": scored_as, "scored_on": record.device if record is not None else None}
     if rounds_to is not None:
         return f"its predictions in {rounds_to} were never scored: export on such a machine"
     if not artifact.is_graph:
         return unscored
-    split = "the validation split" if has_split else "anything"
-    return f"its predictions were never scored on {split}"
+    return f"its predictions were never scored on {'the validation split' if has_split else 'anything'}"
 
 
 def _candidate(
@@ -218,28 +225,27 @@ def _candidate(
     checks: Sequence[Check],
     score: tuple[float, int, dict[str, Any]] | str,
     metric: Metric,
-    result: Search,
+    bound: float | None,
+    minimize: str,
 ) -> Candidate:
     """Return a candidate; ``row`` has its costs, or the reason why they are not known."""
-    values, bound = quantities(row), result.bound
-    latency, memory, cost = values["latency"], values["memory"], values[result.minimize]
+    values = quantities(row)
+    latency, memory, cost = values["latency"], values["memory"], values[minimize]
     facts: dict[str, Any] = {"score": None}
     objections: list[str] = []
     if isinstance(score, str):
         objections.append(score)
     else:
         value, count, scored = score
-        facts = {"score": value, **scored}
+        facts, interval = {"score": value, **scored}, ""
         if count and metric.is_share:
             low, high = share_interval(round(value * count), count, (1 - CONFIDENCE) / 2)
             inside = None if bound is None else low <= bound <= high
             facts |= {"score_rows": count, "score_low": low, "score_high": high, "bound_inside": inside}
+            interval = f", inside its 95 % interval {low:.4f} to {high:.4f}" if inside else ""
         if bound is not None and not _meets(value, bound, metric):
             side = "below" if metric.higher_is_better else "above"
-            inside_words = ""
-            if facts.get("bound_inside"):
-                inside_words = f", inside its 95 % interval {facts['score_low']:.4f} to {facts['score_high']:.4f}"
-            objections.append(f"{metric.name} {value:.4f} is {side} {bound:g}{inside_words}")
+            objections.append(f"{metric.name} {value:.4f} is {side} {bound:g}{interval}")
     if latency.value is None:
         objections.append(f"no time is known: {latency.reason or 'no reason given'}")
     has_shapes = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1
@@ -249,7 +255,7 @@ def _candidate(
             limit = shown(check.limit, check.unit)
             objections.append(f"{check.name} {shown(check.value, check.unit)}{shape} is over {limit}")
     if cost.value is None and not objections:
-        objections.append(f"its {result.minimize} is not known: {cost.reason}")
+        objections.append(f"its {minimize} is not known: {cost.reason}")
     return Candidate(
         artifact=artifact.id,
         precision=artifact.precision,
@@ -301,39 +307,16 @@ def _eligible(candidates: Sequence[Candidate]) -> list[int]:
     return [position for position in feasible if not candidates[position].unknown] or feasible
 
 
-def close_pair(result: Search) -> tuple[int, int] | None:
-    """Return the two fastest eligible candidates of a search for the least latency, if a tie break is needed.
-
-    None: the first is clearly faster, or the times were not measured on this host.
-    """
-    times = [
+def close_pair(candidates: Sequence[Candidate]) -> tuple[int, int] | None:
+    """Return the two eligible candidates with the least measured times, or None if the first is clearly faster."""
+    times = sorted(
         (candidate.latency_ms, position)
-        for position in _eligible(result.candidates)
-        if (candidate := result.candidates[position]).latency_status == "measured" and candidate.latency_ms is not None
-    ]
-    if result.minimize != "latency" or result.basis == "estimated" or len(times) < 2:
+        for position in _eligible(candidates)
+        if (candidate := candidates[position]).latency_status == "measured" and candidate.latency_ms is not None
+    )
+    if len(times) < 2 or times[1][0] > times[0][0] * (1 + CLOSE):
         return None
-    (least, first), (next_least, second) = sorted(times)[:2]
-    return (first, second) if next_least <= least * (1 + CLOSE) else None
-
-
-def with_tie_break(result: Search, comparison: Comparison, metric: Metric) -> Search:
-    """Return a search for the least latency with the pick that follows from measuring two candidates in turns."""
-    costs = [
-        Check(
-            name="latency",
-            artifact=candidate.artifact,
-            limit=inf,
-            value=candidate.latency_ms,
-            unit="ms",
-            status="unknown",
-            basis=candidate.latency_status,
-            low=candidate.low_ms,
-            high=candidate.high_ms,
-        )
-        for candidate in result.candidates
-    ]
-    return _pick(result.model_copy(update={"compared": comparison}), costs, metric)
+    return times[0][1], times[1][1]
 
 
 def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
@@ -344,38 +327,44 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
         costs: quantity to minimize, of each candidate.
         metric: of the scores.
     """
-    candidates, minimize, comparison = result.candidates, result.minimize, result.compared
+    candidates, minimize, comparison, bound = result.candidates, result.minimize, result.compared, result.bound
     demands = "break no limit"
-    if result.bound is not None:
-        demands = f"have {metric.name} {'≥' if metric.higher_is_better else '≤'} {result.bound:g} and {demands}"
+    if bound is not None:
+        demands = f"have {metric.name} {'≥' if metric.higher_is_better else '≤'} {bound:g} and {demands}"
     positions = _eligible(candidates)
     if not positions:
         reason = "nothing was profiled"
         if candidates:
             reason = f"none of {len(candidates)} candidates is feasible: none is known to {demands}"
         scores = [(candidate.score, candidate.artifact) for candidate in candidates if candidate.score is not None]
-        bound = result.bound
         if scores and bound is not None and not any(_meets(score, bound, metric) for score, _ in scores):
             score, artifact = max(scores) if metric.higher_is_better else min(scores)
             reason += f"; best {metric.name}: {score:.4f} ({artifact})"
-        return result.model_copy(update={"pick": None, "reason": reason})
+        return result.model_copy(update={"reason": reason})
 
     values = [inf if cost.value is None else cost.value for cost in costs]  # a feasible candidate has one
     best = min(positions, key=values.__getitem__)
     if comparison is not None and comparison.found == "faster" and best == comparison.first:
         best = comparison.second
 
-    def is_compared(position: int) -> bool:
-        return comparison is not None and {best, position} == {comparison.first, comparison.second}
-
-    def is_tied(position: int) -> bool:
-        if comparison is not None and comparison.found != "not known" and is_compared(position):
-            return comparison.found == "no different"
+    def why_tied(position: int) -> str | None:
+        """Return why the cost of a candidate is no different from the least; None: it is different."""
+        cost, value, least = costs[position], values[position], costs[best]
+        is_estimate = cost.basis == "estimated"
+        if comparison is not None and {best, position} == {comparison.first, comparison.second}:
+            if comparison.found == "no different":
+                return "measured in turns they are the same"
+            if comparison.found != "not known":
+                return None
         # Ranges of measured times are those of two processes, not of a third one: they tie what is close.
-        high, low, value = costs[best].high, costs[position].low, values[position]
-        is_overlap = high is not None and low is not None and low <= high
-        is_close = costs[position].basis == "estimated" or value <= values[best] * (1 + CLOSE)
-        return value <= values[best] * (1 + NOISE) or (is_overlap and is_close)
+        is_overlap = least.high is not None and cost.low is not None and cost.low <= least.high
+        if is_overlap and is_estimate:
+            return "their ranges overlap"
+        if value <= values[best] * (1 + NOISE):
+            return f"they are within {NOISE:.1%}"
+        if is_overlap and value <= values[best] * (1 + CLOSE):
+            return "each was measured twice, and the ranges overlap"
+        return None
 
     def order(position: int) -> tuple[float, ...]:
         """Smaller file; then fewer threads if the times are no different, else the faster one."""
@@ -399,23 +388,16 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
             text += f" with {candidate.threads} {'thread' if candidate.threads == 1 else 'threads'}"
         return text
 
-    pick = min((p for p in positions if minimize == "size" or p == best or is_tied(p)), key=order)
+    pick = min((p for p in positions if minimize == "size" or p == best or why_tied(p) is not None), key=order)
+    picked = candidates[pick]
     among = f"of {len(positions)} that {demands}" if len(positions) > 1 else f"the only one that {demands}"
     if pick != best:
-        if comparison is not None and comparison.found == "no different" and is_compared(pick):
-            within = "measured in turns they are the same"
-        elif costs[pick].basis == "estimated" and costs[pick].low is not None:
-            within = "their ranges overlap"
-        elif values[pick] <= values[best] * (1 + NOISE):
-            within = f"they are within {NOISE:.1%}"
-        else:
-            within = "each was measured twice, and the ranges overlap"
         advantage = "fewer threads" if minimize == "latency" else "shorter time"
-        if candidates[pick].size_bytes < candidates[best].size_bytes:
-            advantage = f"smaller file ({format_bytes(candidates[pick].size_bytes)})"
+        if picked.size_bytes < candidates[best].size_bytes:
+            advantage = f"smaller file ({format_bytes(picked.size_bytes)})"
         reason = (
             f"{label(pick)}: {minimize} {cost_text(pick)}, no different from the least ({cost_text(best)}, "
-            f"{label(best)}) {among}: {within}, and it has the {advantage}"
+            f"{label(best)}) {among}: {why_tied(pick)}, and it has the {advantage}"
         )
     elif len(positions) > 1:
         reason = f"{label(pick)}: smallest {minimize} ({cost_text(pick)}) {among}"
@@ -426,23 +408,21 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
         second = min(rest, key=values.__getitem__)
         reason += f"; next: {label(second)}, {cost_text(second)}"
     if comparison is not None:
-        reason += f"; measured in turns, {label(comparison.second)} against {label(comparison.first)}: "
-        if comparison.low is None or comparison.high is None:
-            reason += f"not known after {comparison.rounds} rounds"
-        else:
+        outcome = f"not known after {comparison.rounds} rounds"
+        if comparison.low is not None and comparison.high is not None:
             change = f"{comparison.change:+.1%} ({comparison.low:+.1%} to {comparison.high:+.1%})"
-            reason += f"{comparison.found}, {change}"
+            outcome = f"{comparison.found}, {change}"
+        reason += f"; measured in turns, {label(comparison.second)} against {label(comparison.first)}: {outcome}"
     unstable = sum(candidates[position].stable is False for position in positions)
     if unstable and minimize in ("latency", "energy"):
         reason += f". {unstable} of the {len(positions)} measurements are not stable: "
         reason += "measure again when the machine is quiet"
-    picked = candidates[pick]
-    if result.bound is not None and picked.score_low is not None and picked.score_high is not None:
+    if bound is not None and picked.score_low is not None and picked.score_high is not None:
         low, high = metric.text(picked.score_low), metric.text(picked.score_high)
-        score_text = f"{metric.name} {metric.text(picked.score)} on {picked.score_rows:,} rows"
-        reason += f". {score_text[0].upper()}{score_text[1:]}, {CONFIDENCE * 100:g} % interval {low} to {high}"
+        reason += f". {metric.name[0].upper()}{metric.name[1:]} {metric.text(picked.score)} on {picked.score_rows:,} "
+        reason += f"rows, {CONFIDENCE * 100:g} % interval {low} to {high}"
         if picked.bound_inside:
-            reason += f": the bound {result.bound:g} lies inside it, so these rows do not decide whether it is met"
+            reason += f": the bound {bound:g} lies inside it, so these rows do not decide whether it is met"
     if picked.unknown:
         reason += f". Not known: whether it keeps the limit of {' and '.join(picked.unknown)}"
     if result.basis == "host":
@@ -453,47 +433,24 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
 
 
 def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
-    """Return a line per variant that export could add, with the command, and per artifact that was not built.
-
-    Export replaces the whole bundle, so each command also builds what the bundle already has.
-    """
-    artifacts = manifest.artifacts
-    present = [precision for precision in _PRECISION_NAMES if any(a.precision == precision for a in artifacts)]
-    exits = sorted({a.exit for a in artifacts if a.role == "exit" and a.exit is not None})
-    flags = [f"--{precision}" for precision in present]
-    if any(artifact.role == "step" for artifact in artifacts):
-        flags.append("--exit all")
-    elif exits:
-        flags.append(f"--exit {','.join(map(str, exits))}")
-    if any(artifact.trimmed for artifact in artifacts):
-        flags.append("--vocab-trim")
-    # Other formats have a builder; one that is not installed has no flag.
-    builders = [builder_of(artifact.format) for artifact in artifacts if not artifact.is_graph]
-    built = [builder.flag for builder in builders if builder is not None]
-    # --trt --trt-via … includes what --trt alone builds.
-    flags += [flag for flag in built if not any(other.startswith(f"{flag} ") for other in built)]
-
-    def command(added: str) -> str:
-        # --exit all includes single exits.
-        kept = [flag for flag in flags if added != "--exit all" or flag == added or not flag.startswith("--exit")]
-        name = manifest.run if manifest.wrapped is None else "BUNDLE"
-        return " ".join(["edgeformer export", name, *dict.fromkeys((*kept, added))])
-
-    absent = [precision for precision in _PRECISION_NAMES if precision not in present]
-    lines = [f"{_PRECISION_NAMES[precision]}: {command(f'--{precision}')}" for precision in absent]
+    """Return a line per variant that export could add, with the option, and per artifact that was not built."""
+    artifacts, task = manifest.artifacts, get_task(manifest.task)
+    options = {
+        f"{precision.upper()} graphs": f"--{precision}"
+        for precision in ("fp16", "int8", "int4")
+        if not any(artifact.precision == precision for artifact in artifacts)
+    }
     # Loops before the last that have a head but no graph. A looped classifier can exit after every loop.
-    drifts = [artifact.drift for artifact in artifacts if artifact.drift is not None]
-    loops = manifest.exits or tuple(loop.loop for loop in (drifts[0].loops if drifts else ()))
-    exit_graphs = {artifact.exit for artifact in artifacts if artifact.role == "exit"}
-    missing = sorted(set(sorted(loops)[:-1]) - exit_graphs)
+    drift = next((artifact.drift for artifact in artifacts if artifact.drift is not None), None)
+    loops = manifest.exits or tuple(loop.loop for loop in (drift.loops if drift is not None else ()))
+    missing = sorted({*sorted(loops)[:-1]} - {artifact.exit for artifact in artifacts if artifact.role == "exit"})
     if missing:
-        plural = "s" if len(missing) > 1 else ""
-        lines.append(f"exit after loop{plural} {', '.join(map(str, missing))}: {command('--exit all')}")
-    task = get_task(manifest.task)
+        options[f"exit after loop{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"] = "--exit all"
     if task.writes_text and not any(artifact.role == "decode" for artifact in artifacts):
-        lines.append(f"decoding with caches: {command('--exit all')}")
+        options["decoding with caches"] = "--exit all"
     if task.can_trim and not any(artifact.trimmed for artifact in artifacts):
-        lines.append(f"trimmed vocabulary: {command('--vocab-trim')}")
+        options["trimmed vocabulary"] = "--vocab-trim"
+    lines = [f"{variant}: export again with {option} as well" for variant, option in options.items()]
     unbuilt = {artifact.id: artifact for artifact in artifacts if artifact.status != "built"}
     lines += [f"{id_}: {entry.status}: {entry.reason or 'no reason given'}" for id_, entry in unbuilt.items()]
     return tuple(lines)

@@ -16,15 +16,13 @@ from edgeformer.artifacts.report import (
     QUANTILES,
     Check,
     CheckStatus,
-    Energy,
-    Latency,
     MeasurementStatus,
-    Memory,
     NotJudged,
     Row,
     Verdict,
 )
 from edgeformer.artifacts.units import format_bytes, format_milliseconds
+from edgeformer.measurement.artifact import absent_figures
 from edgeformer.runtimes import provider_facts
 
 _WORST_FIRST: tuple[CheckStatus, ...] = ("fail", "unknown", "pass")
@@ -183,9 +181,7 @@ def quantities(row: Row) -> dict[str, Check]:
 
 def without_figures(row: Row, reason: str) -> Row:
     """Return the row with nothing measured or estimated, and the reason."""
-    absent: Any = {"status": "unavailable", "reason": reason}
-    figures = {"latency_ms": Latency(**absent), "memory_bytes": Memory(**absent), "energy_mj": Energy(**absent)}
-    return row.model_copy(update=figures)
+    return row.model_copy(update=absent_figures(reason))
 
 
 def judged_rows(rows: Sequence[Row], limits: Limits, is_whole_text: bool) -> list[Row]:

@@ -21,8 +21,14 @@ from edgeformer.artifacts.documents import save_profile
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, Silent, bar
-from edgeformer.measurement.conditions import read_cpu
 from edgeformer.artifacts.report import MeasureRules
+from edgeformer.bundle import Bundle
+from edgeformer.estimate.estimate import estimate
+from edgeformer.estimate.fit import FEWEST_SHAPES, TimedCall, cross_validate, fit, with_cross_validation
+from edgeformer.estimate.listing import ItemNodes, list_item
+from edgeformer.estimate.operators import count_nodes, stored_weight_bytes
+from edgeformer.estimate.probe import disturbance, host_facts, run_probe, time_calls
+from edgeformer.estimate.roofline import refused_calibration
 from edgeformer.measurement.artifact import (
     Item,
     MeasureSpec,
@@ -33,15 +39,9 @@ from edgeformer.measurement.artifact import (
     measure_artifact,
     open_workload,
 )
-from edgeformer.measurement.worker import End, Job, Send, run_job
+from edgeformer.measurement.conditions import read_cpu
 from edgeformer.measurement.target import find_target
-from edgeformer.bundle import Bundle
-from edgeformer.estimate.estimate import estimate
-from edgeformer.estimate.fit import FEWEST_SHAPES, TimedCall, cross_validate, fit, with_cross_validation
-from edgeformer.estimate.listing import ItemNodes, list_item
-from edgeformer.estimate.operators import count_nodes, stored_weight_bytes
-from edgeformer.estimate.probe import disturbance, host_facts, run_probe, time_calls
-from edgeformer.estimate.roofline import refused_calibration
+from edgeformer.measurement.worker import End, Job, Send, run_job
 from edgeformer.runtimes import ArtifactFiles, default_provider, library_versions, on_gpu
 from edgeformer.system.capability import kernel_flags
 from edgeformer.system.host import cpu_name, default_threads, now, stated_cache_bytes

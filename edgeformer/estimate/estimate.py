@@ -15,7 +15,6 @@ from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateErro
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import Energy, EstimateEvidence, Latency, Row
-from edgeformer.measurement.artifact import Item, Phase, check_artifact, row_of, unavailable_row
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.listing import ItemNodes, Listing, ListJob, run_listing
 from edgeformer.estimate.operators import (
@@ -36,6 +35,7 @@ from edgeformer.estimate.roofline import (
     rates_of,
     refused_calibration,
 )
+from edgeformer.measurement.artifact import Item, Phase, check_artifact, row_of, unavailable_row
 from edgeformer.runtimes import cannot_estimate, provider_of, runtime_of
 
 RECORD_FILE = "record.json"

@@ -17,10 +17,10 @@ from pydantic import Field, TypeAdapter
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.estimate.chains import add_chain, matmul_chain
+from edgeformer.estimate.operators import NodeWork
 from edgeformer.measurement.conditions import CpuReading, read_cpu, used_between
 from edgeformer.measurement.worker import End, Job, Send, run_job
-from edgeformer.measurement.speed_probe import add_chain, matmul_chain
-from edgeformer.estimate.operators import NodeWork
 from edgeformer.runtimes import default_provider
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
 from edgeformer.system.host import cpu_name, now, stated_cache_bytes, usable_cores

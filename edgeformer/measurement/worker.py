@@ -74,7 +74,12 @@ class WorkerClient:
     """Parent side of a running worker. Use :func:`start_worker`."""
 
     def __init__(
-        self, name: str, process: subprocess.Popen[bytes], stderr: IO[bytes], messages: TypeAdapter[Any], silence_s: float
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        stderr: IO[bytes],
+        messages: TypeAdapter[Any],
+        silence_s: float,
     ) -> None:
         self._name, self._process, self._stderr = name, process, stderr
         self._messages, self._silence_s = messages, silence_s

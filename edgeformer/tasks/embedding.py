@@ -112,11 +112,10 @@ class TextVector(Prediction):
         return {**super().as_dict(), "vector": self.vector.tolist()}
 
 
-def cosines(first: Sequence[TextVector], second: Sequence[TextVector]) -> NDArray[np.float64]:
+def cosines(first: Sequence[TextVector], second: Sequence[TextVector]) -> Float64s:
     """Return the cosine of every vector of ``first`` with every vector of ``second``, [len(first), len(second)]."""
     first_units, second_units = (unit_rows(np.stack([text.vector for text in texts])) for texts in (first, second))
-    result: NDArray[np.float64] = first_units @ second_units.T
-    return result
+    return np.asarray(first_units @ second_units.T)
 
 
 def nearest(

@@ -127,7 +127,7 @@ class LanguageMeter(Meter):
         self._loss_sums = dict.fromkeys(self._exits, 0.0)
         self._early_loss_sum = 0.0
         self._exit_counts = dict.fromkeys(self._exits, 0)
-        self._has_confidence: bool | None = None
+        self._has_confidence = False
         self._records = records
 
     def add(self, outputs: Arrays, batch: Arrays) -> None:
@@ -160,26 +160,14 @@ class LanguageMeter(Meter):
         """Count predicted tokens: loop → loss in nats, top probability and cosine of every token, [n] each.
 
         The confidence of the last loop may be missing: remaining tokens always exit there. Cosines are only recorded.
-
-        Raises:
-            ValueError: losses or confidence of an exit are missing, arrays differ in length, or only some batches have
-                confidence.
+        Every batch comes with confidence, or none.
         """
-        counts = {len(losses[loop]) for loop in self._exits if loop in losses}
-        if not losses.keys() >= set(self._exits) or len(counts) != 1:
-            raise ValueError(f"needs the losses of the same tokens at each of the exits {self._exits}")
-        if self._has_confidence not in (None, confidence is not None):
-            raise ValueError("either every batch comes with confidence, or none")
-        self._has_confidence = confidence is not None
-        count = counts.pop()
+        self._has_confidence, count = confidence is not None, len(losses[self._exits[-1]])
         self._tokens += count
         for loop in self._exits:
             self._loss_sums[loop] += float(np.asarray(losses[loop], dtype=np.float64).sum())
         if confidence is None:
             return
-        for loop in self._thresholds:
-            if loop not in confidence or len(confidence[loop]) != count:
-                raise ValueError(f"needs the confidence of the same tokens at exit {loop}")
         compared = np.stack([confidence[loop] if loop in self._thresholds else np.zeros(count) for loop in self._exits])
         first = first_exits(self._exits, compared, self._thresholds)
         for place, loop in enumerate(self._exits):

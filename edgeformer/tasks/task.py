@@ -115,56 +115,32 @@ class Origin:
 
 
 class TaskFacts(ABC):
-    """What a task is.
+    """What a task is."""
 
-    Attributes:
-        name: name in recipes and manifests.
-        noun: what a model of this task is called, such as ``classifier``.
-        recipe_type: type of its recipes, without the ``model`` section of a model family.
-        score_type: type of its scores.
-        metric: the figure that decides between two models.
-        columns: the figures of its scores in tables.
-        recorded: figures of a validation score in metrics.jsonl besides loss and metric.
-        unit: what ``n`` of a score counts: ``rows``, ``tokens`` or ``calls``.
-        trained: whether recipes can name the task; otherwise its models are ONNX files without a recipe.
-        reads_text: whether its models come with a tokenizer.
-        writes_text: whether its models generate text; their step and decode artifacts keep a cache of earlier tokens.
-        can_trim: whether unused tokens can be removed from the vocabulary: only where the model predicts no tokens.
-        phase: call that latency budgets limit: a whole input, or one decoded token.
-        predicts: what :meth:`predictions` returns, ``labels`` or ``vectors``; None: it raises.
-        has_confidence: whether its answers have a top probability, which early exit needs.
-        exit_schedule: early-exit thresholds of the task's paper; None: it has none.
-        pipeline_tag: name of the task on model hubs.
-        use: the edgeformer command that runs such a model, for messages.
-        golden_names: arrays of :meth:`golden_inputs`: graph inputs, and right answers.
-        length_key, pad_key: keys of config.json for the maximum length and the padding token.
-        score_note: how to read its scores, for the model card.
-        few: what scores on the golden inputs alone cannot show, for a note.
-    """
-
-    name: ClassVar[str]
-    noun: ClassVar[str]
-    recipe_type: ClassVar[type[Recipe]]
+    name: ClassVar[str]  # in recipes and manifests
+    noun: ClassVar[str]  # what a model of this task is called, such as ``classifier``
+    recipe_type: ClassVar[type[Recipe]]  # without the ``model`` section of a model family
     score_type: ClassVar[type[Score]]
-    metric: ClassVar[Metric]
-    columns: ClassVar[tuple[ScoreColumn, ...]]
-    recorded: ClassVar[tuple[str, ...]] = ()
-    unit: ClassVar[str] = "rows"
-    trained: ClassVar[bool] = True
-    reads_text: ClassVar[bool] = True
-    writes_text: ClassVar[bool] = False
-    can_trim: ClassVar[bool] = True
-    phase: ClassVar[Literal["steady", "decode"]] = "steady"
-    predicts: ClassVar[Literal["labels", "vectors"] | None] = None
-    has_confidence: ClassVar[bool] = True
-    exit_schedule: ClassVar[EarlyExit | None] = None
-    pipeline_tag: ClassVar[str] = "text-classification"
-    use: ClassVar[str] = "predict"
+    metric: ClassVar[Metric]  # decides between two models
+    columns: ClassVar[tuple[ScoreColumn, ...]]  # figures of a score in tables
+    recorded: ClassVar[tuple[str, ...]] = ()  # figures of a score in metrics.jsonl besides loss and metric
+    unit: ClassVar[str] = "rows"  # what ``n`` of a score counts: ``rows``, ``tokens`` or ``calls``
+    trained: ClassVar[bool] = True  # recipes can name it; otherwise its models are ONNX files without a recipe
+    reads_text: ClassVar[bool] = True  # its models come with a tokenizer
+    writes_text: ClassVar[bool] = False  # step and decode artifacts keep a cache of earlier tokens
+    can_trim: ClassVar[bool] = True  # unused tokens can be removed from the vocabulary: the model predicts no tokens
+    phase: ClassVar[Literal["steady", "decode"]] = "steady"  # call that latency budgets limit
+    predicts: ClassVar[Literal["labels", "vectors"] | None] = None  # what predictions() returns; None: it raises
+    has_confidence: ClassVar[bool] = True  # its answers have a top probability, which early exit needs
+    exit_schedule: ClassVar[EarlyExit | None] = None  # early-exit thresholds of the task's paper
+    pipeline_tag: ClassVar[str] = "text-classification"  # name of the task on model hubs
+    use: ClassVar[str] = "predict"  # the edgeformer command that runs such a model, for messages
     golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ("labels",)
-    length_key: ClassVar[str] = "max_length"
-    pad_key: ClassVar[str] = "pad_token_id"
-    score_note: ClassVar[str]
-    few: ClassVar[str]
+    """Arrays of the golden inputs: graph inputs, and right answers."""
+    length_key: ClassVar[str] = "max_length"  # of config.json
+    pad_key: ClassVar[str] = "pad_token_id"  # of config.json
+    score_note: ClassVar[str]  # how to read its scores, for the model card
+    few: ClassVar[str]  # what scores on the golden inputs alone cannot show, for a note
 
 
 class TaskData(TaskFacts):
@@ -565,24 +541,20 @@ def max_call_tokens(task: Task, max_positions: int | None, max_length: int | Non
     return min((length for length in (max_positions, truncation) if length is not None), default=None)
 
 
-def fit_row(row: Tokens, seq: int) -> Tokens:
-    """Cut or repeat a row of token ids int64 [k] to [seq]; the first token ([CLS]) is not repeated."""
-    if row.size >= seq:
-        return row[:seq]
-    body = row[1:] if row.size > 1 else row
-    return np.concatenate([row[:1], np.resize(body, seq - 1)])
-
-
 def make_buffers(golden: Golden, batch: int, seq: int, count: int = 8) -> list[dict[str, Tokens]]:
     """Make ``count`` different text inputs of shape [batch, seq] without padding, from the golden rows in turn.
 
-    Real text keeps confidence exits and embedding lookups realistic, which zeros or random tokens would falsify.
-    Different buffers in rotation keep a cache from answering instead of the artifact.
+    Rows are cut or repeated. Real text keeps confidence exits and embedding lookups realistic, which zeros or random
+    tokens would falsify. Different buffers in rotation keep a cache from answering instead of the artifact.
     """
+    rows: list[Tokens] = []
+    for row in golden.texts():
+        repeated = row[1:] if row.size > 1 else row  # the first token ([CLS]) is not repeated
+        padding = np.resize(repeated, max(0, seq - row.size))
+        rows.append(np.concatenate([row, padding])[:seq])
     buffers: list[dict[str, Tokens]] = []
-    rows = golden.texts()
     for number in range(count):
-        batch_rows = [fit_row(rows[(number * batch + offset) % len(rows)], seq) for offset in range(batch)]
+        batch_rows = [rows[(number * batch + offset) % len(rows)] for offset in range(batch)]
         ids = np.ascontiguousarray(np.stack(batch_rows), dtype=np.int64)
         mask = {"attention_mask": np.ones_like(ids)} if golden.padded else {}
         buffers.append({"input_ids": ids, **mask})

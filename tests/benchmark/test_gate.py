@@ -28,7 +28,6 @@ from edgeformer.benchmark import gate as gate_module
 from edgeformer.benchmark import paired_run
 from edgeformer.benchmark.gate import GateOptions, file_checks, gate_bundles, memory_check, named_baseline
 from edgeformer.benchmark.gate_scores import ArtifactPair
-from edgeformer.measurement.trackers import gpu_memory_of_process
 from edgeformer.benchmark.paired_run import (
     Block,
     Pair,
@@ -38,14 +37,15 @@ from edgeformer.benchmark.paired_run import (
     Ready,
     compare_pair,
 )
-from edgeformer.measurement.worker import WorkerClient, start_worker
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle, seal
+from edgeformer.measurement.trackers import gpu_memory_of_process
+from edgeformer.measurement.worker import WorkerClient, start_worker
 from edgeformer.report.gate import append_summary, junit_xml, markdown_summary
 from edgeformer.run import Location
 from edgeformer.system import nvidia
-from tests.benchmark.measuring_child import RULES
 from tests.cli.in_process import in_process
+from tests.measurement.measuring_child import RULES
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
 HOST = load_profile("host")

@@ -27,8 +27,8 @@ from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.run import Location, locate
 from edgeformer.tasks import get_task
-from tests.benchmark.measuring_child import RULES
 from tests.cli.in_process import in_process
+from tests.measurement.measuring_child import RULES
 
 HOST = load_profile("host")
 FP32 = "onnx-fp32"
@@ -253,8 +253,8 @@ def test_the_estimate_decides_and_the_reason_has_its_interval(
     old: tuple[int, int], new: tuple[int, int], limit: float, status: str, message: str | None
 ) -> None:
     task = get_task("classification")
-    facts: dict[str, object] = {"name": "score", "artifact": "a", "unit": "accuracy", "limit": limit}
-    check = compare_figures(task, facts, answers(*old), answers(*new), limit, "a file")
+    check = GateCheck(name="score", artifact="a", status="undecided", unit="accuracy", limit=limit)
+    check = compare_figures(task, check, answers(*old), answers(*new), "a file")
     assert check.status == status and "95 % interval of the difference" in check.reason
     if message is None:
         assert not any(words in check.reason for words in ("lies inside it", "too few", "chance"))

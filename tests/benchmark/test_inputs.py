@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeformer.artifacts.golden import Golden, read_golden
-from edgeformer.tasks.task import fit_row, make_buffers
+from edgeformer.tasks.task import make_buffers
 from tests.runtimes.tiny_bundle import write_golden
 
 
@@ -17,12 +17,18 @@ def test_rows_lose_their_padding(tmp_path: Path) -> None:
     assert all(row[0] == 1 and (row != 0).all() for row in golden.texts())
 
 
-def test_a_row_is_cut_or_repeats_its_own_tokens_behind_the_first() -> None:
-    row = np.array([101, 7, 8, 102])
-    assert fit_row(row, 3).tolist() == [101, 7, 8]
-    assert fit_row(row, 4).tolist() == [101, 7, 8, 102]
-    assert fit_row(row, 9).tolist() == [101, 7, 8, 102, 7, 8, 102, 7, 8]
-    assert fit_row(np.array([5]), 3).tolist() == [5, 5, 5]
+@pytest.mark.parametrize(
+    ("row", "seq", "expected"),
+    [
+        ([101, 7, 8, 102], 3, [101, 7, 8]),
+        ([101, 7, 8, 102], 4, [101, 7, 8, 102]),
+        ([101, 7, 8, 102], 9, [101, 7, 8, 102, 7, 8, 102, 7, 8]),
+        ([5], 3, [5, 5, 5]),
+    ],
+)
+def test_a_row_is_cut_or_repeats_its_own_tokens_behind_the_first(row: list[int], seq: int, expected: list[int]) -> None:
+    golden = Golden(Path("golden.npz"), {"input_ids": np.array([row])})
+    assert make_buffers(golden, 1, seq, 1)[0]["input_ids"].tolist() == [expected]
 
 
 @pytest.mark.parametrize(("batch", "seq"), [(1, 1), (1, 16), (16, 128), (3, 5)])

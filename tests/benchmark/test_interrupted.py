@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edgeformer.artifacts.progress import Silent
-from edgeformer.artifacts.report import Report, Row
-from edgeformer.measurement import artifact
-from edgeformer.measurement.trackers import summarise
-from edgeformer.measurement.artifact import (
-    FinishedRow,
-    MeasureSpec,
-    MeasuringInterrupted,
-    measure_artifact,
-    unavailable_row,
-)
-from edgeformer.measurement.worker import End
+from edgeformer.artifacts.report import Report
 from edgeformer.cli import main, progress
 from edgeformer.report.context import verdict_sentence
-from tests.benchmark.measuring_child import make_spec
 from tests.runtimes.tiny_bundle import write_bundle
 
 NOTES = (
@@ -78,33 +66,6 @@ def test_rows_that_were_measured_before_ctrl_c_are_written(
     assert report.estimate_evidence == () and report.estimated_for is None
     assert "2 rows of" in message and str(path) in message and "nothing was judged" in message
     assert (folder / "reports" / "host.json").read_text(encoding="utf-8") == "an earlier report"
-
-
-def test_rows_of_an_interrupted_confirmation_are_not_stable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C once one of two stable rows was measured again: the other one has no second median."""
-    spec = make_spec(write_bundle(tmp_path / "bundle"))
-
-    def row_of(batch: int) -> Row:
-        row = unavailable_row(spec.files.artifact, 1, ("steady", batch, 8), "CPUExecutionProvider", "host", "")
-        return row.model_copy(update={"latency_ms": summarise([1.0] * 200, stable=True)})
-
-    jobs: list[MeasureSpec] = []
-
-    def run_job(job: MeasureSpec, messages: object, silence_s: float, take: Callable[[FinishedRow], None]) -> End:
-        jobs.append(job)
-        take(FinishedRow(row=row_of(1)))
-        if len(jobs) == 2:
-            raise KeyboardInterrupt
-        take(FinishedRow(row=row_of(2)))
-        return End()
-
-    monkeypatch.setattr(artifact, "run_job", run_job)
-    with pytest.raises(MeasuringInterrupted) as stop:
-        measure_artifact(spec, Silent())
-    first, second = stop.value.rows
-    assert first.latency_ms.stable and first.conditions["repeated_p50_ms"] == 1.0
-    assert second.latency_ms.stable is False
-    assert second.latency_ms.warnings[-1:] == ("not confirmed: interrupted before a second process measured it",)
 
 
 def test_ctrl_c_before_the_first_row_says_that_nothing_was_written(

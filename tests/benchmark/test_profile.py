@@ -13,13 +13,12 @@ import pytest
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.report import Energy, Latency, Memory, Report, Row, read_report
-from edgeformer.artifacts.report import MeasureRules
+from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Report, Row, read_report
 from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
 from edgeformer.benchmark.request import question_of
-from edgeformer.measurement.target import Target
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle, seal
+from edgeformer.measurement.target import Target
 from edgeformer.report.context import badge_text, verdict_sentence
 from edgeformer.report.documents import write_report
 from edgeformer.run import Location

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.report import Report
-from edgeformer.artifacts.report import MeasureRules
-from edgeformer.measurement.artifact import Item
+from edgeformer.artifacts.report import MeasureRules, Report
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.benchmark.request import resolve
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate
 from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
+from edgeformer.measurement.artifact import Item
 from edgeformer.report.context import badge_text, verdict_sentence
 from edgeformer.run import Location
 from tests.cli.run_cli import edgeformer
@@ -124,7 +123,7 @@ def test_search_by_how_close_the_outputs_are(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, graphs.embedding())
     report = profiled(bundle, batches=(1,), search=SearchOptions({"cosine": 0.99}, "size"))
     assert report.search is not None and report.search.pick == 0 and report.search.metric == "cosine"
-    assert report.search.not_in_bundle[0] == "FP16 graphs: edgeformer export BUNDLE --fp16"
+    assert report.search.not_in_bundle[0] == "FP16 graphs: export again with --fp16 as well"
 
 
 def test_the_command_takes_any_file(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_sequence_that_the_model_cannot_take_is_refused(manifest: BundleManife
         (ProfileOptions(seqs=(-1,)), "seq must be 1 or more"),
         (ProfileOptions(threads=(1, -2)), "threads must be 1 or more"),
         (ProfileOptions(threads=(0,)), "threads must be 1 or more"),
-        (ProfileOptions(batches=()), "at least one batch size"),
+        (ProfileOptions(batches=()), "batch must be 1 or more"),
         (ProfileOptions(artifacts=("nope",)), "no artifact 'nope' in 'tiny'; it has: model"),
     ],
 )

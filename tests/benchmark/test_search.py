@@ -20,18 +20,15 @@ from edgeformer.artifacts.report import Comparison, Energy, Latency, Report
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
 from edgeformer.benchmark.profile import break_tie, rows_of_kind
 from edgeformer.benchmark.request import ProfileOptions, resolve
-from edgeformer.benchmark.search import SearchOptions, close_pair, with_tie_break
+from edgeformer.benchmark.search import SearchOptions
 from edgeformer.benchmark.verdict import Limits
 from edgeformer.bundle import Bundle
 from edgeformer.run import locate
 from edgeformer.runtime_preference import FILE, FastestRuntimes, save_fastest
 from edgeformer.system.host import default_threads
-from edgeformer.tasks import get_task
-from tests.benchmark.measuring_child import RULES, Recorder
 from tests.benchmark.search_cases import CPU, accuracy, artifact, bundle, estimate, perplexity, picked, row, run
+from tests.measurement.measuring_child import RULES, Recorder
 from tests.runtimes.tiny_bundle import classifier_graph, write_bundle
-
-METRIC = get_task("classification").metric
 
 
 def test_the_fastest_accurate_candidate_within_limits_is_picked() -> None:
@@ -114,23 +111,28 @@ def test_overlapping_ranges_of_two_processes_tie(second: float, expected: str) -
 def test_a_tie_break_overrides_separate_times(
     outcome: Literal["faster", "slower", "no different", "not known"], expected: str, words: str
 ) -> None:
-    result = run(
-        bundle(artifact("large"), artifact("small")), [row("large", 4.0, size=900), row("small", 4.4, size=100)]
-    )
-    assert picked(result) == ("large", 2) and close_pair(result) == (0, 1)
+    manifest, rows = bundle(artifact("large"), artifact("small")), [row("large", 4.0, 900), row("small", 4.4, 100)]
+    assert picked(run(manifest, rows)) == ("large", 2)
     ends = {"low": -0.1, "high": -0.06} if outcome == "faster" else {}
     comparison = Comparison(first=0, second=1, found=outcome, change=-0.08, rounds=1, **ends)
-    decided = with_tie_break(result, comparison, METRIC)
+    decided = run(manifest, rows, tie_break=lambda candidates, first, second: comparison)
     assert picked(decided) == (expected, 2) and words in decided.reason and decided.compared == comparison
 
 
 def test_only_close_times_of_this_host_need_a_tie_break() -> None:
-    manifest = bundle(artifact("a"), artifact("b"))
-    assert close_pair(run(manifest, [row("a", 4.0), row("b", 4.7)])) is None
-    assert close_pair(run(manifest, [row("a", 4.0), row("b", 4.5)])) == (0, 1)
-    assert close_pair(run(manifest, [row("a", 4.0), row("b", 4.5)], options=SearchOptions(minimize="size"))) is None
+    manifest, pairs = bundle(artifact("a"), artifact("b")), list[tuple[int, int]]()
+
+    def tie_break(candidates: object, first: int, second: int) -> None:
+        pairs.append((first, second))
+
+    run(manifest, [row("a", 4.0), row("b", 4.7)], tie_break=tie_break)
+    close = [row("a", 4.5), row("b", 4.0)]
+    run(manifest, close, options=SearchOptions(minimize="size"), tie_break=tie_break)
     estimates = [estimate("a", 1.0, 4.0), estimate("b", 1.0, 4.0)]
-    assert close_pair(run(manifest, estimates, kind="cuda", on_target=False)) is None
+    run(manifest, estimates, kind="cuda", on_target=False, tie_break=tie_break)
+    assert pairs == []
+    run(manifest, close, tie_break=tie_break)
+    assert pairs == [(1, 0)]
 
 
 def test_a_tie_break_measures_the_two_fastest_in_turns(tmp_path: Path) -> None:
@@ -143,7 +145,9 @@ def test_a_tie_break_measures_the_two_fastest_in_turns(tmp_path: Path) -> None:
     request = resolve(requested, load_profile("host"), tiny.manifest)
     progress = Recorder()
     scored = bundle(*(artifact(entry.id) for entry in tiny.artifacts))
-    decided = break_tie(run(scored, rows), tiny, request, None, progress)
+    decided = run(
+        scored, rows, tie_break=lambda candidates, *pair: break_tie(candidates, pair, tiny, request, None, progress)
+    )
     assert decided.compared is not None
     assert (decided.compared.rounds, decided.compared.found) == (1, "not known") and progress.advanced == 1
     assert "model against other" in decided.reason or "other against model" in decided.reason
@@ -330,7 +334,7 @@ def test_unusable_bounds_are_refused(options: SearchOptions, task: str, expected
         run(bundle(artifact("model"), task=task), [row("model")], options=options)
 
 
-def test_commands_for_absent_variants_keep_present_ones() -> None:
+def test_absent_variants_name_the_option_that_adds_them() -> None:
     drift = Drift(
         tolerance=1e-4,
         loops=tuple(LoopDrift(loop=loop, rms_error=0.0, max_error=0.0) for loop in (1, 2)),
@@ -339,17 +343,17 @@ def test_commands_for_absent_variants_keep_present_ones() -> None:
     rejected = artifact("onnx-int8", precision="int8", status="rejected", reason="accuracy lost")
     result = run(bundle(artifact("onnx-fp32", drift=drift), rejected), [row("onnx-fp32")])
     assert result.not_in_bundle == (
-        "FP16 graphs: edgeformer export tiny --int8 --fp16",
-        "INT4 graphs: edgeformer export tiny --int8 --int4",
-        "exit after loop 1: edgeformer export tiny --int8 --exit all",
-        "trimmed vocabulary: edgeformer export tiny --int8 --vocab-trim",
+        "FP16 graphs: export again with --fp16 as well",
+        "INT4 graphs: export again with --int4 as well",
+        "exit after loop 1: export again with --exit all as well",
+        "trimmed vocabulary: export again with --vocab-trim as well",
         "onnx-int8: rejected: accuracy lost",
     )
     score = perplexity(20.0)
     with_exits = language(artifact("full", validation=score), artifact("exit2", role="exit", exit=2, validation=score))
     assert run(with_exits, [row("full")]).not_in_bundle[3:] == (
-        "exit after loop 4: edgeformer export tiny --exit all",
-        "decoding with caches: edgeformer export tiny --exit all",
+        "exit after loop 4: export again with --exit all as well",
+        "decoding with caches: export again with --exit all as well",
     )
 
 

@@ -13,10 +13,7 @@ import yaml
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, FittedCase
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError, InputError
-from edgeformer.artifacts.report import Energy, Latency, Memory, Row
-from edgeformer.artifacts.report import MeasureRules
-from edgeformer.measurement.artifact import Item, MeasureSpec, check_artifact
-from edgeformer.measurement.target import Target
+from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Row
 from edgeformer.bundle import Bundle, seal
 from edgeformer.estimate import calibrate as calibrate_module
 from edgeformer.estimate.calibrate import (
@@ -37,6 +34,8 @@ from edgeformer.estimate.estimate import estimate
 from edgeformer.estimate.listing import ItemNodes
 from edgeformer.estimate.probe import HostRates, ProductTime
 from edgeformer.estimate.roofline import known_error
+from edgeformer.measurement.artifact import Item, MeasureSpec, check_artifact
+from edgeformer.measurement.target import Target
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 from edgeformer.system.capability import kernel_flags
 from edgeformer.system.host import cpu_name, stated_cache_bytes

@@ -13,13 +13,13 @@ from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine
-from edgeformer.measurement import worker
-from edgeformer.measurement.artifact import Item, check_artifact
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import listing, probe
 from edgeformer.estimate.estimate import Case, estimate, estimate_row
 from edgeformer.estimate.listing import ListJob, feed_for, run_listing
 from edgeformer.estimate.probe import run_probe
+from edgeformer.measurement import worker
+from edgeformer.measurement.artifact import Item, check_artifact
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 
 ITEMS: tuple[Item, ...] = (("steady", 1, 8), ("steady", 4, 16))

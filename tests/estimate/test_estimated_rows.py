@@ -11,13 +11,13 @@ import pytest
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Sharing
 from edgeformer.artifacts.report import Row
-from edgeformer.measurement.artifact import Item
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import estimate as stage
 from edgeformer.estimate.estimate import Case, estimate, estimate_row, onnx_origin
 from edgeformer.estimate.listing import ItemNodes, Listing
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
 from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, range_us, rates_of
+from edgeformer.measurement.artifact import Item
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 from edgeformer.system.host import cpu_name
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle

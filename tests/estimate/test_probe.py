@@ -10,14 +10,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgeformer.artifacts.device import Speed
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.measurement.conditions import CpuReading
-from edgeformer.measurement.worker import End
-from edgeformer.measurement.speed_probe import SpeedProbe, add_chain, matmul_chain, typical
 from edgeformer.estimate import probe
+from edgeformer.estimate.chains import add_chain, matmul_chain
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.probe import HostRates, ProductTime, cache_bytes, disturbance, host_facts
+from edgeformer.measurement.conditions import CpuReading
+from edgeformer.measurement.worker import End
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.system.host import cpu_name, stated_cache_bytes
@@ -113,17 +112,6 @@ def test_other_work_beside_a_measurement_is_seen(
     monkeypatch.setattr(probe, "read_cpu", lambda: end)
     result = disturbance(start)
     assert result is None if text is None else result is not None and text in result
-
-
-def test_the_speed_probe_measures_a_product_and_a_copy() -> None:
-    speed_probe = SpeedProbe()
-    speeds = [speed_probe.speed() for _ in range(3)]
-    speed_probe.close()
-    assert all(speed.product_us > 10 and speed.copy_us > 10 for speed in speeds)
-    slow, fast = Speed(product_us=600.0, copy_us=400.0), Speed(product_us=450.0, copy_us=300.0)
-    assert typical([fast, slow, fast]) == fast
-    with pytest.raises(ValueError, match="no speed"):
-        typical([])
 
 
 def test_a_probe_that_was_disturbed_is_repeated_once(monkeypatch: pytest.MonkeyPatch) -> None:

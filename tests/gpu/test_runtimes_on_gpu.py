@@ -15,11 +15,11 @@ from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import ArtifactManifest, Parity
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
-from edgeformer.measurement.target import find_target
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle, seal
 from edgeformer.estimate.calibrate import CalibrationOptions, improve
 from edgeformer.inference.verify import record, verify
+from edgeformer.measurement.target import find_target
 from edgeformer.run import Location
 from edgeformer.runtimes import default_provider, on_gpu
 from edgeformer.runtimes.onnxruntime.providers import CUDA, available_providers

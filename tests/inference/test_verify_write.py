@@ -18,8 +18,7 @@ from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.artifacts.report import Report, Search
-from edgeformer.artifacts.report import MeasureRules
+from edgeformer.artifacts.report import MeasureRules, Report, Search
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle

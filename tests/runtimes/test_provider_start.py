@@ -18,8 +18,8 @@ import pytest
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import MeasureRules
-from edgeformer.measurement.artifact import MeasureSpec, check_artifact, measure_artifact
 from edgeformer.bundle import Bundle
+from edgeformer.measurement.artifact import MeasureSpec, check_artifact, measure_artifact
 from edgeformer.runtimes.onnxruntime import providers
 from edgeformer.runtimes.onnxruntime.providers import (
     CPU,

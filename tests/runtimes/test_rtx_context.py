@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.measurement.artifact import check_artifact, open_workload
 from edgeformer.bundle import Bundle
+from edgeformer.measurement.artifact import check_artifact, open_workload
 from edgeformer.runtimes import OpenOptions
 from edgeformer.system import cuda_driver
 from edgeformer.system.cuda_driver import Device

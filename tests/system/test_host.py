@@ -94,7 +94,7 @@ def test_energy_counts_each_package_once(tmp_path: Path, monkeypatch: pytest.Mon
     second = write_zone(tmp_path, "1", 262_143_000_000, "package-1")
     part = write_zone(tmp_path, "0:0", 5, "core")
     laptop = write_zone(tmp_path, "2", 9_000_000, "psys")  # the packages, and everything else
-    monkeypatch.setattr(measure, "rapl_domains", partial(rapl_domains, tmp_path))
+    monkeypatch.setattr(trackers, "rapl_domains", partial(rapl_domains, tmp_path))
     counter = energy_counter("CPUExecutionProvider", None)
     assert isinstance(counter, EnergyCounter) and "(package-0, package-1: " in counter.name
     start = counter.read()

@@ -173,21 +173,11 @@ def test_exits_are_in_the_order_of_their_loops():
     assert list(shuffled.exits) == ["10", "2"] and list(shuffled.by_exit) == [2, 10]
 
 
-def test_incomplete_tokens_are_refused():
-    losses, confidence = random_tokens(10)
+def test_an_empty_set_and_exits_that_do_not_rise_are_refused():
     with pytest.raises(ValueError, match="empty"):
         LanguageMeter(EXITS).score()
     with pytest.raises(ValueError, match="exits must rise"):
         LanguageMeter([4, 2])
-    for incomplete in ({2: losses[2]}, {**losses, 4: losses[4][:5]}):
-        with pytest.raises(ValueError, match="losses of the same tokens"):
-            LanguageMeter(EXITS).add_tokens(incomplete)
-    with pytest.raises(ValueError, match="confidence of the same tokens at exit 4"):
-        LanguageMeter(EXITS).add_tokens(losses, {**confidence, 4: confidence[4][:5]})
-    meter = LanguageMeter(EXITS)
-    meter.add_tokens(losses, confidence)
-    with pytest.raises(ValueError, match="every batch comes with confidence, or none"):
-        meter.add_tokens(losses)
 
 
 def test_sums_are_double_precision():

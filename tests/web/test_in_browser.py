@@ -16,9 +16,9 @@ from onnx import helper, numpy_helper
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.golden import read_golden
 from edgeformer.artifacts.report import MeasureRules, Report
-from edgeformer.measurement.trackers import drifted, summarise, windows_agree
 from edgeformer.bundle import Bundle, seal
 from edgeformer.inference.predict import predict
+from edgeformer.measurement.trackers import drifted, summarise, windows_agree
 from edgeformer.run import locate
 from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.tasks.task import make_buffers

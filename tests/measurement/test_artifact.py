@@ -5,22 +5,23 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import pytest
 
 from edgeformer.artifacts.progress import Silent
-from edgeformer.artifacts.report import Energy, Latency, Memory, Row
+from edgeformer.artifacts.report import MeasureRules, Row
+from edgeformer.bundle import Bundle
 from edgeformer.measurement import artifact as artifact_module
 from edgeformer.measurement import worker
-from edgeformer.measurement.trackers import MeasureRules, summarise
 from edgeformer.measurement.artifact import (
     FinishedRow,
     Item,
     MeasureSpec,
+    MeasuringInterrupted,
     Refusal,
     Start,
     check_artifact,
@@ -29,8 +30,9 @@ from edgeformer.measurement.artifact import (
     measure_artifact,
     unavailable_row,
 )
-from edgeformer.bundle import Bundle
-from tests.benchmark.measuring_child import RULES, Recorder, another, make_spec, reasons, run_as, states
+from edgeformer.measurement.trackers import summarise
+from edgeformer.measurement.worker import End
+from tests.measurement.measuring_child import RULES, Recorder, another, make_spec, reasons, run_as, states
 from tests.runtimes.tiny_bundle import write_bundle
 from tests.web.browser import LANGUAGE
 
@@ -298,35 +300,46 @@ def test_a_thread_that_spins_in_the_worker_is_reported(monkeypatch: pytest.Monke
     assert any("where the artifact was given 1 thread" in warning for warning in steady.latency_ms.warnings)
 
 
-def row(p50: float | None, stable: bool | None = True, phase: Literal["cold", "steady", "decode"] = "steady") -> Row:
-    unavailable = Latency(status="unavailable", reason="the process ended early")
-    return Row(
-        artifact="model",
-        precision="fp32",
-        provider="CPUExecutionProvider",
-        where="host",
-        phase=phase,
-        batch=2,
-        seq=8,
-        latency_ms=unavailable if p50 is None else summarise([p50] * 130, stable, ["noted"]),
-        memory_bytes=Memory(status="unavailable"),
-        size_bytes=1,
-        energy_mj=Energy(status="unavailable"),
-        conditions={"threads": 1},
-    )
-
-
 @pytest.mark.parametrize(
     ("second", "stable"), [(10.0, True), (10.49, True), (9.53, True), (10.51, False), (9.5, False), (None, False)]
 )
-def test_a_second_median_within_the_tolerance_confirms(second: float | None, stable: bool) -> None:
-    first = row(10.0)
-    result = confirmed(first, row(second), MeasureRules().repeat_tolerance)
+def test_a_second_median_within_the_tolerance_confirms(bundle: Path, second: float | None, stable: bool) -> None:
+    entry = make_spec(bundle).files.artifact
+    absent = unavailable_row(entry, 1, ("steady", 2, 8), "P", "host", "the process ended early")
+    first, again = (
+        absent.model_copy(update={"latency_ms": summarise([p50] * 130, True, ["noted"]), "conditions": {"threads": 1}})
+        for p50 in (10.0, second or 1.0)
+    )
+    result = confirmed(first, absent if second is None else again, MeasureRules().repeat_tolerance)
     assert result.latency_ms.stable is stable
     assert result.conditions == {"threads": 1, "repeated_p50_ms": second}
-    assert (result.latency_ms.p50, result.latency_ms.n, result.memory_bytes) == (10.0, 130, first.memory_bytes)
+    assert (result.latency_ms.p50, result.latency_ms.n) == (10.0, 130)
     warning = "not confirmed: this process has a median of 10 ms, a second one found "
     if second is None:
         assert result.latency_ms.warnings == ("noted", f"{warning}nothing: the process ended early")
     elif not stable:
         assert result.latency_ms.warnings == ("noted", f"{warning}{second:.3g} ms", "the second process: noted")
+    interrupted = confirmed(first, None, 0.05).latency_ms
+    assert interrupted.stable is False
+    assert interrupted.warnings[-1:] == ("not confirmed: interrupted before a second process measured it",)
+
+
+def test_rows_of_an_interrupted_confirmation_are_not_stable(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C once one of two stable rows was measured again: the other one has no second median."""
+    spec, jobs = make_spec(bundle), list[MeasureSpec]()
+
+    def run_job(job: MeasureSpec, messages: object, silence_s: float, take: Callable[[FinishedRow], None]) -> End:
+        jobs.append(job)
+        for item in job.items:
+            row = unavailable_row(spec.files.artifact, 1, item, "CPUExecutionProvider", "host", "")
+            take(FinishedRow(row=row.model_copy(update={"latency_ms": summarise([1.0] * 200, stable=True)})))
+            if len(jobs) == 2:
+                raise KeyboardInterrupt
+        return End()
+
+    monkeypatch.setattr(artifact_module, "run_job", run_job)
+    with pytest.raises(MeasuringInterrupted) as stop:
+        measure_artifact(spec, Silent())
+    first, second = stop.value.rows
+    assert first.latency_ms.stable and first.conditions["repeated_p50_ms"] == 1.0
+    assert second.latency_ms.stable is False and "repeated_p50_ms" not in second.conditions

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from edgeformer.artifacts.progress import Silent
-from edgeformer.artifacts.report import Row
-from edgeformer.measurement import worker
-from edgeformer.artifacts.report import MeasureRules
-from edgeformer.measurement.artifact import MeasureSpec, check_artifact, measure_artifact
+from edgeformer.artifacts.report import MeasureRules, Row
 from edgeformer.bundle import Bundle
+from edgeformer.measurement import worker
+from edgeformer.measurement.artifact import MeasureSpec, check_artifact, measure_artifact
 from edgeformer.runtimes import ArtifactFiles
 from tests.runtimes.tiny_bundle import artifact_of
 

@@ -1,0 +1,71 @@
+"""ONNX models of our own for the estimator's probe: chains of products or sums.
+
+They are written byte by byte, because the base installation has ONNX Runtime, but not onnx. They use only a part of
+ONNX's protocol buffers: nodes without attributes, float32 weights, dynamic rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edgeformer.runtimes.session import Array
+
+_FLOAT = 1
+_IR_VERSION, _OPSET = 8, 17
+
+
+def matmul_chain(width: int, weights: int) -> bytes:
+    """Return an ONNX model of different square products in sequence: x [rows, width] → y [rows, width].
+
+    Args:
+        width: each weight has width² · 4 bytes, scaled so that the values neither grow nor vanish.
+        weights: number of products.
+    """
+    generator = np.random.default_rng(0)
+    names = [f"w{number}" for number in range(weights)]
+    arrays = {n: generator.normal(size=(width, width)).astype(np.float32) / np.float32(width**0.5) for n in names}
+    return _chain("MatMul", names, arrays, (None, width))
+
+
+def add_chain(size: int, nodes: int) -> bytes:
+    """Return an ONNX model of ``nodes`` sums in sequence of two tensors of ``size`` numbers."""
+    return _chain("Add", ["x"] * nodes, {}, (size,))
+
+
+def _chain(op: str, operands: Sequence[str], weights: Mapping[str, Array], shape: tuple[int | None, ...]) -> bytes:
+    """Return a model from x to y of ``shape``, one ``op`` after the other, each with one of ``operands``."""
+    names = ["x", *(f"t{number}" for number in range(len(operands) - 1)), "y"]
+    graph = b"".join(
+        _message(1, _text(1, source) + _text(1, operand) + _text(2, target) + _text(3, f"node_{target}") + _text(4, op))
+        for source, operand, target in zip(names, operands, names[1:], strict=False)
+    ) + _text(2, "probe")
+    for name, values in weights.items():
+        dimensions = b"".join(_number(1, size) for size in values.shape)
+        graph += _message(5, dimensions + _number(2, _FLOAT) + _text(8, name) + _message(9, values.tobytes()))
+    sizes = b"".join(_message(1, _text(2, "rows") if size is None else _number(1, size)) for size in shape)
+    kind = _message(2, _message(1, _number(1, _FLOAT) + _message(2, sizes)))
+    graph += _message(11, _text(1, "x") + kind) + _message(12, _text(1, "y") + kind)
+    return _number(1, _IR_VERSION) + _message(7, graph) + _message(8, _text(1, "") + _number(2, _OPSET))
+
+
+def _text(field: int, text: str) -> bytes:
+    return _message(field, text.encode())
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

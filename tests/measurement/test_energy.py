@@ -1,0 +1,141 @@
+"""Energy per call above idle, from counters of the processor and of the card."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edgeformer.artifacts.report import Energy, MeasureRules
+from edgeformer.measurement import trackers
+from edgeformer.measurement.trackers import EnergyCounter, energy_counter, measure_energy
+from tests.fakes.nvml import JETSON, LAPTOP, UUID, WINDOWS, Driver
+
+RULES = MeasureRules(idle_s=1.0, energy_s=2.0)
+CALL_S = 1 / 64  # adds up without rounding
+
+
+class FakeMachine:
+    """Draws 3 W idle and ``busy_w`` while a call runs; ``windows_w``: what it draws in the first windows of idling."""
+
+    def __init__(self, busy_w: float = 8.0, windows_w: tuple[float, ...] = ()) -> None:
+        self.now_s, self.used, self.busy_w, self.windows_w = 100.0, 5000.0, busy_w, list(windows_w)
+        self.indices: list[int] = []
+        self.counter = EnergyCounter("fake counter", lambda: [self.used], lambda start, now: now[0] - start[0])
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.used += (self.windows_w.pop(0) if self.windows_w else 3.0) * 1000 * seconds
+
+    def call(self, index: int) -> None:
+        self.indices.append(index)
+        self.now_s += CALL_S
+        self.used += self.busy_w * 1000 * CALL_S
+
+    def measure(self, rules: MeasureRules = RULES, counter: EnergyCounter | str | None = None) -> Energy:
+        return measure_energy(self.call, counter or self.counter, rules, self.clock, self.sleep)
+
+
+@pytest.mark.parametrize("idle_s", [0.5, 1.0, 4.0])
+def test_idle_power_is_taken_off(idle_s: float) -> None:
+    machine = FakeMachine()
+    energy = machine.measure(replace(RULES, idle_s=idle_s))
+    assert energy.value == pytest.approx((8 - 3) * 1000 * CALL_S)
+    assert energy.reason == "fake counter, 128 calls, idle subtracted"
+    assert machine.indices == list(range(128)), "to rotate inputs"
+
+
+def test_the_idle_power_is_taken_once_it_has_settled() -> None:
+    """Right after its last kernel a card still draws much more than when it idles."""
+    machine = FakeMachine(windows_w=(45.0, 30.0, 18.0, 9.0, 3.2))
+    assert machine.measure().value == pytest.approx((8 - (3.2 + 3 + 3) / 3) * 1000 * CALL_S)
+    assert machine.now_s == 100.0 + 7 * RULES.idle_s + RULES.energy_s
+    unsettled = FakeMachine(windows_w=(12.0, 45.0) * 50)
+    energy = unsettled.measure()
+    assert (energy.status, energy.value) == ("unavailable", None)
+    assert energy.reason == (
+        "fake counter: the idle power did not settle within 30 s (12.0 to 45.0 W in the last 3 windows of 1 s)"
+    )
+    assert unsettled.now_s == 100.0 + RULES.idle_s * RULES.idle_windows
+
+
+@pytest.mark.parametrize(("last_w", "status"), [(3.3, "measured"), (3.31, "unavailable")])
+def test_windows_agree_within_a_tenth(last_w: float, status: str) -> None:
+    assert FakeMachine(windows_w=(3.0, 3.0, last_w)).measure(replace(RULES, idle_windows=3)).status == status
+
+
+def test_published_energy_is_of_at_least_five_seconds() -> None:
+    for rules in (MeasureRules(), MeasureRules.strict()):
+        assert rules.energy_s >= 5 and rules.idle_s * rules.idle_windows >= 30
+        assert rules.longest_s == rules.warmup_max_s + rules.max_s + rules.idle_s * rules.idle_windows + rules.energy_s
+
+
+@pytest.mark.parametrize(
+    ("busy_w", "status"), [(2.0, "unavailable"), (3.0, "unavailable"), (3.032, "measured"), (8.0, "measured")]
+)
+def test_energy_must_exceed_idle(busy_w: float, status: str) -> None:
+    energy = FakeMachine(busy_w).measure()
+    assert (energy.status, energy.value is None) == (status, status == "unavailable")
+    if status == "unavailable":
+        assert energy.reason == "fake counter: the calls do not stand out from the idle machine"
+
+
+def test_a_call_is_made_however_short_the_time() -> None:
+    machine = FakeMachine()
+    assert (machine.measure(replace(RULES, energy_s=1e-6)).status, machine.indices) == ("measured", [0])
+    energy = machine.measure(replace(RULES, energy_s=0.0))
+    assert (energy.status, energy.reason, machine.indices) == ("unavailable", "these rules measure no energy", [0])
+
+
+class NvmlMachine(FakeMachine):
+    """Its counter is the card's, which steps in whole millijoules."""
+
+    def __init__(self, nvml: Driver, **draws: Any) -> None:
+        super().__init__(**draws)
+        self.nvml = nvml
+        self.update_card()
+
+    def update_card(self) -> None:
+        self.nvml.answer({**LAPTOP, "nvmlDeviceGetTotalEnergyConsumption": round(self.used)})
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.update_card()
+
+    def call(self, index: int) -> None:
+        super().call(index)
+        self.update_card()
+
+
+def test_a_laptops_card_that_calms_down_is_read_through_nvml(nvml: Driver) -> None:
+    machine = NvmlMachine(nvml, busy_w=50.0, windows_w=(48.0, 20.0, 12.0))
+    energy = machine.measure(counter=energy_counter("CUDAExecutionProvider", UUID))
+    assert energy.value == pytest.approx((50 - 3) * 1000 * CALL_S, rel=0.001)
+    assert str(energy.reason).startswith("NVML (whole card), ")
+
+
+@pytest.mark.parametrize("persona", [JETSON, {**WINDOWS, "nvmlDeviceGetTotalEnergyConsumption": None}])
+def test_a_card_without_a_counter_says_so(persona: dict[str, Any], nvml: Driver) -> None:
+    nvml.answer(persona)
+    for uuid in (UUID, ""):
+        assert energy_counter("CUDAExecutionProvider", uuid) == "this card has no energy counter that NVML can read"
+    assert energy_counter("CUDAExecutionProvider", None) == "no card was found through NVML"
+
+
+def test_without_a_counter_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[int]:
+        raise OSError("unplugged")
+
+    machine = FakeMachine()
+    absent: list[tuple[EnergyCounter | str, str]] = [
+        ("virtual machine", "virtual machine"),
+        (replace(machine.counter, read=broken), "fake counter could not be read: unplugged"),
+    ]
+    for counter, reason in absent:
+        assert machine.measure(counter=counter) == Energy(status="unavailable", reason=reason)
+    monkeypatch.setattr(trackers, "rapl_domains", lambda: ([], "only root may read it"))
+    assert energy_counter("CPUExecutionProvider", None) == "only root may read it"
