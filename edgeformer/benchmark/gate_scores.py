@@ -227,7 +227,7 @@ def _candidate_texts(baseline: Bundle, candidate: Bundle, rows: CommonRows) -> L
         return texts
     has_label_sets, indices = getattr(baseline.data, "separator", None) is not None, np.arange(len(names))
     is_label = (texts.labels[:, None] >> indices & 1) if has_label_sets else texts.labels[:, None] == indices
-    used = [name for name, any_row in zip(names, is_label.any(axis=0), strict=True) if any_row]
+    used = [name for name, any_row in zip(names, np.any(is_label, axis=0).tolist(), strict=True) if any_row]
     if missing := [name for name in used if name not in candidate_names]:
         raise InputError(
             f"the candidate has no label {', '.join(map(repr, missing))}, which rows of {rows.source} have; name a "

@@ -264,7 +264,7 @@ def _measure_items(spec: MeasureSpec, progress: Progress, description: str) -> t
                     refusals |= dict.fromkeys(unanswered, reason)
                     break
                 if unanswered:
-                    fatal = current if current in unanswered else unanswered[0]
+                    fatal = current if current is not None and current in unanswered else unanswered[0]
                     refusals[fatal] = reason
                     unanswered = tuple(item for item in unanswered if item != fatal)
     except KeyboardInterrupt:

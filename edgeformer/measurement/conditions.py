@@ -153,7 +153,8 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
     """Return the present conditions, without those that this system does not report."""
 
     def cpufreq(name: str) -> str | None:
-        return _safely(lambda: (_CPU / "cpu0/cpufreq" / name).read_text(encoding="ascii").strip())
+        text: str | None = _safely(lambda: (_CPU / "cpu0/cpufreq" / name).read_text(encoding="ascii").strip())
+        return text
 
     frequency = _safely(psutil.cpu_freq)
     temperatures = _safely(getattr(psutil, "sensors_temperatures", None)) or {}

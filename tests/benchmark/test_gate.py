@@ -269,9 +269,8 @@ def test_a_named_runtime_computes_both(baseline: Path) -> None:
         "score",
     }
     assert 'name="latency 1 × 8 with CPU"' in junit_xml(gate) and "| with" in markdown_summary(gate)
-    usual = Gate.model_validate(
-        {**gate.model_dump(), "checks": [c.model_copy(update={"provider": None}) for c in gate.checks]}
-    )
+    checks = tuple(check.model_copy(update={"provider": None}) for check in gate.checks)
+    usual = Gate.model_validate({**gate.model_dump(), "checks": checks})
     assert 'name="latency 1 × 8"' in junit_xml(usual) and "| with" not in markdown_summary(usual)
 
 

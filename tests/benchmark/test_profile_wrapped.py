@@ -58,8 +58,7 @@ def test_a_foreign_graph_passes_only_what_the_profile_limits(tmp_path: Path) -> 
     assert (report.verdict.status, report.verdict.judged) == ("pass", ("memory",))
     assert [kind.name for kind in report.verdict.not_judged] == ["size", "latency"]
     assert verdict_sentence(report) == (
-        "Within budget: memory (estimated); size and latency were not judged: "
-        "the profile raspberry-pi-5 sets no limit."
+        "Within budget: memory (estimated); size and latency were not judged: the profile raspberry-pi-5 sets no limit."
     )
     assert badge_text(report) == "raspberry-pi-5: pass (memory only, estimated)"
     assert "no limit for size and latency; set one with --max-size and --max-latency" in report.notes
