@@ -50,7 +50,6 @@ from edgeformer.runtimes import (
     all_builders,
     cannot_run,
     default_provider,
-    how_to_use_card,
     library_versions,
     never_runs,
     on_gpu,
@@ -204,7 +203,7 @@ def card_notes(bundle: Bundle, device: DeviceProfile, target: Target, rows: Sequ
     result = "nothing was measured on the card itself"
     if on_card:
         result = f"measured on the card itself: {', '.join(on_card)}"
-    yield f"{result}; {', '.join(on_cpu)} ran on the processor: {how_to_use_card()}"
+    yield f"{result}; {', '.join(on_cpu)} ran on the processor; to run ONNX graphs on the card: edgeformer doctor"
     if on_card:
         return
     for builder in all_builders():

@@ -198,7 +198,7 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
         fitted = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
         reason = "; ".join(filter(None, (fitted, calibration.disturbed, why)))
     else:
-        fused = runtime_of(case.artifact).fuses(case.artifact)
+        fused = runtime_of(case.artifact).fuses
         low, high = (us / 1000 for us in range_us(works, rates, weight_bytes, fused))
         p50 = (low * high) ** 0.5
         reason = (

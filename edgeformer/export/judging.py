@@ -51,7 +51,15 @@ from edgeformer.export.variants import Variant
 from edgeformer.models import ModelSpec
 from edgeformer.models.adapter import ModelAdapter
 from edgeformer.models.tracing import state_name
-from edgeformer.runtimes import ArtifactFiles, OpenOptions, library_versions, opener_of, rounding_providers
+from edgeformer.runtimes import (
+    ALL_RUNTIMES,
+    ArtifactFiles,
+    OpenOptions,
+    library_versions,
+    opener_of,
+    provider_facts,
+    requested_providers,
+)
 from edgeformer.runtimes.decoder import StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array, Session
@@ -246,14 +254,16 @@ class Judge:
         }
 
     def add_rounded(self, entry: ArtifactManifest) -> ArtifactManifest:
-        """Add scores under providers that compute in fewer bits (:func:`edgeformer.runtimes.rounding_providers`).
+        """Add scores under providers that compute in fewer bits.
 
         They are compared by INT8's tolerance, the task score. Step, decode and rejected artifacts stay unchanged.
         """
         if entry.status != "built" or entry.role not in ("full", "exit"):
             return entry
         rounded: dict[str, Rounded] = {}
-        for provider in rounding_providers(entry):
+        for provider in requested_providers(entry, ALL_RUNTIMES):
+            if provider_facts(provider).rounds_to is None:
+                continue
             files = ArtifactFiles(entry, self.folder / str(entry.file))
             try:
                 session = opener_of(entry, provider).open(files, OpenOptions(provider))

@@ -15,9 +15,10 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import PlainText, require_unicode
+from edgeformer.inference.predict import NAME_ONE_RUNTIME
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
-from edgeformer.tasks.early_exit import EarlyExit
+from edgeformer.tasks.early_exit import EarlyExit, is_confident
 from edgeformer.tasks.metric import top_probability
 
 DEFAULT_TOKENS = 64
@@ -34,7 +35,6 @@ _CONTEXT = 8
 """Earlier tokens that are decoded with new ones: enough for the bytes of a character and the space before a word."""
 
 _SORTED_FIRST = 1024
-"""Number of likeliest tokens of a larger vocabulary that are sorted first."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,6 @@ class GenerateOptions:
         exit: every token answers after this loop.
         early: every token answers at the first exit that is confident enough.
         artifact: a step or decode artifact of the bundle, or ``torch``; None: FP32 of the bundle, else torch.
-        runtime: ``--runtime``; None: the artifact's default.
     """
 
     max_tokens: int | None = None
@@ -177,8 +176,7 @@ class Generation:
         text: the new text, without the prompt.
         tokens: the new tokens; the last one ends the text where ``stopped`` is ``boundary``.
         loops: the loop that answered, for each of ``tokens``.
-        prompt_seconds: time until the first new token, without loading the model.
-        seconds: time until the last token, without loading the model.
+        prompt_seconds, seconds: time until the first and the last new token, without loading the model.
         tokens_per_s: new tokens after the first, per second; None where there is only one.
     """
 
@@ -235,15 +233,12 @@ def generate(
         artifact_id, decoder = TORCH, model.decoder(runtime)
     else:
         entry = _select_decoder(location, model, artifact, all_loops=set(thresholds) == {exits[-1]})
-        providers: tuple[str | None, ...] = (None,)
         if runtime == ALL_RUNTIMES:
-            raise InputError(f"--runtime {runtime}: one of them writes; name it")
-        if runtime is not None:
-            providers = requested_providers(entry, runtime)
+            raise InputError(NAME_ONE_RUNTIME)
+        providers = (None,) if runtime is None else requested_providers(entry, runtime)
         if not providers:
             raise InputError(f"--runtime {runtime}: does not open {entry.id}")
         artifact_id, decoder = entry.id, model.decoder(entry, thresholds, OpenOptions(providers[0]))
-
     stream, pieces = TextStream(tokenizer, ids), list[str]()
 
     def emit(piece: str) -> None:
@@ -261,7 +256,7 @@ def generate(
         for loop, threshold in thresholds.items():
             decoder.advance(loop)
             logits = decoder.logits(loop)
-            if loop == last_exit or float(top_probability(np.asarray(logits)[None])[0]) >= threshold:
+            if loop == last_exit or is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:
                 break
         token = sampler.pick(logits)
         tokens.append(token)
@@ -295,22 +290,19 @@ def generate(
 
 def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
     """Return the bundle if it holds ``artifact`` (None: any graphs that generate), else the run."""
-    bundle: Bundle | None = None
+    name, command = location.name, f"edgeformer export {location.argument} --exit all"
+    model: Bundle | Run | None = None
     if artifact != TORCH and location.bundle is not None:
-        bundle = location.open_bundle()
+        model = location.open_bundle()
+        can_write = model.task.writes_text and not model.leaks
+        if artifact is None and can_write and not _decoder_graphs(model):
+            model = None
     elif artifact not in (None, TORCH):
-        raise InputError(f"--artifact {artifact}: {location.name} has no bundle; make one with: {_export(location)}")
-    model: Bundle | Run | None = bundle
-    if bundle is not None and artifact is None and bundle.task.writes_text and not bundle.leaks:
-        model = bundle if _decoder_graphs(bundle) else None
-    if model is None:
-        if location.run is None:
-            command = _export(location)
-            raise ArtifactError(
-                f"{location.bundle}: holds no graphs that write text; export its run again with: {command}"
-            )
-        model = location.open_run()
-    name, task = location.name, model.task
+        raise InputError(f"--artifact {artifact}: {name} has no bundle; make one with: {command}")
+    if model is None and location.run is None:
+        raise ArtifactError(f"{location.bundle}: holds no graphs that write text; export its run again with: {command}")
+    model = model or location.open_run()
+    task = model.task
     if not task.writes_text:
         text = " TEXT" if task.reads_text else ""
         raise InputError(f"{name}: is a {task.noun} and writes no text; use: edgeformer {task.use} {name}{text}")
@@ -324,10 +316,6 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
     return model
 
 
-def _export(location: Location) -> str:
-    return f"edgeformer export {location.argument} --exit all"
-
-
 def _decoder_graphs(bundle: Bundle) -> list[ArtifactManifest]:
     """Return graphs that keep the work for earlier tokens, in the order of preference."""
     graphs = [artifact for artifact in bundle.built(*_DECODER_ROLES) if artifact.is_graph and not artifact.trimmed]
@@ -336,7 +324,7 @@ def _decoder_graphs(bundle: Bundle) -> list[ArtifactManifest]:
 
 def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *, all_loops: bool) -> ArtifactManifest:
     """Return the requested artifact, or the preferred one; only step artifacts can answer before the last loop."""
-    name, command, has_run = bundle.name, _export(location), location.run is not None
+    name, command, has_run = bundle.name, f"edgeformer export {location.argument} --exit all", location.run is not None
     graphs = _decoder_graphs(bundle)
     if artifact is None:
         for graph in graphs:
@@ -344,27 +332,24 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
                 return graph
         instead = f", or write with --artifact {TORCH}" if has_run else ""
         raise ArtifactError(
-            f"{name}: --exit and --confidence need the step graphs, which its bundle does not hold; make them "
-            f"with: {command}{instead}"
+            f"{name}: --exit and --confidence need the step graphs, which its bundle does not hold; make them with: "
+            f"{command}{instead}"
         )
     # An engine is used only on request, because it does not run on every machine.
     engines = [entry for entry in bundle.built(*_DECODER_ROLES) if not entry.is_graph]
     ids = [*(entry.id for entry in (*graphs, *engines)), *([TORCH] if has_run else [])]
     listed = ", ".join(ids) or "nothing"
     entry = next((entry for entry in bundle.artifacts if entry.id == artifact), None)
-    if entry is None:
-        raise InputError(f"--artifact {artifact}: {name} writes with {listed}")
-    if entry.role not in _DECODER_ROLES:
-        raise InputError(
-            f"--artifact {artifact}: reads whole texts and keeps nothing of earlier tokens; {name} writes "
-            f"with {listed}; missing ones are made with: {command}"
-        )
-    if entry.role == "decode" and not all_loops:
-        raise InputError(
-            f"--artifact {artifact}: takes all loops for every token; --exit and --confidence need a step "
-            f"artifact ({name} writes with {listed}; missing ones are made with: {command})"
-        )
-    return entry
+    if entry is not None and entry.role in _DECODER_ROLES and (all_loops or entry.role == "step"):
+        return entry
+    why = "is no artifact of the bundle"
+    if entry is not None:
+        why = "reads whole texts and keeps nothing of earlier tokens"
+        if entry.role == "decode":
+            why = "takes all loops for every token; --exit and --confidence need a step artifact"
+    raise InputError(
+        f"--artifact {artifact}: {why}; {name} writes with {listed}; missing ones are made with: {command}"
+    )
 
 
 def _limit_tokens(

@@ -322,13 +322,12 @@ def open_workload(files: ArtifactFiles, item: Item, provider: str, threads: int,
     if item[0] == "steady":
         session = runtime.open(files, options)
         load_ms = (time.perf_counter() - start_s) * 1000
-        placement = session.placement()
         return Workload(
             first=lambda: session.run(buffers[0]),
             call=lambda index: session.run(buffers[index % len(buffers)]),
             close=session.close,
             load_ms=load_ms,
-            facts={**({} if placement is None else {"nodes_by_provider": placement}), **session.settings()},
+            facts=session.settings(),
             caveats=session.caveats(),
             device_ms=lambda index: session.device_ms(buffers[index % len(buffers)]),
             memory_by_name=session.memory_by_name,

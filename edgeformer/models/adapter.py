@@ -143,7 +143,7 @@ class ModelAdapter(ABC):
         return None
 
     def decoder(self, model: Any) -> Any:
-        """Return the model as :class:`~edgeformer.runtimes.torch.session.CachedModel`. Raises InputError."""
+        """Return the model as :class:`~edgeformer.runtimes.torch.session.TorchEngine` takes it. Raises InputError."""
         raise InputError("this model reads whole texts and writes none")
 
     def trim(self, model: Any, kept: Tensor) -> nn.Module:

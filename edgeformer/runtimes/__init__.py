@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.registry import Registry
-from edgeformer.runtimes.onnxruntime.providers import default_provider, how_to_use_card
+from edgeformer.runtimes.onnxruntime.providers import default_provider
 from edgeformer.runtimes.runtime import (
     ArtifactFiles,
     Builder,
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ALL_RUNTIMES", "REGISTRY", "ArtifactFiles", "BuildJob", "Builder", "Kind", "OpenOptions",
     "ProviderFacts", "Runtime", "Target", "Unavailable", "all_builders", "all_runtimes", "builder_of",
-    "cannot_estimate", "cannot_run", "default_provider", "find_builder", "how_to_use_card",
-    "library_versions", "never_runs", "on_gpu", "opener_of", "provider_facts", "provider_of",
-    "requested_providers", "rounding_providers", "runtime_of",
+    "cannot_estimate", "cannot_run", "default_provider", "find_builder", "library_versions", "never_runs", "on_gpu",
+    "opener_of", "provider_facts", "provider_of", "requested_providers", "runtime_of",
 ]  # fmt: skip
 
 ALL_RUNTIMES = "all"
@@ -46,16 +45,13 @@ all_runtimes = REGISTRY.all
 
 
 def runtime_of(artifact: ArtifactManifest | str) -> Runtime:
-    """Return the runtime that opens an artifact, or artifacts of a format.
-
-    Raises:
-        ArtifactError: no installed runtime opens that format; the message lists the known ones.
-    """
-    format_ = artifact if isinstance(artifact, str) else artifact.format
-    runtime = REGISTRY.find(format_)
+    """Return the runtime that opens an artifact, or artifacts of a format. Raises ArtifactError if none does."""
+    subject, format_ = "artifacts", artifact
+    if not isinstance(artifact, str):
+        subject, format_ = f"artifact {artifact.id!r}", artifact.format
+    runtime = REGISTRY.find(str(format_))
     if runtime is not None and format_ in runtime.formats:
         return runtime
-    subject = "artifacts" if isinstance(artifact, str) else f"artifact {artifact.id!r}"
     formats = ", ".join(name for runtime in all_runtimes() for name in runtime.formats)
     raise ArtifactError(
         f"{subject} of the format {format_!r} cannot be opened here: no installed runtime does; "
@@ -64,10 +60,7 @@ def runtime_of(artifact: ArtifactManifest | str) -> Runtime:
 
 
 def opener_of(artifact: ArtifactManifest, provider: str | None = None) -> Runtime:
-    """Return the runtime that opens an artifact with a provider: its format's runtime or another that reads it.
-
-    Without a provider, or with an unknown one, it is the format's runtime. Raises as :func:`runtime_of`.
-    """
+    """Return the runtime that opens an artifact with a provider (None or unknown: its format's), or raise as above."""
     if provider is None:  # the common case; does not import the other runtimes
         return runtime_of(artifact)
     readers = (runtime for runtime in all_runtimes() if artifact.format in runtime.reads)
@@ -77,49 +70,26 @@ def opener_of(artifact: ArtifactManifest, provider: str | None = None) -> Runtim
 def requested_providers(artifact: ArtifactManifest, runtime: str) -> tuple[str, ...]:
     """Return the providers that run an artifact if a runtime is requested; empty: the runtime does not open it.
 
-    Args:
-        artifact: of any format.
-        runtime: a runtime that shares a format with another one; ``all``: the installed runtimes; or a provider.
-
-    Raises:
-        InputError: no such runtime.
+    ``runtime`` is one that shares a format with another, ``all``, or a provider. Raises InputError if there is none.
     """
     runtimes = all_runtimes()
-    openers = [candidate for candidate in runtimes if artifact.format in (*candidate.formats, *candidate.reads)]
-    openers.sort(key=lambda candidate: artifact.format not in candidate.formats)
+    owners = [candidate for candidate in runtimes if artifact.format in candidate.formats]
+    openers = [*owners, *(candidate for candidate in runtimes if artifact.format in candidate.reads)]
     if any(candidate.provider_facts(runtime) for candidate in runtimes):
         return (runtime,) if any(candidate.provider_facts(runtime) for candidate in openers) else ()
     shared = {format_ for candidate in runtimes for format_ in candidate.reads}
-    owners = [candidate.name for candidate in runtimes if shared.intersection(candidate.formats)]
-    readers = [candidate.name for candidate in runtimes if candidate.reads]
-    names = (*dict.fromkeys(owners + readers), ALL_RUNTIMES)
+    sharing = [candidate.name for candidate in runtimes if shared.intersection(candidate.formats)]
+    names = dict.fromkeys([*sharing, *(candidate.name for candidate in runtimes if candidate.reads), ALL_RUNTIMES])
     if runtime not in names:
         raise InputError(f"--runtime {runtime}: no such runtime; there are: {', '.join(names)}")
+    selected = [candidate for candidate in openers if candidate.name == runtime]
     if runtime == ALL_RUNTIMES:
-        selected = [
-            candidate
-            for candidate in openers
-            if artifact.format in candidate.formats or candidate.cannot_run(artifact) is None
-        ]
-    else:
-        selected = [candidate for candidate in openers if candidate.name == runtime]
+        selected = [candidate for candidate in openers if candidate in owners or candidate.cannot_run(artifact) is None]
     return tuple(provider for candidate in selected for provider in candidate.offers(artifact))
 
 
-def rounding_providers(artifact: ArtifactManifest) -> tuple[str, ...]:
-    """Return providers of the installed runtimes that compute an artifact in fewer bits than its precision.
-
-    Opening the artifact with one of them can still fail if the processor does not support it.
-    """
-    providers = requested_providers(artifact, ALL_RUNTIMES)
-    return tuple(provider for provider in providers if provider_facts(provider).rounds_to is not None)
-
-
 def cannot_run(artifact: ArtifactManifest, provider: str | None = None) -> str | None:
-    """Return why this system cannot run an artifact (format, package, libraries, driver, GPU, version), or None.
-
-    Without a ``provider``, the format's runtime decides.
-    """
+    """Return why this system cannot run an artifact (format, package, libraries, driver, GPU, version), or None."""
     try:
         return opener_of(artifact, provider).cannot_run(artifact)
     except ArtifactError as error:

@@ -24,7 +24,7 @@ import numpy as np
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.runtimes.session import PAST, PRESENT, Array, Graph, Session
-from edgeformer.tasks.early_exit import exit_logits
+from edgeformer.tasks.early_exit import exit_logits, is_confident
 from edgeformer.tasks.metric import top_probability
 
 State = TypeVar("State")
@@ -130,11 +130,8 @@ class Decoder(Generic[State]):
     def peek(self, ids: Array, loop: int) -> Array:
         """Return the next tokens' logits [B, V] after ``loop`` without reading them, so that calls can be repeated.
 
-        The cost equals reading one token of every text, int64 [B, 1], at the current position and advancing.
-
-        Raises:
-            InputError: the text would get longer than the model takes.
-            ValueError: earlier tokens still wait in front of a loop, or there is no stop after ``loop``.
+        The cost equals reading one token of every text, int64 [B, 1], and advancing. Raises InputError if the text gets
+        too long, ValueError if earlier tokens wait in front of a loop or there is no stop after ``loop``.
         """
         last = self._stretches(loop)
         if any(self._waiting[:last]):
@@ -146,11 +143,9 @@ class Decoder(Generic[State]):
         return self._engine.readout(state, loop)
 
     def caveats(self) -> tuple[str, ...]:
-        """As :meth:`~edgeformer.runtimes.session.Session.caveats`."""
         return () if self._engine.session is None else self._engine.session.caveats()
 
     def settings(self) -> dict[str, Any]:
-        """As :meth:`~edgeformer.runtimes.session.Session.settings`."""
         return {} if self._engine.session is None else self._engine.session.settings()
 
     def close(self) -> None:
@@ -162,9 +157,7 @@ class Decoder(Generic[State]):
         stops = self._engine.stops
         if loop in stops:
             return stops.index(loop) + 1
-        if len(stops) == 1:
-            raise ValueError(f"this graph runs all {self.loops} loops and cannot stop after loop {loop}")
-        raise ValueError(f"there is no stop after loop {loop}: the model has {self.loops} loops")
+        raise ValueError(f"there is no stop after loop {loop}, but after {', '.join(map(str, stops))}")
 
     def _check_length(self, added: int) -> None:
         length, max_positions = self.length + added, self._engine.max_positions
@@ -189,16 +182,10 @@ class CachedGraph:
         """Run tokens [B, n, …] and yield the outputs of every call: several, if the graph takes fewer tokens at once.
 
         The tokens are cached when all outputs were taken; a list of them would keep every call's caches alive.
-
-        Args:
-            tokens: inputs that are split along the tokens.
-            keep: False: do not cache the tokens.
-            others: inputs that are the same in every call.
+        ``others`` are inputs that are the same in every call.
         """
         rows, length = next(iter(tokens.values())).shape[:2]
-        caches = self._caches
-        if caches is None:
-            caches = {name: self._graph.empty(name, rows) for name in self.outputs}
+        caches = self._caches or {name: self._graph.empty(name, rows) for name in self.outputs}
         call_length = self._graph.most_tokens() or max(1, length)
         for start in range(0, max(1, length), call_length):
             call = {name: array[:, start : start + call_length] for name, array in tokens.items()}
@@ -222,20 +209,16 @@ class GraphSession(Session):
         self._main = graphs[main]
         self.provider = self._main.provider
 
-    def placement(self) -> dict[str, int] | None:
-        """Provider → number of nodes, summed over the graphs. See :meth:`Session.placement`."""
-        node_counts: Counter[str] = Counter()
-        for graph in self.graphs.values():
-            node_counts.update(graph.placement() or {})
-        return dict(node_counts) or None
-
     def caveats(self) -> tuple[str, ...]:
-        """Return the caveats of every graph, prefixed with the part's name."""
         notes = [(part, note) for part, graph in self.graphs.items() for note in graph.caveats()]
         return tuple(f"{part}: {note}" if part else note for part, note in notes)
 
     def settings(self) -> dict[str, Any]:
-        return self._main.settings()
+        """Return the settings of the main graph, and nodes per provider of all graphs."""
+        node_counts = Counter[str]()
+        for graph in self.graphs.values():
+            node_counts.update(graph.settings().get("nodes_by_provider", {}))
+        return {**self._main.settings(), **({"nodes_by_provider": dict(node_counts)} if node_counts else {})}
 
     def close(self) -> None:
         for graph in self.graphs.values():
@@ -249,9 +232,8 @@ class StepSession(GraphSession):
         parts: embed, loop, readout… → file; only the readouts of requested exits are opened.
         loops: number of loops of the model.
         open_part: opens a graph file; None: with ONNX Runtime on the CPU.
-        early: as in :class:`~edgeformer.runtimes.runtime.OpenOptions`; the result then has ``loops`` int64 [batch].
-        exits: loops that return logits, each as ``logits_exitN``; the largest is the last loop that is run. Empty: the
-            model's last loop, as ``logits``.
+        early, exits: as in :class:`~edgeformer.runtimes.runtime.OpenOptions`; with ``early`` the result has ``loops``
+            int64 [batch]; the largest of ``exits`` is the last loop that is run.
 
     Raises:
         ArtifactError: a part is missing from the bundle, or cannot be opened.
@@ -261,20 +243,21 @@ class StepSession(GraphSession):
     def __init__(
         self,
         parts: Mapping[str, Path],
-        loops: int,
+        loops: int | None,
         open_part: Callable[[Path], Graph] | None = None,
         early: Mapping[int, float] | None = None,
         exits: Collection[int] = (),
     ) -> None:
+        if loops is None:
+            raise ArtifactError("a step artifact whose number of loops is not known; export the run again")
         if open_part is None:
             from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
             open_part = partial(OnnxSession, in_turns=True)
         self._last = max(exits, default=loops)
         self._early, self._exits = early, frozenset(exits)
-        self._threshold_loops = frozenset(loop for loop in early or () if loop < self._last)
         self._readouts: dict[int, str] = {}
-        for loop in {*self._threshold_loops, *exits, self._last}:
+        for loop in {*(loop for loop in early or () if loop < self._last), *exits, self._last}:
             if not 1 <= loop <= loops:
                 raise InputError(f"there is no exit after loop {loop}: the model has {loops} loops")
             # The loop's exit head, the head that all exits share, or the last loop's head.
@@ -296,59 +279,37 @@ class StepSession(GraphSession):
         return self.graphs[self._readouts[loop]].run({**inputs, "state": state})["logits"]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run embed, the loops and the readouts. See :meth:`Session.run`."""
-        if self._early is not None:
-            return self._run_with_early_exit(inputs, self._early)
-        answers: dict[str, Array] = {}
-        for loop, state in enumerate(self._states(inputs), start=1):
-            if loop in self._exits:
-                answers[exit_logits(loop)] = self.readout(state, loop, inputs)
-            elif loop == self._last and not self._exits:
-                answers["logits"] = self.readout(state, loop, inputs)
-        return answers
-
-    def _states(self, inputs: Mapping[str, Array]) -> Iterator[Array]:
-        """Yield the state after every loop; a language model reads the text in one call."""
-        if self.is_decoder:
-            if "input_ids" not in inputs:
-                raise InputError("input 'input_ids' is missing")
-            engine = StepEngine(self)
-            state = engine.embed(inputs["input_ids"], 0, keep=False)
-            for stretch in range(self._last):
-                state = engine.advance(stretch, [state], keep=False)
-                yield state
-            return
-        state = self.embed.run(inputs)["state"]
-        for number in range(self._last):
-            state = self.loop.run({**inputs, "state": state, "loop": _loop_index(number)})["next_state"]
-            yield state
-
-    def _run_with_early_exit(self, inputs: Mapping[str, Array], thresholds: Mapping[int, float]) -> dict[str, Array]:
-        state = self.embed.run(inputs)["state"]
-        active = np.arange(len(state))
-        loops = np.full(len(state), self._last, dtype=np.int64)
-        logits: Array | None = None
+        if self.is_decoder and "input_ids" not in inputs:
+            raise InputError("input 'input_ids' is missing")
+        engine = StepEngine(self) if self.is_decoder else None  # a language model reads the text in one call
+        state = self.embed.run(inputs)["state"] if engine is None else engine.embed(inputs["input_ids"], 0, keep=False)
+        thresholds = self._early or {}
+        outputs: dict[str, Array] = {}
+        active, loops = np.arange(len(state)), np.full(len(state), self._last, dtype=np.int64)
         for loop in range(1, self._last + 1):
-            rows = {name: array[active] for name, array in inputs.items()}
-            state = self.loop.run({**rows, "state": state, "loop": _loop_index(loop - 1)})["next_state"]
-            if loop != self._last and loop not in self._threshold_loops:
+            if engine is not None:
+                state = engine.advance(loop - 1, [state], keep=False)
+            else:
+                number = np.array([loop - 1], dtype=np.int64)
+                state = self.loop.run({**inputs, "state": state, "loop": number})["next_state"]
+            if loop in self._exits:
+                outputs[exit_logits(loop)] = self.readout(state, loop, inputs)
+            if self._exits or (loop != self._last and loop not in thresholds):
                 continue
-            answer = self.readout(state, loop, rows)
-            logits = np.empty((len(loops), answer.shape[-1]), answer.dtype) if logits is None else logits
+            answer = self.readout(state, loop, inputs)
+            if self._early is None:
+                return {"logits": answer}
+            if not outputs:
+                outputs = {"logits": np.empty((len(loops), answer.shape[-1]), answer.dtype), "loops": loops}
             answered = np.ones(len(active), dtype=bool)
             if loop != self._last:
-                answered = top_probability(answer) >= thresholds[loop]
-            logits[active[answered]], loops[active[answered]] = answer[answered], loop
+                answered = is_confident(top_probability(answer), thresholds[loop])
+            outputs["logits"][active[answered]], loops[active[answered]] = answer[answered], loop
             active, state = active[~answered], state[~answered]
+            inputs = {name: array[~answered] for name, array in inputs.items()}
             if not len(active):
                 break
-        assert logits is not None
-        return {"logits": logits, "loops": loops}
-
-
-def _loop_index(number: int) -> Array:
-    """Return the loop input (loop index from 0) of graphs whose loops differ."""
-    return np.array([number], dtype=np.int64)
+        return outputs
 
 
 class StepEngine(LoopEngine[Array]):
@@ -370,7 +331,8 @@ class StepEngine(LoopEngine[Array]):
         return _concatenate([outputs["state"] for outputs in calls])
 
     def advance(self, stretch: int, states: Sequence[Array], *, keep: bool) -> Array:
-        calls = self._loops[stretch].run({"state": _concatenate(states)}, keep=keep, loop=_loop_index(stretch))
+        number = np.array([stretch], dtype=np.int64)
+        calls = self._loops[stretch].run({"state": _concatenate(states)}, keep=keep, loop=number)
         return _concatenate([outputs["next_state"] for outputs in calls])
 
     def readout(self, state: Array, loop: int) -> Array:
@@ -397,7 +359,6 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         self.stops = (sum(name.endswith(".key") for name in self._cached.outputs),)
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> dict[str, Array]:
-        """Return the call's inputs without computing anything. See :meth:`LoopEngine.embed`."""
         return with_positions(ids, start)
 
     def advance(self, stretch: int, states: Sequence[dict[str, Array]], *, keep: bool) -> dict[str, Array]:
@@ -419,12 +380,9 @@ def with_positions(ids: Array, start: int) -> dict[str, Array]:
 
 
 def decode_windows(graph: Graph, ids: Array, first: int) -> Array:
-    """Return the logits of a decode graph under teacher forcing, float32 [B, n − first + 1, V].
+    """Return a decode graph's logits for texts int64 [B, n], float32 [B, n − first + 1, V].
 
-    Args:
-        graph: the opened decode graph.
-        ids: texts of the same length, int64 [B, n].
-        first: tokens read in the first call, 1 … n; the rest follow one by one.
+    ``first`` tokens (1 … n) are read in the first call, the others one by one.
     """
     decoder = Decoder(FullDepthEngine(graph))
     logits = []
@@ -439,7 +397,6 @@ class DecodeSession(GraphSession):
     """Run a decode graph like the full graph: it reads its input token by token."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Call the graph once per token. See :meth:`Session.run`."""
         if "input_ids" not in inputs or inputs["input_ids"].ndim != 2 or not inputs["input_ids"].size:
             raise InputError("input 'input_ids' must be int64[batch, sequence] and not empty")
         return {"logits": decode_windows(self._main, inputs["input_ids"], 1)}

@@ -71,11 +71,10 @@ class OpenOptions:
         provider: the runtime's name of the provider; opening fails if it is not available. None: the runtime's default
             on this system.
         threads: threads per operator; None: all that this process may use.
-        early: step artifacts of classifiers: loop → smallest top probability at which a row exits after that loop. Rows
-            do not exit after other loops, except the last one.
+        early: step artifacts of classifiers: loop → smallest top probability at which a row exits there. Other rows
+            exit after the last loop.
         exits: step artifacts: loops that return logits, each as ``logits_exitN``; empty: the last one, as ``logits``.
-        repeated_shapes: calls repeat a few shapes many times, as in a measurement, so that a runtime may compile for
-            each shape before its first result.
+        repeated_shapes: calls repeat a few shapes, as in a measurement; a runtime may compile for each shape first.
         in_turns: this process alternates between this session and others, so idle threads must not spin on the cores.
     """
 
@@ -149,8 +148,7 @@ class BuildJob:
         module: returns the torch module behind the full graph of ``precision``, in evaluation mode.
         shapes: input shapes; inputs that are missing get the shapes of texts.
         calibration: returns rows of the training split; raises DataError if there are none.
-        judge: runs an artifact on the golden inputs and the validation split, counts the parameters in its ONNX file,
-            and returns fields of its manifest entry, with a ``reason`` if it misses a target.
+        judge: scores an artifact and returns fields of its manifest entry, with a ``reason`` if it misses a target.
     """
 
     bundle: Path
@@ -174,8 +172,7 @@ class Builder(ABC):
         name: name for ``export --build``.
         formats: formats of the artifacts that it builds.
         needs_device: it builds for one device and requires its profile.
-        joins: a precision of ``export`` (``int8``) that also selects this builder, if its packages are installed and
-            the task has calibration rows.
+        joins: a precision of ``export`` that also selects this builder, if it can build here and has calibration rows.
     """
 
     name: str
@@ -190,10 +187,7 @@ class Builder(ABC):
 
     @abstractmethod
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        """Return what can be built for a device on this system, or why nothing can; called before anything is built.
-
-        ``device`` is never None if ``needs_device``.
-        """
+        """Return what can be built for a device (never None if ``needs_device``) on this system, or why nothing can."""
 
     @abstractmethod
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
@@ -252,6 +246,7 @@ class Runtime(ABC):
         distributions: packages whose versions a run, a bundle and a report record.
         builders: builders of its formats.
         facts: its providers.
+        fuses: it compiles the whole graph, so that estimates count no launch and copy per node.
     """
 
     name: str
@@ -260,6 +255,7 @@ class Runtime(ABC):
     distributions: tuple[str, ...] = ()
     builders: tuple[Builder, ...] = ()
     facts: ClassVar[Mapping[str, ProviderFacts]] = MappingProxyType({})
+    fuses: bool = False
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         """Return why this system cannot run the artifact (package, libraries, driver, GPU, version), or None."""
@@ -280,15 +276,15 @@ class Runtime(ABC):
         """
         from edgeformer.runtimes.decoder import DecodeSession, StepSession
 
-        id_, role = files.artifact.id, files.artifact.role
         open_part = partial(self.open_graph, files=files, options=options)
-        if role == "step":
-            return StepSession(files.parts, _loops_of(files), open_part, early=options.early, exits=options.exits)
-        if options.early is not None:
-            raise InputError(f"artifact {id_!r} always runs all of its loops; rows can leave a step artifact early")
-        if options.exits:
-            raise InputError(f"artifact {id_!r} answers after its last loop only; a step artifact at all")
-        return DecodeSession({"": open_part(files.file)}) if role == "decode" else open_part(files.file)
+        if files.artifact.role == "step":
+            return StepSession(files.parts, files.loops, open_part, early=options.early, exits=options.exits)
+        if options.early is not None or options.exits:
+            raise InputError(
+                f"artifact {files.artifact.id!r} always runs all of its loops; only a step artifact has earlier exits"
+            )
+        graph = open_part(files.file)
+        return DecodeSession({"": graph}) if files.artifact.role == "decode" else graph
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
         """Open a language model's step or decode artifact for generation.
@@ -306,13 +302,12 @@ class Runtime(ABC):
             return Decoder(FullDepthEngine(open_part(files.file)))
         if files.artifact.role != "step":
             raise InputError(f"artifact {files.artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
-        return Decoder(StepEngine(StepSession(files.parts, _loops_of(files), open_part, exits=exits or ())))
+        return Decoder(StepEngine(StepSession(files.parts, files.loops, open_part, exits=exits or ())))
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
         """Return the providers to measure an artifact with if this runtime is requested by name.
 
-        A runtime that computes in several precisions returns all of them, even if one is not supported on this system;
-        opening then raises the reason.
+        A provider may not be supported on this system; opening then raises the reason.
         """
         return (self.provider(artifact),)
 
@@ -342,13 +337,3 @@ class Runtime(ABC):
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         """Return why an artifact's latency cannot be estimated for another device, or None."""
         return f"edgeformer has no estimates for {self.name}; profile on the device itself"
-
-    def fuses(self, artifact: ArtifactManifest) -> bool:
-        """Return whether it compiles the whole graph, so that estimates count no launch and copy per node."""
-        return False
-
-
-def _loops_of(files: ArtifactFiles) -> int:
-    if files.loops is None:
-        raise ArtifactError(f"{files.file}: a step artifact whose number of loops is not known; export the run again")
-    return files.loops

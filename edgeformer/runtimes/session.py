@@ -107,12 +107,8 @@ class Session(Protocol):
         """Return the GPU bytes that the runtime reports, by purpose; empty: it reports none."""
         return {}
 
-    def placement(self) -> dict[str, int] | None:
-        """Provider → number of graph nodes; None if one provider computes all, or the runtime does not report it."""
-        return None
-
     def settings(self) -> dict[str, Any]:
-        """Return the runtime's effective settings for reports; empty: it reports none."""
+        """Return the runtime's effective settings for reports, and ``nodes_by_provider`` if there are several."""
         return {}
 
     def caveats(self) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ def check_estimable(runtime: Runtime) -> None:
         for name in DEVICES:
             reason = runtime.estimable(entry(format_), load_profile(name))
             assert reason is None or len(reason) > 10
-        assert runtime.fuses(entry(format_)) in (True, False)
+        assert runtime.fuses in (True, False)
 
 
 def check_builders(runtime: Runtime) -> None:
@@ -146,10 +146,10 @@ def check_session(session: Session, inputs: Mapping[str, Array]) -> dict[str, Ar
     for broken in ({}, {**inputs, "input_ids": inputs["input_ids"].astype(np.float64)}, _empty(inputs)):
         with pytest.raises(InputError, match="input_ids"):
             session.run(broken)
-    device_ms, memory, placement = session.device_ms(inputs), session.memory_by_name(), session.placement()
+    device_ms, memory, settings = session.device_ms(inputs), session.memory_by_name(), session.settings()
     assert device_ms is None or device_ms > 0
     assert all(isinstance(size, int) and size >= 0 for size in memory.values())
-    assert placement is None or all(nodes > 0 for nodes in placement.values())
+    assert all(nodes > 0 for nodes in settings.get("nodes_by_provider", {}).values())
     assert all(isinstance(note, str) and note for note in session.caveats())
     session.close()
     session.close()

@@ -275,6 +275,6 @@ def test_size_and_warnings_decide(changes: dict[str, object], size_bytes: int, m
 
 
 def test_unknown_formats_of_the_log_are_no_guess() -> None:
-    assert read_listing("Layers:\nsomething in another format") is None
+    assert read_listing("Layers:\nsomething in another format") == {}
     assert read_total("Total Weights Memory: 4096 bytes", "Total Weights Memory") == 4096
     assert read_total("something else", "Total Weights Memory") is None

@@ -124,7 +124,7 @@ def test_a_profile_without_the_key_is_judged_by_its_name(
         (
             "h200",
             (RTX, judge("tensorrt", Answer({"version": "8.5.2", "builder": True}), None, [H200])),
-            "TensorRT 8.5.2 has no strongly typed networks",
+            "tensorrt 8.5.2 is too old; 10.0 or newer is needed",
         ),
         ("host", (RTX, NO_TENSORRT), "is not an NVIDIA GPU"),
     ],

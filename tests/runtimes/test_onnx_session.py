@@ -139,16 +139,16 @@ def test_opening_and_failing_prints_nothing_on_a_terminal(graph: Path, tmp_path:
 @needs_azure
 def test_a_provider_that_leaves_nodes_to_the_cpu_reports_it(graph: Path) -> None:
     with OnnxSession(graph) as session:
-        assert (session.placement(), session.caveats()) == (None, ())
+        assert (session.settings(), session.caveats()) == ({}, ())
     with OnnxSession(graph, AZURE) as session:
-        placement, (note,) = session.placement(), session.caveats()
-    assert placement is not None and set(placement) == {CPU} and placement[CPU] >= 5
+        placement, (note,) = session.settings()["nodes_by_provider"], session.caveats()
+    assert set(placement) == {CPU} and placement[CPU] >= 5
     assert note.startswith(f"{placement[CPU]} of {placement[CPU]} nodes ran on CPU, not on Azure: ")
     bundle = Bundle.open(OLD / "classifier-v1" / "bundle")
     steps = bundle.artifact("onnx-int8-step")
     with bundle.session(steps, OpenOptions(AZURE, threads=1)) as steps_session:
-        placement, notes = steps_session.placement(), steps_session.caveats()
-    assert placement is not None and set(placement) == {CPU}
+        placement, notes = steps_session.settings()["nodes_by_provider"], steps_session.caveats()
+    assert set(placement) == {CPU}
     assert {note.partition(":")[0] for note in notes} == set(steps.parts) & {"embed", "loop", "readout"}
 
 
@@ -183,7 +183,7 @@ def test_engines_are_estimated_for_the_card_that_they_were_built_for() -> None:
     assert cannot_estimate(engine, load_profile("rtx4050")) is None
     assert "built for compute capability 8.9; 'h200' has 9.0" in str(cannot_estimate(engine, load_profile("h200")))
     assert cannot_estimate(engine, load_profile("intel-n100")) == "tensorrt-rtx engines run on NVIDIA GPUs only"
-    assert runtime_of(engine).fuses(engine) and not runtime_of("onnx").fuses(engine)
+    assert runtime_of(engine).fuses and not runtime_of("onnx").fuses
 
 
 def test_executed_nodes_have_operator_shapes_and_constants(

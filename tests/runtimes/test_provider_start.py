@@ -117,7 +117,7 @@ def test_a_provider_that_was_left_out_is_never_passed_off_as_cuda(
 ) -> None:
     with pytest.raises(InputError) as refused:
         OnnxSession(graph, CUDA)
-    for part in (CUDA, "does not start here", "cannot load libcublas.so.13", "[cuda,cudnn]", f"fell back to {CPU}"):
+    for part in (CUDA, "does not start here", "cannot load libcublas.so.13", f"fell back to {CPU}", "doctor"):
         assert part in str(refused.value)
     assert capfd.readouterr().out == "", "what ONNX Runtime prints would be in the middle of --json"
 

@@ -56,7 +56,6 @@ class OnnxRuntime(Runtime):
         return describe(answers["onnxruntime"], cuda_driver.problem(), answers[PLUGIN])
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """Estimates are based on ONNX graphs, but some products do not run on a GPU."""
         products = artifact.quantized.get("MatMulInteger", 0)
         if device.kind == "cuda" and products:
             return (

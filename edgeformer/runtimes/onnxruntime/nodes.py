@@ -1,8 +1,4 @@
-"""Nodes that ONNX Runtime executes for an optimised graph at a given input shape, with their shapes and durations.
-
-ONNX Runtime's profiler writes the events. onnxruntime is imported when a graph is opened, because other modules use
-these types without opening one.
-"""
+"""Nodes that ONNX Runtime executes for an optimised graph at a given input shape, with their shapes and durations."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.runtimes.onnxruntime.providers import CPU
 from edgeformer.runtimes.session import Array
 
-_SILENT = 4
 _ENDING = "_kernel_time"
 _BYTES = {
     "float": 4, "float16": 2, "bfloat16": 2, "double": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
@@ -82,7 +77,7 @@ class ProfiledGraph:
         self._folder = tempfile.TemporaryDirectory(prefix="edgeformer-nodes-")
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
-        options.log_severity_level = _SILENT
+        options.log_severity_level = 4  # the exception is enough
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(self._folder.name) / "nodes")
         if not prepacked:
@@ -119,22 +114,23 @@ class ProfiledGraph:
                 recorded_calls[-1].append(event)
             elif event.get("name") == "model_run":  # follows the nodes of a call
                 recorded_calls.append([])
-        return [_average(recorded_calls[index * calls :][:calls]) for index in range(len(feeds))]
-
-
-def _average(calls: list[list[dict[str, Any]]]) -> tuple[ExecutedNode, ...]:
-    """Return the last call's nodes with mean durations; the slower half is dropped as noise of other processes."""
-    events = calls[-1]
-    durations = np.array([[event["dur"] for event in call] for call in calls if len(call) == len(events)], np.float64)
-    # Durations are truncated to whole microseconds, so a mean resolves more than a median.
-    means = np.sort(durations, axis=0)[: (len(durations) + 1) // 2].mean(axis=0)
-    nodes = []
-    for event, duration_us in zip(events, means, strict=True):
-        arguments = event["args"]
-        inputs, outputs = (
-            tuple(Tensor(dtype, tuple(shape)) for entry in arguments.get(key, []) for dtype, shape in entry.items())
-            for key in ("input_type_shape", "output_type_shape")
-        )
-        name, parameter_bytes = event["name"].removesuffix(_ENDING), int(arguments.get("parameter_size", 0))
-        nodes.append(ExecutedNode(arguments["op_name"], name, inputs, outputs, parameter_bytes, float(duration_us)))
-    return tuple(nodes)
+        listed = []
+        for start in range(0, len(feeds) * calls, calls):
+            last, repeated = recorded_calls[start + calls - 1], recorded_calls[start : start + calls]
+            durations = np.array(
+                [[event["dur"] for event in call] for call in repeated if len(call) == len(last)], float
+            )
+            # The slower half is noise of other processes. Durations are truncated to whole microseconds, so a mean
+            # resolves more than a median.
+            means = np.sort(durations, axis=0)[: (len(durations) + 1) // 2].mean(axis=0)
+            nodes = []
+            for event, duration_us in zip(last, means, strict=True):
+                facts, name = event["args"], event["name"].removesuffix(_ENDING)
+                inputs, outputs = (
+                    tuple(Tensor(dtype, tuple(shape)) for entry in facts.get(key, []) for dtype, shape in entry.items())
+                    for key in ("input_type_shape", "output_type_shape")
+                )
+                parameter_bytes = int(facts.get("parameter_size", 0))
+                nodes.append(ExecutedNode(facts["op_name"], name, inputs, outputs, parameter_bytes, float(duration_us)))
+            listed.append(tuple(nodes))
+        return listed

@@ -45,6 +45,37 @@ say(devices=len([device for device in onnxruntime.get_ep_devices() if device.ep_
 }
 
 
+class _Provider(NamedTuple):
+    """When edgeformer uses a provider, the kind of its device (None: another kind), and how to install it."""
+
+    use: str = "used only on request"
+    kind: Kind | None = None
+    remedy: str | None = None
+
+
+_PROVIDERS = {
+    CPU: _Provider("used where no NVIDIA card is present, and for CPU targets", "cpu"),
+    CUDA: _Provider(
+        "used by default where an NVIDIA card is present and the RTX provider is not",
+        "cuda",
+        _SWAP.format('"onnxruntime-gpu[cuda,cudnn]"'),
+    ),
+    TENSORRT: _Provider(
+        "used only on request: it builds engines for minutes when a graph is opened, and needs TensorRT 10's libraries",
+        "cuda",
+        _SWAP.format("onnxruntime-gpu") + "; TensorRT 10 from NVIDIA",
+    ),
+    RTX: _Provider(
+        "used by default on RTX cards (Ampere or newer)",
+        "cuda",
+        "pip install onnxruntime-ep-nv-tensorrt-rtx (beside onnxruntime, not beside onnxruntime-gpu)",
+    ),
+    "XnnpackExecutionProvider": _Provider(kind="cpu"),
+    "AzureExecutionProvider": _Provider("calls a remote service; edgeformer never uses it"),
+}
+"""Providers that edgeformer knows more about than their name. ``doctor`` lists those of NVIDIA cards in any case."""
+
+
 def available_providers() -> list[str]:
     """Return the execution providers built into the installed ONNX Runtime (a driver may still be missing)."""
     import onnxruntime as ort
@@ -55,9 +86,8 @@ def available_providers() -> list[str]:
 def default_provider(kind: Kind | None = None) -> str:
     """Choose the provider: TensorRT-RTX on RTX cards if ONNX Runtime supports it, else CUDA on NVIDIA cards, else CPU.
 
-    The TensorRT provider is never chosen: it builds an engine for minutes when a graph is opened.
-
-    For a ``kind`` of device of another system, it is the ordinary provider.
+    The TensorRT provider is never chosen: it builds an engine for minutes when a graph is opened. For a ``kind`` of
+    device of another system, it is the ordinary provider.
     """
     if kind is not None:
         return CUDA if kind == "cuda" else CPU
@@ -65,53 +95,22 @@ def default_provider(kind: Kind | None = None) -> str:
     # Listing GPUs takes as long as a small model's inference, so skip it if no provider can use one.
     if not {CUDA, RTX} & set(built_in) and util.find_spec(PLUGIN) is None:
         return CPU
-    from edgeformer.system import nvidia
-
-    if not nvidia.gpus():
-        return CPU
-    if _rtx_card() and (RTX in built_in or rtx_plugin().devices):
-        return RTX
-    return CUDA if CUDA in built_in else CPU
-
-
-def _rtx_card() -> bool:
-    """Return whether this system has a GeForce RTX or RTX workstation card that TensorRT-RTX supports."""
     from edgeformer.artifacts.device import names_rtx
     from edgeformer.system import nvidia
 
-    return any(
-        names_rtx(card.name) and float(card.compute_capability or 0) >= _RTX_CAPABILITY for card in nvidia.gpus()
-    )
-
-
-def how_to_start(provider: str) -> str:
-    """Explain why a built-in CUDA provider does not start here, and what to do."""
-    from edgeformer.system import cuda_driver
-
-    if reason := cuda_driver.problem():
-        return reason
-    if libraries := load_cuda_libraries():
-        return f"it cannot load {libraries}: {_CUDA_LIBRARIES}"
-    return "driver or libraries are missing or too old; run edgeformer doctor"
-
-
-def how_to_use_card() -> str:
-    """Explain how to run ONNX graphs on this system's NVIDIA card instead of its processor."""
-    if CUDA in available_providers():
-        return "this ONNX Runtime has CUDA, but was not asked for it, or its libraries do not load: edgeformer doctor"
-    if not _rtx_card():
-        return f"for ONNX graphs on the card: {_PROVIDERS[CUDA].remedy}"
-    if util.find_spec(PLUGIN) is None:
-        return f"for ONNX graphs on the card: {_PROVIDERS[RTX].remedy}"
-    return f"onnxruntime-ep-nv-tensorrt-rtx is installed, but cannot be used: {rtx_plugin().problem or 'not asked for'}"
+    cards = nvidia.gpus()
+    has_rtx = any(names_rtx(card.name) and float(card.compute_capability or 0) >= _RTX_CAPABILITY for card in cards)
+    if has_rtx and (RTX in built_in or rtx_plugin().devices):
+        return RTX
+    return CUDA if cards and CUDA in built_in else CPU
 
 
 @cache
 def load_cuda_libraries() -> str | None:
-    """Load the CUDA and cuDNN libraries of pip's nvidia packages, once, for providers that link against them.
+    """Load the CUDA and cuDNN libraries of pip's nvidia packages, once, because the loader does not search there.
 
-    The system's loader does not search site-packages. ONNX Runtime before 1.21 cannot preload them. Return the
-    libraries that could not be loaded; None if all were, or if this ONNX Runtime was built without CUDA.
+    Return the libraries that could not be loaded; None if all were, or if this ONNX Runtime has no CUDA or is older
+    than 1.21.
     """
     import onnxruntime as ort
 
@@ -130,11 +129,9 @@ def load_cuda_libraries() -> str | None:
 def _missing_libraries(printed: str) -> str | None:
     """Return the libraries that ``preload_dlls`` could not load, or None.
 
-    It first tries the copy in pip's nvidia packages and reports a failure with its path, then the bare name on the
-    loader's default path. The library is missing only if the bare name fails.
+    It tries the copy in pip's nvidia packages, by its path, then the bare name; a library is missing if both fail.
     """
-    libraries = re.findall(r"^Failed to load ([^/\\\n]+?): ", printed, re.MULTILINE)
-    return ", ".join(libraries) or None
+    return ", ".join(re.findall(r"^Failed to load ([^/\\\n]+?): ", printed, re.MULTILINE)) or None
 
 
 class RtxPlugin(NamedTuple):
@@ -160,10 +157,6 @@ def rtx_plugin() -> RtxPlugin:
     return RtxPlugin(devices, None if devices else "the plugin works but finds no RTX card (Ampere or newer)")
 
 
-_MAX_ROWS, _MAX_POSITIONS, _TUNED_LENGTH = 1024, 32767, 128
-"""Rows per call; the provider's limit of an axis; sequence length of the latency budgets."""
-
-
 def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
     """Return the RTX provider's options for a graph: a folder for compiled kernels, and the expected shapes.
 
@@ -178,27 +171,25 @@ def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
 
     inputs = read_outline(graph).inputs
     has_caches = any(port.name.startswith(PAST) for port in inputs)
-    longest = max_positions or _MAX_POSITIONS
-    tuned = min(_TUNED_LENGTH, longest)
+    longest = max_positions or 32767
+    tuned = min(128, longest)  # the sequence length of the latency budgets
     axes = {
-        "batch": (1, 1, _MAX_ROWS),
+        "batch": (1, 1, 1024),
         "sequence": (1, 1 if has_caches else tuned, longest),  # with caches a text grows by one token at a time
         "past": (0, tuned, longest),
     }
     options: dict[str, str] = {}
-    dims = {dim for port in inputs for dim in (port.shape if port.shape is not None else (None,))}
-    dims = {dim for dim in dims if not isinstance(dim, int)}
-    if dims <= axes.keys():
+    shapes = {port.name: (None,) if port.shape is None else port.shape for port in inputs}
+    dynamic = {name: shape for name, shape in shapes.items() if not all(isinstance(dim, int) for dim in shape)}
+    if all(isinstance(dim, int) or dim in axes for shape in dynamic.values() for dim in shape):
         for index, size in enumerate(("min", "opt", "max")):
-            shapes = [
-                f"{port.name}:" + "x".join(str(axes[dim][index] if isinstance(dim, str) else dim) for dim in port.shape)
-                for port in inputs
-                if port.shape is not None and any(isinstance(dim, str) for dim in port.shape)
+            profile = [
+                f"{name}:" + "x".join(str(axes[dim][index] if isinstance(dim, str) else dim) for dim in shape)
+                for name, shape in dynamic.items()
             ]
-            if shapes:
-                options[f"nv_profile_{size}_shapes"] = ",".join(shapes)
-    gpu = next(iter(cuda_driver.devices()), None)
-    if gpu is not None:
+            if profile:
+                options[f"nv_profile_{size}_shapes"] = ",".join(profile)
+    for gpu in cuda_driver.devices()[:1]:
         name = compiled_name(sha256_of(graph), gpu, installed_version(*_RTX_DISTRIBUTIONS) or "unknown")
         folder = cache_folder() / "onnxruntime-rtx" / name
         with suppress(OSError):  # the provider does not start if it cannot create this folder
@@ -207,43 +198,11 @@ def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
     return options
 
 
-class _Provider(NamedTuple):
-    """When edgeformer uses a provider, how to install it, and the kind of its device (None: another kind)."""
-
-    use: str
-    remedy: str | None = None
-    kind: Kind | None = None
-
-
-_PROVIDERS = {
-    CPU: _Provider("used where no NVIDIA card is present, and for CPU targets", kind="cpu"),
-    CUDA: _Provider(
-        "used by default where an NVIDIA card is present and the RTX provider is not",
-        _SWAP.format('"onnxruntime-gpu[cuda,cudnn]"'),
-        "cuda",
-    ),
-    TENSORRT: _Provider(
-        "used only on request: it builds engines for minutes when a graph is opened, and needs the "
-        "libraries of TensorRT 10",
-        _SWAP.format("onnxruntime-gpu") + "; TensorRT 10 from NVIDIA",
-        "cuda",
-    ),
-    RTX: _Provider(
-        "used by default on RTX cards (Ampere or newer)",
-        "pip install onnxruntime-ep-nv-tensorrt-rtx (beside onnxruntime, not beside onnxruntime-gpu)",
-        "cuda",
-    ),
-    "XnnpackExecutionProvider": _Provider("used only on request", kind="cpu"),
-    "AzureExecutionProvider": _Provider("calls a remote service; edgeformer never uses it"),
-}
-"""Providers that edgeformer knows more about than their name. ``doctor`` lists those of NVIDIA cards in any case."""
-
-
 def facts_of(provider: str) -> ProviderFacts | None:
     """See :meth:`Runtime.provider_facts`."""
     if not provider.endswith(SUFFIX):
         return None
-    kind = _PROVIDERS[provider].kind if provider in _PROVIDERS else None
+    kind = _PROVIDERS.get(provider, _Provider()).kind
     return ProviderFacts(provider.removesuffix(SUFFIX), kind, counts_threads=provider == CPU)
 
 
@@ -271,7 +230,7 @@ def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = 
     too_old = driver_too_old(answer.facts.get("cuda"), nvidia.driver_version())
     built_in = answer.facts.get("providers", [])
     for name in sorted({*built_in, CPU, CUDA, TENSORRT, RTX}):
-        provider, version = _PROVIDERS.get(name, _Provider("used only on request")), None
+        provider, version = _PROVIDERS.get(name, _Provider()), None
         problem = remedy = None
         if name in built_in:
             detail = "built in"

@@ -18,7 +18,6 @@ from edgeformer.runtimes.onnxruntime.providers import (
     SUFFIX,
     TENSORRT,
     available_providers,
-    how_to_start,
     load_cuda_libraries,
     rtx_options,
     rtx_plugin,
@@ -34,9 +33,7 @@ _RTX_DEFAULTS = (
     "the RTX provider runs with its defaults: no CUDA graphs, and no kernels that are specialised before a call; "
     "rows of tensorrt-rtx engines for whole texts have both, so their times are not measured alike"
 )
-_LISTED_OPERATORS = 6  # in a placement note
-# onnxruntime also writes its errors to stderr; the exception is enough.
-_SILENT = 4
+_SILENT = 4  # onnxruntime also writes its errors to stderr; the exception is enough
 
 Assigned = Mapping[tuple[str, str], int]
 """(provider, operator) → number of nodes that ONNX Runtime assigned."""
@@ -57,11 +54,10 @@ class OnnxSession(Graph):
         provider: an execution provider's name. If it is not available, opening fails; there is no fallback.
         threads: threads of one operator; None takes :func:`~edgeformer.system.host.default_threads`.
         max_positions: longest sequence of the model's positional table; None: not known.
-        in_turns: this process alternates between this session and others. A session's threads keep spinning after a
-            run, on the cores that the next session needs: the four graphs of a step bundle took 2 to 3 times as long on
-            2 cores. If set, the threads stop spinning when a run ends.
-        cache_device: for a graph with caches, the device on which ``present…`` outputs stay for the next call, as
-            :class:`Cache` objects. None: they are returned as arrays.
+        in_turns: this process alternates between this session and others, so threads stop spinning when a run ends.
+            Otherwise the four graphs of a step bundle took 2 to 3 times as long on 2 cores.
+        cache_device: the device on which ``present…`` outputs stay for the next call, as :class:`Cache` objects. None:
+            they are returned as arrays.
 
     Raises:
         ArtifactError: the file is missing, truncated, or not an ONNX graph that this ONNX Runtime can run.
@@ -78,12 +74,10 @@ class OnnxSession(Graph):
         in_turns: bool = False,
         cache_device: Literal["cuda", "cpu"] | None = None,
     ) -> None:
-        self.path = path
-        self.provider = provider
+        self.path, self.provider, self.max_positions = path, provider, max_positions
         self.threads = threads or default_threads()
-        self.max_positions = max_positions
-        self._provider_options = rtx_options(path, max_positions) if provider == RTX and path.is_file() else {}
-        self._session: Any = _open(path, provider, self.threads, self._provider_options, in_turns=in_turns)
+        self._rtx_options = rtx_options(path, max_positions) if provider == RTX and path.is_file() else {}
+        self._session: Any = _open(path, provider, self.threads, self._rtx_options, in_turns=in_turns)
         self._assigned: Assigned | None = None
         if provider != CPU and hasattr(self._session, "get_provider_graph_assignment_info"):
             parts = self._session.get_provider_graph_assignment_info()
@@ -94,7 +88,7 @@ class OnnxSession(Graph):
         self._outputs = [node.name for node in self._session.get_outputs()]
         has_caches = any(name.startswith(PAST) for name in self.inputs)
         self._cache_device = cache_device if has_caches else None
-        self._runs_alone = not has_caches and not in_turns
+        self._reads_whole_texts = not has_caches and not in_turns
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _SILENT
 
@@ -103,58 +97,47 @@ class OnnxSession(Graph):
             raise EdgeformerError(f"{self.path}: the session is closed")
         feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
         try:
-            if self._cache_device is not None:
-                return self._run_bound(feed, self._cache_device)
-            outputs = self._session.run(self._outputs, feed, self._run_options)
+            if self._cache_device is None:
+                outputs = self._session.run(self._outputs, feed, self._run_options)
+                return dict(zip(self._outputs, outputs, strict=True))
+            binding = self._session.io_binding()
+            for name, array in feed.items():
+                if isinstance(array, Cache):
+                    binding.bind_ortvalue_input(name, array.value)
+                else:
+                    binding.bind_cpu_input(name, np.ascontiguousarray(array))
+            for name in self._outputs:
+                binding.bind_output(name, self._cache_device if name.startswith(PRESENT) else "cpu", 0)
+            self._session.run_with_iobinding(binding, self._run_options)
+            values: Any = zip(self._outputs, binding.get_outputs(), strict=True)
+            return {name: Cache(value) if name.startswith(PRESENT) else value.numpy() for name, value in values}
         except Exception as error:  # onnxruntime's exceptions share no base class
-            name, why = self.path.name, _first_line(str(error))
             feed = {name: array for name, array in feed.items() if not isinstance(array, DeviceCache)}
-            if _is_out_of_memory(error):
-                shapes = ", ".join(f"{name} {shape_text(array)}" for name, array in feed.items())
-                raise EdgeformerError(f"{name}: not enough memory for {shapes} ({why})") from None
+            shapes = ", ".join(f"{name} {shape_text(array)}" for name, array in feed.items())
+            why = _explain(error, f"{self.path.name}: not enough memory for {shapes}")
             if "out of data bounds" in str(error):
-                raise InputError(f"{name}: a token id lies outside the model's vocabulary ({why})") from None
+                raise InputError(f"{self.path.name}: a token id lies outside the model's vocabulary ({why})") from None
             raise self.refusal(feed, why) from None
-        return dict(zip(self._outputs, outputs, strict=True))
-
-    def _run_bound(self, feed: Mapping[str, Any], device: str) -> dict[str, Any]:
-        """Run with ``present…`` outputs left on ``device``."""
-        binding = self._session.io_binding()
-        for name, array in feed.items():
-            if isinstance(array, Cache):
-                binding.bind_ortvalue_input(name, array.value)
-            else:
-                binding.bind_cpu_input(name, np.ascontiguousarray(array))
-        for name in self._outputs:
-            binding.bind_output(name, device if name.startswith(PRESENT) else "cpu", 0)
-        self._session.run_with_iobinding(binding, self._run_options)
-        values = zip(self._outputs, binding.get_outputs(), strict=True)
-        return {name: Cache(value) if name.startswith(PRESENT) else value.numpy() for name, value in values}
-
-    def placement(self) -> dict[str, int] | None:
-        """Provider → number of nodes; None for the CPU provider and if this ONNX Runtime does not report it."""
-        if self._assigned is None:
-            return None
-        node_counts: Counter[str] = Counter()
-        for (provider, _), nodes in self._assigned.items():
-            node_counts[provider] += nodes
-        return dict(node_counts)
 
     def caveats(self) -> tuple[str, ...]:
         if self.provider == CPU:
             return ()
-        defaults = _RTX_DEFAULTS if self._runs_alone and self.provider == RTX else None
+        defaults = _RTX_DEFAULTS if self.provider == RTX and self._reads_whole_texts else None
         return tuple(filter(None, [placement_note(self.provider, self._assigned), defaults]))
 
     def settings(self) -> dict[str, Any]:
-        """Return the options of the RTX provider, without local paths; empty for the other providers."""
-        if self.provider != RTX:
-            return {}
-        folder = "nv_runtime_cache_path"
-        options = {name: "cache folder" if name == folder else text for name, text in self._provider_options.items()}
-        defaults = {"kernel_specialization": "lazy", "cuda_graphs": "disabled"}
-        stated = {name: f"the provider's default ({value}), not read back" for name, value in defaults.items()}
-        return {"provider_options": options, **stated}
+        """Return the number of nodes of each provider, and the options of the RTX provider, without local paths."""
+        settings: dict[str, Any] = {}
+        if self._assigned is not None:
+            providers = (name for (name, _), nodes in self._assigned.items() for _ in range(nodes))
+            settings["nodes_by_provider"] = dict(Counter(providers))
+        if self.provider == RTX:
+            folder = "nv_runtime_cache_path"
+            options = {name: "cache folder" if name == folder else text for name, text in self._rtx_options.items()}
+            settings["provider_options"] = options
+            settings["kernel_specialization"] = "the provider's default (lazy), not read back"
+            settings["cuda_graphs"] = "the provider's default (disabled), not read back"
+        return settings
 
     def close(self) -> None:
         self._session = None
@@ -162,15 +145,13 @@ class OnnxSession(Graph):
 
 def _open(path: Path, provider: str, threads: int, provider_options: dict[str, str], *, in_turns: bool) -> Any:
     """Open a graph without ONNX Runtime's fallback, which prints and computes on the CPU after an error."""
-    available = available_providers()
+    available, version = available_providers(), f"onnxruntime {ort.__version__}"
     is_plugin = provider == RTX and RTX not in available
     if is_plugin and rtx_plugin().problem is not None:
         raise InputError(f"provider {provider!r} cannot be used here: {rtx_plugin().problem}")
     if provider not in available and not is_plugin:
-        raise InputError(
-            f"provider {provider!r} is not available in the installed onnxruntime {ort.__version__}; "
-            f"available: {', '.join(sorted(available))}"
-        )
+        names = ", ".join(sorted(available))
+        raise InputError(f"provider {provider!r} is not available in the installed {version}; available: {names}")
     if not path.is_file():
         raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
     options = ort.SessionOptions()
@@ -181,55 +162,39 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if in_turns:
         options.add_session_config_entry("session.force_spinning_stop", "1")
+    missing = None
     try:
         if is_plugin:
             options.add_provider_for_devices(list(rtx_plugin().devices), provider_options)
             session = ort.InferenceSession(str(path), options, enable_fallback=0)
         else:
             if provider in (CUDA, TENSORRT):
-                load_cuda_libraries()
-            if provider == CUDA:
-                # The CUDA provider uses TF32 by default: 10 bits of mantissa, FP32 has 23.
+                missing = load_cuda_libraries()
+            if provider == CUDA:  # which uses TF32 by default: 10 bits of mantissa, FP32 has 23
                 provider_options = {"use_tf32": "0"}
-            session = ort.InferenceSession(
-                str(path), options, providers=[(provider, provider_options)], enable_fallback=0
-            )
+            providers = [(provider, provider_options)]
+            session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions share no base class
-        why = _first_line(str(error))
-        if _is_out_of_memory(error):
-            raise EdgeformerError(f"{path}: not enough memory to open it ({why})") from None
-        if provider != CPU and _opens_on_cpu(path):
-            how_to = f"; {how_to_start(provider)}" if provider in (CUDA, TENSORRT) else ""
+        why = _explain(error, f"{path}: not enough memory to open it")
+        if provider != CPU:
+            _open(path, CPU, threads, {}, in_turns=in_turns)  # raises if the file is at fault
             raise InputError(
-                f"{path}: provider {provider!r} does not open it here, the CPU's does ({why}){how_to}"
+                f"{path}: provider {provider!r} does not open it here, the CPU's does ({why}); run edgeformer doctor"
             ) from None
-        problem = f"cannot be opened by onnxruntime {ort.__version__}"
+        problem = f"cannot be opened by {version}"
         if "INVALID_PROTOBUF" in str(error) or "No graph was found" in str(error):
             problem = "is truncated, damaged, or not an ONNX file"
-        elif "NOT_IMPLEMENTED" in str(error):
-            problem = f"uses an operator that {provider} of onnxruntime {ort.__version__} cannot run"
         raise ArtifactError(
             f"{path}: {problem} ({why}); export the run again, or copy the whole bundle again"
         ) from None
     # onnxruntime silently drops a provider whose library cannot be loaded; a measurement must not.
     if session.get_providers()[0] != provider:
-        why = how_to_start(provider) if provider in (CUDA, TENSORRT) else "run edgeformer doctor"
+        why = f"it cannot load {missing}" if missing else "its driver or libraries are missing or too old"
         raise InputError(
-            f"provider {provider!r} is built into onnxruntime {ort.__version__} but does not start here ({why}); "
-            f"onnxruntime fell back to {session.get_providers()[0]}"
+            f"provider {provider!r} is built into {version} but does not start here: {why}, and onnxruntime fell back "
+            f"to {session.get_providers()[0]}; run edgeformer doctor"
         )
     return session
-
-
-def _opens_on_cpu(path: Path) -> bool:
-    """Return whether the CPU provider opens the graph, so that the requested provider is at fault."""
-    options = ort.SessionOptions()
-    options.log_severity_level = _SILENT
-    try:
-        ort.InferenceSession(str(path), options, providers=[CPU])
-    except Exception:  # onnxruntime's exceptions share no base class
-        return False
-    return True
 
 
 def placement_note(provider: str, assigned: Assigned | None) -> str | None:
@@ -240,29 +205,29 @@ def placement_note(provider: str, assigned: Assigned | None) -> str | None:
     requested = provider.removesuffix(SUFFIX)
     if assigned is None:
         return f"this onnxruntime {ort.__version__} does not tell which nodes {requested} left to the CPU"
-    operators: Counter[str] = Counter()
-    providers: dict[str, None] = {}
-    for (node_provider, operator), nodes in assigned.items():
-        if node_provider != provider:
-            operators[operator] += nodes
-            providers[node_provider.removesuffix(SUFFIX)] = None
-    if not operators:
+    elsewhere = {place: nodes for place, nodes in assigned.items() if place[0] != provider}
+    if not elsewhere:
         return None
-    ranked = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
-    listed = ", ".join(f"{operator} ({nodes})" for operator, nodes in ranked[:_LISTED_OPERATORS])
-    ellipsis = ", …" if len(ranked) > _LISTED_OPERATORS else ""
-    counts = f"{operators.total()} of {sum(assigned.values())} nodes ran on {', '.join(providers)}"
+    operators = Counter[str]()
+    for (_, operator), nodes in elsewhere.items():
+        operators[operator] += nodes
+    providers = ", ".join(dict.fromkeys(name.removesuffix(SUFFIX) for name, _ in elsewhere))
+    listed = ", ".join(f"{operator} ({nodes})" for operator, nodes in operators.most_common(6))
+    ellipsis = ", …" if len(operators) > 6 else ""
+    counts = f"{operators.total()} of {sum(assigned.values())} nodes ran on {providers}"
     return f"{counts}, not on {requested}: {listed}{ellipsis}"
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "allocate" in str(error).lower() or "bad_alloc" in str(error)
+def _explain(error: Exception, too_little_memory: str) -> str:
+    """Return the first line of onnxruntime's message without prefix, status code and source paths.
 
-
-def _first_line(text: str) -> str:
-    """Return the first line of onnxruntime's message without prefix, status code and source paths."""
+    Raises EdgeformerError with ``too_little_memory`` if that is the reason.
+    """
+    text = str(error)
     line = (text.strip().splitlines() or ["no message"])[0]
     line = line.rsplit("Status Message: ", 1)[-1].rsplit(" : ", 1)[-1]
     if line.startswith("/"):  # "/onnxruntime_src/….h:583 signature message"
         line = line.rsplit(") ", 1)[-1]
+    if isinstance(error, MemoryError) or "allocate" in text.lower() or "bad_alloc" in text:
+        raise EdgeformerError(f"{too_little_memory} ({line[:200]})") from None
     return line[:200]

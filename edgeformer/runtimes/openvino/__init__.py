@@ -11,7 +11,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -111,10 +111,9 @@ class Int8Builder(Builder):
 
 
 def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
-    """Quantise an FP32 graph to INT8 with NNCF; weights are stored once, as INT8.
+    """Return an ``onnx.ModelProto`` in FP32 quantised to INT8 with NNCF; weights are stored once, as INT8.
 
     Args:
-        model: an ``onnx.ModelProto``; not modified.
         calls: calibration inputs, one row each.
         for_tensorrt: use zero points of 0, the only ones that TensorRT supports, and 8-bit weights, because its sums do
             not overflow.
@@ -122,7 +121,11 @@ def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
     Raises:
         EdgeformerError: NNCF cannot quantise it.
     """
-    with _quiet_nncf():
+    logger = logging.getLogger("nncf")
+    level = logger.level
+    with without_telemetry(), warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
         import nncf
         from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
 
@@ -143,6 +146,8 @@ def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
         except Exception as error:  # errors of NNCF and onnxruntime have no common base class
             text = " ".join(str(error).split())[:200]
             raise EdgeformerError(f"NNCF cannot quantise it: {type(error).__name__}: {text}") from None
+        finally:
+            logger.setLevel(level)
     # Name scales and zero points as ONNX Runtime's quantizer does, so that they do not count as parameters.
     stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
     new_names = {name: f"{name}_scale" for name in stored if "nncf_smooth_quant_scale" in name}
@@ -157,20 +162,6 @@ def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
     for name, new_name in new_names.items():
         stored[name].name = new_name
     return quantized
-
-
-@contextmanager
-def _quiet_nncf() -> Iterator[None]:
-    """Suppress NNCF's telemetry, warnings, log and output on stdout."""
-    with without_telemetry(), warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logger = logging.getLogger("nncf")
-        level = logger.level
-        logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
 
 
 class OpenVINORuntime(Runtime):
@@ -196,19 +187,15 @@ class OpenVINORuntime(Runtime):
         return OpenVINOSession(path, options.provider or CPU, options.threads, files.max_positions)
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
-        """FP32 graphs, and OpenVINO's INT8 graphs with their FP32 nodes, are also offered in bfloat16.
-
-        4-bit tables are not supported. Export's INT8 graphs are slow in OpenVINO, so they are offered in FP32 only.
-        """
-        if artifact.precision == "int4":
+        if artifact.precision == "int4":  # 4-bit tables are not supported
             return ()
+        # Export's INT8 graphs are slow in OpenVINO, so they are not offered in bfloat16.
         return tuple(HINTS) if artifact.precision == "fp32" or artifact.format == FORMAT else (CPU,)
 
     def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
         return requested if requested in HINTS else CPU
 
     def load(self, artifact: ArtifactManifest) -> None:
-        """Import the package; its CPU plugin is loaded with the first graph."""
         from edgeformer.runtimes.openvino.session import core
 
         core()

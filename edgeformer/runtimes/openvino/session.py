@@ -43,11 +43,7 @@ def missing() -> str | None:
 
 @contextmanager
 def without_telemetry() -> Iterator[None]:
-    """Make ``openvino_telemetry`` unimportable while openvino or nncf are imported.
-
-    Both import it if it is installed. It writes an identifier to the user's home and sends a message at every import.
-    Both packages work without it.
-    """
+    """Make ``openvino_telemetry`` unimportable while openvino or nncf are imported: both would send a message."""
     original = sys.modules.get(_TELEMETRY)
     sys.modules[_TELEMETRY] = None  # type: ignore[assignment]
     try:
@@ -88,7 +84,7 @@ class OpenVINOSession(Graph):
         path: the .onnx file; external weights lie in the same folder.
         provider: one of ``HINTS``. If it is not available, opening fails; there is no fallback.
         threads: threads per call; None: :func:`~edgeformer.system.host.default_threads`.
-        max_positions: longest sequence of the model's positional table; None: not known.
+        max_positions: longest sequence that the model takes; None: not known.
 
     Raises:
         ArtifactError: the file is missing, truncated, or not an ONNX graph that this OpenVINO can run.
@@ -132,7 +128,7 @@ class OpenVINOSession(Graph):
                 "or copy the whole bundle again"
             ) from None
         self._settings: dict[str, Any] = {}
-        for name in options:
+        for name in options:  # read back
             value = compiled.get_property(name)
             if not isinstance(value, int):  # a type or an enumeration: bf16, LATENCY
                 value = str(value.get_type_name() if hasattr(value, "get_type_name") else getattr(value, "name", value))
@@ -158,14 +154,12 @@ class OpenVINOSession(Graph):
         for port in self._outputs:
             shape = outputs[port.name].shape
             expected = shape if port.shape is None else [sizes.get(dim, dim) for dim in port.shape]  # type: ignore[arg-type]
-            if len(expected) != len(shape) or any(
-                isinstance(dim, int) and dim != size for dim, size in zip(expected, shape, strict=True)
-            ):
+            pairs = zip(expected, shape, strict=False)
+            if len(expected) != len(shape) or any(isinstance(dim, int) and dim != size for dim, size in pairs):
                 raise self.refusal(feed, f"its output {port.name!r} is {shape_text(outputs[port.name])}")
         return outputs
 
     def settings(self) -> dict[str, Any]:
-        """Return threads, streams, hint and precision, as read back from the compiled graph."""
         return dict(self._settings)
 
     def close(self) -> None:
@@ -180,26 +174,20 @@ def _reason(error: Exception) -> str:
 
 
 def fuse_rotations(model: Any) -> int:
-    """Rewrite every rotation of halves in an ``openvino.Model`` in the form that OpenVINO fuses. Return their number.
-
-    Results stay the same.
-    """
+    """Rewrite the rotations of halves in an ``openvino.Model`` in the form that OpenVINO fuses; return their number."""
     from openvino import opset13 as ops
 
     tables: dict[Any, Any] = {}
 
-    def full_table(half: Any) -> Any:
-        """Convert a table [S, D / 2] to [1, 1, S, D], once per table."""
-        if half not in tables:
-            tables[half] = ops.unsqueeze(ops.concat([half, half], -1), ops.constant(np.array([0, 1])))
-        return tables[half]
-
     rotations = [(node, match) for node in model.get_ordered_ops() if (match := _match_rotation(node)) is not None]
     for node, (x, cos, sin) in rotations:
+        for table in (cos, sin):  # [S, D / 2] to [1, 1, S, D]
+            if table not in tables:
+                tables[table] = ops.unsqueeze(ops.concat([table, table], -1), ops.constant(np.array([0, 1])))
         half = x.get_partial_shape()[3].get_length() // 2
         first, second = ops.variadic_split(x, ops.constant(3), ops.constant(np.array([half, half]))).outputs()
         swapped = ops.concat([ops.multiply(second, ops.constant(-1, x.get_element_type())), first], -1)
-        rotated = ops.add(ops.multiply(x, full_table(cos)), ops.multiply(swapped, full_table(sin)))
+        rotated = ops.add(ops.multiply(x, tables[cos]), ops.multiply(swapped, tables[sin]))
         node.output(0).replace(rotated.output(0))
     return len(rotations)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -84,7 +83,6 @@ class EngineBuilder(Builder):
         """Plan for a GPU of that compute capability. ``subject`` begins every reason and has an open parenthesis."""
 
     def why_not_on_device(self, package: Package, device: DeviceProfile, capability: str) -> str | None:
-        """Return why a package cannot build here on the device itself, or None."""
         state = tensorrt_state(package)
         if missing := state.missing(to_build=True):
             return missing if state.is_installed else f"{missing} ({REMEDIES[package]})"
@@ -107,8 +105,8 @@ class EngineBuilder(Builder):
 class TensorRTBuilder(EngineBuilder):
     """``--trt``: builds an engine of every graph in the requested precision, including step and decode graphs.
 
-    It uses tensorrt-rtx if the device's profile says ``tensorrt: rtx``, otherwise tensorrt on the device itself.
-    Export checks the engine's results if it can be opened on this system, otherwise ``verify --write`` on its device.
+    It uses tensorrt-rtx if the device's profile says ``tensorrt: rtx``, otherwise tensorrt on the device itself. An
+    engine that cannot be opened on this system is checked by ``verify --write`` on its device.
     """
 
     name = "tensorrt"
@@ -165,7 +163,11 @@ class TensorRTBuilder(EngineBuilder):
     def _build(
         self, graph: ArtifactManifest, target: Target, job: BuildJob, precision: Precision | None = None
     ) -> ArtifactManifest:
-        """Build the engine of a graph, or one for each part of a step artifact, and return the manifest entry."""
+        """Build the engine of a graph, or one for each part of a step artifact, and return the manifest entry.
+
+        ``int8`` is quantised from the FP32 graph: TensorRT takes the symmetric QuantizeLinear pairs of NNCF, and not
+        the MatMulInteger products of export's INT8 graphs. Nodes that are not quantised compute in FP32.
+        """
         from edgeformer.runtimes.tensorrt.engine import build_engine, combine_engines, generation_shapes
 
         entry = self.entry(graph, target, precision)
@@ -183,9 +185,19 @@ class TensorRTBuilder(EngineBuilder):
                     generates = any(name.startswith(PAST) for name in graph.inputs)
                     axes = generation_shapes(job.max_length, job.max_positions) if generates else None
                     engines[part] = build_engine(path, file, target, job, axes)
-                else:
-                    with _quantized(graph, path, file, target, job) as quantized:
-                        engines[part] = build_engine(quantized, file, target, replace(job, precision=precision))
+                    continue
+                import onnx
+
+                from edgeformer.runtimes.openvino import quantize
+
+                quantized = file.with_name(f"{file.name}.onnx")  # a file, because the parser reads nothing else
+                try:
+                    with bar(job.progress, f"Quantising {graph.id} for {target.format}", None):
+                        model = quantize(onnx.load(str(path)), job.calibration(), for_tensorrt=True)
+                        onnx.save_model(model, str(quantized))
+                    engines[part] = build_engine(quantized, file, target, replace(job, precision=precision))
+                finally:
+                    quantized.unlink(missing_ok=True)
         except DataError as error:
             reason = f"no rows to calibrate with: {error}"
             return entry.model_copy(update={"status": "unavailable", "reason": reason, "parity": None})
@@ -198,26 +210,6 @@ class TensorRTBuilder(EngineBuilder):
             return entry
         size_bytes = sum((job.bundle / file).stat().st_size for file in files.values())
         return entry.model_copy(update={"parts": files, "size_bytes": size_bytes})
-
-
-@contextmanager
-def _quantized(graph: ArtifactManifest, path: Path, engine: Path, target: Target, job: BuildJob) -> Iterator[Path]:
-    """Write the INT8 graph of an FP32 graph next to the engine, because the parser reads files only.
-
-    TensorRT takes the symmetric QuantizeLinear pairs of NNCF, and not the MatMulInteger products of export's INT8
-    graphs. Nodes that are not quantised compute in FP32.
-    """
-    import onnx
-
-    from edgeformer.runtimes.openvino import quantize
-
-    file = engine.with_name(f"{engine.name}.onnx")
-    try:
-        with bar(job.progress, f"Quantising {graph.id} for {target.format}", None):
-            onnx.save_model(quantize(onnx.load(str(path)), job.calibration(), for_tensorrt=True), str(file))
-        yield file
-    finally:
-        file.unlink(missing_ok=True)
 
 
 class TorchTensorRTBuilder(EngineBuilder):
@@ -271,19 +263,18 @@ class TensorRTRuntime(Runtime):
     facts: ClassVar = {format_: ProviderFacts(format_, "cuda") for format_ in RUNTIMES}
     # torch-tensorrt's engine first, so that profile can compare it with TensorRT's.
     builders = (TorchTensorRTBuilder(), TensorRTBuilder())
+    fuses = True
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         return why_engine_cannot_run(artifact)
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
-        """Engines run on the GPU that they were built for and ignore ``threads``. See :meth:`Runtime.open_graph`."""
         from edgeformer.runtimes.tensorrt.session import TensorRTSession
 
         require_runnable(path, files.artifact)
         return TensorRTSession(path, files.artifact, files.max_positions, repeated_shapes=options.repeated_shapes)
 
     def load(self, artifact: ArtifactManifest) -> None:
-        """Import the modules that run engines; TensorRT is imported with the first engine."""
         import edgeformer.runtimes.decoder
         import edgeformer.runtimes.tensorrt.session  # noqa: F401
 
@@ -294,7 +285,6 @@ class TensorRTRuntime(Runtime):
         return [*jetson_capability(), *map(describe, states)]
 
     def never_runs(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """Engines run only on NVIDIA GPUs of the compute capability that they were built for."""
         if device.kind != "cuda":
             return f"{artifact.format} engines run on NVIDIA GPUs only"
         built_for = (artifact.built_for or {}).get("compute_capability")
@@ -308,9 +298,6 @@ class TensorRTRuntime(Runtime):
         if artifact.precision == "int8":
             return "INT8 engines are quantised in another way than the INT8 graphs that estimates are made from"
         return self.never_runs(artifact, device)
-
-    def fuses(self, artifact: ArtifactManifest) -> bool:
-        return True
 
 
 RUNTIME = TensorRTRuntime()

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ class BuiltEngine:
     """An engine written to disk.
 
     Attributes:
-        built_for: compute capability and builder version; for ``tensorrt`` also GPU and driver.
-            :mod:`edgeformer.runtimes.tensorrt.state` compares them with the system that opens the engine.
+        built_for: compute capability and builder version, for ``tensorrt`` also GPU and driver, which are compared with
+            the system that opens the engine.
         reason: why the engine is rejected; None if it is accepted.
     """
 
@@ -67,10 +67,7 @@ def combine_engines(parts: Collection[BuiltEngine], first: BuiltEngine) -> Built
         values = [getattr(engine, name) for engine in engines]
         update[name] = None if None in values else sum(values)
     for name in ("layers_by_precision", "weight_elements"):
-        counter: Counter[str] = Counter()
-        for engine in engines:
-            counter.update(getattr(engine, name))
-        update[name] = dict(counter)
+        update[name] = dict(sum((Counter(getattr(engine, name)) for engine in engines), Counter[str]()))
     update["warnings"] = tuple(dict.fromkeys(warning for engine in engines for warning in engine.warnings))
     reason = next((part.reason for part in parts if part.reason is not None), None)
     return BuiltEngine(first.engine.model_copy(update=update), first.built_for, reason)
@@ -108,13 +105,9 @@ def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -
 
 
 def text_shapes(max_length: int, max_positions: int) -> AxisSizes:
-    """Return the sizes of batch and sequence, tuned for one text of 128 tokens or of the longest text's.
+    """Return the sizes of batch and sequence, tuned for one text of 128 tokens, or ``max_length`` if that is shorter.
 
-    The largest sequence is at least 128, if the model supports it, because latency is measured there.
-
-    Args:
-        max_length: tokens of the recipe's longest text.
-        max_positions: longest sequence of the model in tokens.
+    The largest sequence is at least 128, if the model supports it (``max_positions``): latency is measured there.
     """
     longest = min(max_positions, max(max_length, BEST_LENGTH))
     return {"batch": (1, 1, MAX_ROWS), "sequence": (1, min(BEST_LENGTH, max_length), longest)}
@@ -162,21 +155,28 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
         config.clear_flag(trt.BuilderFlag.TF32)  # on by default; its 10 bits miss the tolerance of FP32
     if format_ == "tensorrt-rtx":
         config.num_compute_capabilities = 1
-        name = f"SM{str(target.compute_capability).replace('.', '')}"
-        config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
+        capability = f"SM{str(target.compute_capability).replace('.', '')}"
+        config.set_compute_capability(getattr(trt.ComputeCapability, capability), 0)
     profile = builder.create_optimization_profile()
-    shapes = _input_shapes(network, axes or text_shapes(job.max_length, job.max_positions), job.shapes)
-    for name, sizes in shapes.items():
-        profile.set_shape(name, *sizes)
+    axes = axes or text_shapes(job.max_length, job.max_positions)
+    shapes: InputShapes = {}
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        sizes = []
+        for axis, size in enumerate(tensor.shape):
+            name = str(tensor.get_dimension_name(axis))
+            if size < 0 and name not in axes and tensor.name not in job.shapes:
+                names = " and ".join(axes)
+                raise InputError(f"input {tensor.name!r} has the dynamic axis {name!r}; engines take {names}")
+            sizes.append(axes.get(name, (size,) * 3) if size < 0 else (size,) * 3)
+        shapes[tensor.name] = job.shapes.get(tensor.name) or tuple(zip(*sizes, strict=True))
+        profile.set_shape(tensor.name, *shapes[tensor.name])
     config.add_optimization_profile(profile)
-    monitor = progress_monitor(trt, job.progress)
-    if monitor is not None:
-        config.progress_monitor = monitor
+    config.progress_monitor = monitor = _progress_monitor(trt, job.progress)
     label = f"Building the {format_} engine of {graph.name}"
     with bar(job.progress, label, None, "steps"), _timing_cache(trt, config, target, job.cache):
         content = builder.build_serialized_network(network, config)
-    interruption = getattr(monitor, "interruption", None) or log.interruption
-    if interruption is not None:
+    if (interruption := monitor.interruption or log.interruption) is not None:
         raise interruption
     if content is None:
         raise EdgeformerError(f"{graph}: {format_} cannot build it: {log.last_error()}")
@@ -187,8 +187,8 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     engine = Engine(
         builder=f"{format_} {trt.__version__}",
         seconds=round(seconds, 2),
-        checked_by="size" if layers is None else "builder log",
-        **vars(layers or Layers()),
+        checked_by="builder log" if layers else "size",
+        **layers,
         weight_bytes=read_total(totals, "Total Weights Memory"),
         activation_bytes=read_total(totals, "Total Activation Memory"),
         graph_bytes=graph_bytes(graph),
@@ -226,21 +226,6 @@ def _parse(parser: Any, network: Any, graph: Path) -> None:
     raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {reason}")
 
 
-def _input_shapes(network: Any, axes: AxisSizes, requested: InputShapes) -> InputShapes:
-    shapes: InputShapes = {}
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
-        sizes = []
-        for axis, size in enumerate(tensor.shape):
-            name = str(tensor.get_dimension_name(axis))
-            if size < 0 and name not in axes and tensor.name not in requested:
-                names = " and ".join(axes)
-                raise InputError(f"input {tensor.name!r} has the dynamic axis {name!r}; engines take {names}")
-            sizes.append(axes.get(name, (size,) * 3) if size < 0 else (size,) * 3)
-        shapes[tensor.name] = requested.get(tensor.name) or tuple(zip(*sizes, strict=True))
-    return shapes
-
-
 @contextmanager
 def _timing_cache(trt: Any, config: Any, target: Target, cache: Path | None) -> Iterator[None]:
     """Keep the kernel timings of ``tensorrt`` for the next build on this GPU; tensorrt-rtx measures none."""
@@ -266,23 +251,17 @@ _LAYER = re.compile(
 _TENSOR = re.compile(r"Name: .+?, Dimensions: \[([\d,-]*)\].*?Datatype: (\w+)")
 
 
-@dataclass(frozen=True)
-class Layers:
-    """The layers of an engine, as in :class:`~edgeformer.artifacts.manifest.Engine`."""
-
-    layers: int | None = None
-    layers_by_precision: dict[str, int] = field(default_factory=dict)
-    weight_elements: dict[str, int] = field(default_factory=dict)
-
-
-def read_listing(text: str) -> Layers | None:
-    """Parse the builder's listing of the finished engine's layers; None if its format is unknown."""
+def read_listing(text: str) -> dict[str, Any]:
+    """Parse the builder's listing of the layers to fields of :class:`Engine`; empty if its format is unknown."""
     layers, elements, by_precision = _LAYER.findall(text), Counter[str](), Counter[str]()
     for constants, outputs in layers:
         by_precision.update(_PRECISIONS.get(kind, kind) for _, kind in _TENSOR.findall(outputs))
         for dimensions, kind in _TENSOR.findall(constants):
             elements[_PRECISIONS.get(kind, kind)] += math.prod(int(size) for size in dimensions.split(",") if size)
-    return Layers(len(layers), dict(sorted(by_precision.items())), dict(sorted(elements.items()))) if layers else None
+    if not layers:
+        return {}
+    counts = {"layers_by_precision": by_precision, "weight_elements": elements}
+    return {"layers": len(layers)} | {name: dict(sorted(counter.items())) for name, counter in counts.items()}
 
 
 def read_total(messages: str, name: str) -> int | None:
@@ -291,14 +270,11 @@ def read_total(messages: str, name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def progress_monitor(trt: Any, progress: Progress) -> Any:
-    """Return a ``progress_monitor`` for a builder's configuration, or None if this TensorRT does not support one.
+def _progress_monitor(trt: Any, progress: Progress) -> Any:
+    """Return the ``progress_monitor`` of a build, which an exception cancels (Ctrl-C, or from ``progress``).
 
-    An exception (Ctrl-C, or from ``progress``) cancels the build and is stored in the monitor's ``interruption``,
-    because it must not propagate through TensorRT's code.
+    It is stored in ``interruption``, because it must not propagate through TensorRT's code.
     """
-    if not hasattr(trt, "IProgressMonitor"):
-        return None
 
     class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         interruption: BaseException | None = None

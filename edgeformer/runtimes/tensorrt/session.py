@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,6 @@ from edgeformer.system.leftovers import cache_folder, compiled_name
 
 _DIGEST_BYTES = 32  # a cache file begins with the sha256 of its content, so that TensorRT never reads damaged bytes
 _MIN_BLOCK_BYTES = 1024
-_UNSUPPORTED = "default: this tensorrt-rtx does not support the setting"
 _REMEDY = "export the run again for this device, or copy the whole bundle again"
 
 
@@ -48,81 +48,43 @@ class RtxContext:
     With ``keeps_caches``, keys and values are inputs and outputs: every token has a different shape and cache addresses
     change, so that kernels or graphs of one token cannot be reused. Measurement and generation use the same settings.
 
-    Args:
-        trt: the module tensorrt_rtx.
-        engine: a deserialised engine; the CUDA context of the first GPU is current.
-        plan: content of the engine file.
-
     Attributes:
         context: TensorRT's execution context.
         settings: ``kernel_specialization``, ``cuda_graphs`` and ``runtime_cache``, for the conditions of a measurement.
-        caveats: settings that this tensorrt-rtx does not support, with the remedy.
     """
 
     def __init__(self, trt: Any, engine: Any, plan: bytes, *, repeated_shapes: bool, keeps_caches: bool) -> None:
-        self.settings = dict.fromkeys(("kernel_specialization", "cuda_graphs", "runtime_cache"), _UNSUPPORTED)
-        self.caveats: tuple[str, ...] = ()
-        self._cache: Any = None
-        self._file, self._stored = Path(), b""
-        version = f"tensorrt-rtx {trt.__version__}"
-        create_config = getattr(engine, "create_runtime_config", None)
-        config = create_config() if create_config is not None else None
-        if config is None:
-            self.caveats = (
-                f"{version} has no runtime settings: kernels may be specialised while they are measured, and are "
-                "compiled again in every process; install tensorrt-rtx 1.3 or newer",
-            )
-            self.context = engine.create_execution_context()
-            return
+        config = engine.create_runtime_config()
         kernels = "NONE" if keeps_caches else "EAGER" if repeated_shapes else "LAZY"
         graphs = "WHOLE_GRAPH_CAPTURE" if repeated_shapes and not keeps_caches else "DISABLED"
-        specialization = "dynamic_shapes_kernel_specialization_strategy"
-        for setting, name, enum, value in (
-            ("kernel_specialization", specialization, "DynamicShapesKernelSpecializationStrategy", kernels),
-            ("cuda_graphs", "cuda_graph_strategy", "CudaGraphStrategy", graphs),
-        ):
-            values = getattr(trt, enum, None)
-            if values is None or not hasattr(config, name):
-                self.caveats += (f"{version} has no {name}; install tensorrt-rtx 1.3 or newer",)
-                continue
-            setattr(config, name, getattr(values, value))  # does not raise if TensorRT refuses the value
-            is_set = getattr(config, name) == getattr(values, value)
-            self.settings[setting] = value.lower() if is_set else f"default: {value.lower()} was refused"
-            self.caveats += () if is_set else (f"{version} refuses {name} = {value}",)
-        if hasattr(config, "create_runtime_cache") and hasattr(config, "set_runtime_cache"):
-            # One file per engine, GPU and version; TensorRT itself refuses a file of an incompatible driver.
-            name = compiled_name(hashlib.sha256(plan).hexdigest(), cuda_driver.devices()[0], str(trt.__version__))
-            self._file = cache_folder() / "tensorrt-rtx" / f"{name}.cache"
-            self.settings["runtime_cache"] = self._open_cache(config)
-        self.context = engine.create_execution_context(config)
-
-    def _open_cache(self, config: Any) -> str:
-        """Attach a cache with the kernels of the cache file to ``config``, and return its state for the report."""
-        cache, state, content = config.create_runtime_cache(), "new", b""
-        try:
+        strategies = trt.DynamicShapesKernelSpecializationStrategy
+        config.dynamic_shapes_kernel_specialization_strategy = getattr(strategies, kernels)
+        config.cuda_graph_strategy = getattr(trt.CudaGraphStrategy, graphs)
+        # One file per engine, GPU and version; TensorRT itself refuses a file of an incompatible driver.
+        name = compiled_name(hashlib.sha256(plan).hexdigest(), cuda_driver.devices()[0], str(trt.__version__))
+        self._file, self._stored = cache_folder() / "tensorrt-rtx" / f"{name}.cache", b""
+        self._cache: Any = config.create_runtime_cache()
+        state = "new"
+        with suppress(OSError):  # there is none yet, or it cannot be read
             content = self._file.read_bytes()
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            state = f"new: the cache file cannot be read ({error.strerror})"
-        if content:
-            kernels = content[_DIGEST_BYTES:]
-            is_intact = hashlib.sha256(kernels).digest() == content[:_DIGEST_BYTES]
-            if is_intact and cache.deserialize(kernels):
-                self._stored, state = kernels, "loaded"
+            stored = content[_DIGEST_BYTES:]
+            if hashlib.sha256(stored).digest() == content[:_DIGEST_BYTES] and self._cache.deserialize(stored):
+                self._stored, state = stored, "loaded"
             else:
-                why = "it was of another driver or version" if is_intact else "it was damaged"
-                cache, state = config.create_runtime_cache(), f"new: the cache file was discarded, {why}"
-                with suppress(OSError):
-                    self._file.unlink()
-        if not config.set_runtime_cache(cache):
-            return "none: tensorrt-rtx refuses the cache"
-        self._cache = cache
-        return state
+                self._cache = config.create_runtime_cache()
+                state = "new: the cache file was damaged, or of another driver or version"
+        if not config.set_runtime_cache(self._cache):
+            state = "none: tensorrt-rtx refuses the cache"
+        self.settings = {  # read back, because TensorRT does not raise if it refuses a value
+            "kernel_specialization": config.dynamic_shapes_kernel_specialization_strategy.name.lower(),
+            "cuda_graphs": config.cuda_graph_strategy.name.lower(),
+            "runtime_cache": state,
+        }
+        self.context = engine.create_execution_context(config)
 
     def save_kernels(self) -> None:
         """Write the kernels compiled since the cache file was read. Needs a current CUDA context."""
-        serialized = self._cache.serialize() if self._cache is not None else None
+        serialized = self._cache.serialize()
         content = bytes(memoryview(serialized)) if serialized is not None else b""
         if not content or content == self._stored:
             return
@@ -143,7 +105,7 @@ class GpuCache(DeviceCache):
 
 
 class TensorRTSession(Graph):
-    """An engine on the first GPU. Call :func:`~edgeformer.runtimes.tensorrt.state.require_runnable` first.
+    """An engine on the first GPU, which :func:`~edgeformer.runtimes.tensorrt.state.require_runnable` accepts.
 
     The ``present…`` outputs of a decode or step engine are :class:`GpuCache` objects and stay on the GPU as ``past…``
     inputs of the next call; all others are arrays. A cache is read from one memory block and written, one token longer,
@@ -152,8 +114,7 @@ class TensorRTSession(Graph):
     Args:
         path: the .engine file.
         artifact: its entry in the manifest, or the entry of the step artifact that it is a part of. If the builder
-            named inputs and outputs of a whole model differently (torch-tensorrt: ``output0``), they get the entry's
-            names, in order.
+            named inputs and outputs of a whole model differently (torch-tensorrt: ``output0``), they get these names.
         max_positions: longest text that the model takes; None: not known.
         repeated_shapes: see :attr:`OpenOptions.repeated_shapes`; only tensorrt-rtx uses it.
 
@@ -172,8 +133,8 @@ class TensorRTSession(Graph):
     ) -> None:
         self.path, self.provider, self.max_positions = path, artifact.format, max_positions
         package = RUNTIMES[artifact.format]
-        self._trt: Any = importlib.import_module(package.replace("-", "_"))
-        self._log = tensorrt_log(self._trt)
+        trt: Any = importlib.import_module(package.replace("-", "_"))
+        self._log = tensorrt_log(trt)
         self._addresses: dict[str, int] = {}
         self._buffers: dict[str, DeviceMemory] = {}
         self._blocks: list[DeviceMemory] = []  # memory of all caches
@@ -186,16 +147,19 @@ class TensorRTSession(Graph):
             raise ArtifactError(f"{path}: cannot be read: {error.strerror}; {_REMEDY}") from None
         self._cuda: Cuda | None = Cuda()
         try:
-            engine = self._engine = self._deserialize(plan)
+            self._log.clear()
+            self._runtime = trt.Runtime(self._log)  # must live as long as the engine
+            engine = self._engine = self._runtime.deserialize_cuda_engine(plan)
+            if engine is None:
+                reason = self._log.last_error()
+                raise ArtifactError(f"{path}: {self.provider} cannot open this engine ({reason}); {_REMEDY}")
             tensors = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-            inputs = [name for name in tensors if engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT]
+            inputs = [name for name in tensors if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
             outputs = [name for name in tensors if name not in inputs]
             self._keeps_caches = artifact.role in ("step", "decode")
             if package == "tensorrt-rtx":
                 has_caches = any(name.startswith(PAST) for name in inputs)
-                self._rtx = RtxContext(
-                    self._trt, engine, plan, repeated_shapes=repeated_shapes, keeps_caches=has_caches
-                )
+                self._rtx = RtxContext(trt, engine, plan, repeated_shapes=repeated_shapes, keeps_caches=has_caches)
             self._context = self._rtx.context if self._rtx is not None else engine.create_execution_context()
             if self._context is None:
                 reason = self._log.last_error()
@@ -208,7 +172,7 @@ class TensorRTSession(Graph):
                 names |= zip(tensor_names, manifest if has_other_names else tensor_names, strict=True)
             self._tensors = {names[tensor]: tensor for tensor in inputs}
             self._outputs = {tensor: names[tensor] for tensor in outputs}
-            self._dtypes = {name: np.dtype(self._trt.nptype(engine.get_tensor_dtype(name))) for name in tensors}
+            self._dtypes = {name: np.dtype(trt.nptype(engine.get_tensor_dtype(name))) for name in tensors}
             types: dict[str, InputType] = {}
             for name, tensor in self._tensors.items():
                 smallest, _, largest = engine.get_tensor_profile_shape(tensor, 0)
@@ -220,27 +184,7 @@ class TensorRTSession(Graph):
             self.close()
             raise
 
-    def _deserialize(self, plan: bytes) -> Any:
-        self._log.clear()
-        runtime = self._trt.Runtime(self._log)
-        validity = getattr(runtime, "get_engine_validity", None)  # tensorrt-rtx only
-        if validity is not None:
-            verdict, reasons = validity(plan)
-            if verdict == self._trt.EngineValidity.INVALID:
-                flags = self._trt.EngineInvalidityDiagnostics.__members__.items()
-                why = ", ".join(name for name, flag in flags if int(reasons) & int(flag)) or self._log.last_error()
-                raise ArtifactError(
-                    f"{self.path}: {self.provider} says that this engine cannot run here ({why}); {_REMEDY}"
-                )
-        engine = runtime.deserialize_cuda_engine(plan)
-        if engine is None:
-            reason = self._log.last_error()
-            raise ArtifactError(f"{self.path}: {self.provider} cannot open this engine ({reason}); {_REMEDY}")
-        self._runtime = runtime  # must live as long as the engine
-        return engine
-
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Copy the inputs to the GPU, run, copy the outputs back. See :meth:`Session.run`."""
         try:
             cuda, shapes, _uploaded = self._prepare(inputs)
             self._execute(cuda)
@@ -267,8 +211,7 @@ class TensorRTSession(Graph):
     def _prepare(self, inputs: Mapping[str, Array]) -> tuple[Cuda, dict[str, tuple[int, ...]], list[Array]]:
         """Copy the inputs to the GPU and reserve memory for the outputs.
 
-        Returns:
-            CUDA, the outputs' shapes, and the arrays being copied: keep them until the stream is synchronised.
+        Return CUDA, the outputs' shapes, and the arrays being copied: keep them until the stream is synchronised.
         """
         cuda = self._cuda
         if cuda is None:
@@ -295,7 +238,7 @@ class TensorRTSession(Graph):
                 raise EdgeformerError(
                     f"{self.path.name}: the shape of output {tensor!r} depends on the data: {list(shape)}"
                 )
-            size_bytes = int(np.prod(shape, dtype=np.int64)) * self._dtypes[tensor].itemsize
+            size_bytes = math.prod(shape) * self._dtypes[tensor].itemsize
             if self._keeps_caches and tensor.startswith(PRESENT):
                 block_bytes = max(_MIN_BLOCK_BYTES, 1 << max(0, size_bytes - 1).bit_length())
                 if free_blocks := self._free_blocks.get(block_bytes):
@@ -338,7 +281,6 @@ class TensorRTSession(Graph):
             self.take_back(self._next.pop(tensor))
 
     def memory_by_name(self) -> dict[str, int]:
-        """Return GPU bytes: activations at the engine's largest shape, inputs and outputs, and caches."""
         sizes = {"inputs and outputs": sum(memory.size for memory in self._buffers.values())}
         activations = getattr(self._engine, "device_memory_size_v2", None)  # TensorRT 10.1 and later
         if activations is not None:
@@ -348,12 +290,7 @@ class TensorRTSession(Graph):
         return sizes
 
     def settings(self) -> dict[str, Any]:
-        """Return how tensorrt-rtx compiles kernels and captures CUDA graphs; empty for TensorRT."""
         return dict(self._rtx.settings) if self._rtx is not None else {}
-
-    def caveats(self) -> tuple[str, ...]:
-        """Return the settings that this tensorrt-rtx does not support. See :meth:`Session.caveats`."""
-        return self._rtx.caveats if self._rtx is not None else ()
 
     def close(self) -> None:
         if self._cuda is None:

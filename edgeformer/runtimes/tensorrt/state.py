@@ -66,7 +66,8 @@ _PICKLED = (
     "export again"
 )
 _PROBE_TIMEOUT_S = 30.0
-_MIN_TENSORRT = 10
+_MIN_VERSIONS: dict[Package, tuple[int, int]] = {"tensorrt-rtx": (1, 3), "tensorrt": (10, 0)}
+"""The first releases with runtime settings, and with strongly typed networks."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,7 @@ class TensorRTState:
 
     Attributes:
         version: None if the package is missing or its libraries do not load.
-        problems: part → problem: package, libraries, driver, device; ``builder``: why engines cannot be built although
-            package and libraries work.
+        problems: part (package, libraries, driver, device, builder) → problem.
         capabilities: compute capabilities that it builds for; empty: only the GPU's.
     """
 
@@ -113,10 +113,7 @@ def tensorrt_state(name: Package) -> TensorRTState:
 def judge(
     name: Package, answer: Answer | None, driver: str | None, gpus: Sequence[cuda_driver.Device]
 ) -> TensorRTState:
-    """Convert a probe's answer (None: the package is not installed) to a state.
-
-    ``driver`` is why CUDA's driver cannot be used; None if it can.
-    """
+    """Convert a probe's answer (None: not installed) to a state; ``driver``: why CUDA's driver cannot be used."""
     facts = answer.facts if answer is not None else {}
     version, problems = facts.get("version"), dict[str, str]()
     if answer is None:
@@ -124,8 +121,8 @@ def judge(
     elif version is None:
         problems["libraries"] = f"do not load ({answer.error})"
         version = installed_version(name, f"{name}-cu12", f"{name}-cu13")
-    elif name == "tensorrt" and int(str(version).partition(".")[0]) < _MIN_TENSORRT:
-        problems["builder"] = f"TensorRT {version} has no strongly typed networks; {_MIN_TENSORRT}.0 or newer is needed"
+    elif tuple(map(int, f"{version}.0".split(".")[:2])) < (needed := _MIN_VERSIONS.get(name, (0, 0))):
+        problems["builder"] = f"{name} {version} is too old; {needed[0]}.{needed[1]} or newer is needed"
     elif not facts.get("builder"):
         problems["builder"] = f"does not start ({answer.error or 'no builder'})"
     if driver is not None:
@@ -150,11 +147,7 @@ def describe(state: TensorRTState) -> Capability:
 
 
 def why_engine_cannot_run(artifact: ArtifactManifest, state: TensorRTState | None = None) -> str | None:
-    """Return why this system cannot run an engine, whose ``built_for`` states its requirements, or None.
-
-    Args:
-        state: state of TensorRT; None: probe this system.
-    """
+    """Return why this system (``state``; None: probe it) cannot run an engine, by its ``built_for``, or None."""
     # Earlier versions wrote a program that ``torch.export.load`` unpickles.
     if artifact.format == "torch-tensorrt" and artifact.file is not None and Path(artifact.file).suffix == ".ep":
         return _PICKLED
@@ -188,16 +181,11 @@ def why_engine_cannot_run(artifact: ArtifactManifest, state: TensorRTState | Non
 
 
 def require_runnable(path: Path, artifact: ArtifactManifest) -> None:
-    """Raise if an engine cannot run here, before its file is read.
-
-    Raises:
-        MissingDependencyError: package, libraries, driver or GPU are missing; the message says which.
-        ArtifactError: the engine was built for another GPU or by another version, or is not an engine.
-    """
+    """Raise MissingDependencyError or ArtifactError if an engine cannot run here, before its file is read."""
     refusal = why_engine_cannot_run(artifact)
     if refusal is not None:
-        is_unsuitable = refusal == _PICKLED or not tensorrt_state(RUNTIMES[artifact.format]).missing()
-        raise (ArtifactError if is_unsuitable else MissingDependencyError)(f"{path}: {refusal}")
+        is_missing = refusal != _PICKLED and tensorrt_state(RUNTIMES[artifact.format]).missing()
+        raise (MissingDependencyError if is_missing else ArtifactError)(f"{path}: {refusal}")
 
 
 def measured_on() -> dict[str, str]:
@@ -247,45 +235,40 @@ def tensorrt_log(trt: ModuleType) -> Any:
 
 
 # Untested on a Jetson: the JetPack facts are from NVIDIA's release notes and users' reports.
-_JETPACKS = {
-    (35, 0): (
+_JETPACKS = (
+    ((38, 0), "JetPack 7", None),
+    ((36, 4), "JetPack 6.1 or 6.2", None),
+    ((36, 0), "JetPack 6.0", "its TensorRT 8.6 has no strongly typed networks"),
+    (
+        (35, 0),
         "JetPack 5",
         "its Python is 3.8, where 3.10 is needed, and its TensorRT 8 has no strongly typed networks",
     ),
-    (36, 0): ("JetPack 6.0", "its TensorRT 8.6 has no strongly typed networks"),
-    (36, 4): ("JetPack 6.1 or 6.2", None),
-    (38, 0): ("JetPack 7", None),
-}
-"""(L4T release, its first revision) → name, and why engines cannot be built or run there."""
+    ((0, 0), "JetPack 4 or older", "its Python is older than 3.10"),
+)
+"""(First L4T release and revision, name, why engines cannot be built or run there), newest first."""
 
 
 def jetson_capability(root: Path = Path("/")) -> list[Capability]:
     """Return the line of `doctor` for a Jetson; empty on other systems. ``root`` is the root of the system's files."""
-    release_file = root / "etc/nv_tegra_release"
     try:
-        text = release_file.read_text(encoding="utf-8", errors="replace")
+        text = (root / "etc/nv_tegra_release").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    match = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
+    match = re.search(r"R(\d+) \(release\), REVISION: (\d+)([\d.]*)", text)
     if match is None:
-        return [Capability("jetpack", "unavailable", None, f"{release_file} names no release")]
-    release, revision = int(match[1]), match[2]
-    releases = [key for key in _JETPACKS if key <= (release, int(revision.split(".")[0]))]
-    name, problem = _JETPACKS[max(releases)] if releases else ("JetPack 4 or older", "its Python is older than 3.10")
+        return [Capability("jetpack", "unavailable", None, "/etc/nv_tegra_release names no release")]
+    release = int(match[1]), int(match[2])
+    name, problem = next((name, problem) for first, name, problem in _JETPACKS if first <= release)
+    version, detail = f"L4T {match[1]}.{match[2]}{match[3]}", f"{name}; edgeformer is untested on a Jetson"
     remedy = "ONNX graphs run on its processor with Python 3.10 or newer; engines need JetPack 6.1 or newer"
     if problem is None:
+        installed = sorted(root.glob("usr/lib/python3*/dist-packages/tensorrt"))
+        if not installed or util.find_spec("tensorrt") is not None:
+            return [Capability("jetpack", "available", version, detail)]
+        problem = f"JetPack's TensorRT in {installed[0]} is not seen from this environment ({sys.prefix})"
         remedy = (
             "make the environment anew with the system's own Python: python3 -m venv --system-site-packages .venv; no "
             "index has TensorRT for a Jetson"
         )
-        installed = sorted(root.glob("usr/lib/python3*/dist-packages/tensorrt"))
-        if installed and util.find_spec("tensorrt") is None:  # JetPack's TensorRT cannot be imported
-            minor = re.sub(r"\D*", "", installed[0].parts[-3].removeprefix("python3"))
-            python = f"{sys.version_info.major}.{sys.version_info.minor}"
-            problem = f"JetPack's TensorRT in {installed[0]} is not seen from this environment ({sys.prefix})"
-            if minor and minor != str(sys.version_info.minor):
-                problem = f"JetPack's TensorRT in {installed[0]} is for Python 3.{minor}, and this is Python {python}"
-    version, detail = f"L4T {release}.{revision}", f"{name}; edgeformer is untested on a Jetson"
-    if problem is None:
-        return [Capability("jetpack", "available", version, detail)]
     return [Capability("jetpack", "unavailable", version, f"{detail}; {problem}", remedy)]

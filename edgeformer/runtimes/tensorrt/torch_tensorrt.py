@@ -23,17 +23,14 @@ from edgeformer.runtimes.tensorrt.state import measured_on
 
 
 def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: BuildJob) -> dict[str, str]:
-    """Compile a job's module for this system's GPU and write the engine, which TensorRT opens without torch.
+    """Compile a job's module for this system's GPU, write the engine, and return its ``built_for``.
 
-    The module becomes one engine; an unsupported operator fails the compilation. torch-tensorrt names the engine's
-    outputs ``output0``…; :class:`~edgeformer.runtimes.tensorrt.session.TensorRTSession` renames them.
+    The module becomes one engine; an unsupported operator fails the compilation. Its outputs are called ``output0``…;
+    :class:`~edgeformer.runtimes.tensorrt.session.TensorRTSession` renames them.
 
     Args:
         inputs: names of the module's arguments, all int64 [batch, sequence].
         job: its module is in the requested precision, which the engine uses; it is moved to the GPU and back.
-
-    Returns:
-        ``built_for``: compute capability, the versions of torch-tensorrt and TensorRT, GPU and driver.
     """
     torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
     module: nn.Module = job.module()

@@ -42,9 +42,7 @@ class TorchRuntime(Runtime):
     def device(self, provider: str | None) -> str:
         """Return torch's name of the device that ``provider`` computes on; None: a GPU if torch finds one.
 
-        Raises:
-            InputError: the provider is not one of this runtime's, or there is no GPU.
-            ModuleNotFoundError: torch is not installed.
+        Raises InputError for another provider or without a GPU, ModuleNotFoundError without torch.
         """
         import torch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -39,7 +39,6 @@ class TorchSession(Session):
         self.provider = f"torch-{self._device.type}"
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the module once under ``torch.inference_mode``; the outputs come back as float32."""
         if self._model is None:
             raise EdgeformerError("the torch session is closed")
         names = (*self._inputs, *(name for name in self._optional if name in inputs))
@@ -55,52 +54,38 @@ class TorchSession(Session):
         self._model = None
 
 
-class CachedModel(Protocol):
-    """Interface of a causal model with caches of earlier tokens."""
-
-    loops: int
-    max_positions: int
-    device: torch.device
-
-    def embed(self, input_ids: torch.Tensor, start: int, *, keep: bool) -> torch.Tensor:
-        """Return the embeddings [B, n, C] of the next tokens int64 [B, n], from position ``start``."""
-
-    def run_loop(self, number: int, x: torch.Tensor, *, keep: bool) -> torch.Tensor:
-        """Run tokens [B, n, C] through the loop ``number``, counted from 0."""
-
-    def logits(self, state: torch.Tensor, loop: int) -> torch.Tensor:
-        """Return the logits float32 [B, V] of a token's ``state`` [B, C] after ``loop``."""
-
-
 class TorchEngine(LoopEngine[torch.Tensor]):
-    """Loop engine on a model with caches; stops after every loop. A state is [B, n, C] on the model's device."""
+    """Loop engine on a model with caches; stops after every loop. A state is [B, n, C] on the model's device.
 
-    def __init__(self, model: CachedModel) -> None:
-        self._model: CachedModel | None = model
+    Args:
+        model: has ``loops``, ``max_positions``, ``device``; ``embed(ids, start, keep=…)`` → [B, n, C] for tokens
+            int64 [B, n] from position ``start``; ``run_loop(number, state, keep=…)`` with loops counted from 0; and
+            ``logits(state [B, C], loop)`` → float32 [B, V].
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
         self.provider = f"torch-{model.device.type}"
         self.stops = tuple(range(1, model.loops + 1))
         self.max_positions: int | None = model.max_positions
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> torch.Tensor:
-        return self._opened.embed(torch.from_numpy(ids).to(self._opened.device), start, keep=keep)
+        state: torch.Tensor = self._model.embed(torch.from_numpy(ids).to(self._model.device), start, keep=keep)
+        return state
 
     def advance(self, stretch: int, states: Sequence[torch.Tensor], *, keep: bool) -> torch.Tensor:
-        state = states[0] if len(states) == 1 else torch.cat([*states], dim=1)
-        return self._opened.run_loop(stretch, state, keep=keep)
+        joined = states[0] if len(states) == 1 else torch.cat([*states], dim=1)
+        state: torch.Tensor = self._model.run_loop(stretch, joined, keep=keep)
+        return state
 
     def readout(self, state: torch.Tensor, loop: int) -> Array:
-        return self._opened.logits(state[:, -1], loop).cpu().numpy()
+        logits: Array = self._model.logits(state[:, -1], loop).cpu().numpy()
+        return logits
 
     def close(self) -> None:
-        self._model = None
-
-    @property
-    def _opened(self) -> CachedModel:
-        if self._model is None:
-            raise ValueError("the decoder is closed")
-        return self._model
+        del self._model
 
 
-def torch_decoder(model: CachedModel) -> Decoder[torch.Tensor]:
-    """Return the decoder of a model in evaluation mode; the model can serve one decoder only."""
+def torch_decoder(model: Any) -> Decoder[torch.Tensor]:
+    """Return the decoder of a model in evaluation mode, see :class:`TorchEngine`; a model serves one decoder only."""
     return Decoder(TorchEngine(model))
