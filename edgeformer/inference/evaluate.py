@@ -29,14 +29,14 @@ class EvaluateOptions:
     """Artifacts and labelled rows to score.
 
     Attributes:
-        artifact: an id, ``torch`` or ``all``; None: the one that RUN names, else all of the bundle that run here.
+        artifact, runtime: see :func:`~edgeformer.inference.predict.select_candidates`; scores of a named runtime are
+            not saved.
         split: ``test`` (the protocol's own), ``validation``, or a test set by name.
         data: a file to score on instead of a split.
         batch: rows per call; fewer where an engine takes fewer, or where logits would grow too large.
         cache: folder for encoded sets; None: no cache.
         threshold: a top probability for early exit at every exit, in addition to the sweep.
         text, label, pair: columns of ``data``; None: the names of the model's own data.
-        runtime: ``--runtime``, whose scores are not saved; None: see :func:`~edgeformer.inference.predict.predict`.
         encoding: of ``data``, e.g. cp1252; None: UTF-8.
     """
 
@@ -62,8 +62,7 @@ class EvaluateOptions:
 def evaluate(location: Location, options: EvaluateOptions, progress: Progress = SILENT) -> Evaluation:
     """Score artifacts on the test split, another set, or a file, and save scores of a set in evaluation.json.
 
-    Each artifact has one row. An artifact with several exits (the run's own weights, a step artifact) has another row
-    for each earlier exit, and early-exit rows.
+    Each artifact has one row. One with several exits has another row for each earlier exit, and early-exit rows.
 
     Raises:
         InputError: unknown artifact or split; unusable data; a threshold for artifacts without exits.
@@ -72,12 +71,10 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
     candidates = select_candidates(location, options.artifact, options.runtime)
     if options.threshold is not None and not any(candidate.can_exit_early for candidate in candidates):
         task = candidates[0].owner.task
-        if not task.has_confidence:
-            raise InputError(
-                f"--threshold: {location.name} is a {task.noun}; its answers have no one probability to leave by"
-            )
-        ids, command = ", ".join(each.id for each in candidates), f"edgeformer export {location.argument} --exit all"
-        raise InputError(f"--threshold: {ids} cannot leave early; step artifacts can: {command}")
+        why = f"a {task.noun} has no one probability to leave by"
+        if task.has_confidence:
+            why = f"step artifacts can: edgeformer export {location.argument} --exit all"
+        raise InputError(f"--threshold: {', '.join(each.id for each in candidates)} cannot leave early; {why}")
     evaluator = Evaluator(options, progress)
     # evaluation.json has one row per artifact and set, so the scores of a named runtime are shown only.
     run_folder = location.run if options.data is None and options.runtime is None else None
@@ -155,7 +152,7 @@ class Evaluator:
             )
 
     def record_exits(self, candidate: Candidate) -> tuple[Meter, ExitRecords]:
-        """Run the set with answers at every exit; return the summed scores, and the early-exit records of each row."""
+        """Run the set with answers at every exit; return the scores, and the early-exit records of each row."""
         records = ExitRecords(candidate.exits)
         meter = candidate.owner.task.meter(candidate.exits, records, candidate.owner.data)
         self._run(candidate, meter, every_exit=not candidate.answers_with_losses)

@@ -40,8 +40,8 @@ class GuaranteeOptions:
     """The guarantee to show, and the rows to show it with.
 
     Attributes:
-        rows: the held-out set or file, and the artifact (None: every step artifact). Every run has a validation split,
-            but training has used it to select the model; the guarantee then says so.
+        rows: the held-out set or file, and the artifact (None: every step artifact). A guarantee says if it is the
+            validation split, which training has used to select the model.
         max_drop: ε, the largest drop of accuracy.
         risk: δ, the probability that the guarantee does not hold.
     """
@@ -61,8 +61,7 @@ def calibrate_exits(
 ) -> dict[str, ExitGuarantee]:
     """Choose thresholds for each step artifact, measure the time they save, and write both into bundle.json.
 
-    Returns:
-        Artifact id → guarantee, as bundle.json now has it.
+    Return artifact id → guarantee.
 
     Raises:
         InputError: no step artifact, a task whose answers are not right or wrong, or training rows.
@@ -80,10 +79,8 @@ def calibrate_exits(
     if not task.has_confidence:
         raise InputError(f"{name}: is a {task.noun}; its answers have no one probability to stop at")
     if not bundle.built("step"):
-        raise InputError(
-            f"{name}: has no step bundle, whose exits texts could take; write one: edgeformer export "
-            f"{location.argument} --exit all"
-        )
+        command = f"edgeformer export {location.argument} --exit all"
+        raise InputError(f"{name}: has no step bundle, whose exits texts could take; write one: {command}")
     artifact = options.rows.artifact
     steps: dict[str, Candidate] = {}
     for candidate in select_candidates(location, artifact or "all", options.rows.runtime):
@@ -137,11 +134,10 @@ def _refusal(id_: str, promised: Guarantee | None, options: GuaranteeOptions, ri
     goal = f"a loss of at most {100 * max_drop:g} points with {100 * (1 - options.risk):.4g} % confidence"
     needed = rows_needed(max_drop, level)
     if needed is None or count < needed:
-        least = "more than 131,072" if needed is None else f"at least {needed:,}"
+        minimum = "more than 131,072" if needed is None else f"at least {needed:,}"
         return (
-            f"{count:,} held-out rows are too few to promise {goal}: that takes {least}, even "
-            "if early exit changes the answer to none of them. Give more rows (--data FILE), or ask for less "
-            "(--max-drop)"
+            f"{count:,} held-out rows are too few to promise {goal}: that takes {minimum}, even if early exit changes "
+            "the answer to none of them. Give more rows (--data FILE), or ask for less (--max-drop)"
         )
     if promised is None:
         return f"{id_} loses more than {goal} allows wherever a text leaves, even at probability 1"
@@ -149,9 +145,8 @@ def _refusal(id_: str, promised: Guarantee | None, options: GuaranteeOptions, ri
     enough = rows_needed(max_drop, level, losses, gains, count)
     advice = f"some {enough:,} rows like them would do" if enough else "more rows like them would not help"
     return (
-        f"of {count:,} held-out rows none could leave {id_} early under {goal}: the next "
-        f"threshold gets {losses:,} rows wrong that are right with all loops, and {gains:,} the other way; {advice}, "
-        "or a larger --max-drop"
+        f"of {count:,} held-out rows none could leave {id_} early under {goal}: the next threshold gets {losses:,} "
+        f"rows wrong that are right with all loops, and {gains:,} the other way; {advice}, or a larger --max-drop"
     )
 
 

@@ -21,7 +21,7 @@ from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtime_preference import load_fastest
-from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
+from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run, requested_providers
 from edgeformer.runtimes.session import Session
 from edgeformer.tasks import TextReader
 from edgeformer.tasks import task as calls
@@ -78,7 +78,7 @@ class Candidate:
 
     @property
     def depends_on_batch(self) -> bool:
-        """Whether an answer depends on the other rows of the call and on padding: INT8 scales activations per call.
+        """Whether an answer depends on the other rows of the call, as INT8 scales activations per call.
 
         Its guarantee is therefore shown by single texts, and holds for single texts.
         """
@@ -100,13 +100,13 @@ class Candidate:
             ArtifactError: a file is missing, changed or not runnable.
             MissingDependencyError: its runtime is not installed.
         """
-        if not isinstance(self.owner, Run):
-            assert self.artifact is not None
-            exits = self.exits if every_exit else ()
-            return self.owner.session(self.artifact, OpenOptions(self.provider, early=thresholds, exits=exits))
-        if thresholds is not None:
-            raise InputError(f"--confidence: needs a step artifact of a bundle, not {TORCH}")
-        return self.owner.session(every_exit=every_exit, provider=self.provider)
+        if isinstance(self.owner, Run):
+            if thresholds is not None:
+                raise InputError(f"--confidence: needs a step artifact of a bundle, not {TORCH}")
+            return self.owner.session(every_exit=every_exit, provider=self.provider)
+        assert self.artifact is not None
+        options = OpenOptions(self.provider, early=thresholds, exits=self.exits if every_exit else ())
+        return self.owner.session(self.artifact, options)
 
 
 def select_candidates(location: Location, artifact: str | None, runtime: str | None = None) -> list[Candidate]:
@@ -122,20 +122,19 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
         InputError: no such artifact, or a runtime that opens none of them.
         ArtifactError: no usable artifact, or a damaged run or bundle.
     """
-    bundle = location.open_bundle() if location.bundle is not None else None
-    # Graphs with caches take a text token by token, so they are no candidates.
-    built = bundle.built("full", "exit", "step") if bundle is not None else ()
-    candidates = [Candidate(bundle, entry) for entry in built if bundle is not None]
+    name = artifact or location.artifact
+    candidates: list[Candidate] = []
+    if location.bundle is not None:
+        bundle = location.open_bundle()
+        # Graphs with caches take a text token by token, so they are no candidates.
+        candidates = [Candidate(bundle, entry) for entry in bundle.built("full", "exit", "step")]
     ids = [*(candidate.id for candidate in candidates), *([TORCH] if location.run is not None else [])]
     if not ids:
-        entries = bundle.artifacts if bundle is not None else ()
-        reasons = "; ".join(f"{entry.id} {entry.status}: {entry.reason}" for entry in entries)
+        reasons = "; ".join(f"{entry.id} {entry.status}: {entry.reason}" for entry in location.open_bundle().artifacts)
         raise ArtifactError(f"{location.name}: the bundle holds no usable artifact ({reasons})")
-    name = artifact or location.artifact
-    selected: list[Candidate] = []
-    if name is None and bundle is not None:
-        runnable = {entry.id for entry in built if bundle.cannot_run(entry) is None}
-        selected = [candidate for candidate in candidates if candidate.id in runnable]
+    selected = []
+    if name is None:
+        selected = [each for each in candidates if each.artifact is not None and cannot_run(each.artifact) is None]
     if not selected:
         name = name or "all"
         if name not in (*ids, "all"):
@@ -144,14 +143,13 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
             candidates.append(Candidate(location.open_run()))
         selected = [candidate for candidate in candidates if name in (candidate.id, "all")]
     if runtime is None:
-        preferred = load_fastest(location) if bundle is not None else {}
+        preferred = load_fastest(location) if location.bundle is not None else {}
         return [replace(candidate, provider=preferred.get(candidate.id)) for candidate in selected]
     expanded = []
     for candidate in selected:
+        providers: tuple[str, ...] = (runtime,) if is_torch_provider(runtime) else ()
         if candidate.artifact is not None:
             providers = requested_providers(candidate.artifact, runtime)
-        else:
-            providers = (runtime,) if is_torch_provider(runtime) else ()
         expanded += [replace(candidate, provider=provider) for provider in providers]
     if not expanded:
         raise InputError(f"--runtime {runtime}: opens none of {', '.join(candidate.id for candidate in selected)}")
@@ -177,7 +175,7 @@ class Predictor:
     guarantee: ExitGuarantee | None = None
 
     def answer(self, texts: Sequence[Text]) -> list[Answer]:
-        """Return one answer per text: read them, run them in batches, convert the outputs."""
+        """Return one answer per text."""
         window = self.answering.read(texts)
         return self.answering.answers(window, self.answering.run(self.run, window))
 
@@ -192,12 +190,11 @@ class Predictor:
         if self.guarantee is None:
             return ()
         listed = ", ".join(f"{value:g} after loop {loop}" for loop, value in self.guarantee.thresholds.items())
-        time = self.guarantee.time
         notes = [f"{self.id}: texts leave early at probability {listed}: {self.guarantee.sentence()}"]
-        if not time.pays:
-            notes.append(f"{self.id}: {time.sentence()}")
-        if time.provider != self.provider:
-            notes.append(f"that was shown with {time.provider}, and this is {self.provider}")
+        if not self.guarantee.time.pays:
+            notes.append(f"{self.id}: {self.guarantee.time.sentence()}")
+        if self.guarantee.time.provider != self.provider:
+            notes.append(f"that was shown with {self.guarantee.time.provider}, and this is {self.provider}")
         return tuple(notes)
 
 
@@ -263,19 +260,16 @@ def open_predictor(
     if runtime == ALL_RUNTIMES:
         raise InputError(NAME_ONE_RUNTIME)
     candidate = select_candidates(location, artifact, runtime)[0]
-    entry, owner = candidate.artifact, candidate.owner
-    guarantee = entry.guarantee if entry is not None and confidence == "auto" else None
-    if confidence == "auto" and guarantee is None:
-        is_step = entry is not None and entry.role == "step"
-        reason = "no thresholds were promised anything of" if is_step else "all texts go through all of it"
-        raise InputError(
-            f"--confidence auto: {candidate.id}: {reason}; let held-out rows choose them: edgeformer exits "
-            f"{location.argument} --max-drop 1%, or name one: --confidence 0.95"
-        )
-    thresholds = None
-    if guarantee is not None:
+    owner, guarantee, thresholds = candidate.owner, None, None
+    if confidence == "auto":
+        guarantee = candidate.artifact.guarantee if candidate.artifact is not None else None
+        if guarantee is None:
+            raise InputError(
+                f"--confidence auto: {candidate.id}: no thresholds were promised anything of; let held-out rows choose "
+                f"them: edgeformer exits {location.argument} --max-drop 1%, or name one: --confidence 0.95"
+            )
         thresholds = {int(loop): threshold for loop, threshold in guarantee.thresholds.items()}
-    elif confidence is not None and confidence != "auto":
+    elif confidence is not None:
         thresholds = dict.fromkeys(candidate.exits[:-1], float(confidence))
     max_rows = 1 if guarantee is not None and candidate.depends_on_batch else candidate.max_rows
     answering = TextPredictor(owner.task, candidate.reader(), owner.data, max_rows)
@@ -332,13 +326,13 @@ class Similarities:
 
 @dataclass(frozen=True)
 class TextList:
-    """A list of texts to rank.
+    """A file of texts to rank.
 
     Attributes:
-        path: a file with one text per line, or a table with a column of texts.
+        path: one text per line, or a table.
         column: of the table; None: the column name of the model's own data, or a well-known one.
         top: matches per text.
-        encoding: of the file, e.g. cp1252; None: UTF-8.
+        encoding: e.g. cp1252; None: UTF-8.
     """
 
     path: Path
@@ -354,9 +348,7 @@ def compare_texts(
     among: TextList | None = None,
     runtime: str | None = None,
 ) -> Similarities:
-    """Compute the vectors of texts, their cosines, and for each text its nearest texts of a list.
-
-    Empty texts of the list are skipped.
+    """Compute the vectors of texts, their cosines, and for each text its nearest texts of a list, without empty ones.
 
     Raises:
         InputError: no text, an empty one, an unknown artifact, or a model without vectors.

@@ -41,15 +41,14 @@ def run_ahead(
 ) -> Generator[T]:
     """Yield the same items, produced by a thread that is one item ahead of the consumer.
 
-    An exception of ``items`` is raised in the place of its item. Closing this generator ends the thread after the item
-    that it is working on, and waits for it.
+    An exception of ``items`` is raised in the place of its item. Closing this generator ends the thread after its
+    current item, and waits for it.
 
     Args:
         items: a generator is closed by the thread.
         stopped: set when this generator is closed.
         taker: set when the consumer stops waiting; the items then end.
-        leave: called when this generator is closed; True: do not wait for the thread, which may be blocked on input
-            that never comes.
+        leave: whether not to wait for the thread at closing, because it may be blocked on input that never comes.
     """
     produced: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(1)  # an item, an error, or the end
     closed = stopped or threading.Event()
@@ -117,9 +116,6 @@ def example_row(model: Predictor, *, pairs: bool) -> Row:
     return model.answering.answers(window, finite)[0].as_dict()
 
 
-_RENAMED = "input_"
-
-
 @dataclass(frozen=True)
 class InputColumns:
     """Columns of the input that are copied in front of each answer.
@@ -142,16 +138,13 @@ class InputColumns:
         values = {name: row.values[column] for column, name in self.names.items() if column in row.values}
         if self.extra_keys == "leave out" or len(values) == len(row.values):
             return values
-        for column, value in row.values.items():
-            if column in self.names:
-                continue
-            if self.extra_keys == "refuse":
-                raise DataError(
-                    f"{row.where}: has the key {column!r}, which the first record lacks, so it has no column; write "
-                    "JSON Lines, or name the columns with --columns A,B"
-                )
-            values[f"{_RENAMED}{column}" if column in self.answers else column] = value
-        return values
+        extra = [column for column in row.values if column not in self.names]
+        if self.extra_keys == "refuse":
+            raise DataError(
+                f"{row.where}: has the key {extra[0]!r}, which the first record lacks, so it has no column; write JSON "
+                "Lines, or name the columns with --columns A,B"
+            )
+        return values | {f"input_{key}" if key in self.answers else key: row.values[key] for key in extra}
 
 
 NO_COLUMNS = InputColumns({}, frozenset())
@@ -171,32 +164,28 @@ def choose_columns(texts: Unlabelled, columns: str | None, example: Row, *, as_t
     if columns == "none":
         return NO_COLUMNS
     answers = frozenset({*(name for name, value in example.items() if value is not None), ERROR})
-    available = texts.columns
-    if columns is None or columns == "all":
-        chosen = [*available]
-    else:
-        chosen = [columns] if columns in available else [name.strip() for name in columns.split(",")]
-        for name in chosen:
-            if not available:
-                raise InputError(f"--columns {columns}: {texts.name} is plain text, which has no columns")
-            if name not in available:
-                hint = f"{did_you_mean(name, available)}columns: {format_names(available)}"
-                raise InputError(f"--columns: {texts.name} has no column {name!r}; {hint}, or all or none")
-    text_columns = {texts.source.text: "text", texts.source.text_pair: "pair"} if texts.source is not None else {}
-    names: dict[str, str] = {}
+    available, source, names = texts.columns, texts.source, dict[str, str]()
+    copies_all = columns in (None, "all")
+    if not copies_all and not available:
+        raise InputError(f"--columns {columns}: {texts.name} is plain text, which has no columns")
+    chosen = [*available] if copies_all else [str(columns)]
+    if not copies_all and columns not in available:
+        chosen = [name.strip() for name in str(columns).split(",")]
+    text_columns = {} if source is None else {source.text: "text", source.text_pair: "pair"}
     for column in chosen:
+        if column not in available:
+            hint = f"{did_you_mean(column, available)}columns: {format_names(available)}"
+            raise InputError(f"--columns: {texts.name} has no column {column!r}; {hint}, or all or none")
         is_renamed = column in answers and text_columns.get(column) != column
-        names[column] = f"{_RENAMED}{column}" if is_renamed else column
+        names[column] = f"input_{column}" if is_renamed else column
         if is_renamed and names[column] in chosen:
             raise InputError(
                 f"--columns: {texts.name}: {column!r} is the name of a column of the answers, and {names[column]!r} is "
                 "in the input, too; leave out one of them: --columns A,B"
             )
-    extra_keys: Literal["write", "leave out", "refuse"] = "leave out"
-    copies_all = columns in (None, "all") and available
-    if copies_all and texts.source is not None and format_of_source(texts.source) == "jsonl":
-        extra_keys = "refuse" if as_table else "write"
-    return InputColumns(names, answers, extra_keys)
+    if copies_all and available and source is not None and format_of_source(source) == "jsonl":
+        return InputColumns(names, answers, "refuse" if as_table else "write")
+    return InputColumns(names, answers)
 
 
 def predict_file(

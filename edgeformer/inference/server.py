@@ -12,11 +12,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from prometheus_client import generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
@@ -35,7 +37,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.inference.predict import Predictor
-from edgeformer.inference.serving_engine import Engine, Limits, Metrics, OverloadedError, open_served_predictor
+from edgeformer.inference.serving_engine import Engine, Limits, Metrics, RefusedError, open_served_predictor
 from edgeformer.system.signals import switch_threads_often
 from edgeformer.tasks.scoring import TextPredictor, pairs_problem
 from edgeformer.tasks.task import Unanswered
@@ -98,27 +100,14 @@ class Refusal(BaseModel):
     error: str
 
 
-class RefusedError(InputError):
-    """A request that gets an error response of this status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 def read_request(body: bytes, limits: Limits, answering: TextPredictor) -> list[Text]:
-    """Parse the JSON body of a request for predictions.
-
-    Raises:
-        RefusedError: invalid JSON, more than the limits allow, or texts that the model does not take.
-    """
+    """Parse the JSON body of a request for predictions. Raises RefusedError for what limits or model do not take."""
     try:
         rows = PredictRequest.model_validate_json(body).rows()
     except ValidationError as error:
         problems = []
         for problem in error.errors()[:5]:
-            location = ".".join(map(str, problem["loc"]))
-            message = problem["msg"].removeprefix("Value error, ")
+            location, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
             problems.append(f"{location}: {message}" if location else message)
         raise RefusedError(422, "; ".join(problems)) from None
     if len(rows) > limits.texts:
@@ -140,14 +129,14 @@ def read_request(body: bytes, limits: Limits, answering: TextPredictor) -> list[
 
 def openapi(name: str, limits: Limits) -> dict[str, object]:
     """Return the OpenAPI 3.1 document of the server of the run ``name``."""
-    models: tuple[type[BaseModel], ...] = (PredictRequest, PredictResponse, Refusal)
     _, document = models_json_schema(
-        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+        [(PredictRequest, "validation"), (PredictResponse, "validation"), (Refusal, "validation")],
+        ref_template="#/components/schemas/{model}",
     )
 
-    def response(text: str, schema: str | dict[str, str], kind: str = "application/json") -> dict[str, object]:
-        body = {"$ref": f"#/components/schemas/{schema}"} if isinstance(schema, str) else schema
-        return {"description": text, "content": {kind: {"schema": body}}}
+    def body(description: str, model: str) -> dict[str, object]:
+        schema = {"$ref": f"#/components/schemas/{model}"}
+        return {"description": description, "content": {"application/json": {"schema": schema}}}
 
     refusals = {
         "408": "the body did not come in time",
@@ -158,24 +147,23 @@ def openapi(name: str, limits: Limits) -> dict[str, object]:
         "503": "overloaded, or stopping; Retry-After says when to come again",
         "504": f"no answer within {limits.timeout_s:g} s",
     }
-    responses = {status: response(text, "Refusal") for status, text in refusals.items()}
-    responses["200"] = response("answers in the order of the texts", "PredictResponse")
+    responses = {status: body(text, "Refusal") for status, text in refusals.items()}
+    responses["200"] = body("answers in the order of the texts", "PredictResponse")
     predict = {
         "summary": "Answer one text or many",
         "description": f"At most {limits.texts:,} texts of {limits.characters:,} characters.",
-        "requestBody": {**response("texts", "PredictRequest"), "required": True},
+        "requestBody": {**body("texts", "PredictRequest"), "required": True},
         "responses": responses,
     }
-    paths: dict[str, object] = {"/predict": {"post": predict}}
-    for path, summary, schema, kind in (
-        ("/healthz", "It answers; 503 while it stops", {"type": "object"}, "application/json"),
-        ("/metrics", "Counts for Prometheus", {"type": "string"}, "text/plain"),
-    ):
-        paths[path] = {"get": {"summary": summary, "responses": {"200": response(summary, schema, kind)}}}
+    summaries = {"/healthz": "It answers; 503 while it stops", "/metrics": "Counts for Prometheus"}
+    watched = {
+        path: {"get": {"summary": text, "responses": {"200": {"description": text}}}}
+        for path, text in summaries.items()
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": f"edgeformer serve: {name}", "version": __version__},
-        "paths": paths,
+        "paths": {"/predict": {"post": predict}, **watched},
         "components": {"schemas": document["$defs"]},
     }
 
@@ -184,11 +172,9 @@ _Protocol: Any = object if TYPE_CHECKING else AutoHTTPProtocol  # uvicorn select
 
 
 def protocol_within(limits: Limits) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with time limits for heads and for taking answers, which uvicorn lacks.
+    """Return uvicorn's protocol with the time limits of heads and of taking answers, and ``limits.waiting``.
 
-    A connection must send a complete head within ``limits.timeout_s``, and its client must take an answer in the same
-    time; otherwise it is closed. If more than ``limits.waiting`` connections have sent no complete head, the oldest of
-    them is closed, so that health checks can always connect.
+    uvicorn lacks them; with them health checks can always connect.
     """
     head_timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}  # oldest first
     write_timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}
@@ -241,104 +227,98 @@ _PAGE_HEADERS = {
 }
 
 
-class Application:
-    """The routes of a server."""
+def application(
+    model: Predictor, engine: Engine, limits: Limits, metrics: Metrics, hosts: Sequence[str], origins: Sequence[str]
+) -> Starlette:
+    """Return the ASGI application.
 
-    def __init__(self, model: Predictor, engine: Engine, limits: Limits, metrics: Metrics) -> None:
-        self._model, self._engine, self._limits, self._metrics = model, engine, limits, metrics
-        self._running = 0
+    Args:
+        hosts: accepted Host headers, against DNS rebinding; empty: any.
+        origins: sites whose pages may read the answers; empty: only its own page.
+    """
+    running = 0
 
-    def asgi(self, hosts: Sequence[str], origins: Sequence[str]) -> Starlette:
-        """Return the ASGI application.
-
-        Args:
-            hosts: accepted Host headers, against DNS rebinding; empty: any.
-            origins: sites whose pages may read the answers; empty: only its own page.
-        """
-        middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)] if hosts else []
-        if origins:
-            methods, headers = ["GET", "POST"], ["content-type"]
-            cors = Middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=methods, allow_headers=headers)
-            middleware.append(cors)
-
-        async def health(_: Request) -> Response:
-            healthy = self._engine.healthy
-            facts = {"status": "ok" if healthy else "stopping", "run": self._model.name, "artifact": self._model.id}
-            return JSONResponse(facts, 200 if healthy else 503)
-
-        async def metrics(_: Request) -> Response:
-            return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4")
-
-        async def describe(_: Request) -> Response:
-            return JSONResponse(openapi(self._model.name, self._limits))
-
-        async def page(request: Request) -> Response:
-            name = request.url.path.lstrip("/") or "page.html"
-            return Response(_PAGE.joinpath(name).read_bytes(), media_type=_PAGE_FILES[name], headers=_PAGE_HEADERS)
-
-        paths = ["/" if name == "page.html" else f"/{name}" for name in _PAGE_FILES]
-        routes = [
-            Route("/predict", self._predict, methods=["POST"]),
-            Route("/healthz", health),
-            Route("/metrics", metrics),
-            Route("/openapi.json", describe),
-            *(Route(path, page) for path in paths),
-        ]
-        return Starlette(routes=routes, middleware=middleware)
-
-    async def _predict(self, request: Request) -> Response:
-        started = time.perf_counter()
-        self._metrics.running.inc()
-        self._running += 1
-        status = 500
-        try:
-            response = await self._answer(request)
-            status = response.status_code
-        except ClientDisconnect:
-            status = 499  # counted as proxies count it; the response goes to no client
-            response = Response(status_code=400)
-        finally:
-            self._running -= 1
-            self._metrics.running.dec()
-            self._metrics.requests.labels(status).inc()
-            self._metrics.request_s.observe(time.perf_counter() - started)
-        return response
-
-    async def _answer(self, request: Request) -> Response:
-        timeout_s = self._limits.timeout_s
-        try:
-            if self._running > self._limits.connections:
-                raise OverloadedError(f"{self._limits.connections:,} requests are in work", 1)
-            try:
-                body = await asyncio.wait_for(self._read_body(request), timeout_s)
-            except asyncio.TimeoutError:
-                raise RefusedError(408, f"the body did not come within {timeout_s:g} s") from None
-            texts = read_request(body, self._limits, self._model.answering)
-            answers = await asyncio.wait_for(asyncio.wrap_future(self._engine.submit(texts)), timeout_s)
-        except RefusedError as error:
-            return JSONResponse({"error": str(error)}, error.status)
-        except OverloadedError as error:
-            message = f"{error}; try again in {error.retry_after_s} s"
-            return JSONResponse({"error": message}, 503, {"Retry-After": str(error.retry_after_s)})
-        except asyncio.TimeoutError:
-            return JSONResponse({"error": f"no answer within {timeout_s:g} s"}, 504)
-        except EdgeformerError as error:  # of the model, for instance too little memory
-            return JSONResponse({"error": str(error)}, 500)
-        self._metrics.texts.inc(len(answers))
-        self._metrics.unanswered.inc(sum(isinstance(answer, Unanswered) for answer in answers))
-        predictions = [answer.as_dict() for answer in answers]
-        return JSONResponse({"run": self._model.name, "artifact": self._model.id, "predictions": predictions})
-
-    async def _read_body(self, request: Request) -> bytes:
+    async def read_body(request: Request) -> bytes:
         # A page of another site can send forms and plain text without a preflight request, but not JSON.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "send JSON, with the header Content-Type: application/json")
         body = bytearray()
         async for piece in request.stream():
             body += piece
-            if len(body) > self._limits.body_bytes:
-                raise RefusedError(413, f"the body is larger than {self._limits.body_bytes:,} bytes; send fewer texts")
+            if len(body) > limits.body_bytes:
+                raise RefusedError(413, f"the body is larger than {limits.body_bytes:,} bytes; send fewer texts")
         return bytes(body)
+
+    async def answer(request: Request) -> Response:
+        try:
+            if running > limits.connections:
+                raise RefusedError(503, f"{limits.connections:,} requests are in work", retry_after_s=1)
+            try:
+                body = await asyncio.wait_for(read_body(request), limits.timeout_s)
+            except asyncio.TimeoutError:
+                raise RefusedError(408, f"the body did not come within {limits.timeout_s:g} s") from None
+            texts = read_request(body, limits, model.answering)
+            try:
+                answers = await asyncio.wait_for(asyncio.wrap_future(engine.submit(texts)), limits.timeout_s)
+            except asyncio.TimeoutError:
+                raise RefusedError(504, f"no answer within {limits.timeout_s:g} s") from None
+        except RefusedError as error:
+            if error.retry_after_s is None:
+                return JSONResponse({"error": str(error)}, error.status)
+            message = f"{error}; try again in {error.retry_after_s} s"
+            return JSONResponse({"error": message}, error.status, {"Retry-After": str(error.retry_after_s)})
+        except EdgeformerError as error:  # of the model, for instance too little memory
+            return JSONResponse({"error": str(error)}, 500)
+        metrics.texts.inc(len(answers))
+        metrics.unanswered.inc(sum(isinstance(answer, Unanswered) for answer in answers))
+        predictions = [answer.as_dict() for answer in answers]
+        return JSONResponse({"run": model.name, "artifact": model.id, "predictions": predictions})
+
+    async def predict(request: Request) -> Response:
+        nonlocal running
+        started, status = time.perf_counter(), 500
+        metrics.running.inc()
+        running += 1
+        try:
+            response = await answer(request)
+            status = response.status_code
+        except ClientDisconnect:
+            status = 499  # counted as proxies count it; the response goes to no client
+            response = Response(status_code=400)
+        finally:
+            running -= 1
+            metrics.running.dec()
+            metrics.requests.labels(status).inc()
+            metrics.request_s.observe(time.perf_counter() - started)
+        return response
+
+    async def health(_: Request) -> Response:
+        facts = {"status": "ok" if engine.healthy else "stopping", "run": model.name, "artifact": model.id}
+        return JSONResponse(facts, 200 if engine.healthy else 503)
+
+    async def show_metrics(_: Request) -> Response:
+        return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
+
+    async def describe(_: Request) -> Response:
+        return JSONResponse(openapi(model.name, limits))
+
+    async def page(request: Request) -> Response:
+        name = request.url.path.lstrip("/") or "page.html"
+        return Response(_PAGE.joinpath(name).read_bytes(), media_type=_PAGE_FILES[name], headers=_PAGE_HEADERS)
+
+    routes = [
+        Route("/predict", predict, methods=["POST"]),
+        Route("/healthz", health),
+        Route("/metrics", show_metrics),
+        Route("/openapi.json", describe),
+        *(Route("/" if name == "page.html" else f"/{name}", page) for name in _PAGE_FILES),
+    ]
+    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)] if hosts else []
+    if origins:
+        methods, headers = ["GET", "POST"], ["content-type"]
+        cors = Middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=methods, allow_headers=headers)
+        middleware.append(cors)
+    return Starlette(routes=routes, middleware=middleware)
 
 
 @dataclass(frozen=True)
@@ -346,10 +326,8 @@ class ServeOptions:
     """Address, artifact and limits of a server.
 
     Attributes:
-        host: address to listen at.
         port: 0: a free one.
         artifact: an id; None: the first that runs here.
-        limits: of requests.
         hosts: accepted Host headers in addition to those of this machine; if empty, a server that listens at more than
             the loopback address accepts any.
         origins: sites whose pages may read the answers.
@@ -364,13 +342,9 @@ class ServeOptions:
 
 
 def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Predictor, str], None]) -> int:
-    """Answer until SIGTERM or Ctrl-C, then finish the accepted requests.
+    """Answer until SIGTERM or Ctrl-C, finish the accepted requests, and return the number of responses.
 
-    Args:
-        ready: called with the model and the server's address once it listens.
-
-    Returns:
-        The number of requests for predictions that have had a response.
+    ``ready`` is called with the model and the server's address once it listens.
 
     Raises:
         InputError: the address cannot be used, or the model cannot be served.
@@ -384,11 +358,11 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Predictor, str
     with (
         open_served_predictor(bundle, options.artifact) as model,
         _listen(options.host, options.port) as listener,
-        Engine(model, options.limits, metrics) as engine,
+        closing(Engine(model, options.limits, metrics)) as engine,
         switch_threads_often(),
     ):
         config = uvicorn.Config(
-            Application(model, engine, options.limits, metrics).asgi(hosts, options.origins),
+            application(model, engine, options.limits, metrics, hosts, options.origins),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -411,7 +385,7 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Predictor, str
             finally:
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
-    return metrics.responses
+    return int(sum(sample.value for sample in next(iter(metrics.requests.collect())).samples))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -422,8 +396,7 @@ def _listen(host: str, port: int) -> socket.socket:
         # wait 40 ms for the client's ACK.
         return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=server_socket.detach())
     except OSError as error:
+        reason = error.strerror or error
         if error.errno == errno.EADDRINUSE:
-            raise InputError(
-                f"--port {port}: another program listens there; choose another one, or 0 for a free one"
-            ) from None
-        raise InputError(f"--host {host} --port {port}: {error.strerror or error}") from None
+            reason = "another program listens there; choose another port, or 0 for a free one"
+        raise InputError(f"--host {host} --port {port}: {reason}") from None

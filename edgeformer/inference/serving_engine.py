@@ -8,20 +8,21 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import psutil
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.errors import InputError
 from edgeformer.bundle import Bundle
 from edgeformer.data.batching import Int64s
 from edgeformer.data.rows import Text
-from edgeformer.inference.predict import Predictor
+from edgeformer.inference.predict import Predictor, check_answerable, open_predictor
+from edgeformer.run import Location
 from edgeformer.tasks.metric import Arrays
-from edgeformer.tasks.scoring import TextPredictor, max_batch_rows, split_calls
 from edgeformer.tasks.task import Answer
 
 
@@ -34,9 +35,8 @@ class Limits:
         queue: waiting texts; more are refused, with the time after which to try again.
         timeout_s: from a complete request to its answer; also for a head, for a body, and for a client to take an
             answer.
-        texts: per request.
+        texts, body_bytes: per request.
         characters: per text.
-        body_bytes: per request.
         connections: with a request for predictions; more are refused.
         waiting: connections without a complete head; with more, the oldest of them is closed.
     """
@@ -50,18 +50,13 @@ class Limits:
     connections: int = 256
     waiting: int = 512
 
-    @property
-    def window(self) -> int:
-        """Texts from which those of similar length are selected for a call."""
-        return 2 * self.batch if self.batch > 1 else 1
-
 
 class Metrics:
     """Prometheus counters, gauges and histograms of one server; safe to change from any thread."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self.requests = counter(
@@ -83,15 +78,6 @@ class Metrics:
         resident = gauge("process_resident_memory_bytes", "Resident memory of the server.")
         resident.set_function(lambda: psutil.Process().memory_info().rss)
 
-    @property
-    def responses(self) -> int:
-        """Number of responses to requests for predictions, whatever their status."""
-        return int(sum(sample.value for sample in next(iter(self.requests.collect())).samples))
-
-    def text(self) -> str:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry).decode()
-
 
 @contextmanager
 def open_served_predictor(bundle: Bundle, artifact: str | None) -> Generator[Predictor]:
@@ -101,56 +87,36 @@ def open_served_predictor(bundle: Bundle, artifact: str | None) -> Generator[Pre
         InputError: a model without labels or vectors, an unknown artifact, or one that takes a text token by token.
         ArtifactError: none can run here, or a file is damaged.
     """
-    task = bundle.task
-    if task.predicts is None or not task.reads_text:
-        why = "which has no labels" if task.reads_text else "which reads no text"
-        raise InputError(
-            f"{bundle.name}: is a {task.noun}, {why}, so there is nothing to serve; use edgeformer {task.use}"
-        )
-    built = bundle.built("full", "exit", "step")
-    if artifact is not None:
-        entry = bundle.artifact(artifact)
-        if entry not in built:
-            raise InputError(f"--artifact {artifact}: {entry.role}, {entry.status}; it does not answer whole texts")
-    else:
-        refusals = {entry.id: bundle.cannot_run(entry) for entry in built}
-        runnable = [entry for entry in built if refusals[entry.id] is None]
-        if not runnable:
-            reasons = "; ".join(f"{id_}: {reason}" for id_, reason in refusals.items()) or "none was built"
-            raise ArtifactError(f"{bundle.folder}: no artifact can run here ({reasons})")
-        entry = runnable[0]
-    answering = TextPredictor(task, bundle.reader(entry), bundle.data)
-    with bundle.session(entry) as session:
-        run = split_calls(session.run, max_batch_rows(entry))
-        model = Predictor(bundle.name, entry.id, session.provider, answering, run)
+    location = Location(None, bundle.folder, opened=bundle)
+    check_answerable(location, None, pairs=None)
+    with open_predictor(location, artifact) as model:
         model.answer(["a text"])  # the first call allocates memory, which no client should wait for
         yield model
 
 
-class OverloadedError(EdgeformerError):
-    """Too many texts wait, or the server is stopping. ``retry_after_s``: when to try again."""
+class RefusedError(InputError):
+    """A request that gets an error response of this status; ``retry_after_s``: when it may succeed."""
 
-    def __init__(self, message: str, retry_after_s: int) -> None:
+    def __init__(self, status: int, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.status, self.retry_after_s = status, retry_after_s
 
 
-@dataclass
-class _Request:
+class _Request(NamedTuple):
     texts: Sequence[Text]
-    answers: Future[list[Answer]] = field(default_factory=Future)
+    answers: Future[list[Answer]]
 
 
 class Engine:
     """Answers requests in the order of their arrival, in one thread that calls the model.
 
     While a call runs, new requests queue up, and the next call takes them together. A single text is therefore answered
-    at once, and the batches grow with the load. As a context manager it answers the accepted requests at its end.
-    Only the engine's thread may call ``model``.
+    at once, and the batches grow with the load. Only the engine's thread may call ``model``.
     """
 
     def __init__(self, model: Predictor, limits: Limits, metrics: Metrics) -> None:
         self._model, self._limits, self._metrics = model, limits, metrics
+        self._max_rows = min(limits.batch, model.answering.max_rows or limits.batch)
         self._queue: deque[_Request] = deque()
         self._queued_texts = 0
         self._changed = threading.Condition()
@@ -163,16 +129,16 @@ class Engine:
         """Queue one request; its future has one answer per text. A future that is cancelled in time is not run.
 
         Raises:
-            OverloadedError: the queue is full, or the engine is closing.
+            RefusedError: 503, the queue is full, or the engine is closing.
         """
-        request = _Request(texts)
+        request = _Request(texts, Future())
         with self._changed:
             if self._closing:
-                raise OverloadedError("the server is stopping", 1)
+                raise RefusedError(503, "the server is stopping", 1)
             # An empty queue accepts any request, also one that is larger than the queue.
             if self._queued_texts and self._queued_texts + len(texts) > self._limits.queue:
                 retry_after_s = max(1, round(self._queued_texts * self._seconds_per_text))
-                raise OverloadedError(f"{self._queued_texts:,} texts are waiting", retry_after_s)
+                raise RefusedError(503, f"{self._queued_texts:,} texts are waiting", retry_after_s)
             self._queue.append(request)
             self._queued_texts += len(texts)
             self._metrics.waiting.set(self._queued_texts)
@@ -191,12 +157,6 @@ class Engine:
             self._changed.notify()
         self._thread.join()
 
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _work(self) -> None:
         while requests := self._next_requests():
             try:
@@ -212,12 +172,14 @@ class Engine:
         """Wait for requests and return those of the next calls; empty when the engine is closed and the queue empty."""
         requests: list[_Request] = []
         count = 0
+        # Calls take texts of similar length, so the requests of two calls are taken together.
+        max_texts = 2 * self._limits.batch if self._limits.batch > 1 else 1
         with self._changed:
             while not requests:
                 self._changed.wait_for(lambda: self._queue or self._closing)
                 if not self._queue:
                     return []
-                while self._queue and (not count or count + len(self._queue[0].texts) <= self._limits.window):
+                while self._queue and (not count or count + len(self._queue[0].texts) <= max_texts):
                     request = self._queue.popleft()
                     self._queued_texts -= len(request.texts)
                     if request.answers.set_running_or_notify_cancel():
@@ -231,7 +193,7 @@ class Engine:
         answering = self._model.answering
         texts = [text for request in requests for text in request.texts]
         window = answering.read(texts)
-        batches = batch_by_length(window.encoded.lengths, self._limits.batch)
+        batches = batch_by_length(window.encoded.lengths, self._max_rows)
 
         def run_and_count(inputs: Arrays) -> Arrays:
             called = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from edgeformer.inference.serving_engine import (
     Engine,
     Limits,
     Metrics,
-    OverloadedError,
+    RefusedError,
     batch_by_length,
     open_served_predictor,
 )
@@ -55,7 +55,7 @@ class BlockedRun:
 @contextmanager
 def blocked_engine(model: Predictor, limits: Limits | None = None) -> Iterator[tuple[Engine, BlockedRun]]:
     run = BlockedRun(model)
-    with Engine(replace(model, run=run), limits or Limits(), Metrics()) as engine:
+    with closing(Engine(replace(model, run=run), limits or Limits(), Metrics())) as engine:
         yield engine, run
 
 
@@ -82,7 +82,7 @@ def test_a_full_queue_refuses_with_a_retry_time(model: Predictor) -> None:
         first = engine.submit(["good"])
         assert run.entered.wait(30)
         waiting = [engine.submit(["good", "bad"]), engine.submit(["dull"])]
-        with pytest.raises(OverloadedError, match="3 texts are waiting") as refused:
+        with pytest.raises(RefusedError, match="3 texts are waiting") as refused:
             engine.submit(["one more"])
         assert refused.value.retry_after_s >= 1
         run.go.set()
@@ -97,7 +97,7 @@ def test_closing_answers_the_accepted_requests(model: Predictor) -> None:
         closing.start()
         while engine.healthy:
             pass
-        with pytest.raises(OverloadedError, match="stopping"):
+        with pytest.raises(RefusedError, match="stopping"):
             engine.submit(["late"])
         run.go.set()
         closing.join(30)
