@@ -254,7 +254,7 @@ def test_sigterm_under_load_finishes_the_accepted_requests() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((str(OLD / "language-v1"),), "has no labels, so there is nothing to serve; use edgeformer generate"),
+        ((str(OLD / "language-v1"),), "has no labels; use edgeformer generate"),
         ((str(CLASSIFIER), "--port", "PORT"), "another program listens there"),
         ((str(CLASSIFIER), "--artifact", "none"), "--artifact none"),
         ((str(CLASSIFIER), "--timeout", "soon"), "is not a quantity"),
