@@ -110,7 +110,10 @@ class OnnxSession(Graph):
                 binding.bind_output(name, self._cache_device if name.startswith(PRESENT) else "cpu", 0)
             self._session.run_with_iobinding(binding, self._run_options)
             values: Any = zip(self._outputs, binding.get_outputs(), strict=True)
-            return {name: Cache(value) if name.startswith(PRESENT) else value.numpy() for name, value in values}
+            results: dict[str, Any] = {
+                name: Cache(value) if name.startswith(PRESENT) else value.numpy() for name, value in values
+            }
+            return results
         except Exception as error:  # onnxruntime's exceptions share no base class
             feed = {name: array for name, array in feed.items() if not isinstance(array, DeviceCache)}
             shapes = ", ".join(f"{name} {shape_text(array)}" for name, array in feed.items())
