@@ -20,7 +20,8 @@ from edgeformer.artifacts.files import write_json
 from edgeformer.models import read_run_recipe
 from edgeformer.run import Run
 from edgeformer.system.host import cpu_name
-from edgeformer.training.duration import SHARE_OF_PEAK, count_step
+from edgeformer.training.duration import SHARE_OF_PEAK, StepWork
+from edgeformer.training.memory import predict_peak
 
 SIZE, ROUNDS = 2048, 12
 
@@ -64,7 +65,9 @@ def reached(folder: Path) -> Reached:
     lengths = manifest.data.text_tokens.get("train")
     tokens = math.ceil(lengths.mean) if lengths is not None else recipe.data.tokens_at_once
     rows = manifest.steps * recipe.training.effective_batch
-    operations = count_step(recipe, tokens, "fp32", "cpu").operations / recipe.training.batch_size * rows
+    work = StepWork()
+    predict_peak(recipe, device_kind="cpu", precision="fp32", work=work)
+    operations = work.operations * tokens / recipe.data.tokens_at_once / recipe.training.batch_size * rows
     threads = int(manifest.host["threads"])
     return Reached(manifest.run, threads, manifest.precision, operations, manifest.seconds, peak(threads))
 

@@ -6,7 +6,8 @@ from benchmarks.gpu.number_formats import floor
 from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
 from benchmarks.gpu.session import Column, Figures, Row, Session, main
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.training.duration import count_step
+from edgeformer.training.duration import StepWork
+from edgeformer.training.memory import predict_peak
 
 RECIPE, DEVICE = "crt_deep_rtx4050", "rtx4050"
 EFFECTIVE_BATCH = 16
@@ -47,7 +48,8 @@ def _share(session: Session, recipe: Recipe, figures: Figures) -> Figures:
     # After an out-of-memory fewer rows are computed at a time.
     size = figures["batch_size"]
     training = recipe.training.model_copy(update={"batch_size": size})
-    work = count_step(recipe.model_copy(update={"training": training}), recipe.data.tokens_at_once, precision, "cuda")
+    work = StepWork()
+    predict_peak(recipe.model_copy(update={"training": training}), device_kind="cuda", precision=precision, work=work)
     per_s = work.operations / (size * recipe.data.tokens_at_once) * figures["tokens_per_s"]
     share = per_s / rates[_RATES[precision]] if rates is not None else None
     return {"operations_per_s": per_s, "share_of_peak": share}

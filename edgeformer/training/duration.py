@@ -1,12 +1,11 @@
 """Predicted time of a training: from steps timed in a child process, or from a device's stated rates.
 
 ``python -m edgeformer.training.duration RECIPE CACHE SECONDS auto|cpu`` times steps: it prints one JSON object, and
-writes encoded data into CACHE. This module imports torch only to time steps and to count their kernels.
+writes encoded data into CACHE. This module imports torch only to time steps.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -56,23 +55,16 @@ _OPTIMIZER_PASSES = 7
 """AdamW reads a weight, its gradient and two moments, and writes all but the gradient."""
 _CLIPPING_PASSES = 3
 """Clipping reads the gradients for their norm, and reads and writes them to scale them."""
-_ACCUMULATING_PASSES = 3
-"""Each further micro-batch reads the gradients so far and its own, and writes their sum."""
-_NO_KERNEL = {
-    "_unsafe_view", "detach", "alias", "empty", "empty_like", "new_empty", "lift_fresh", "_local_scalar_dense",
-}  # fmt: skip
-"""Operations that launch no kernel."""
-_ROWS_ONLY = ("embedding", "index_select", "gather", "scatter_add_", "index_add_", "index_put_")
-"""Operations that access only the indexed rows of their largest tensor."""
 
 
-class StepWork(NamedTuple):
-    """Work of one micro-batch, forward and backward, with recomputation."""
+@dataclass
+class StepWork:
+    """Work of one micro-batch, forward and backward, with recomputation, in rows of full length."""
 
-    operations: int  # of all products; a multiplication and an addition are two
-    other_bytes: int  # read and written by all kernels but products
-    kernels: int
-    parameters: int  # trained ones
+    operations: int = 0  # of all products; a multiplication and an addition are two
+    other_bytes: int = 0  # read and written by all kernels but products
+    kernels: int = 0
+    parameters: int = 0  # trained ones
 
 
 class Efficiency(NamedTuple):
@@ -163,12 +155,19 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
 
 
 def planned_time(
-    data: PlannedData, device: DeviceProfile, precision: str, cache: Path, *, fits: bool, progress: Progress = SILENT
+    data: PlannedData,
+    work: StepWork,
+    device: DeviceProfile,
+    precision: str,
+    cache: Path,
+    *,
+    fits: bool,
+    progress: Progress = SILENT,
 ) -> PlannedTime:
     """Estimate how long training takes on ``device``.
 
-    If the device is this host and the data was read, some steps are timed. Otherwise the work of a step is counted, on
-    tensors without data, and divided by the rates of the profile.
+    If the device is this host and the data was read, some steps are timed. Otherwise the work of a step is divided by
+    the rates of the profile.
 
     Args:
         data: from :func:`planned_data`.
@@ -185,26 +184,23 @@ def planned_time(
                 timing = time_steps(recipe, cache, accelerator="cpu")  # the host's profile describes its CPU
             low, high = (share * timing.total_s for share in _TIMED_RANGE)
             return _estimated(data, low_s=low, high_s=high, basis=f"{timing.timed_steps} steps timed here; {data.text}")
-        with bar(progress, "Counting the work of a step", None, ""):
-            if device.kind == "cuda":
-                return gpu_time(data, device, precision)
-            # Products are summed in FP32 in every precision; a CPU that multiplies in bf16 is up to twice as fast.
-            rates = device.peaks.of("fp32")
-            if not rates:
-                remedy = "its profile has none"
-                if device.name == "host":
-                    remedy = "measure them with edgeformer calibrate"
-                raise InputError(f"the rates of {device.title} are not known: {remedy}")
-            rate, speedup = rates[0].value, 2.0 if precision == "bf16" else 1.0
-            work = count_step(recipe, data.tokens, "fp32", "cpu")
-            operations = work.operations * data.rows / recipe.training.batch_size
-            basis = (
-                f"{data.text}. {operations:.2g} operations, at {SHARE_OF_PEAK[0]:.0%} to {SHARE_OF_PEAK[1]:.0%} of "
-                f"{rate / 1e12:.3g} TFLOP/s ({rates[0].source})"
-            )
-            low = operations / (rate * speedup * SHARE_OF_PEAK[1])
-            high = operations / (rate * SHARE_OF_PEAK[0]) * WITH_VALIDATION
-            return _estimated(data, low_s=low, high_s=high, basis=basis)
+        if device.kind == "cuda":
+            return gpu_time(data, work, device, precision)
+        # Products are summed in FP32 in every precision; a CPU that multiplies in bf16 is up to twice as fast.
+        rates = device.peaks.of("fp32")
+        if not rates:
+            remedy = "measure them with edgeformer calibrate" if device.name == "host" else "its profile has none"
+            raise InputError(f"the rates of {device.title} are not known: {remedy}")
+        rate, speedup = rates[0].value, 2.0 if precision == "bf16" else 1.0
+        filled = data.tokens / recipe.data.tokens_at_once
+        operations = filled * work.operations * data.rows / recipe.training.batch_size
+        basis = (
+            f"{data.text}. {operations:.2g} operations, at {SHARE_OF_PEAK[0]:.0%} to {SHARE_OF_PEAK[1]:.0%} of "
+            f"{rate / 1e12:.3g} TFLOP/s ({rates[0].source})"
+        )
+        low = operations / (rate * speedup * SHARE_OF_PEAK[1])
+        high = operations / (rate * SHARE_OF_PEAK[0]) * WITH_VALIDATION
+        return _estimated(data, low_s=low, high_s=high, basis=basis)
     except EdgeformerError as error:
         return PlannedTime(status="unavailable", rows=_UNKNOWN_ROWS, basis=str(error))
 
@@ -216,78 +212,8 @@ def _estimated(data: PlannedData, **fields: Any) -> PlannedTime:
     )
 
 
-def count_step(recipe: Recipe, tokens: int, precision: str, device_kind: Literal["cpu", "cuda"]) -> StepWork:
-    """Count the work of one micro-batch of rows of ``tokens`` tokens, on tensors without data.
-
-    Args:
-        precision: of products, resolved.
-
-    Raises:
-        InputError: the model cannot be built.
-    """
-    import torch
-    from torch import Tensor
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-    from torch.utils.flop_counter import flop_registry
-
-    from edgeformer.models.adapter import BuildTarget
-    from edgeformer.training.memory import HALF_FORMATS, example_tensors, use_cuda_dropout
-
-    operations: list[int] = []
-    other_bytes: list[int] = []
-
-    class KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            out = func(*args, **kwargs)
-            name = func._schema.name.partition("::")[2]
-            if func.namespace != "aten" or func.is_view or name in _NO_KERNEL:
-                return out
-            count_operations = flop_registry.get(func._overloadpacket)
-            # The processor's fused attention is not counted: rates measured in training there do not contain it either.
-            if "scaled_dot_product" in name and (device_kind == "cuda" or count_operations is not None):
-                is_backward = "backward" in name
-                query, key = args[1:3] if is_backward else args[:2]
-                # Scores and mixed values; the backward pass computes the scores again, and four more products.
-                operations.append(2 * (5 if is_backward else 2) * math.prod(query.shape) * key.shape[-2])
-            elif count_operations is not None:
-                operations.append(int(count_operations(*args, **kwargs, out_val=out)))
-            else:
-                read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-                if name == "copy_":  # its first argument is only written
-                    read = read[1:]
-                elif name.startswith("new_") or name.endswith("_like") or name in ("fill_", "zero_"):
-                    read = []
-                tensors = [*read, *(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))]
-                sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-                if name in _ROWS_ONLY:
-                    largest = max(sizes)
-                    sizes = [size for size in sizes if size < largest] or [largest]
-                other_bytes.append(sum(sizes))
-            return out
-
-    task, adapter, half = get_task(recipe.task), model_spec_of(recipe).adapter, HALF_FORMATS.get(precision)
-    data = recipe.data.model_copy(update={recipe.data.length_key: tokens})
-    with FakeTensorMode():
-        model, _ = adapter.build(recipe, BuildTarget(for_export=True))
-        if device_kind == "cuda":
-            adapter.match_cuda_memory(model)
-            use_cuda_dropout(model)
-        loss = adapter.loss(model.train(), recipe, None)
-        example = task.example(recipe.model_copy(update={"data": data}), recipe.training.batch_size)
-        batch = example_tensors(example)
-        with KernelCounter():  # type: ignore[no-untyped-call]
-            with contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
-                total = loss(model, batch).total
-            total.backward()  # type: ignore[no-untyped-call]
-    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return StepWork(sum(operations), sum(other_bytes), len(operations) + len(other_bytes), parameters)
-
-
-def gpu_time(data: PlannedData, device: DeviceProfile, precision: str) -> PlannedTime:
-    """Estimate how long a CUDA card takes.
+def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision: str) -> PlannedTime:
+    """Estimate how long a CUDA card takes. Work is taken to grow with the tokens of a row.
 
     A step takes the time of its products and then of the traffic of all other kernels, and at least the launches of its
     kernels. The low end assumes the card's highest power limit, the high end its lowest.
@@ -316,17 +242,18 @@ def gpu_time(data: PlannedData, device: DeviceProfile, precision: str) -> Planne
         for end, watts, clock_hz in (("low", power.high_w, clocks.at_high_w), ("high", power.low_w, clocks.at_low_w)):
             limits[end] = f"{watts:.0f} W, boost {clock_hz / 1e6:.0f} MHz: ", clock_hz / clocks.at_peaks
 
-    work = count_step(data.recipe, data.tokens, precision, "cuda")
+    filled = data.tokens / data.recipe.data.tokens_at_once
     micro_batches = data.rows / training.batch_size
     passes = _OPTIMIZER_PASSES + (_CLIPPING_PASSES if training.clip_norm is not None else 0)
-    passes += _ACCUMULATING_PASSES * (training.accumulation - 1)
     seconds: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for end, efficiency in {"low": FAST, "high": SLOW}.items():
         watts_text, clock = limits[end]
         is_fused = training.compile is not None and efficiency is FAST
-        product_s = work.operations / (peak_rate * clock * efficiency.of_peak)
-        other_bytes = (0 if is_fused else work.other_bytes) + passes * 4 * work.parameters / training.accumulation
+        product_s = filled * work.operations / (peak_rate * clock * efficiency.of_peak)
+        other_bytes = (
+            0 if is_fused else filled * work.other_bytes
+        ) + passes * 4 * work.parameters / training.accumulation
         other_s = other_bytes / (bandwidth * efficiency.of_bandwidth)
         launches_s = work.kernels * launch_s * efficiency.launches if training.compile is None else 0.0
         step_s = max(product_s + other_s, launches_s)
@@ -339,7 +266,7 @@ def gpu_time(data: PlannedData, device: DeviceProfile, precision: str) -> Planne
             + ("; torch.compile fuses the other kernels away" if is_fused else "")
             + (f"; launching {work.kernels:,} kernels takes longer than computing them" if step_s == launches_s else "")
         )
-    operations = micro_batches * work.operations
+    operations = micro_batches * filled * work.operations
     low_share, high_share = operations / (seconds["high"] * peak_rate), operations / (seconds["low"] * peak_rate)
     basis = (
         f"{data.text}. {operations:.2g} operations; {low_share:.0%} to {high_share:.0%} of {peak_rate / 1e12:.3g} "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import re
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from edgeformer.artifacts.command_results import MemoryBreakdown
 from edgeformer.artifacts.data_config import DataSection
@@ -29,6 +30,7 @@ from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import BuildTarget, run_scorer
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import get_task
+from edgeformer.training.duration import StepWork
 from edgeformer.training.optimizer import (
     StaticGradientTable,
     allocate_state,
@@ -49,6 +51,52 @@ _HEAP_GAPS, _HEAP_GAPS_HALF = 0.7, 1.2
 _MEMORY_PER_FILE_BYTE = 2
 """Least bytes in memory per byte of a data file: text and tokens. benchmarks/stream_memory.py --in-memory measured 2.2
 for a classifier's rows of 1 KB cut to 256 tokens, 7 to 9 for a language model's."""
+
+
+_NO_KERNEL = {
+    "_unsafe_view", "detach", "alias", "empty", "empty_like", "new_empty", "lift_fresh", "_local_scalar_dense",
+}  # fmt: skip
+"""Operations that launch no kernel."""
+_ROWS_ONLY = ("embedding", "index_select", "gather", "scatter_add_", "index_add_", "index_put_")
+"""Operations that access only the indexed rows of their largest tensor."""
+
+
+class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the work of the operations in its blocks, on a CUDA card or on a CPU."""
+
+    def __init__(self, work: StepWork, device_kind: DeviceKind) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._work, self._on_card = work, device_kind == "cuda"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = func._schema.name.partition("::")[2]
+        if func.namespace != "aten" or func.is_view or name in _NO_KERNEL:
+            return out
+        self._work.kernels += 1
+        count_operations = flop_registry.get(func._overloadpacket)
+        # The processor's fused attention is not counted: rates measured in training there do not contain it either.
+        if "scaled_dot_product" in name and (self._on_card or count_operations is not None):
+            is_backward = "backward" in name
+            query, key = args[1:3] if is_backward else args[:2]
+            # Scores and mixed values; the backward pass computes the scores again, and four more products.
+            self._work.operations += 2 * (5 if is_backward else 2) * math.prod(query.shape) * key.shape[-2]
+        elif count_operations is not None:
+            self._work.operations += int(count_operations(*args, **kwargs, out_val=out))
+        else:
+            read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            if name == "copy_":  # its first argument is only written
+                read = read[1:]
+            elif name.startswith("new_") or name.endswith("_like") or name in ("fill_", "zero_"):
+                read = []
+            tensors = [*read, *(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))]
+            sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+            if name in _ROWS_ONLY:
+                largest = max(sizes)
+                sizes = [size for size in sizes if size < largest] or [largest]
+            self._work.other_bytes += sum(sizes)
+        return out
 
 
 class Usage:
@@ -146,9 +194,9 @@ def _storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _trace_step(
-    recipe: Recipe, device_kind: DeviceKind, precision: str, processes: int
+    recipe: Recipe, device_kind: DeviceKind, precision: str, processes: int, work: StepWork | None
 ) -> tuple[dict[Kind, int], MemoryLedger]:
-    """Trace the memory of one step of ``recipe``, with batches of full length, under FakeTensorMode.
+    """Trace the memory and count the work of one step of ``recipe``, with batches of full length, under FakeTensorMode.
 
     The tensors are fake CPU tensors (fake CUDA tensors need a torch with CUDA). For a CUDA card, modules that use
     memory differently on it are replaced.
@@ -181,12 +229,14 @@ def _trace_step(
     ledger = MemoryLedger([*weights, *existing])
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(ledger.mark_gradient)  # type: ignore[no-untyped-call]
-    half = HALF_FORMATS.get(precision)
-    with ledger.recording("activations"), contextlib.nullcontext() if half is None else torch.autocast("cpu", half):
+    half, counter = HALF_FORMATS.get(precision), nullcontext() if work is None else WorkCounter(work, device_kind)
+    with ledger.recording("activations"), nullcontext() if half is None else torch.autocast("cpu", half):
         batch = example_tensors(task.example(recipe, recipe.training.batch_size))
-        total = loss(model, batch).total
+        with counter:
+            total = loss(model, batch).total
     with ledger.recording("temporary"):
-        total.backward()  # type: ignore[no-untyped-call]
+        with counter:
+            total.backward()  # type: ignore[no-untyped-call]
         for parameter in accumulated:
             if parameter.grad is not None and parameter.grad._version == 0:  # the loss does not use the parameter
                 parameter.grad = None
@@ -194,6 +244,8 @@ def _trace_step(
         if recipe.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, recipe.training.clip_norm)
         optimizer.step()
+    if work is not None:
+        work.parameters = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     lasting: dict[Kind, int] = {
         "weights": _storage_bytes(weights) + sum(teacher_ledger.all.current.values()),
         "optimizer": _storage_bytes(tensor for state in optimizer.state.values() for tensor in state.values()),
@@ -249,7 +301,13 @@ def share_of(recipe: Recipe, processes: int) -> Recipe:
 
 
 def predict_peak(
-    recipe: Recipe, *, device_kind: DeviceKind, precision: str, processes: int = 1, sharded: bool = False
+    recipe: Recipe,
+    *,
+    device_kind: DeviceKind,
+    precision: str,
+    processes: int = 1,
+    sharded: bool = False,
+    work: StepWork | None = None,
 ) -> MemoryBreakdown:
     """Predict the bytes of a process at the worst moment of training ``recipe``, with batches of full length.
 
@@ -270,9 +328,10 @@ def predict_peak(
         precision: fp32, bf16 or fp16 (resolved).
         processes: that train together; ``recipe`` is the share of one, see :func:`share_of`.
         sharded: each process has a shard of weights and optimizer state, and gathers the weights for a step.
+        work: receives the work of a micro-batch.
     """
     with FakeTensorMode():
-        lasting, ledger = _trace_step(recipe, device_kind, precision, processes)
+        lasting, ledger = _trace_step(recipe, device_kind, precision, processes, work)
         traced = (ledger.all.worst, _validation_peak(recipe))
     if sharded:
         lasting["weights"] = lasting["weights"] * (processes + 1) // processes

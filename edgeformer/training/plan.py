@@ -17,7 +17,7 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import BuildTarget, count_parameters
-from edgeformer.training.duration import planned_data, planned_time
+from edgeformer.training.duration import StepWork, planned_data, planned_time
 from edgeformer.training.memory import DeviceKind, free_bytes, predict_peak
 from edgeformer.training.objective import with_teacher, without_teacher
 from edgeformer.training.optimizer import resolve_precision
@@ -66,7 +66,8 @@ def plan(
         data = planned_data(recipe, cache, progress)
         training = data.recipe.training
         with bar(progress, "Predicting the peak memory", None, ""):
-            breakdown = predict_peak(data.recipe, device_kind=device.kind, precision=precision)
+            work = StepWork()
+            breakdown = predict_peak(data.recipe, device_kind=device.kind, precision=precision, work=work)
         peak = breakdown.peak_bytes
         fits = peak <= budget
         suggestions: tuple[Suggestion, ...] = ()
@@ -86,7 +87,7 @@ def plan(
                 larger = predict_peak(change.apply(data.recipe), device_kind=device.kind, precision=precision)
                 if larger.peak_bytes <= budget:
                     larger_batches.append(_suggestion((change,), larger.peak_bytes, budget))
-        time = planned_time(data, device, precision, cache, fits=fits, progress=progress)
+        time = planned_time(data, work, device, precision, cache, fits=fits, progress=progress)
     reason = f"fits: at the peak {format_bytes(budget - peak)} of {format_bytes(budget)} are left"
     if not fits:
         reason = f"does not fit: {format_bytes(peak - budget)} more than the {format_bytes(budget)} there are"

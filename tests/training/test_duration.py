@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -24,18 +24,20 @@ from edgeformer.training import duration
 from edgeformer.training.duration import (
     SHARE_OF_PEAK,
     PlannedData,
-    count_step,
+    StepWork,
     gpu_time,
     planned_data,
     planned_time,
 )
+from edgeformer.training.memory import predict_peak
 from edgeformer.training.plan import plan
 from edgeformer.training.train import TrainOptions, train
 from tests.training.runs import Messages
 
 PI, RTX = load_profile("raspberry-pi-5"), load_profile("rtx4050")
 ONE_LAYER = load_recipe(
-    "quickstart", ["model.layers=1", "model.iterations=2", "training.batch_size=4", "training.precision=fp32"]
+    "quickstart",
+    ["model.layers=1", "model.iterations=2", "training.batch_size=4", "training.precision=fp32", "data.max_length=16"],
 )
 TOKENS = 16
 
@@ -45,8 +47,14 @@ def cpu_with_rate(operations_per_s: float) -> DeviceProfile:
     return PI.model_copy(update={"peaks": Peaks(fp32=fact)})
 
 
+def count_step(recipe: Recipe, kind: Literal["cpu", "cuda"], precision: str = "fp32") -> StepWork:
+    work = StepWork()
+    predict_peak(recipe, device_kind=kind, precision=precision, work=work)
+    return work
+
+
 def planned(recipe: Recipe, device: DeviceProfile, cache: Path, *, fits: bool = True) -> PlannedTime:
-    return planned_time(planned_data(recipe, cache), device, "fp32", cache, fits=fits)
+    return planned_time(planned_data(recipe, cache), count_step(recipe, "cpu"), device, "fp32", cache, fits=fits)
 
 
 def test_operations() -> None:
@@ -59,8 +67,8 @@ def test_operations() -> None:
     # The backward pass computes scores once more.
     without_dropout = ONE_LAYER.model_copy(update={"model": ONE_LAYER.model.model_copy(update={"dropout": 0.0})})
     expected = 3 * rows * (products + last + scores + head)
-    assert count_step(without_dropout, TOKENS, "fp32", "cpu").operations == pytest.approx(expected, rel=0.06)
-    work = count_step(ONE_LAYER, TOKENS, "fp32", "cuda")
+    assert count_step(without_dropout, "cpu").operations == pytest.approx(expected, rel=0.06)
+    work = count_step(ONE_LAYER, "cuda")
     last = 2 * TOKENS * 3 * d * d + 2 * (d * d + 3 * d * f)
     assert work.operations == rows * (3 * (products + last + head) + 3.5 * scores)
     assert work.parameters > 0 and work.other_bytes > 0 and work.kernels > 50
@@ -107,7 +115,7 @@ class TestCpu:
         assert fast.low_s is not None and fast.high_s is not None
         assert slow.low_s == pytest.approx(2 * fast.low_s) and slow.high_s == pytest.approx(2 * fast.high_s)
         assert fast.status == "estimated" and "--data" in fast.basis
-        operations = count_step(recipe, 128, "fp32", "cpu").operations / recipe.training.batch_size * fast.rows
+        operations = count_step(recipe, "cpu").operations / recipe.training.batch_size * fast.rows
         assert fast.low_s == pytest.approx(operations / (2e12 * SHARE_OF_PEAK[1]))
 
     def test_timed_steps_on_this_host(
@@ -134,7 +142,7 @@ def card_with(**facts: Any) -> DeviceProfile:
 
 
 def seconds_on(device: DeviceProfile) -> tuple[float, float]:
-    time = gpu_time(PlannedData(ONE_LAYER, rows=400, tokens=TOKENS), device, "fp32")
+    time = gpu_time(PlannedData(ONE_LAYER, rows=400, tokens=TOKENS), count_step(ONE_LAYER, "cuda"), device, "fp32")
     assert time.low_s is not None and time.high_s is not None
     return time.low_s, time.high_s
 
@@ -152,13 +160,13 @@ class TestGpu:
         low, high = seconds_on(card_with(launch_overhead_us=None))
         low_without, high_without = seconds_on(card_with(launch_overhead_us=None, clocks_hz=None))
         assert low <= low_without < high_without < high
-        time = gpu_time(PlannedData(ONE_LAYER, rows=400, tokens=TOKENS), RTX, "fp32")
+        work, data = count_step(ONE_LAYER, "cuda"), PlannedData(ONE_LAYER, rows=400, tokens=TOKENS)
+        time = gpu_time(data, work, RTX, "fp32")
         assert str(time.low_reason).startswith("115 W, boost 2370 MHz: products")
         assert str(time.high_reason).startswith("35 W, boost 1605 MHz: products")
         slow_launches = card_with(clocks_hz=None, launch_overhead_us=1000.0)
-        time = gpu_time(PlannedData(ONE_LAYER, rows=400, tokens=TOKENS), slow_launches, "fp32")
-        kernels = count_step(ONE_LAYER, TOKENS, "fp32", "cuda").kernels
-        assert time.low_s == pytest.approx(kernels * 1e-3 * 100)  # 400 rows, 4 at a time
+        time = gpu_time(data, work, slow_launches, "fp32")
+        assert time.low_s == pytest.approx(work.kernels * 1e-3 * 100)  # 400 rows, 4 at a time
         assert "kernels takes longer than computing them" in str(time.low_reason)
         with pytest.raises(EdgeformerError, match="'rtx4050' does not say bandwidth_bytes_per_s"):
             seconds_on(card_with(bandwidth_bytes_per_s=None))
@@ -166,7 +174,8 @@ class TestGpu:
     def test_recipe_for_six_gigabytes(self, tmp_path: Path) -> None:
         """A regression test: the shares in FAST and SLOW were chosen for 26 to 47 minutes per epoch (115 to 35 W)."""
         recipe, epochs = load_recipe("crt_deep_rtx4050"), 10
-        time = planned_time(planned_data(recipe, tmp_path), RTX, "bf16", tmp_path, fits=True)
+        data, work = planned_data(recipe, tmp_path), count_step(recipe, "cuda", "bf16")
+        time = planned_time(data, work, RTX, "bf16", tmp_path, fits=True)
         assert time.low_s is not None and time.high_s is not None and time.share_of_peak is not None
         assert (time.rows, time.rows_from, time.steps) == (70_590, "recipe", 4_420)
         assert 22 < time.low_s / epochs / 60 < 28 and 41 < time.high_s / epochs / 60 < 51
