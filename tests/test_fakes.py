@@ -64,32 +64,32 @@ def _averaging() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Recipe and data, as a user would have them."""
-    made, choose = tmp_path_factory.mktemp("averaging"), random.Random(0)
+    folder, choose = tmp_path_factory.mktemp("averaging"), random.Random(0)
     rows = []
     for number in range(600):
         words = (BLAME, PRAISE)[number % 2]
-        one, two = choose.sample(THINGS, 2)
-        text = f"the {one} was {choose.choice(words)} and the {two} {choose.choice(words)}, no {number}"
+        first, second = choose.sample(THINGS, 2)
+        text = f"the {first} was {choose.choice(words)} and the {second} {choose.choice(words)}, no {number}"
         rows.append(f"{number % 2}\t{text}")
-    (made / "reviews.tsv").write_text("label\ttext\n" + "\n".join(rows) + "\n", encoding="utf-8")
-    (made / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
-    return made
+    (folder / "reviews.tsv").write_text("label\ttext\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    return folder
 
 
-def done(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
+def run_json(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
     outcome = edgeformer(*arguments, "--json", cwd=folder)
     assert outcome.code == code, outcome.err
-    found: dict[str, Any] = json.loads(outcome.out)
-    return found
+    document: dict[str, Any] = json.loads(outcome.out)
+    return document
 
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
-    trained = done(folder, "train", "recipe.yaml", "--name", "reviews")
+    trained = run_json(folder, "train", "recipe.yaml", "--name", "reviews")
     assert trained["status"] == "finished" and trained["test"]["accuracy"] > 0.95
-    exported = done(folder, "export", "reviews", "--fp16", "--int8", "--exit", "all", "--build", "reference")
-    found = {artifact["id"]: (artifact["status"], artifact["reason"]) for artifact in exported["artifacts"]}
-    assert found == dict.fromkeys(GRAPHS | BUILT, ("built", None))
+    exported = run_json(folder, "export", "reviews", "--fp16", "--int8", "--exit", "all", "--build", "reference")
+    statuses = {artifact["id"]: (artifact["status"], artifact["reason"]) for artifact in exported["artifacts"]}
+    assert statuses == dict.fromkeys(GRAPHS | BUILT, ("built", None))
     for artifact in (artifact for artifact in exported["artifacts"] if artifact["id"] in GRAPHS):
         assert artifact["parity"]["top1_agreement"] > 0.95
         assert artifact["sharing"]["stored_parameters"] == trained["parameters"]
@@ -97,7 +97,7 @@ def run(folder: Path) -> Path:
 
 
 def test_plan(folder: Path, run: Path) -> None:
-    plan = done(folder, "plan", "recipe.yaml", "--device", "rtx4050")
+    plan = run_json(folder, "plan", "recipe.yaml", "--device", "rtx4050")
     assert plan["fits"] and plan["parameters"] == read_run(run).parameters
 
 
@@ -109,28 +109,28 @@ def test_the_model_card_and_config_say_what_it_is(run: Path) -> None:
 
 
 def test_verify(folder: Path, run: Path) -> None:
-    found = done(folder, "verify", "reviews")
-    assert {row["artifact"]: row["status"] for row in found["artifacts"]} == dict.fromkeys(GRAPHS | BUILT, "verified")
+    checks = run_json(folder, "verify", "reviews")["artifacts"]
+    assert {row["artifact"]: row["status"] for row in checks} == dict.fromkeys(GRAPHS | BUILT, "verified")
 
 
 def test_evaluate(folder: Path, run: Path) -> None:
-    rows = done(folder, "evaluate", "reviews", "--artifact", "all")["rows"]
+    rows = run_json(folder, "evaluate", "reviews", "--artifact", "all")["rows"]
     assert {row["artifact"] for row in rows} == {"torch", *GRAPHS, *BUILT}
     assert all(row["accuracy"] > 0.9 for row in rows if "exit1" not in row["artifact"])
 
 
 def test_predict_also_with_rows_that_leave_early(folder: Path, run: Path) -> None:
     for artifact in ("onnx-fp32", "onnx-int8", "onnx-fp16-step", "onnx-reference-fp32"):
-        found = done(folder, "predict", "reviews", *TEXTS, "--artifact", artifact)["predictions"]
-        assert [row["label"] for row in found] == ["positive", "negative"], artifact
-    hasty = done(folder, "predict", "reviews", *TEXTS, "--confidence", "0.0")["predictions"]
+        predictions = run_json(folder, "predict", "reviews", *TEXTS, "--artifact", artifact)["predictions"]
+        assert [row["label"] for row in predictions] == ["positive", "negative"], artifact
+    hasty = run_json(folder, "predict", "reviews", *TEXTS, "--confidence", "0.0")["predictions"]
     assert [row["loops"] for row in hasty] == [1, 1]
 
 
 @pytest.mark.parametrize("artifact", ["onnx-int8", "onnx-reference-fp32"])
 def test_profile_measures_on_this_host_and_writes_the_report(folder: Path, run: Path, artifact: str) -> None:
     options = ("--device", "host", "--artifact", artifact, "--batch", "1", "--seq", "16")
-    report = done(folder, "profile", "reviews", *options)
+    report = run_json(folder, "profile", "reviews", *options)
     steady = [row for row in report["rows"] if row["phase"] == "steady"]
     assert steady and all(row["latency_ms"]["status"] == "measured" for row in steady)
     for kind in ("json", "md", "html", "csv"):

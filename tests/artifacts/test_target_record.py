@@ -20,10 +20,10 @@ def engine(sha256: str = "a" * 64, **changes: Any) -> ArtifactManifest:
 
 
 def record(manifest: BundleManifest, device: str = CARD, **changes: Any) -> TargetRecord:
-    held = next(entry for entry in manifest.artifacts if entry.id == "engine")
+    entry = next(entry for entry in manifest.artifacts if entry.id == "engine")
     facts: dict[str, Any] = {
-        "artifact": held.id,
-        "artifact_sha256": files_sha256(held, manifest.files),
+        "artifact": entry.id,
+        "artifact_sha256": files_sha256(entry, manifest.files),
         "device": device,
         "compute_capability": "8.9",
         "runtime": {"tensorrt-rtx": "1.7.1"},
@@ -39,26 +39,26 @@ def record(manifest: BundleManifest, device: str = CARD, **changes: Any) -> Targ
 
 def test_a_record_completes_what_export_left_open() -> None:
     manifest = bundle(artifact("exact"), engine())
-    known = TargetRecords(records=(record(manifest),)).completing(manifest)
-    found = completed(manifest, known).artifacts[1]
-    assert found.validation == accuracy(0.91) and found.parity is not None and found.parity.status == "measured"
-    assert found.status == "built" and completed(manifest, known).artifacts[0] == manifest.artifacts[0]
+    records = TargetRecords(records=(record(manifest),)).completing(manifest)
+    scored = completed(manifest, records).artifacts[1]
+    assert scored.validation == accuracy(0.91) and scored.parity is not None and scored.parity.status == "measured"
+    assert scored.status == "built" and completed(manifest, records).artifacts[0] == manifest.artifacts[0]
 
 
 def test_what_failed_on_its_target_counts_as_rejected() -> None:
     manifest = bundle(engine())
     failed = record(manifest, status="failed", reason="parity: too far off", validation=None)
-    (found,) = completed(manifest, TargetRecords(records=(failed,)).completing(manifest)).artifacts
-    assert (found.status, found.reason) == ("rejected", f"on {CARD}: parity: too far off")
+    (entry,) = completed(manifest, TargetRecords(records=(failed,)).completing(manifest)).artifacts
+    assert (entry.status, entry.reason) == ("rejected", f"on {CARD}: parity: too far off")
 
 
 def test_an_engine_that_was_built_again_makes_its_record_stale() -> None:
-    kept = record(bundle(engine("a" * 64)))
+    previous = record(bundle(engine("a" * 64)))
     rebuilt = bundle(engine("b" * 64))
-    reason = kept.why_refused(rebuilt)
+    reason = previous.why_refused(rebuilt)
     assert reason is not None and "stale" in reason and "aaaaaaaaaaaa…" in reason and "bbbbbbbbbbbb…" in reason
     assert "verify --write" in reason
-    records = TargetRecords(records=(kept,))
+    records = TargetRecords(records=(previous,))
     assert records.completing(rebuilt) == {} and records.of(rebuilt).records == ()
 
 
@@ -75,16 +75,16 @@ def test_an_edited_record_is_refused(changes: dict[str, object]) -> None:
 def test_a_record_of_another_artifact_is_refused() -> None:
     manifest = bundle(engine())
     assert "no such artifact" in str(record(manifest, artifact="other").why_refused(manifest))
-    gone = bundle(engine(status="rejected"))
-    assert "no such artifact" in str(record(manifest).why_refused(gone))
+    rejected = bundle(engine(status="rejected"))
+    assert "no such artifact" in str(record(manifest).why_refused(rejected))
 
 
 def test_parts_and_weights_are_signed_too() -> None:
     parts = {"embed": "engines/embed", "loop": "onnx/engine.onnx"}
-    one, other = (bundle(engine(role="step", parts=parts), files={"engines/embed": sha * 64}) for sha in "cd")
-    kept = record(one)
-    assert kept.why_refused(one) is None
-    assert "stale" in str(kept.why_refused(other))
+    first, second = (bundle(engine(role="step", parts=parts), files={"engines/embed": sha * 64}) for sha in "cd")
+    signed = record(first)
+    assert signed.why_refused(first) is None
+    assert "stale" in str(signed.why_refused(second))
 
 
 def test_the_latest_of_a_device_counts_and_the_device_that_is_asked_about() -> None:
@@ -105,5 +105,5 @@ def test_what_export_scored_itself_needs_no_record() -> None:
 def test_it_survives_its_file() -> None:
     manifest = bundle(engine())
     records = TargetRecords(records=(record(manifest),))
-    again = TargetRecords.model_validate_json(records.model_dump_json(), strict=False)
-    assert again == records and again.records[0].why_refused(manifest) is None
+    parsed = TargetRecords.model_validate_json(records.model_dump_json(), strict=False)
+    assert parsed == records and parsed.records[0].why_refused(manifest) is None

@@ -29,7 +29,6 @@ from edgeformer.run import Location, locate, read_run
 from edgeformer.tasks import language_modeling
 from edgeformer.tasks.early_exit import SWEEP
 from edgeformer.tasks.language_modeling import LanguageRecipe
-from edgeformer.tasks.scoring import cut_batches
 from tests.export.language_run import (
     EXIT,
     LOOPS,
@@ -237,13 +236,6 @@ def test_scores_do_not_depend_on_the_batch(language_run: Path, monkeypatch: pyte
     (small,) = rows_of(language_run, artifact="onnx-fp32", split="validation").values()
     assert large.batch is not None and small.batch is not None and small.batch < large.batch
     assert small.loss == pytest.approx(large.loss, abs=1e-6) and small.n == large.n
-
-
-def test_batches_hold_as_many_rows_as_fit_and_every_row_once() -> None:
-    lengths = np.array([10, 40, 3, 100, 25, 3, 3])
-    batches = cut_batches(lengths, max_rows=3, tokens=50)
-    assert [lengths[batch].tolist() for batch in batches] == [[100], [40], [25, 10], [3, 3, 3]]
-    assert sorted(np.concatenate(batches).tolist()) == list(range(7))
 
 
 @pytest.mark.parametrize("artifact", ["torch", "onnx-fp32-step"])

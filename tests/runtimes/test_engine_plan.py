@@ -13,7 +13,7 @@ from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, MissingDependencyError, install_hint
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT
-from edgeformer.runtimes import ArtifactFiles, OpenOptions, cannot_run, runtime_of
+from edgeformer.runtimes import ArtifactFiles, OpenOptions
 from edgeformer.runtimes import tensorrt as builders
 from edgeformer.runtimes.runtime import Builder, BuildJob, Target, Unavailable
 from edgeformer.runtimes.tensorrt import RUNTIME, TensorRTBuilder, TorchTensorRTBuilder
@@ -237,12 +237,3 @@ def test_a_refused_engine_is_never_read(
     monkeypatch.setattr(tensorrt_state_module, "tensorrt_state", lambda name: state)
     with pytest.raises(error, match=r"nowhere\.engine: this"):
         RUNTIME.open(ArtifactFiles(engine(), Path("nowhere.engine")), OpenOptions())
-
-
-def test_this_very_machine_refuses_an_engine_for_a_card_that_does_not_exist(tmp_path: Path) -> None:
-    path = tmp_path / "model.engine"
-    path.write_bytes(b"not an engine")
-    artifact = engine(built_for={"compute_capability": "99.0", "tensorrt-rtx": "0.0"})
-    assert cannot_run(artifact) is not None and cannot_run(engine(format="onnx", built_for=None)) is None
-    with pytest.raises((ArtifactError, MissingDependencyError), match=r"model\.engine: this .*engine was built"):
-        runtime_of(artifact).open(ArtifactFiles(artifact, path), OpenOptions())

@@ -15,16 +15,11 @@ import torch
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.bundle import Bundle
-from edgeformer.export.graphs import write_graph
-from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.graphs import compose_decode, step_specs
-from edgeformer.models.tracing import export_graph
 from edgeformer.models.weights import load_model
 from edgeformer.runtimes import OpenOptions, runtime_of
 from edgeformer.runtimes.decoder import Decoder, FullDepthEngine, StepEngine, StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.providers import CPU, CUDA
-from edgeformer.runtimes.onnxruntime.session import Cache, OnnxSession
-from tests.models.crt_oracle import small_config
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from tests.test_old_format import OLD
 
 EXIT, LOOPS, POSITIONS, WORDS = 2, 4, 64, 300
@@ -85,27 +80,6 @@ def test_decode_graph_over_windows(
         actual = decode_windows(graph, ids, first)
     assert actual.shape == (3, POSITIONS - first + 1, WORDS)
     assert np.abs(actual - uncached[LOOPS][:, first - 1 :]).max() < TOLERANCE[precision]
-
-
-def test_without_convolutions_and_with_a_head_for_every_exit(tmp_path: Path) -> None:
-    """Convolution caches then have no rows; the graphs still take and return them."""
-    torch.manual_seed(0)
-    model = build_crt(small_config(trm="linear", heads="separate", loops=3, exits=(1, 2), cycles=1)).eval()
-    text = torch.randint(0, 60, (2, 20))
-    graphs = {part: export_graph(spec) for part, spec in step_specs(model).items()}
-    graphs["decode"] = compose_decode(model, graphs)
-    paths = {part: tmp_path / f"{part}.onnx" for part in graphs}
-    for part, graph in graphs.items():
-        write_graph(graph, paths[part])
-    with torch.inference_mode():
-        expected = {loop: model.logits(text, loop).numpy() for loop in model.exits}
-    decoder = Decoder(StepEngine(StepSession(paths, 3, exits=model.exits)))
-    for position, loop in enumerate((1, 1, 2, 3, 1, 2, 2, 1, 3, 1) * 2):
-        decoder.read_rows(text[:, position : position + 1].numpy())
-        decoder.advance(loop)
-        assert np.abs(decoder.row_logits(loop) - expected[loop][:, position]).max() < 1e-5
-    with OnnxSession(paths["decode"], threads=1) as opened:
-        assert np.abs(decode_windows(opened, text.numpy(), 7) - expected[3][:, 6:]).max() < 1e-5
 
 
 def test_artifacts_that_cannot_write_are_refused(bundle: Bundle) -> None:
@@ -178,16 +152,6 @@ def test_bound_caches_give_the_same_logits(bundle: Bundle, kind: str) -> None:
             decoder.advance(LOOPS)
         logits.append(decoder.row_logits(LOOPS))
     assert texts[0] == texts[1] and np.array_equal(*logits)
-
-
-@pytest.mark.parametrize(("device", "kind"), [(None, np.ndarray), ("cpu", Cache)])
-def test_caches_are_arrays_unless_a_device_is_named(bundle: Bundle, device: Any, kind: type) -> None:
-    """On two cores binding cost 0.1 ms per call more than arrays, which ONNX Runtime returns there without a copy."""
-    session = OnnxSession(bundle.folder / "onnx" / "decode.onnx", threads=1, cache_device=device)
-    empty = {name: session.empty(name, 1) for name in session.inputs if name.startswith("past")}
-    outputs = session.run({"input_ids": np.array([[5]]), "position_ids": np.array([[0]]), **empty})
-    assert {type(outputs[name]) for name in outputs if name.startswith("present")} == {kind}
-    assert isinstance(outputs["logits"], np.ndarray) and outputs["present.0.key"].shape == (1, 2, 1, 8)
 
 
 class CardBuild:

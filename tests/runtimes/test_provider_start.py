@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,32 +133,6 @@ def test_a_provider_that_raises_is_told_from_a_graph_that_is_damaged(
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the names of the libraries are Linux's")
-@pytest.mark.parametrize("on_default_path", [True, False])
-def test_a_damaged_copy_of_pip_matters_only_if_the_default_path_has_none(
-    on_default_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With ONNX Runtime's own preload_dlls, as in a build for CUDA 13; only the system's loader is a stand-in."""
-    (tmp_path / "libcublas.so.13").write_bytes(b"no library")
-    real = ctypes.CDLL
-
-    def load(name: str, *arguments: Any, **options: Any) -> Any:
-        if "/" in name or not on_default_path:
-            return real(name, *arguments, **options)
-        return None
-
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    monkeypatch.setattr(onnxruntime, "cuda_version", "13.0")
-    monkeypatch.setattr(onnxruntime, "preload_dlls", partial(onnxruntime.preload_dlls, directory=str(tmp_path)))
-    load_cuda_libraries.cache_clear()
-    libraries = load_cuda_libraries()
-    load_cuda_libraries.cache_clear()
-    if on_default_path:
-        assert libraries is None
-    else:
-        assert libraries is not None and "libcublas.so.13" in libraries.split(", ") and "/" not in libraries
-
-
 @pytest.mark.parametrize(
     ("printed", "is_loaded"), [("", True), (OF_COPY, True), (NOT_LOADED, False), (OF_COPY + NOT_LOADED, False)]
 )
@@ -260,14 +232,6 @@ def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
     assert any("no CUDA graphs, and no kernels that are specialised before a call" in note for note in caveats)
     assert settings["provider_options"] == {**rtx.options, "nv_runtime_cache_path": "cache folder"}
     assert str(tmp_path) not in json.dumps(settings), "reports hold no paths of this machine"
-
-
-def test_a_cache_folder_that_cannot_be_made_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv("EDGEFORMER_CACHE", str(tmp_path / "file"))
-    rtx = RtxBuild(monkeypatch)
-    OnnxSession(OLD / "classifier-v1" / "bundle" / "onnx" / "model.onnx", RTX, max_positions=64).close()
-    assert "nv_runtime_cache_path" not in rtx.options and "nv_profile_min_shapes" in rtx.options
 
 
 def test_shapes_of_graphs_with_caches_and_of_foreign_graphs(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from edgeformer.run import Location
 from edgeformer.runtimes.runtime import OpenOptions
 from edgeformer.runtimes.tensorrt.session import GpuCache, TensorRTSession
 from tests.runtimes import stand_in_tensorrt
-from tests.runtimes.stand_in_tensorrt import CARD, LONGEST, VERSION, StandInCuda, stand_in, with_engines
+from tests.runtimes.stand_in_tensorrt import CARD, LONGEST, StandInCuda, stand_in, with_engines
 from tests.runtimes.tiny_bundle import VOCABULARY, classifier_graph
 
 TEXTS = [f"the {food} was {how} indeed" for food in ("pizza", "soup", "tea", "bread", "fish") for how in "abcd"]
@@ -225,10 +225,3 @@ def test_verify_compares_engines_on_their_card_and_records_it(bundle: Bundle) ->
     changed = seal(bundle.folder, bundle.manifest.model_copy(update={"files": files}))
     stale = {entry.artifact: entry.why_refused(changed) for entry in Bundle.open(bundle.folder).records.records}
     assert "stale" in str(stale["tensorrt-rtx-fp32-step"]) and stale["tensorrt-rtx-fp32-decode"] is None
-
-
-def test_an_engine_of_another_card_does_not_write(bundle: Bundle) -> None:
-    update = {"built_for": {"compute_capability": "12.0", "tensorrt-rtx": VERSION}}
-    artifact = bundle.artifact("tensorrt-rtx-fp32-decode").model_copy(update=update)
-    with pytest.raises(InputError, match=r"built for compute capability 12\.0, but this GPU is NVIDIA GeForce RTX"):
-        bundle.decoder(artifact, (bundle.loops,))

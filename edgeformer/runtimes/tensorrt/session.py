@@ -149,6 +149,12 @@ class TensorRTSession(Graph):
         try:
             self._log.clear()
             self._runtime = trt.Runtime(self._log)  # must live as long as the engine
+            if hasattr(self._runtime, "get_engine_validity"):  # tensorrt-rtx only
+                verdict, reasons = self._runtime.get_engine_validity(plan)
+                if verdict == trt.EngineValidity.INVALID:
+                    flags = trt.EngineInvalidityDiagnostics.__members__.items()
+                    reason = ", ".join(name for name, flag in flags if int(reasons) & int(flag))
+                    raise ArtifactError(f"{path}: {self.provider} refuses this engine ({reason}); {_REMEDY}")
             engine = self._engine = self._runtime.deserialize_cuda_engine(plan)
             if engine is None:
                 reason = self._log.last_error()
