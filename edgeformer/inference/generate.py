@@ -226,7 +226,19 @@ def generate(
     plain = PlainText(tokenizer)
     require_unicode("the prompt", prompt)
     ids = [plain.boundary, *plain.encode(prompt).ids]
-    max_tokens, notes = _limit_tokens(len(ids), options.max_tokens, max_positions, trained_length)
+    if len(ids) > max_positions:
+        raise InputError(f"the prompt has {len(ids)} tokens; the model takes at most {max_positions}")
+    available = max_positions - len(ids) + 1  # the last new token is never read
+    limits = (
+        f"the prompt has {len(ids)} tokens and the model takes at most {max_positions}, so at most {available} can be "
+        "written"
+    )
+    if options.max_tokens is not None and options.max_tokens > available:
+        raise InputError(f"--max-tokens {options.max_tokens}: {limits}")
+    notes = [limits] if options.max_tokens is None and available < DEFAULT_TOKENS else []
+    max_tokens = options.max_tokens or min(DEFAULT_TOKENS, available)
+    if len(ids) + max_tokens - 1 > trained_length:
+        notes.append(f"trained on {trained_length} tokens at a time; what comes behind that is guesswork")
     if isinstance(model, Run):
         if runtime is not None and not is_torch_provider(runtime):
             raise InputError(f"--runtime {runtime}: computes no run's own weights; that is torch")
@@ -268,7 +280,7 @@ def generate(
         emit(stream.push(token))
         unread = [token]
     seconds = time.perf_counter() - started
-    emit(stream.finish())
+    emit(stream.read())
     later_tokens, later_seconds = len(tokens) - 1, seconds - prompt_seconds
     return Generation(
         run=location.name,
@@ -284,7 +296,7 @@ def generate(
         prompt_seconds=prompt_seconds,
         seconds=seconds,
         tokens_per_s=later_tokens / later_seconds if later_tokens and later_seconds > 0 else None,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -352,26 +364,6 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
     )
 
 
-def _limit_tokens(
-    prompt_tokens: int, requested: int | None, max_positions: int, trained_length: int
-) -> tuple[int, tuple[str, ...]]:
-    """Return the largest number of new tokens, and notes on a smaller default and on exceeding the trained length."""
-    if prompt_tokens > max_positions:
-        raise InputError(f"the prompt has {prompt_tokens} tokens; the model takes at most {max_positions}")
-    available = max_positions - prompt_tokens + 1  # the last new token is never read
-    limits = (
-        f"the prompt has {prompt_tokens} tokens and the model takes at most {max_positions}, so at most {available} "
-        "can be written"
-    )
-    if requested is not None and requested > available:
-        raise InputError(f"--max-tokens {requested}: {limits}")
-    notes = [limits] if requested is None and available < DEFAULT_TOKENS else []
-    max_tokens = requested or min(DEFAULT_TOKENS, available)
-    if prompt_tokens + max_tokens - 1 > trained_length:
-        notes.append(f"trained on {trained_length} tokens at a time; what comes behind that is guesswork")
-    return max_tokens, tuple(notes)
-
-
 class TextStream:
     """Decodes a growing list of tokens piece by piece, and never returns a part of a character.
 
@@ -388,18 +380,15 @@ class TextStream:
     def push(self, token: int) -> str:
         """Add a token; return the text that is complete now, often a word, sometimes nothing yet."""
         self._ids.append(token)
-        return self._new_text(final=False)
+        return self.read(is_final=False)
 
-    def finish(self) -> str:
-        """Return the remaining text; bytes that are no whole character become the replacement character."""
-        return self._new_text(final=True)
-
-    def _new_text(self, *, final: bool) -> str:
+    def read(self, *, is_final: bool = True) -> str:
+        """Return the remaining text; at the end, bytes that are no whole character become the replacement character."""
         previous, text = (
             str(self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=True))
             for end in (self._decoded, None)
         )
-        if not final and text.endswith(_INCOMPLETE):
+        if not is_final and text.endswith(_INCOMPLETE):
             return ""
         self._decoded = len(self._ids)
         self._start = max(self._start, self._decoded - _CONTEXT)

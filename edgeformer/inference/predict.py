@@ -205,7 +205,9 @@ def predict(
     confidence: Confidence = None,
     runtime: str | None = None,
 ) -> tuple[str, list[Answer]]:
-    """Answer raw texts (the tokenizer cleans them).
+    """Answer raw texts (the tokenizer cleans them); return the artifact's id, and one answer per text.
+
+    An empty text, and one whose logits are not finite, has an :class:`~edgeformer.tasks.task.Unanswered`.
 
     Args:
         texts: one or more; for a classifier also pairs of texts.
@@ -213,10 +215,6 @@ def predict(
         confidence: a step artifact stops looping for a text at this top softmax probability; ``auto``: at the
             thresholds of its guarantee.
         runtime: ``--runtime``; None: what ``profile --search`` found fastest here, else the default.
-
-    Returns:
-        The artifact's id, and one answer per text. An empty text, and one whose logits are not finite, has an
-        :class:`~edgeformer.tasks.task.Unanswered`.
 
     Raises:
         InputError: no text, an unknown artifact, a model that does not answer such texts, or ``confidence`` without a

@@ -87,11 +87,7 @@ def verify(
 
 
 def _check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
-    """Hash all files that bundle.json names, and report files that it does not name.
-
-    Skipped are hidden files and folders (``.git``, ``.DS_Store``), which other tools write and nothing opens,
-    targets.json, and the reports that ``profile`` writes into a bundle without a run.
-    """
+    """Hash all files that bundle.json names, and report others, except hidden ones, targets.json and reports."""
     needed = {name for artifact in bundle.built() for name in bundle.contents.needed_by(artifact)}
     expected = sorted({*bundle.contents.checksums, *needed})
     checks = []
@@ -162,8 +158,7 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
 def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str | None]:
     """Return the tolerance on this machine, and the problem if there is one. ``recorded``: measured at export.
 
-    FP32 and FP16 have export's own tolerances. Export judged INT8 by its task score, which needs the data set; here it
-    must be about as close to torch as at export.
+    Export judged INT8 by its task score, which needs the data set; here it must be about as close to torch as there.
     """
     if parity.tolerance is not None:
         return f"{parity.tolerance_kind} error ≤ {parity.tolerance:.0e}", out_of_tolerance(parity)
@@ -176,8 +171,7 @@ def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str |
     min_agreement = recorded.top1_agreement - max(INT8_AGREEMENT_LOSS, _ALLOWED_ROWS / parity.n)
     problem = None
     if parity.max_abs_error > max_error:
-        at_export = f"{recorded.max_abs_error:.2g} at export"
-        problem = f"error {parity.max_abs_error:.2g} is above {max_error:.2g} ({at_export})"
+        problem = f"error {parity.max_abs_error:.2g} is above {max_error:.2g} ({recorded.max_abs_error:.2g} at export)"
     elif parity.top1_agreement < min_agreement:
         problem = f"top-1 agreement {parity.top1_agreement:.1%} is below {min_agreement:.1%}"
     return f"error ≤ {max_error:.1e}, agreement ≥ {min_agreement:.1%}", problem
@@ -202,11 +196,9 @@ def _answering_loop(bundle: Bundle, artifact: ArtifactManifest) -> int:
 
 
 def score_drop(bundle: Bundle, artifact: ArtifactManifest, scores: Mapping[str, Any]) -> str | None:
-    """Return by how much an artifact's score is worse than the FP32 graph's, if that is more than allowed.
+    """Return by how much an artifact's score is worse than the FP32 graph's on the same rows, if more than allowed.
 
-    Args:
-        scores: ``validation`` and ``score``, as in the manifest. Without a score of FP32 on the same rows nothing is
-            compared.
+    ``scores``: ``validation`` and ``score``, as in the manifest.
     """
     references = [entry for entry in bundle.artifacts if entry.is_graph and entry.precision == "fp32"]
     same_exit = [entry for entry in references if (entry.role, entry.exit) == (artifact.role, artifact.exit)]
@@ -226,12 +218,7 @@ def record(
 ) -> Verification:
     """Score the artifacts that ran here for the first time, as export would have, and add them to targets.json.
 
-    Args:
-        verification: of the bundle on this machine.
-        cache: folder for encoded sets; None: no cache.
-
-    Returns:
-        The verification with the records that were written, or the reason why there are none.
+    Return the verification with the records that were written, or the reason why there are none.
 
     Raises:
         ArtifactError: targets.json is damaged.

@@ -97,8 +97,7 @@ class Decoder(Generic[State]):
     def advance(self, loop: int) -> None:
         """Run every waiting token through the loops up to ``loop``; see the module's docstring.
 
-        Raises:
-            ValueError: the newest token has already passed this loop, nothing was read, or there is no stop after it.
+        Raises ValueError if no new token waits in front of it, or if there is no stop after it.
         """
         newest: State | None = None
         last = self._stretches(loop)
