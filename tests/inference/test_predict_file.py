@@ -23,7 +23,7 @@ from edgeformer.artifacts.row_files import Row
 from edgeformer.data.unlabelled import WINDOW_ROWS, InputRow, Unlabelled, windows
 from edgeformer.inference import predict_file as module
 from edgeformer.inference.predict import Predictor, open_predictor, predict
-from edgeformer.inference.predict_file import predict_file, run_ahead
+from edgeformer.inference.predict_file import predict_file
 from edgeformer.run import locate
 from tests.cli.run_cli import Outcome, edgeformer
 
@@ -273,22 +273,6 @@ def test_an_error_in_any_thread_ends_all_threads(model: Predictor) -> None:
         with pytest.raises(error, match=message):
             predict_file(model, Unlabelled("test", False, None, texts), writer)
     assert threading.active_count() == threads
-
-
-def test_ahead_stops_when_it_is_closed() -> None:
-    produced: list[int] = []
-
-    def numbers() -> Iterator[int]:
-        for number in range(10**9):
-            produced.append(number)
-            yield number
-
-    items = run_ahead(numbers())
-    assert [next(items), next(items)] == [0, 1]
-    items.close()
-    count = len(produced)
-    time.sleep(0.05)
-    assert len(produced) == count <= 5
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")

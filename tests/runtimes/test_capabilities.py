@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -159,7 +160,8 @@ def test_doctor_compares_the_driver_with_the_cuda_version_of_packages(monkeypatc
     monkeypatch.setattr(cuda_driver, "problem", lambda: None)
     monkeypatch.setattr(cuda_driver, "version", lambda: "12.4")
     monkeypatch.setattr(nvidia, "driver_version", lambda: "550.54.14")
-    monkeypatch.setattr(capability, "_cuda_13_packages", lambda: ["tensorrt-rtx-cu13"])
+    package = SimpleNamespace(metadata={"Name": "tensorrt_rtx_cu13"})
+    monkeypatch.setattr(capability.metadata, "distributions", lambda: [package])
 
     def driver_line() -> Capability:
         return next(line for line in capability.machine_capabilities() if line.name == "cuda driver")

@@ -121,7 +121,7 @@ def judge(
     elif version is None:
         problems["libraries"] = f"do not load ({answer.error})"
         version = installed_version(name, f"{name}-cu12", f"{name}-cu13")
-    elif tuple(map(int, f"{version}.0".split(".")[:2])) < (needed := _MIN_VERSIONS.get(name, (0, 0))):
+    elif tuple(map(int, re.findall(r"\d+", f"{version}.0")[:2])) < (needed := _MIN_VERSIONS.get(name, (0, 0))):
         problems["builder"] = f"{name} {version} is too old; {needed[0]}.{needed[1]} or newer is needed"
     elif not facts.get("builder"):
         problems["builder"] = f"does not start ({answer.error or 'no builder'})"
