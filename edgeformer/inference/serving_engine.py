@@ -158,7 +158,22 @@ class Engine:
         self._thread.join()
 
     def _work(self) -> None:
-        while requests := self._next_requests():
+        # Calls take texts of similar length, so the requests of two calls are taken together.
+        max_texts = 2 * self._limits.batch if self._limits.batch > 1 else 1
+        while True:
+            requests: list[_Request] = []
+            count = 0
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
+                    return
+                while self._queue and (not count or count + len(self._queue[0].texts) <= max_texts):
+                    request = self._queue.popleft()
+                    self._queued_texts -= len(request.texts)
+                    if request.answers.set_running_or_notify_cancel():
+                        requests.append(request)
+                        count += len(request.texts)
+                self._metrics.waiting.set(self._queued_texts)
             try:
                 self._answer(requests)
             except Exception:  # caused by one of the requests: each gets its own answer or error
@@ -168,30 +183,12 @@ class Engine:
                     except Exception as error:  # for the client; the engine goes on
                         request.answers.set_exception(error)
 
-    def _next_requests(self) -> list[_Request]:
-        """Wait for requests and return those of the next calls; empty when the engine is closed and the queue empty."""
-        requests: list[_Request] = []
-        count = 0
-        # Calls take texts of similar length, so the requests of two calls are taken together.
-        max_texts = 2 * self._limits.batch if self._limits.batch > 1 else 1
-        with self._changed:
-            while not requests:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                if not self._queue:
-                    return []
-                while self._queue and (not count or count + len(self._queue[0].texts) <= max_texts):
-                    request = self._queue.popleft()
-                    self._queued_texts -= len(request.texts)
-                    if request.answers.set_running_or_notify_cancel():
-                        requests.append(request)
-                        count += len(request.texts)
-            self._metrics.waiting.set(self._queued_texts)
-        return requests
-
     def _answer(self, requests: list[_Request]) -> None:
         started = time.perf_counter()
         answering = self._model.answering
         texts = [text for request in requests for text in request.texts]
+        if not texts:  # every request was cancelled
+            return
         window = answering.read(texts)
         batches = batch_by_length(window.encoded.lengths, self._max_rows)
 

@@ -117,9 +117,9 @@ class LocalFile:
 
 def select_runtimes(providers: Sequence[str]) -> tuple[WebRuntime, ...]:
     """Return the runtimes of providers (empty: all) in the order of :data:`RUNTIMES`. Raises InputError if unknown."""
-    names = [runtime.provider for runtime in RUNTIMES]
-    if unknown := [name for name in providers if name not in names]:
-        raise InputError(f"--provider {unknown[0]}: browsers have {' and '.join(names)}")
+    for name in providers:
+        if name not in (WASM, WEBGPU):
+            raise InputError(f"--provider {name}: browsers have {WASM} and {WEBGPU}")
     return tuple(runtime for runtime in RUNTIMES if not providers or runtime.provider in providers)
 
 
@@ -131,10 +131,8 @@ def find_local(folder: Path, library: LibraryFile) -> LocalFile:
     """
     name = library.package.name
     last = PurePosixPath(name).name
-    roots = [folder / "node_modules" / name, folder / name, folder / last]
-    if folder.name == last or _package_json(folder).get("name") == name:
-        roots.insert(2, folder)
-    for root in roots:
+    is_package = folder.name == last or _package_json(folder).get("name") == name
+    for root in (folder / "node_modules" / name, folder / name, *([folder] if is_package else []), folder / last):
         path = root / library.path
         if path.is_file():
             try:
