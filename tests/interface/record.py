@@ -32,6 +32,7 @@ import typer
 
 from edgeformer.cli import main
 from tests.cli.run_cli import Outcome, edgeformer
+from tests.conftest import GOLDEN
 
 Words = dict[str, str]
 """Option or key path → the words that describe it, sorted."""
@@ -145,7 +146,7 @@ def missing_keys(recorded: Words, current: Words) -> list[str]:
 def run_documents(folder: Path, omitted: Collection[str] = ()) -> dict[str, Outcome]:
     """Run the commands of ``json_keys.json`` in order and prepare what those of ``exit_codes.json`` need.
 
-    ``omitted`` names documents whose commands do not run.
+    ``omitted`` names documents whose commands do not run; without ``train`` the golden run is exported.
     """
     texts = [("a warm and funny film", "positive"), ("dull and far too long", "negative")]
     rows = "".join(f"{text}, part {number}\t{label}\n" for number in range(10) for text, label in texts)
@@ -153,6 +154,8 @@ def run_documents(folder: Path, omitted: Collection[str] = ()) -> dict[str, Outc
     ambiguous = "".join(f"film {number} is fine,{number % 2},{number % 3}\n" for number in range(60))
     (folder / "ambiguous.csv").write_text(f"text,mood,genre\n{ambiguous}", encoding="utf-8")
     (folder / "broken.yaml").write_text("name: [unclosed\n", encoding="utf-8")
+    if "train" in omitted:
+        shutil.copytree(GOLDEN / "small", folder / "artifacts" / "small")
     outcomes = {}
     for name, entry in load("json_keys.json").items():
         if name not in omitted:
