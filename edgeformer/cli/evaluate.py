@@ -50,10 +50,8 @@ def command(
 
       edgeformer evaluate --artifact onnx-fp32-step --threshold 0.9
     """
-    from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
     from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-    from edgeformer.report.plots import draw_early_exit
     from edgeformer.report.tables import early_exit_table, evaluation_table
     from edgeformer.run import locate
 
@@ -61,9 +59,6 @@ def command(
     cache = artifacts / ".cache" / "tokens" if location.run is not None else None
     options = EvaluateOptions(artifact, split, data, batch, cache, threshold, text, label, pair, runtime, encoding)
     evaluation = evaluate(location, options, show_progress())
-    picture = None
-    if location.run is not None and data is None and runtime is None and evaluation.early_exit:
-        picture = draw_early_exit(location.run, evaluation.rows, evaluation.early_exit)
     if as_json:
         opt.print_json(evaluation)
         return
@@ -71,7 +66,5 @@ def command(
     console.print(evaluation_table(location.name, evaluation.rows))
     if evaluation.early_exit:
         console.print(early_exit_table(location.name, evaluation.early_exit))
-    if picture is not None:
-        say(f"drawn: {picture}")
     if any(row.leaks for row in evaluation.rows):
         console.print(f"[yellow]{opt.LEAKS}[/yellow]", soft_wrap=True)

@@ -35,17 +35,14 @@ _MAX_WARNING_LINES = 2
 
 def _estimate(value: float | None, low: float | None, high: float | None, unit: Unit, *, range_only: bool) -> str:
     """Format an estimate: ``≈ 1.23 ms (0.80 to 1.90)``, or its range only: ``≈ 0.80 to 1.90 ms``."""
-    middle = format_value(value, unit) if value is not None else ""
-    if low is None or high is None:
-        return f"{ABOUT} {middle}".rstrip()
-    ends = [format_value(end, unit) for end in (low, high)]
-    units = [end.rpartition(" ")[2] for end in (*ends, middle or ends[1])]
-    if range_only:
-        first = ends[0].rpartition(" ")[0] if units[0] == units[1] else ends[0]
-        return f"{ABOUT} {first} to {ends[1]}"
-    if len(set(units)) == 1 and middle:
-        ends = [end.rpartition(" ")[0] for end in ends]
-    return f"{ABOUT} {middle} ({ends[0]} to {ends[1]})" if middle else f"{ABOUT} ({ends[0]} to {ends[1]})"
+    if low is None or high is None or value is None:
+        return f"{ABOUT} {format_value(value, unit)}"
+    first, middle, last = (format_value(figure, unit) for figure in (low, value, high))
+    if first.rpartition(" ")[2] == last.rpartition(" ")[2]:  # the same unit
+        first = first.rpartition(" ")[0]
+        if not range_only:
+            last = last.rpartition(" ")[0]
+    return f"{ABOUT} {first} to {last}" if range_only else f"{ABOUT} {middle} ({first} to {last})"
 
 
 def latency_text(latency: Latency, *, range_only: bool = False) -> str:

@@ -1,17 +1,16 @@
-"""Pictures of runs and bundles: training curves, early exit, text lengths, artifact sizes and drift."""
+"""Pictures of runs and bundles: training curves, text lengths, artifact sizes and drift."""
 
 from __future__ import annotations
 
 import json
 import textwrap
 from collections.abc import Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import LEAKS, ArtifactManifest, BundleManifest, RunManifest, cautions
-from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, RunManifest, cautions
+from edgeformer.artifacts.scores import Score
 from edgeformer.report.canvas import BLUE, GREY, ORANGE, PALETTE, RED, can_draw, drawing, literal, shorten_name
 from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
@@ -190,46 +189,6 @@ def _draw_exits(panels: Sequence[Any], score: Score, name: str) -> None:
 def _shades(count: int) -> list[str]:
     """Return ``count`` shades from light to dark."""
     return [_DEPTHS[round(number * (len(_DEPTHS) - 1) / max(count - 1, 1))] for number in range(count)]
-
-
-def draw_early_exit(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequence[EarlyExitRow]) -> Path | None:
-    """Write ``plots/early_exit.png``: the loss and the task's metric over the mean number of loops.
-
-    Args:
-        run: the run's folder.
-        rows: scores of single exits.
-        early_exit: of the same artifacts and set; not empty.
-
-    Returns:
-        Path of the picture; None if matplotlib is not installed.
-    """
-    if not can_draw():
-        return None
-    manifest, first = read_run(run), early_exit[0]
-    path, metric = run / "plots" / "early_exit.png", get_task(manifest.task).metric.name
-    leaks = f" · {LEAKS}" if first.leaks else ""
-    title = f"{manifest.run} · early exit on {first.split} ({first.n:,}){leaks}"
-    with drawing(path, title, 2, (10.5, 4.2)) as axes:
-        for colour, artifact in zip(cycle(PALETTE), dict.fromkeys(row.artifact for row in early_exit), strict=False):
-            of_artifact = [row for row in early_exit if row.artifact == artifact]
-            last = max(map(int, of_artifact[0].share))
-            exits = sorted((row for row in rows if row.artifact == artifact), key=lambda row: row.exit or last)
-            curves: dict[tuple[str, str], list[tuple[float, Any]]] = {
-                (".-", "one threshold"): [
-                    (row.mean_loops, row) for row in of_artifact if row.threshold is not None and row.rule != "cosine"
-                ],
-                (".:", "by cosine"): [(row.mean_loops, row) for row in of_artifact if row.rule == "cosine"],
-                ("s", "all leave there"): [(row.exit or last, row) for row in exits],
-                ("*", "the paper's schedule"): [(row.mean_loops, row) for row in of_artifact if row.threshold is None],
-            }
-            for (marks, label), points in curves.items():
-                for axis, key in zip(axes, ("loss", metric), strict=True):
-                    x, y = [loops for loops, _ in points], [getattr(row, key) for _, row in points]
-                    axis.plot(x, y, marks, color=colour, label=f"{artifact}: {label}" if points else None)
-        for axis, label in zip(axes, ("loss (nats)", metric), strict=True):
-            axis.set(xlabel="mean loops", ylabel=label)
-        axes[0].legend(frameon=False, fontsize=8)
-    return path
 
 
 def draw_text_lengths(run: Path) -> Path | None:

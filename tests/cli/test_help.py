@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import subprocess
 import sys
 
@@ -54,22 +53,6 @@ def test_a_command_alone_is_what_it_is_among_all(monkeypatch: pytest.MonkeyPatch
         assert text.output == target.output and f"{name} [OPTIONS]" in text.output
     for rest in ([], ["--help"], ["--version"], ["import"], ["trian"], ["--verbose", "train"]):
         assert select_command(rest) is app
-
-
-def test_help_breaks_paragraphs_at_the_width_of_the_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    commands = [[str(command.name)] for command in app.registered_commands]
-    commands += [["import", str(command.name)] for command in import_model.app.registered_commands]
-    broken = 0
-    for command in commands:
-        prose = CliRunner().invoke(app, [*command, "--help"]).output.partition("╭")[0]
-        for line, following in itertools.pairwise(prose.splitlines()):
-            if not following.strip() or not line.strip() or line.startswith("  "):  # examples are indented
-                continue
-            broken += 1
-            room = 79 - len(line.rstrip())  # a column on each side stays empty
-            assert len(following.split()[0]) >= room, f"{command}: broken too early: {line.strip()!r}"
-    assert broken > 20
 
 
 def test_a_command_shows_at_most_15_options_outside_the_advanced_panel() -> None:

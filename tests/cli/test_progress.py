@@ -12,32 +12,26 @@ from edgeformer.cli import progress
 from edgeformer.cli.progress import Bars, Lines
 
 
-@pytest.mark.parametrize("width", [80, 140])
-def test_no_figure_is_cut(width: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "figures", "parts"),
+    [
+        (80, {"loss": 0.69312, "samples_per_s": 1234.5, "lr": 0.001}, ("loss 0.6931", "samples/s 1,23", "1.0e-03")),
+        (140, {"loss": 0.69312, "samples_per_s": 1234.5, "lr": 0.001}, ("loss 0.6931", "samples/s 1,23", "1.0e-03")),
+        (140, {"loss": 0.5, "left_s": 3600.0}, ("1 h 00 min left",)),  # of the whole work
+    ],
+)
+def test_no_figure_is_cut(width: int, figures: dict[str, float], parts: tuple[str, ...]) -> None:
     bars = Bars()
     bars._console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     bars.start("Epoch 10/10", 67_349, "samples")
-    bars.advance(32_000, loss=0.69312, samples_per_s=1234.5, lr=0.001)
+    bars.advance(32_000, **figures)
     assert bars._bars is not None
     bars._bars.refresh()
     bars.finish()
     assert isinstance(bars._console.file, io.StringIO)
     displayed = bars._console.file.getvalue()
-    for part in ("Epoch 10/10", "32000/67349 samples", "loss 0.6931", "samples/s 1,23", "1.0e-03"):
-        assert part in displayed and "…" not in displayed
-
-
-def test_the_time_left_is_that_of_the_whole_work() -> None:
-    bars = Bars()
-    bars._console = Console(file=io.StringIO(), width=140, force_terminal=True, color_system=None)
-    bars.start("Epoch 1/10", 100, "samples")
-    bars.advance(50, loss=0.5, left_s=3600.0)
-    assert bars._bars is not None
-    bars._bars.refresh()
-    bars.finish()
-    assert isinstance(bars._console.file, io.StringIO)
-    displayed = bars._console.file.getvalue()
-    assert "1 h 00 min left" in displayed and "left_s" not in displayed
+    for part in ("Epoch 10/10", "32000/67349 samples", *parts):
+        assert part in displayed and "…" not in displayed and "left_s" not in displayed
 
 
 def test_lines_come_though_the_work_does_not_advance(

@@ -131,12 +131,11 @@ class TestEarlyExit:
     def run(self, tmp_path: Path) -> Path:
         return Path(shutil.copytree(OLD / "classifier-v1", tmp_path / "artifacts" / "classifier-v1"))
 
-    def test_command_prints_and_draws_it(self, run: Path, tmp_path: Path) -> None:
+    def test_command_prints_it(self, run: Path, tmp_path: Path) -> None:
         arguments = ("evaluate", "--artifact", "onnx-fp32-step", "--threshold", "0.55")
         outcome = edgeformer(*arguments, cwd=tmp_path)
         assert outcome.code == 0, outcome.err
-        assert "early exit" in outcome.out and "0.55" in outcome.out and f"drawn: {Path('artifacts')}" in outcome.out
-        assert (run / "plots" / "early_exit.png").read_bytes()[:4] == b"\x89PNG"
+        assert "early exit" in outcome.out and "0.55" in outcome.out
         document = json.loads(edgeformer(*arguments, "--json", cwd=tmp_path).out)
         assert [(row["exit"], row["n"]) for row in document["rows"]] == [(None, 40), (1, 40)]
         thresholds = [row["threshold"] for row in document["early_exit"]]
