@@ -200,10 +200,10 @@ def _header(location: Location, model: Predictor) -> dict[str, object]:
 
 def _print_notes(model: Predictor) -> None:
     """Print on stderr what early exit guarantees for these answers."""
-    from edgeformer.cli.console import say
+    if notes := model.notes():
+        from edgeformer.cli.console import say  # imports rich, which an answer as JSON does not need
 
-    for note in model.notes():
-        say(f"note: {note}", err=True)
+        say("\n".join(f"note: {note}" for note in notes), err=True)
 
 
 def _predict_file(run: str | None, artifacts: Path, options: FileOptions, *, as_json: bool) -> None:
