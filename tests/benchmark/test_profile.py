@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,12 +11,12 @@ from typing import Any
 import pytest
 
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Report, Row, read_report
 from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
 from edgeformer.benchmark.request import question_of
 from edgeformer.benchmark.search import SearchOptions
-from edgeformer.bundle import Bundle, seal
+from edgeformer.bundle import Bundle
 from edgeformer.measurement.target import Target
 from edgeformer.report.context import badge_text, verdict_sentence
 from edgeformer.report.documents import write_report
@@ -26,12 +25,10 @@ from edgeformer.system import nvidia
 from edgeformer.system.host import usable_cores
 from edgeformer.tasks.classification import ClassificationScore
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
-from tests.web.browser import LANGUAGE
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
 FAST = ProfileOptions(rules=RULES, threads=(1,))
 ONE_SHAPE = replace(FAST, batches=(1,), seqs=(8,))
-LANGUAGE_OPTIONS = replace(FAST, batches=(2,), seqs=(5,), artifacts=("onnx-fp32",))
 PI, HOST = load_profile("raspberry-pi-5"), load_profile("host")
 
 
@@ -206,34 +203,6 @@ def test_importing_the_profile_stage_loads_neither_torch_nor_onnxruntime() -> No
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.fixture(scope="module")
-def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(shutil.copytree(LANGUAGE, tmp_path_factory.mktemp("language") / "bundle"))
-
-
-@pytest.fixture(scope="module")
-def language_report(language: Path) -> Report:
-    return profile_bundle(Location(None, language), HOST, LANGUAGE_OPTIONS)
-
-
-def test_whole_calls_are_measured_at_every_shape(language_report: Report) -> None:
-    shapes = [(row.phase, row.batch, row.seq) for row in language_report.rows]
-    assert shapes == [("cold", 2, 5), ("steady", 2, 5), ("steady", 1, 64)]  # as many tokens as the model has positions
-    for row in language_report.rows:
-        assert row.latency_ms.status == "measured", row.latency_ms.reason
-        assert (row.memory_bytes.peak or 0) > 0
-
-
-def test_a_leaking_bundle_needs_the_flag_and_its_report_says_so(language: Path, tmp_path: Path) -> None:
-    leaking = tmp_path / "bundle"
-    shutil.copytree(language, leaking)
-    seal(leaking, Bundle.open(leaking).manifest.model_copy(update={"leaks": True}))
-    with pytest.raises(InputError, match=r"leaks future tokens.*--allow-leak"):
-        profile_bundle(Location(None, leaking), HOST, LANGUAGE_OPTIONS)
-    report = profile_bundle(Location(None, leaking), HOST, replace(LANGUAGE_OPTIONS, allow_leak=True))
-    assert any(note.startswith("leaks future tokens") for note in report.notes)
 
 
 @pytest.fixture(scope="module")
