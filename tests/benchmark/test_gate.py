@@ -251,9 +251,6 @@ def test_a_named_runtime_computes_both(baseline: Path) -> None:
         "score",
     }
     assert 'name="latency 1 × 8 with CPU"' in junit_xml(gate) and "| with" in markdown_summary(gate)
-    checks = tuple(check.model_copy(update={"provider": None}) for check in gate.checks)
-    usual = Gate.model_validate({**gate.model_dump(), "checks": checks})
-    assert 'name="latency 1 × 8"' in junit_xml(usual) and "| with" not in markdown_summary(usual)
 
 
 def timed_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, longest_s: float) -> Pairing:
@@ -395,7 +392,6 @@ def test_an_artifact_that_export_rejected_is_exit_code_3(
     command = ["profile", str(new), *OPTIONS, "--artifact", "b"]
     assert "rejected in the candidate: it drifts" in run("gate", *command[1:], "--against", str(old), "--json", code=3)
     assert "nothing to profile in 'tiny': b: rejected: it drifts" in run(*command, "--json", code=3)
-    assert "b: rejected: it drifts" in run(*command, "--artifact", "a", "--json", code=3)
 
 
 def drifting(worst: float) -> Drift:
@@ -433,12 +429,13 @@ def test_checks_that_are_off_are_not_made(baseline: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.5 %", 0.005), ("100%", 1.0)])
-def test_shares_have_a_sign(text: str, share: float) -> None:
-    assert parse_share(text) == pytest.approx(share)
-
-
-@pytest.mark.parametrize("text", ["0.05", "5", "%", "-5%", "five%"])
-def test_shares_without_one_are_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("5%", 0.05), ("0.5 %", 0.005), ("100%", 1.0), *((text, None) for text in ("0.05", "5", "%", "-5%", "five%"))],
+)
+def test_shares_have_a_sign(text: str, share: float | None) -> None:
+    if share is not None:
+        assert parse_share(text) == pytest.approx(share)
+        return
     with pytest.raises(ValueError, match="write it in per cent"):
         parse_share(text)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.report import MeasureRules, Report
+from edgeformer.benchmark import request
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.benchmark.request import resolve
 from edgeformer.benchmark.search import SearchOptions
@@ -18,7 +20,7 @@ from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
 from edgeformer.measurement.artifact import Item
 from edgeformer.report.context import badge_text, verdict_sentence
 from edgeformer.run import Location
-from tests.cli.run_cli import edgeformer
+from tests.cli.in_process import in_process
 from tests.export import graphs
 from tests.export.graphs import save
 
@@ -66,9 +68,9 @@ def test_a_foreign_graph_passes_only_what_the_profile_limits(tmp_path: Path) -> 
 
 def test_fixed_sizes_are_one_row_that_says_what_went_in(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, graphs.recurrent(), shapes={"x": (5, 1, 4)}, ranges={"rate": (8000, 16000)})
-    request = resolve(ProfileOptions(), PI, bundle.manifest)
-    assert request.shapes == ((1, 1),) and (request.limits.batch, request.limits.seq) == (1, 1)
-    assert "all sizes are fixed" in request.notes[0]
+    resolved = resolve(ProfileOptions(), PI, bundle.manifest)
+    assert resolved.shapes == ((1, 1),) and (resolved.limits.batch, resolved.limits.seq) == (1, 1)
+    assert "all sizes are fixed" in resolved.notes[0]
 
 
 ITEM: Item = ("steady", 1, 1)
@@ -125,17 +127,28 @@ def test_search_by_how_close_the_outputs_are(tmp_path: Path) -> None:
     assert report.search.not_in_bundle[0] == "FP16 graphs: export again with --fp16 as well"
 
 
-def test_the_command_takes_any_file(tmp_path: Path) -> None:
-    theirs = save(tmp_path / "theirs", graphs.convolutions())
-    (tmp_path / "work").mkdir()
+@dataclass(frozen=True)
+class QuickRules(MeasureRules):
+    """Rules of the command, without an option of their own."""
+
+    min_s: float = 0.02
+    min_calls: int = 5
+
+
+def test_the_command_takes_any_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(request, "MeasureRules", QuickRules)
+    theirs, work = save(tmp_path / "theirs", graphs.convolutions()), tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    run = in_process(monkeypatch, capsys)
     line = ("profile", str(theirs), "--device", "raspberry-pi-5", "--batch", "1", "--max-latency", "1s", "--json")
-    result = edgeformer(*line, cwd=tmp_path / "work")
-    assert result.code == 0, result.err
-    report = json.loads(result.out)
+    report = json.loads(run(*line))
     assert report["verdict"]["status"] == "pass" and {row["where"] for row in report["rows"]} == {"host", "device"}
     assert [path.name for path in theirs.parent.iterdir()] == ["net.onnx"]
-    (folder,) = (tmp_path / "work/artifacts/wrapped").iterdir()
-    assert (folder / "reports/raspberry-pi-5-latency-1000ms-batch-1.html").is_file() and str(folder.name) in result.err
+    (folder,) = (work / "artifacts/wrapped").iterdir()
+    assert (folder / "reports/raspberry-pi-5-latency-1000ms-batch-1.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +160,14 @@ def test_the_command_takes_any_file(tmp_path: Path) -> None:
         (["theirs/gone.onnx"], "no run 'theirs/gone.onnx'"),
     ],
 )
-def test_slips(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_slips(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    says: str,
+) -> None:
     import_onnx(save(tmp_path / "theirs", graphs.convolutions()), tmp_path / "bundle")
-    refused = edgeformer("profile", *arguments, "--device", "raspberry-pi-5", cwd=tmp_path)
-    assert refused.code == 2 and says in refused.err, refused.err
+    monkeypatch.chdir(tmp_path)
+    printed = in_process(monkeypatch, capsys)("profile", *arguments, "--device", "raspberry-pi-5", code=2)
+    assert says in printed.replace("\n", " ")
