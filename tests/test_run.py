@@ -80,13 +80,10 @@ def test_all_arguments_for_a_run_give_the_same_name(artifacts: Path, tmp_path: P
     assert locate(None, artifacts).run == run
 
 
-def test_the_location_of_an_open_bundle(artifacts: Path) -> None:
+def test_the_location_of_a_renamed_run(artifacts: Path) -> None:
     opened = Bundle.open(artifacts / "renamed" / "bundle")
     assert opened._location == locate("renamed", artifacts)
     assert opened._location.open_bundle() is opened, "read once"
-
-
-def test_a_renamed_run_is_listed_by_the_name_that_commands_take(artifacts: Path) -> None:
     (row,) = run_records(artifacts)
     assert locate(row["run"], artifacts).run == artifacts / "renamed"
 

@@ -113,8 +113,8 @@ def test_csv_of_a_hostile_report(hostile: Report) -> None:
     assert not CONTROL.search(text)
     assert all(row["artifact"].startswith("'=cmd") for row in rows)
     assert any(re.fullmatch(r"[0-9.]+", row["p50_ms"]) for row in rows)
-    made = Columns([Column("x", lambda row: row)]).csv([-3.5, "-3.5", "-x"])
-    assert made.splitlines()[1:] == ["-3.5", "-3.5", "'-x"]
+    table = Columns([Column("x", lambda row: row)]).csv([-3.5, "-3.5", "-x"])
+    assert table.splitlines()[1:] == ["-3.5", "-3.5", "'-x"]
 
 
 def test_terminal_of_real_commands(tmp_path: Path) -> None:

@@ -107,29 +107,29 @@ def test_a_temporary_path_lies_beside_its_final_name(tmp_path: Path, replace: Re
 def test_a_folder_that_is_replaced_waits_aside_under_a_name_that_restoring_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, replace, seen = tmp_path / "bundle", Path.replace, []
+    folder, replace, asides = tmp_path / "bundle", Path.replace, []
     write_text(folder / "one", "1")
 
     def watched(self: Path, target: Path) -> Path:
-        seen.extend(path for path in tmp_path.glob(".bundle.*.old/bundle/one"))
+        asides.extend(path for path in tmp_path.glob(".bundle.*.old/bundle/one"))
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", watched)
     with replacing_folder(folder):
         pass
-    assert len(seen) == 1 and not any(folder.iterdir())
+    assert len(asides) == 1 and not any(folder.iterdir())
 
 
 @pytest.mark.parametrize(("umask", "file_mode", "folder_mode"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750)])
 def test_what_is_published_follows_the_umask(tmp_path: Path, umask: int, file_mode: int, folder_mode: int) -> None:
-    before = os.umask(umask)
+    previous = os.umask(umask)
     try:
         write_text(tmp_path / "file", "x")
         with replacing_folder(tmp_path / "folder"):
             pass
         assert os.umask(umask) == umask, "and leaves it as it is"
     finally:
-        os.umask(before)
+        os.umask(previous)
     assert (tmp_path / "file").stat().st_mode & 0o777 == file_mode
     assert (tmp_path / "folder").stat().st_mode & 0o777 == folder_mode
 

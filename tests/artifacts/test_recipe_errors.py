@@ -107,9 +107,9 @@ def test_a_path_outside_of_the_clone_is_the_shipped_recipe_and_says_so(
         load_recipe("no/such/quickstart.yaml", note=notes.append)
     with pytest.raises(RecipeError, match=r"no recipe 'recipes/quikstart\.yaml': no such file"):
         load_recipe("recipes/quikstart.yaml", note=notes.append)
-    own = tmp_path / "recipes" / "quickstart.yaml"
-    own.parent.mkdir()
-    own.write_text(QUICKSTART.replace("name: quickstart", "name: mine"), encoding="utf-8")
+    local = tmp_path / "recipes" / "quickstart.yaml"
+    local.parent.mkdir()
+    local.write_text(QUICKSTART.replace("name: quickstart", "name: mine"), encoding="utf-8")
     assert load_recipe("recipes/quickstart.yaml", note=notes.append).name == "mine" and not notes
 
 

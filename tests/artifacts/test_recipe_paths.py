@@ -27,17 +27,6 @@ training: {epochs: 1, batch_size: 8, optimizer: {lr: 1.0e-3}, schedule: {kind: c
 """
 
 
-def test_what_is_not_beside_the_recipe_is_told(place: Path) -> None:
-    notes: list[str] = []
-    load_recipe(str(place / "project" / "mine.yaml"), None, notes.append)
-    assert not notes
-    own = place / "project" / "data" / "reviews.csv"
-    own.rename(place / "elsewhere" / "data" / "reviews.csv")
-    load_recipe(str(place / "project" / "mine.yaml"), None, notes.append)
-    (note,) = notes
-    assert note.startswith("data.parts.train.0.path: data/reviews.csv is not beside the recipe; taken: ")
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with ``project/mine.yaml``, its data beside it; commands are started in ``elsewhere``."""
@@ -59,9 +48,15 @@ def test_a_path_starts_at_the_recipe(place: Path) -> None:
     assert paths() == (str(place / "project/data/reviews.csv"), str(place / "words/tokenizer.json"))
 
 
-def test_what_is_not_there_is_found_where_the_command_was_started(place: Path) -> None:
+def test_a_path_that_is_not_beside_the_recipe_starts_at_the_current_folder(place: Path) -> None:
+    notes: list[str] = []
+    load_recipe("../project/mine.yaml", None, notes.append)
+    assert not notes
     (place / "project" / "data" / "reviews.csv").rename(place / "elsewhere" / "data" / "reviews.csv")
     assert paths()[0] == str(place / "elsewhere/data/reviews.csv")
+    load_recipe("../project/mine.yaml", None, notes.append)
+    (note,) = notes
+    assert note.startswith("data.parts.train.0.path: data/reviews.csv is not beside the recipe; taken: ")
     (place / "elsewhere" / "data" / "reviews.csv").unlink()
     assert paths()[0] == str(place / "project/data/reviews.csv")  # which the message about it then names
 
@@ -69,8 +64,8 @@ def test_what_is_not_there_is_found_where_the_command_was_started(place: Path) -
 def test_a_typed_path_starts_where_it_was_typed(place: Path) -> None:
     (place / "elsewhere" / "data" / "reviews.csv").write_text("text,label\n", encoding="utf-8")
     assert paths("data.parts.train.0.path=data/reviews.csv")[0] == str(place / "elsewhere/data/reviews.csv")
-    whole = "data.parts.train=[{kind: file, path: data/reviews.csv}]"
-    assert paths(whole)[0] == str(place / "elsewhere/data/reviews.csv")
+    part = "data.parts.train=[{kind: file, path: data/reviews.csv}]"
+    assert paths(part)[0] == str(place / "elsewhere/data/reviews.csv")
     assert paths("data.parts.train.0.text=text")[0] == str(place / "project/data/reviews.csv")
 
 
@@ -112,6 +107,6 @@ def test_folders_are_found_and_names_left_alone(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_recipe_is_left_to_validation(tmp_path: Path, content: dict[str, Any]) -> None:
-    before = repr(content)
+    original = repr(content)
     resolve_paths(YamlDocument("mine.yaml", content), tmp_path, {"model": ("source",)})
-    assert repr(content) == before
+    assert repr(content) == original

@@ -39,26 +39,22 @@ def record(manifest: BundleManifest, device: str = CARD, **changes: Any) -> Targ
 
 def test_a_record_completes_what_export_left_open() -> None:
     manifest = bundle(artifact("exact"), engine())
-    records = TargetRecords(records=(record(manifest),)).completing(manifest)
-    scored = completed(manifest, records).artifacts[1]
+    complete = completed(manifest, TargetRecords(records=(record(manifest),)).completing(manifest))
+    exact, scored = complete.artifacts
     assert scored.validation == accuracy(0.91) and scored.parity is not None and scored.parity.status == "measured"
-    assert scored.status == "built" and completed(manifest, records).artifacts[0] == manifest.artifacts[0]
-
-
-def test_what_failed_on_its_target_counts_as_rejected() -> None:
-    manifest = bundle(engine())
+    assert scored.status == "built" and exact == manifest.artifacts[0]
     failed = record(manifest, status="failed", reason="parity: too far off", validation=None)
-    (entry,) = completed(manifest, TargetRecords(records=(failed,)).completing(manifest)).artifacts
-    assert (entry.status, entry.reason) == ("rejected", f"on {CARD}: parity: too far off")
+    _, rejected = completed(manifest, TargetRecords(records=(failed,)).completing(manifest)).artifacts
+    assert (rejected.status, rejected.reason) == ("rejected", f"on {CARD}: parity: too far off")
 
 
 def test_an_engine_that_was_built_again_makes_its_record_stale() -> None:
-    previous = record(bundle(engine("a" * 64)))
+    kept = record(bundle(engine("a" * 64)))
     rebuilt = bundle(engine("b" * 64))
-    reason = previous.why_refused(rebuilt)
+    reason = kept.why_refused(rebuilt)
     assert reason is not None and "stale" in reason and "aaaaaaaaaaaa…" in reason and "bbbbbbbbbbbb…" in reason
     assert "verify --write" in reason
-    records = TargetRecords(records=(previous,))
+    records = TargetRecords(records=(kept,))
     assert records.completing(rebuilt) == {} and records.of(rebuilt).records == ()
 
 
@@ -75,8 +71,8 @@ def test_an_edited_record_is_refused(changes: dict[str, object]) -> None:
 def test_a_record_of_another_artifact_is_refused() -> None:
     manifest = bundle(engine())
     assert "no such artifact" in str(record(manifest, artifact="other").why_refused(manifest))
-    rejected = bundle(engine(status="rejected"))
-    assert "no such artifact" in str(record(manifest).why_refused(rejected))
+    gone = bundle(engine(status="rejected"))
+    assert "no such artifact" in str(record(manifest).why_refused(gone))
 
 
 def test_parts_and_weights_are_signed_too() -> None:

@@ -92,9 +92,9 @@ def test_an_owner_on_another_host_counts_as_running(tmp_path: Path) -> None:
         lock_folder(tmp_path, "x").__enter__()
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"pid": "x"}'])
+@pytest.mark.parametrize("content", ["", "[1]", f'{{"host": "{platform.node()}", "pid": "x"}}'])
 def test_an_unreadable_name_is_no_owner(tmp_path: Path, content: str) -> None:
-    (tmp_path / LOCK_FILE).write_text(content.replace('{"pid"', f'{{"host": "{platform.node()}", "pid"'))
+    (tmp_path / LOCK_FILE).write_text(content, encoding="utf-8")
     with lock_folder(tmp_path, "x"):
         pass
 
