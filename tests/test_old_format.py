@@ -97,6 +97,7 @@ def test_their_reports_are_read_and_compared(name: str, workplace: Path) -> None
     assert document("compare", name, cwd=workplace)
 
 
+@pytest.mark.slow
 def test_they_are_profiled(workplace: Path) -> None:
     shape = ("--batch", "1", "--seq", "8", "--artifact", "onnx-int8")
     rows = document("profile", "classifier-v1", "--device", "host", *shape, cwd=workplace)["rows"]
@@ -106,7 +107,10 @@ def test_they_are_profiled(workplace: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "exported_ids"),
-    [("classifier-v1", (), {"onnx-fp32"}), ("classifier-v2", ("--fp16",), {"onnx-fp32", "onnx-fp16"})],
+    [
+        pytest.param("classifier-v1", (), {"onnx-fp32"}, marks=pytest.mark.slow),
+        ("classifier-v2", ("--fp16",), {"onnx-fp32", "onnx-fp16"}),
+    ],
 )
 def test_a_run_is_exported_again(name: str, options: tuple[str, ...], exported_ids: set[str], workplace: Path) -> None:
     old = Bundle.open(OLD / name / "bundle")
