@@ -14,7 +14,7 @@ import pytest
 import edgeformer.runtimes as runtimes
 from edgeformer import registry
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Silent
 from edgeformer.bundle import Bundle
@@ -205,10 +205,3 @@ def test_provider_helpers_ask_whoever_knows(reference: Runtime) -> None:
     assert [runtimes.default_provider(kind) for kind in ("cpu", "cuda")] == [
         "CPUExecutionProvider", "CUDAExecutionProvider",
     ]  # fmt: skip
-
-
-def test_a_full_artifact_keeps_nothing_of_earlier_tokens(bundle: Path) -> None:
-    graph = graph_of(bundle)
-    files = Bundle.open(bundle).files(graph)
-    with pytest.raises(InputError, match="'onnx-fp32' keeps nothing of earlier tokens"):
-        runtimes.runtime_of(graph).open_decoder(files, None, OpenOptions())
