@@ -32,24 +32,26 @@ def test_what_is_shipped_passes(folder: Any, document: Document) -> None:
         assert list(checks.iter_errors(read_yaml(find(folder, name)).content)) == [], name
 
 
-def test_slips_do_not_pass() -> None:
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("training", "epochs", 0),
+        ("training", "epoch", 3),
+        ("model", "kind", "encodr"),
+        ("data", "split", "mine"),
+        ("training", "layer_decay", "0.9"),
+    ],
+)
+def test_slips_in_a_recipe_do_not_pass(section: str, key: str, value: object) -> None:
     recipe = read_yaml(find("recipes", "quickstart")).content
-    checks = validator("recipe")
-    for path, value in (
-        (("training", "epochs"), 0),
-        (("training", "epoch"), 3),
-        (("model", "kind"), "encodr"),
-        (("data", "split"), "mine"),
-        (("training", "layer_decay"), "0.9"),
-    ):
-        wrong = {**recipe, path[0]: {**recipe[path[0]], path[1]: value}}
-        assert list(checks.iter_errors(wrong)), path
-    assert list(checks.iter_errors({key: value for key, value in recipe.items() if key != "tokenizer"}))
+    assert not validator("recipe").is_valid({**recipe, section: {**recipe[section], key: value}})
+
+
+@pytest.mark.parametrize(("size", "valid"), [("5.4 GiB", True), (5_798_205_849, True), ("much", False)])
+def test_sizes_of_a_profile_have_units(size: object, valid: bool) -> None:
     profile = read_yaml(find("profiles", "rtx4050")).content
-    for size in ("5.4 GiB", 5_798_205_849):
-        usable = {**profile["usable_memory_bytes"], "value": size}
-        assert validator("profile").is_valid({**profile, "usable_memory_bytes": usable})
-    assert not validator("profile").is_valid({**profile, "usable_memory_bytes": {**usable, "value": "much"}})
+    usable = {**profile["usable_memory_bytes"], "value": size}
+    assert validator("profile").is_valid({**profile, "usable_memory_bytes": usable}) is valid
 
 
 def test_a_bundle_is_what_its_schema_says() -> None:

@@ -91,13 +91,6 @@ class TestRun:
         assert "not trained here" in text and "no scores: evaluate it first" in text
         assert not set(text) & set("─━│┃") and "perplexity" not in text, "no table without a row"
 
-    def test_stop_in_mid_epoch(self) -> None:
-        manifest = read_run(OLD / "classifier-v1")
-        assert "best epoch" in rendered(run_table(manifest), 220)
-        stopped = manifest.model_copy(update={"best_epoch": None, "steps": 7})
-        text = " ".join(rendered(run_table(stopped), 220).split())
-        assert "7 steps in" in text and "stopped in mid-epoch" in text and "None" not in text
-
 
 def test_evaluation(finished_language_run: Path) -> None:
     score, task = read_run(finished_language_run).test, get_task("language-modeling")
