@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -143,10 +144,12 @@ def test_what_other_threads_were_fastest_with_is_not_remembered(tmp_path: Path) 
     common |= {"stable": True}
 
     def search(*times: tuple[str, int, float]) -> SimpleNamespace:
-        choices = [Candidate(provider=name, threads=threads, latency_ms=ms, **common) for name, threads, ms in times]
-        return SimpleNamespace(search=Search(
-            metric="accuracy", bound=None, minimize="latency", candidates=choices, pick=len(choices) - 1, reason="",
-        ), device="host", created="now")  # fmt: skip
+        choices = tuple(
+            Candidate(provider=name, threads=threads, latency_ms=ms, **common) for name, threads, ms in times
+        )
+        picked: dict[str, Any] = {"candidates": choices, "pick": len(choices) - 1, "reason": ""}
+        result = Search(metric="accuracy", bound=None, minimize="latency", **picked)
+        return SimpleNamespace(search=result, device="host", created="now")
 
     save_fastest(search(("CPUExecutionProvider", usual, 2.0), (CPU, usual, 1.0)), location)
     assert load_fastest(location) == {"onnx-fp32": CPU}
