@@ -329,7 +329,7 @@ def _compare_recorded(
     files = [manifest.files.get(TOKENIZER_FILE) if task.unit == "tokens" else None for manifest in manifests]
     labels = [tuple(getattr(bundle.data, "labels", ())) for bundle in sides]
     fingerprints = [manifest.data_fingerprints.get("validation") for manifest in manifests]
-    is_same = all(left == right for left, right in (fingerprints, labels, files)) and fingerprints[0] is not None
+    is_same = fingerprints[0] is not None and all(pair[0] == pair[1] for pair in (fingerprints, labels, files))
     if old is None or new is None or not is_same or first is None or second is None or first.n != second.n:
         return None
     reason = (

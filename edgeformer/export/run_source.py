@@ -307,7 +307,8 @@ class RunSource:
             self.validations[is_trimmed], problem = open_validation(
                 subject.task, self.run.settled.data, reader, origin, self.progress
             )
-            note = f"{problem}, so task scores and the bars on them are those of the golden inputs; {subject.task.few}"
+            note = f"{problem}, so task scores and the bars on them are those of the golden inputs; "
+            note += subject.task.golden_note
             if problem is not None and note not in self.notes:
                 self.notes.append(note)
         if self.options.fp16:

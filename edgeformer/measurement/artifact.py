@@ -254,11 +254,11 @@ def _measure_items(spec: MeasureSpec, progress: Progress, description: str) -> t
     try:
         with bar(progress, description, len(spec.items), "shape"):
             while unanswered:
-                before, current = unanswered, None
-                job = spec.model_copy(update={"items": before})
+                open_items, current = unanswered, None
+                job = spec.model_copy(update={"items": open_items})
                 end = run_job(job, MESSAGES, spec.rules.longest_s + ALLOWANCE_S, take)
-                unanswered = tuple(item for item in before if item not in rows and item not in refusals)
-                fruitless_workers = fruitless_workers + 1 if unanswered == before else 0
+                unanswered = tuple(item for item in open_items if item not in rows and item not in refusals)
+                fruitless_workers = fruitless_workers + 1 if unanswered == open_items else 0
                 reason = end.reason or "the measuring process did not measure this shape"
                 if not end.died or fruitless_workers > 1:
                     refusals |= dict.fromkeys(unanswered, reason)

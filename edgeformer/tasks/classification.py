@@ -163,7 +163,7 @@ class Classification(Task):
     recorded = ("f1",)
     predicts = "labels"
     score_note = "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."
-    few = f"{MAX_SCORE_DROP['int8']:.1%} of accuracy is less than one of these rows"
+    golden_note = f"{MAX_SCORE_DROP['int8']:.1%} of accuracy is less than one of these rows"
 
     score_rows = staticmethod(score)
 

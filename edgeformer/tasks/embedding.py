@@ -158,7 +158,7 @@ class Embedding(Task):
         "Similarity: Spearman's rank correlation of the cosines of pairs with their scores; on golden inputs the mean "
         "cosine with the vectors of the whole model in FP32. Loss is 1 − similarity."
     )
-    few = "they show how close vectors are to those of FP32, not how good they are"
+    golden_note = "they show how close vectors are to those of FP32, not how good they are"
 
     score_rows = staticmethod(pairs_score)
     parity = staticmethod(vector_parity)

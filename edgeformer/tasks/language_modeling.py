@@ -246,7 +246,7 @@ class LanguageModeling(Task):
         "Loss is in nats per token. Perplexity per token depends on the tokenizer, per word it does not. *By "
         "confidence*: every token leaves at the first exit that is sure enough; loops are a mean, and no time."
     )
-    few = "their number is small"
+    golden_note = "their number is small"
 
     local_data = staticmethod(local_text_parts)
     set_name = staticmethod(text_set_name)

@@ -229,7 +229,7 @@ class MultiLabel(Task):
         "F1, precision and recall over all labels of all rows (micro), at the thresholds that were best on the "
         "validation set. All right: rows whose labels are all right."
     )
-    few = f"{MAX_SCORE_DROP['int8']:.1%} of F1 is less than one of these rows"
+    golden_note = f"{MAX_SCORE_DROP['int8']:.1%} of F1 is less than one of these rows"
 
     def prepare(self, recipe: MultiLabelRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
         prepared = super().prepare(recipe, cache, progress)

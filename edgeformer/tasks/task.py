@@ -140,7 +140,7 @@ class TaskFacts(ABC):
     length_key: ClassVar[str] = "max_length"  # of config.json
     pad_key: ClassVar[str] = "pad_token_id"  # of config.json
     score_note: ClassVar[str]  # how to read its scores, for the model card
-    few: ClassVar[str]  # what scores on the golden inputs alone cannot show, for a note
+    golden_note: ClassVar[str]  # what scores on the golden inputs alone cannot show, for a note
 
 
 class TaskData(TaskFacts):

@@ -190,7 +190,7 @@ class Tensors(Task):
     use = "profile"
     golden_names = (), ()
     score_note = "Of every output, how close it is to the FP32 graph's on the golden inputs; the worst."
-    few = "their number is small"
+    golden_note = "their number is small"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise InputError(

@@ -112,7 +112,7 @@ def run(
     return search(manifest, rows, device_rows, limits, options or SearchOptions(), records, tie_break)
 
 
-def picked(found: Search) -> tuple[str, int | None] | None:
-    if found.pick is None:
+def picked(result: Search) -> tuple[str, int | None] | None:
+    if result.pick is None:
         return None
-    return found.candidates[found.pick].artifact, found.candidates[found.pick].threads
+    return result.candidates[result.pick].artifact, result.candidates[result.pick].threads

@@ -26,12 +26,12 @@ def refused(
     command: str = "profile",
 ) -> str:
     """The message of exit code 2; stdout is one JSON document and nothing was written."""
-    before = sorted(folder.rglob("*"))
+    files = sorted(folder.rglob("*"))
     monkeypatch.setattr(sys, "argv", ["edgeformer", command, str(folder), "--device", "host", "--json", *options])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
-    assert sorted(folder.rglob("*")) == before
+    assert sorted(folder.rglob("*")) == files
     return str(json.loads(capsys.readouterr().out)["error"])
 
 
