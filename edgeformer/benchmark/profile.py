@@ -5,7 +5,7 @@ Rows that a browser or another machine measured are judged here, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -47,7 +47,6 @@ from edgeformer.measurement.target import Target, find_target
 from edgeformer.run import Location
 from edgeformer.runtimes import (
     ArtifactFiles,
-    all_builders,
     cannot_run,
     default_provider,
     library_versions,
@@ -56,7 +55,6 @@ from edgeformer.runtimes import (
     opener_of,
     provider_facts,
 )
-from edgeformer.runtimes import Target as BuildTarget
 from edgeformer.runtimes.runtime import Kind
 from edgeformer.system.host import describe_host, now
 from edgeformer.tasks import get_task
@@ -134,7 +132,7 @@ def profile_bundle(
                     artifact_device_rows = estimate(bundle, artifact, device, items)
                 rows += artifact_device_rows
             device_rows += artifact_device_rows
-        notes.extend(card_notes(bundle, device, target, rows))
+        notes.extend(filter(None, [card_note(device, target, rows)]))
         return _report(profiling, rows, device_rows)
     except KeyboardInterrupt:
         rows = profiling.host_rows
@@ -193,26 +191,17 @@ def rows_of_kind(rows: Sequence[Row], kind: Kind) -> list[Row]:
     return [row for row in of_kind if row.latency_ms.status == "measured" or row.provider == usual]
 
 
-def card_notes(bundle: Bundle, device: DeviceProfile, target: Target, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield how to measure on a present card what ONNX Runtime computed on the processor."""
+def card_note(device: DeviceProfile, target: Target, rows: Sequence[Row]) -> str | None:
+    """Return how to measure on a present card what ONNX Runtime computed on the processor; None: there is no such."""
     measured = [row for row in rows if row.where == "host" and row.latency_ms.status == "measured"]
     on_card = list(dict.fromkeys(row.artifact for row in measured if on_gpu(row.provider)))
     on_cpu = list(dict.fromkeys(row.artifact for row in measured if row.artifact not in on_card))
     if not target.present or device.kind != "cuda" or not on_cpu:
-        return
-    result = "nothing was measured on the card itself"
-    if on_card:
-        result = f"measured on the card itself: {', '.join(on_card)}"
-    yield f"{result}; {', '.join(on_cpu)} ran on the processor; to run ONNX graphs on the card: edgeformer doctor"
-    if on_card:
-        return
-    for builder in all_builders():
-        plan = builder.plan(device) if builder.needs_device else None
-        if isinstance(plan, BuildTarget) and not any(artifact.format == plan.format for artifact in bundle.built()):
-            name = "BUNDLE" if bundle.manifest.wrapped is not None else bundle.name
-            command = f"edgeformer export {name} --fp16 {builder.flag} --target {device.name}"
-            yield f"engines run on the card without that ONNX Runtime, and can be built here: {command}"
-            return
+        return None
+    result = f"measured on the card itself: {', '.join(on_card)}"
+    if not on_card:
+        result = "nothing was measured on the card itself"
+    return f"{result}; {', '.join(on_cpu)} ran on the processor; to run ONNX graphs on the card: edgeformer doctor"
 
 
 def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Row] | None) -> Report:

@@ -296,9 +296,9 @@ class TaskData(TaskFacts):
 class Scoring(TaskFacts):
     """Scores of a task: meters, metric, selection of the kept weights, limits of a score drop, predictions."""
 
-    def score_rows(self, logits: Array, labels: Array, data: Any = None, /) -> Score:
-        """Score answers [n, …] to rows with these labels [n, …]. Tasks with their own meter do not need it."""
-        raise NotImplementedError
+    score_rows: Callable[..., Score]
+    """Score answers [n, …] to rows with these labels [n, …], by a data section; absent in tasks with a meter of their
+    own."""
 
     def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
         """Return a new meter.

@@ -6,17 +6,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Report, Row, read_report
-from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
+from edgeformer.artifacts.report import MeasureRules, Report, read_report
+from edgeformer.benchmark.profile import ProfileOptions, card_note, profile_bundle
 from edgeformer.benchmark.request import question_of
 from edgeformer.benchmark.search import SearchOptions
-from edgeformer.bundle import Bundle
 from edgeformer.measurement.target import Target
 from edgeformer.report.context import badge_text, verdict_sentence
 from edgeformer.report.documents import write_report
@@ -24,6 +22,7 @@ from edgeformer.run import Location
 from edgeformer.system import nvidia
 from edgeformer.system.host import usable_cores
 from edgeformer.tasks.classification import ClassificationScore
+from tests.benchmark import search_cases
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
@@ -120,28 +119,13 @@ def test_a_card_without_a_cuda_runtime_is_not_measured_by_the_cpu(
     assert "model ran on the processor; to run ONNX graphs on the card: edgeformer doctor" in rest
 
 
-def test_notes_separate_card_rows_from_cpu_rows(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, device = Bundle.open(bundle), load_profile("rtx4050")
-    latency = Latency(status="measured", p50=1.0, n=100, stable=True)
-    facts: dict[str, Any] = {
-        "precision": "fp16",
-        "where": "host",
-        "phase": "steady",
-        "batch": 1,
-        "seq": 16,
-        "latency_ms": latency,
-        "memory_bytes": Memory(status="unavailable", reason=""),
-        "size_bytes": 1,
-        "energy_mj": Energy(status="unavailable", reason=""),
-    }
-    engine = Row(artifact="tensorrt-rtx-fp16", provider="tensorrt-rtx", **facts)
-    graph = Row(artifact="onnx-fp16", provider="CPUExecutionProvider", **facts)
-    present = Target(True, "present: RTX 4050")
-    monkeypatch.setattr(nvidia, "gpus", lambda: [nvidia.Gpu(0, "NVIDIA GeForce RTX 4050", "GPU-1", 6 * 2**30, "8.9")])
-    (note,) = card_notes(opened, device, present, [engine, graph])
-    assert note.startswith("measured on the card itself: tensorrt-rtx-fp16; onnx-fp16 ran on the processor; ")
-    assert list(card_notes(opened, device, present, [engine])) == []
-    assert list(card_notes(opened, device, Target(False, "absent"), [engine, graph])) == []
+def test_a_note_separates_card_rows_from_cpu_rows() -> None:
+    device, present = load_profile("rtx4050"), Target(True, "present: RTX 4050")
+    engine, graph = search_cases.row("tensorrt-rtx-fp16", provider="tensorrt-rtx"), search_cases.row("onnx-fp16")
+    note = card_note(device, present, [engine, graph])
+    assert str(note).startswith("measured on the card itself: tensorrt-rtx-fp16; onnx-fp16 ran on the processor; ")
+    assert card_note(device, present, [engine]) is None
+    assert card_note(device, Target(False, "absent"), [engine, graph]) is None
 
 
 def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
