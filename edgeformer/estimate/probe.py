@@ -17,9 +17,9 @@ from pydantic import Field, TypeAdapter
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.estimate.chains import add_chain, matmul_chain
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.measurement.conditions import CpuReading, read_cpu, used_between
+from edgeformer.measurement.speed_probe import add_chain, matmul_chain
 from edgeformer.measurement.worker import End, Job, Send, run_job
 from edgeformer.runtimes import default_provider
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 
 from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.device import Speed
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.golden import GOLDEN_FILE, read_golden
 from edgeformer.artifacts.manifest import ArtifactManifest
@@ -25,6 +26,7 @@ from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Row
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import conditions, trackers
+from edgeformer.measurement.speed_probe import SpeedProbe, typical
 from edgeformer.measurement.worker import End, Job, Send, run_job
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, on_gpu, opener_of, provider_facts
 from edgeformer.runtimes.session import Array
@@ -48,6 +50,7 @@ Buffers = Sequence[Mapping[str, Array]]
 ALLOWANCE_S = 120.0
 """Silence of a worker beyond the bound of its loops: opening a large artifact, and a slow last call."""
 _DEVICE_CALLS = 100
+_SPEED_PROBES = 5  # a single one may be disturbed
 _BUFFERS, _FEWEST_BUFFERS, _BUFFER_BYTES = 8, 2, 256 << 20
 """Different inputs in rotation keep a cache from answering instead of the artifact; large inputs are fewer."""
 
@@ -376,6 +379,8 @@ def work(document: bytes, send: Send) -> None:
     spec = MeasureSpec.model_validate_json(document, strict=False)
     files, provider = spec.files, load_runtime(spec.files, spec.provider)
     is_gpu = on_gpu(provider)
+    # The imported runtime and the speed probe are part of the memory baseline.
+    speed_probe = None if is_gpu else SpeedProbe()
     buffers = {shape: input_buffers(files, shape) for shape in dict.fromkeys(item[1:] for item in spec.items)}
     gpu_memory_before = trackers.gpu_memory_in_use(spec.gpu_uuid)
     meter, baseline_bytes = trackers.peak_meter(), trackers.resident_bytes()
@@ -407,13 +412,18 @@ def work(document: bytes, send: Send) -> None:
             conditions=facts,
         )
 
+    def probe_speeds() -> list[Speed]:
+        return [] if speed_probe is None else [speed_probe.speed() for _ in range(_SPEED_PROBES)]
+
     def measure_item(item: Item, workload: Workload, since_reset: bool, facts: dict[str, Any]) -> Row:
         # A provider with threads of its own may use any number of them.
         threads = spec.threads if provider_facts(provider).counts_threads else None
         pools = max(1, len(files.parts))
+        speeds = probe_speeds()
         first_reading = conditions.read_cpu()
         sample = trackers.measure(workload.call, spec.rules)
         use = conditions.used_between(first_reading, conditions.read_cpu())
+        speeds += probe_speeds()
         memory, memory_facts = read_memory(workload, since_reset)
         surroundings = conditions.describe(spec.threads, spec.gpu_uuid)
         energy_counter = trackers.energy_counter(provider, spec.gpu_uuid)
@@ -432,6 +442,8 @@ def work(document: bytes, send: Send) -> None:
             "buffers": len(buffers[item[1:]]),
             **facts,
         }
+        if speeds:
+            facts["speed"] = typical(speeds).model_dump()
         device_ms = None
         try:
             if workload.device_ms(0) is not None:
@@ -474,3 +486,5 @@ def work(document: bytes, send: Send) -> None:
             trackers.release_unused()
     finally:
         meter.close()
+        if speed_probe is not None:
+            speed_probe.close()

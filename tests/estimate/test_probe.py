@@ -10,12 +10,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from edgeformer.artifacts.device import Speed
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.estimate import probe
-from edgeformer.estimate.chains import add_chain, matmul_chain
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.probe import HostRates, ProductTime, cache_bytes, disturbance, host_facts
 from edgeformer.measurement.conditions import CpuReading
+from edgeformer.measurement.speed_probe import SpeedProbe, add_chain, matmul_chain, typical
 from edgeformer.measurement.worker import End
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -124,3 +125,12 @@ def test_a_probe_that_was_disturbed_is_repeated_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(probe, "run_job", run_job)
     assert probe.run_probe(1).disturbed == "y" and len(answers) == 1
     assert probe.run_probe(1).disturbed is None and not answers
+
+
+def test_the_speed_probe_measures_a_product_and_a_copy() -> None:
+    speed_probe = SpeedProbe()
+    speeds = [speed_probe.speed() for _ in range(3)]
+    speed_probe.close()
+    assert all(0 < speed.product_us < 1e6 and 0 < speed.copy_us < 1e6 for speed in speeds)
+    slow, fast = Speed(product_us=600.0, copy_us=400.0), Speed(product_us=450.0, copy_us=300.0)
+    assert typical([fast, slow, fast]) == fast
