@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.bundle import Bundle, seal
 from edgeformer.cli import main
 from tests.runtimes.tiny_bundle import write_bundle
 
@@ -66,12 +65,3 @@ def test_options_that_make_no_sense(
     expected: str,
 ) -> None:
     assert expected in refused(folder, monkeypatch, capsys, *options, command=command)
-
-
-def test_accuracy_of_a_language_model(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    manifest = Bundle.open(folder).manifest.model_copy(update={"task": "language-modeling"})
-    seal(folder, manifest)
-    message = refused(folder, monkeypatch, capsys, "--search", "--min-accuracy", "0.9")
-    assert "language model; bound it with --max-perplexity" in message

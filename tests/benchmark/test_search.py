@@ -16,7 +16,7 @@ from edgeformer.artifacts.bundle_files import TargetRecord
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift, Parity
-from edgeformer.artifacts.report import Comparison, Energy, Latency, Report
+from edgeformer.artifacts.report import Comparison, Energy, Latency, Report, Row
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
 from edgeformer.benchmark.profile import break_tie, rows_of_kind
 from edgeformer.benchmark.request import ProfileOptions, resolve
@@ -80,23 +80,34 @@ def test_a_bound_outside_the_score_interval_is_decided() -> None:
     assert (other.score_rows, other.score_low, other.bound_inside) == (None, None, None), "perplexity is no share"
 
 
-@pytest.mark.parametrize(("slower", "expected"), [(4.09, "small"), (4.11, "large")])
-def test_within_noise_the_smaller_file_wins(slower: float, expected: str) -> None:
-    rows = [row("large", 4.0, size=900), row("small", slower, size=100)]
-    result = run(bundle(artifact("large"), artifact("small")), rows)
-    assert picked(result) == (expected, 2)
-    assert ("they are within 2.5%, and it has the smaller file (100 B)" in result.reason) == (expected == "small")
+def twice(name: str, first: float, second: float, size: int) -> Row:
+    return row(name, first, size, conditions={"repeated_p50_ms": second})
 
 
-@pytest.mark.parametrize(("second", "expected"), [(4.05, "small"), (4.15, "large")])
-def test_overlapping_ranges_of_two_processes_tie(second: float, expected: str) -> None:
-    """Of the larger file the second process had 4.1 ms; of the smaller one the first had 4.2."""
-    rows = [row("large", 4.0, size=900, conditions={"repeated_p50_ms": 4.1})]
-    rows += [row("small", 4.2, size=100, conditions={"repeated_p50_ms": second})]
-    result = run(bundle(artifact("large"), artifact("small")), rows)
-    assert picked(result) == (expected, 2)
-    assert [(c.low_ms, c.high_ms) for c in result.candidates] == [(4.0, 4.1), (second, 4.2)]
-    assert ("each was measured twice, and the ranges overlap" in result.reason) == (expected == "small")
+@pytest.mark.parametrize(
+    ("large", "small", "why"),
+    [
+        (row("large", 4.0, 900), row("small", 4.09, 100), "they are within 2.5%"),
+        (row("large", 4.0, 900), row("small", 4.11, 100), None),
+        (twice("large", 4.0, 4.1, 900), twice("small", 4.2, 4.05, 100), "each was measured twice, and the ranges"),
+        (twice("large", 4.0, 4.1, 900), twice("small", 4.2, 4.15, 100), None),
+        (estimate("large", 1.0, 4.0, 900), estimate("small", 3.9, 9.0, 100), "their ranges overlap"),
+        (estimate("large", 1.0, 4.0, 900), estimate("small", 4.2, 9.0, 100), None),
+    ],
+)
+def test_of_times_that_are_no_different_the_smaller_file_wins(large: Row, small: Row, why: str | None) -> None:
+    is_estimate = large.where == "device"
+    kind: Literal["cuda", "cpu"] = "cuda" if is_estimate else "cpu"
+    result = run(bundle(artifact("large"), artifact("small")), [large, small], kind=kind, on_target=not is_estimate)
+    assert picked(result) == ("large" if why is None else "small", large.threads)
+    assert why is None or (f"{why}" in result.reason and "and it has the smaller file (100 B)" in result.reason)
+    assert result.basis == ("estimated" if is_estimate else "measured")
+    assert ("Its time is an estimate" in result.reason and "≈ 2.00 ms" in result.reason) == is_estimate
+    ranges = [(candidate.low_ms, candidate.high_ms) for candidate in result.candidates]
+    if is_estimate:
+        assert ranges == [(1.0, 4.0), (small.latency_ms.low, 9.0)]
+    elif large.conditions:
+        assert ranges == [(4.0, 4.1), (small.conditions["repeated_p50_ms"], 4.2)]
 
 
 @pytest.mark.parametrize(
@@ -170,15 +181,6 @@ def test_only_stable_results_become_a_runtime_preference(tmp_path: Path, stable:
         parse_manifest(FastestRuntimes, location.reports / FILE, read_json_bytes(location.reports / FILE)).providers
         == kept
     )
-
-
-@pytest.mark.parametrize(("low", "expected"), [(3.9, "small"), (4.2, "large")])
-def test_estimates_whose_ranges_overlap_are_no_different(low: float, expected: str) -> None:
-    rows = [estimate("large", 1.0, 4.0, 900), estimate("small", low, 9.0, 100)]
-    result = run(bundle(artifact("large"), artifact("small")), rows, kind="cuda", on_target=False)
-    assert picked(result) == (expected, None)
-    assert result.basis == "estimated" and "Its time is an estimate" in result.reason and "≈ 2.00 ms" in result.reason
-    assert [(c.low_ms, c.high_ms) for c in result.candidates] == [(1.0, 4.0), (low, 9.0)]
 
 
 def test_equal_times_go_to_fewer_threads_and_equal_sizes_to_the_shorter_time() -> None:
