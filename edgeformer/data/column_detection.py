@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgeformer.artifacts.data_config import FileSource
@@ -99,19 +100,28 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
     Raises DataError: the file cannot be read, lacks a named column, or no column looks like text, or like labels.
     """
     source = _detect_layout(path, columns)
+    first_names = columns_of(source)
     if suffix_format(path) != "jsonl":  # whose first record may lack a key that others have
-        columns.check(path, columns_of(source))
+        columns.check(path, first_names)
     facts: dict[str, ColumnFacts] = {}
     rows = 0
     for _, values in file_records(source):
         rows += 1
         for name, value in values.items():
             facts.setdefault(name, ColumnFacts(name)).add(value)
-    if not rows:
-        raise DataError(f"{path}: no rows in it; a set needs at least one")
     columns.check(path, facts)
     label = columns.label or _detect_label(path, facts, columns)
-    text, second = _detect_texts(path, facts, replace(columns, label=label))
+    text, second = columns.text, columns.text_pair
+    if text is None and second is None:
+        pairs = (pair for pair in PAIR_COLUMNS if facts.keys() >= {*pair} and label not in pair)
+        text, second = next(pairs, (None, None))
+    if text is None:
+        free = [fact for fact in facts.values() if fact.filled and fact.name not in (label, second)]
+        if not free:
+            raise DataError(f"{path}: no column looks like text; name it: --text COLUMN")
+        first_texts = [first for first, other in PAIR_COLUMNS if other == second]
+        text = matching_column([*first_texts, *_TEXT_NAMES], [fact.name for fact in free])
+        text = text or max(free, key=lambda fact: fact.mean_characters).name
     counts = facts[label].values
     if counts is None or not 2 <= len(counts) <= MAX_LABELS:
         number = f"more than {MAX_LABELS}" if counts is None or len(counts) > 2 else f"{len(counts)}"
@@ -123,46 +133,38 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
 
 
 def _detect_layout(path: Path, columns: Columns) -> FileSource:
-    """Return the file with its delimiter, and whether its first line names the columns. Raises DataError."""
+    """Return the file with its delimiter, and whether its first line names the columns. Raises DataError.
+
+    It names none if it has a number, or a value that repeats below it.
+    """
     check_file(path)
+    layout: dict[str, object] = {"kind": "file", "path": str(path), "label": None, "encoding": columns.encoding}
     kind = suffix_format(path)
     if kind in ("jsonl", "parquet"):
-        return FileSource(kind="file", path=str(path), label=None, encoding=columns.encoding)
+        return FileSource.model_validate(layout)
     lines = first_lines(path, columns.encoding)
     delimiter, table_lines = detect_delimiter(iter(enumerate(lines)), None)
-    layout: dict[str, object] = {"delimiter": delimiter, "format": None}
-    if kind == "tsv":
-        delimiter = "\t"
-        is_quoted = any(cell[:1] == cell[-1:] == '"' for line in lines for cell in line.rstrip("\r\n").split("\t"))
-        layout = {"delimiter": "\t", "format": "csv"} if is_quoted else {}
-    try:
-        rows = [cells for cells in csv.reader((line for _, line in table_lines), delimiter=delimiter) if cells]
-    except csv.Error as error:
-        raise DataError(f"{path}: not valid CSV: {error}") from None
+    if kind != "tsv":
+        layout["delimiter"] = delimiter
+    elif any(cell[:1] == cell[-1:] == '"' for line in lines for cell in line.rstrip("\r\n").split("\t")):
+        layout |= {"delimiter": "\t", "format": "csv"}
+    rows: list[list[str]] = []
+    with suppress(csv.Error):  # reading the rows raises it
+        table = csv.reader((line for _, line in table_lines), delimiter="\t" if kind == "tsv" else delimiter)
+        rows = [cells for cells in table if cells]
     if not rows:
-        raise DataError(f"{path}: no rows in it; a set needs at least one")
-    if len(rows[0]) < 2:
+        return FileSource.model_validate(layout)
+    first = rows[0]
+    if len(first) < 2:
         raise DataError(f"{path}: has one column; a classifier needs a text and a label, in two columns")
     names = columns.by_option().values()
-    are_numbers = bool(names) and all(name.isdecimal() and name not in rows[0] for name in names)
-    if are_numbers or (not names and _is_data(rows)):
+    complete = [cells for cells in rows if len(cells) == len(first)]
+    repeats = any(cells[0].strip() and cells[0] in cells[1:] for cells in zip(*complete, strict=True))
+    is_data = repeats or any(re.fullmatch(r"\s*[+-]?[\d.,]*\d\s*", cell) for cell in first)
+    are_numbers = all(name.isdecimal() and name not in first for name in names)
+    if are_numbers if names else is_data:
         layout |= {"header": False, "text": "1"}
-    return FileSource.model_validate(
-        {"kind": "file", "path": str(path), "encoding": columns.encoding, **layout, "label": None}
-    )
-
-
-def _is_data(rows: Sequence[list[str]]) -> bool:
-    """Return whether the first row has no column names: it has a number, or a value that repeats below it."""
-    first, rest = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]
-    for place, cell in enumerate(first):
-        try:
-            float(cell.replace(",", "."))
-            return True
-        except ValueError:
-            if cell.strip() and any(row[place] == cell for row in rest):
-                return True
-    return False
+    return FileSource.model_validate(layout)
 
 
 def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> str:
@@ -186,24 +188,3 @@ def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -
     raise AmbiguousDataError(
         f"{path}: {len(candidates)} columns could hold the labels: {descriptions}; choose one: --label COLUMN"
     )
-
-
-def _detect_texts(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> tuple[str, str | None]:
-    if columns.text is not None:
-        return columns.text, columns.text_pair
-    text, second = None, columns.text_pair
-    free = [fact for fact in facts.values() if fact.name not in (columns.label, second)]
-    if second is not None:
-        text = next((first for first, other in PAIR_COLUMNS if other == second and first in facts), None)
-    else:
-        pairs = (pair for pair in PAIR_COLUMNS if facts.keys() >= {*pair} and columns.label not in pair)
-        pair = next(pairs, None)
-        if pair is not None:
-            return pair
-        text = matching_column(_TEXT_NAMES, [fact.name for fact in free if fact.filled])
-    if text is None:
-        longest = max(free, key=lambda fact: fact.mean_characters, default=None)
-        if longest is None or not longest.filled:
-            raise DataError(f"{path}: no column looks like text; name it: --text COLUMN")
-        text = longest.name
-    return text, second

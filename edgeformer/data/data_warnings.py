@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.manifest import DataFinding
-from edgeformer.data.rows import LabelledTexts, Row, comparison_key, label_counts
+from edgeformer.data.rows import LabelledTexts, Row, comparison_key, join_pair, label_counts
 from edgeformer.data.sources import load_part, part_rows
 from edgeformer.data.splits import set_parts
 
-UNEVEN: Literal["uneven labels"] = "uneven labels"
-FindingKind = Literal[
-    "empty texts", "duplicates", "contradictions", "labels without rows", "uneven labels", "seen texts"
-]  # fmt: skip
+UNEVEN = "uneven labels"
 _EXAMPLES = 3
 _TEXT_CHARACTERS = 40
 """Of a text in a message."""
@@ -82,38 +78,41 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
     first = np.empty(len(labels), np.int64)  # of each row, the first row with its text
     first[order] = np.repeat(order[starts], np.diff(starts, append=len(order)))
 
-    findings: list[DataFinding] = []
     repeated = np.flatnonzero(first != np.arange(len(first)))
+    contradicting = np.flatnonzero(labels != labels[first])
+    contradicted, places = np.unique(first[contradicting], return_index=True)
+    repetition_pairs = [(int(row), int(first[row])) for row in repeated[:_EXAMPLES]]
+    contradiction_pairs = [*zip(contradicted.tolist(), contradicting[places].tolist(), strict=True)][:_EXAMPLES]
+    numbers = {number for pair in (*repetition_pairs, *contradiction_pairs) for number in pair}
+    rows = itertools.chain.from_iterable(part_rows(config, part) for part in pool) if numbers else iter(())
+    examples = {n: row for n, row in enumerate(itertools.islice(rows, max(numbers, default=-1) + 1)) if n in numbers}
+
+    def label_of(row: int) -> str:
+        number = int(labels[row])
+        if config.separator is None:
+            return repr(config.labels[number])
+        several = [label for bit, label in enumerate(config.labels) if number >> bit & 1]
+        return repr(f"{config.separator} ".join(several)) if several else "no label"
+
+    findings: list[DataFinding] = []
     if len(repeated):
-        pairs = [(int(row), int(first[row])) for row in repeated[:_EXAMPLES]]
-        rows = _read_rows(config, {row for pair in pairs for row in pair})
-        examples = [f"{_place(rows[row])} as in {_other_place(rows[other], rows[row])}" for row, other in pairs]
         together = "; all rows of a text are in the same set" if config.split == "stratified" else ""
         message = f"{_count(len(repeated))} with the text of an earlier row: kept{together}"
-        findings.append(_finding("duplicates", name, len(repeated), message, examples))
-    contradicting = np.flatnonzero(labels != labels[first])
+        repetition_examples = [f"{_place(examples[row])} as in {_place(examples[n])}" for row, n in repetition_pairs]
+        findings.append(_finding("duplicates", name, len(repeated), message, repetition_examples))
     if len(contradicting):
-        first_rows, places = np.unique(first[contradicting], return_index=True)
-        pairs = [*zip(first_rows.tolist(), contradicting[places].tolist(), strict=True)][:_EXAMPLES]
-        rows = _read_rows(config, {row for pair in pairs for row in pair})
-        examples = []
-        for row, other in pairs:
-            names = []
-            for number in (int(labels[row]), int(labels[other])):
-                labels_of_row = [label for bit, label in enumerate(config.labels) if number >> bit & 1]
-                several = repr(f"{config.separator} ".join(labels_of_row)) if labels_of_row else "no label"
-                names.append(repr(config.labels[number]) if config.separator is None else several)
-            text = rows[row].text
-            line = " ".join((text if isinstance(text, str) else " ⁄ ".join(text)).split())
-            shortened = repr(line if len(line) <= _TEXT_CHARACTERS else f"{line[:_TEXT_CHARACTERS]}…")
-            place, other_place = _place(rows[row]), _other_place(rows[other], rows[row])
-            examples.append(f"{place} {names[0]}, {other_place} {names[1]}: {shortened}")
-        count = int(np.isin(first, first_rows).sum())
+        contradictions = []
+        for row, other in contradiction_pairs:
+            text = " ".join(join_pair(examples[row].text).split())
+            shortened = repr(text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
+            both = [f"{_place(examples[n])} {label_of(n)}" for n in (row, other)]
+            contradictions.append(f"{', '.join(both)}: {shortened}")
+        count = int(np.isin(first, contradicted).sum())
         message = (
-            f"{len(first_rows):,} {'text' if len(first_rows) == 1 else 'texts'} with two labels or more, in "
+            f"{len(contradicted):,} {'text' if len(contradicted) == 1 else 'texts'} with two labels or more, in "
             f"{_count(count)}: kept, and no model can be right on all of them"
         )
-        findings.append(_finding("contradictions", name, count, message, examples))
+        findings.append(_finding("contradictions", name, count, message, contradictions))
     return findings
 
 
@@ -163,12 +162,8 @@ def seen_findings(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> list
 
 def majority_accuracy(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
     """Return set → accuracy of always answering the most frequent label of the training set."""
-    label = majority_label(counts)
-    return {
-        name: rows[label] / sum(rows.values())
-        for name, rows in counts.items()
-        if name != "train" and any(rows.values())
-    }
+    label, scored = majority_label(counts), {name: rows for name, rows in counts.items() if name != "train"}
+    return {name: rows[label] / sum(rows.values()) for name, rows in scored.items() if any(rows.values())}
 
 
 def majority_label(counts: Mapping[str, Mapping[str, int]]) -> str:
@@ -177,34 +172,17 @@ def majority_label(counts: Mapping[str, Mapping[str, int]]) -> str:
     return max(train, key=train.__getitem__)
 
 
-def _read_rows(config: DataConfig, numbers: set[int]) -> dict[int, Row]:
-    """Read the training rows with these numbers. Raises DataError."""
-    rows = itertools.chain.from_iterable(part_rows(config, part) for part in set_parts(config)["train"])
-    return {number: row for number, row in enumerate(itertools.islice(rows, max(numbers) + 1)) if number in numbers}
-
-
 def _place(row: Row) -> str:
     """Return ``reviews.csv, line 7``."""
     source, _, line = row.where.rpartition(", ")
     return f"{source if source.startswith('hub ') else Path(source).name}, {line}"
 
 
-def _other_place(row: Row, example: Row) -> str:
-    """Return the place of a row, without the source if ``example`` is of the same source."""
-    source, _, line = row.where.rpartition(", ")
-    return line if source == example.where.rpartition(", ")[0] else _place(row)
-
-
 def _count(rows: int) -> str:
     return f"{rows:,} {'row' if rows == 1 else 'rows'}"
 
 
-def _finding(kind: FindingKind, name: str, rows: int, message: str, examples: Sequence[str] = ()) -> DataFinding:
-    """Return a warning with its examples in brackets, the name of the file once if all are of one file."""
-    shortened = list(examples)
-    if shortened:
-        file = re.split(r"(?<=, )(?:line|row) \d", shortened[0])[0]
-        if all(example.startswith(file) for example in shortened):
-            shortened[1:] = [example.removeprefix(file) for example in shortened[1:]]
-        message += f" ({'; '.join(shortened)})"
-    return DataFinding(kind=kind, set=name, rows=rows, message=f"{name}: {message}", examples=tuple(examples))
+def _finding(kind: Any, name: str, rows: int, message: str, examples: Sequence[str] = ()) -> DataFinding:
+    """Return a warning with its examples in brackets."""
+    brackets = f" ({'; '.join(examples)})" if examples else ""
+    return DataFinding(kind=kind, set=name, rows=rows, message=f"{name}: {message}{brackets}", examples=tuple(examples))

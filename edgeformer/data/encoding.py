@@ -1,16 +1,12 @@
-"""Texts as token numbers: encoded sets and their cache on disk; texts of language models without special tokens."""
+"""Texts as token numbers: encoded sets; texts of language models without special tokens."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Generic, Protocol
 
 import numpy as np
@@ -18,19 +14,14 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from typing_extensions import Self, TypeVar
 
-from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.files import replacing
+from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.data.rows import LabelledTexts, Text
-from edgeformer.data.tokenization import boundary_id, fingerprint
-from edgeformer.system.lock import LockedError, lock_path
+from edgeformer.data.tokenization import boundary_id
 
-FORMAT_VERSION = 2
-"""Of the cached data. Version 2 cleans punctuation beyond ASCII and stores word counts."""
 _CHUNK = 2048
 _UNLIMITED = 2**40
-_READ_ERRORS = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -142,63 +133,10 @@ def encode_texts(
     return Encoded(np.concatenate(pieces), offsets, labels, sum(truncated)), np.array(truncated, dtype=bool)
 
 
-def encode(
-    texts: LabelledTexts,
-    tokenizer: Tokenizer,
-    max_length: int,
-    cache: Path | None = None,
-    progress: Progress = SILENT,
-) -> Encoded:
-    """Encode a set, each text truncated to ``max_length`` tokens, or read it from the folder ``cache``.
-
-    A damaged cache file is written again, with a message.
-    """
-    if cache is None:
-        encoded, _ = encode_texts(tokenizer, texts.texts, max_length, progress.advance)
-        return replace(encoded, labels=texts.labels)
-    content = f"{FORMAT_VERSION} {texts.fingerprint()} {fingerprint(tokenizer)} {max_length}"
-    key = hashlib.sha256(content.encode()).hexdigest()
-    path = cache / f"tokens-{key[:24]}.npz"
-    if path.exists():
-        try:
-            encoded = _read_cached(path, key, texts)
-        except _READ_ERRORS as error:
-            progress.message(f"{path}: damaged token cache ({error}); made again")
-        else:
-            progress.advance(len(texts))
-            return encoded
-    encoded = encode(texts, tokenizer, max_length, progress=progress)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with lock_path(path):
-            for leftover in path.parent.glob(f".{path.name}.*.tmp*"):  # of processes that were killed while writing
-                leftover.unlink()
-            with replacing(path) as temporary, temporary.open("wb") as file:
-                np.savez(file, key=key, **vars(encoded))
-    except LockedError:  # another process writes the same file
-        pass
-    except (OSError, ArtifactError) as error:
-        # A full or read-only disk costs the time of encoding again, not the run.
-        progress.message(f"{path}: token cache not written: {getattr(error, 'strerror', None) or error}")
-    return encoded
-
-
-def _read_cached(path: Path, key: str, texts: LabelledTexts) -> Encoded:
-    """Read and check a cache file; the checksums of the archive reveal flipped bits. Raises one of _READ_ERRORS."""
-    # np.load would leave a file open that it cannot parse.
-    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-        stored_key = str(file["key"])
-        encoded = Encoded(file["ids"], file["offsets"], file["labels"], int(file["truncated"]))
-    if stored_key != key:
-        raise ValueError("it is for other data")
-    dtypes = (encoded.ids.dtype, encoded.offsets.dtype, encoded.labels.dtype)
-    if dtypes != (np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.int64)):
-        raise ValueError("wrong number types")
-    if encoded.offsets.shape != (len(texts) + 1,) or not np.array_equal(encoded.labels, texts.labels):
-        raise ValueError("wrong number of rows, or other labels")
-    if encoded.offsets[0] != 0 or encoded.offsets[-1] != len(encoded.ids) or (encoded.lengths < 0).any():
-        raise ValueError("broken row boundaries")
-    return encoded
+def encode(texts: LabelledTexts, tokenizer: Tokenizer, max_length: int, progress: Progress = SILENT) -> Encoded:
+    """Encode a set, each text truncated to ``max_length`` tokens."""
+    encoded, _ = encode_texts(tokenizer, texts.texts, max_length, progress.advance)
+    return replace(encoded, labels=texts.labels)
 
 
 class PlainText:
@@ -224,9 +162,9 @@ class PlainText:
         finally:
             self._tokenizer.encode_special_tokens = False
 
-    def encode_all(self, texts: Sequence[str], cache: Path | None, progress: Progress = SILENT) -> Encoded:
+    def encode_all(self, texts: Sequence[str], progress: Progress = SILENT) -> Encoded:
         """Encode texts as :func:`encode` does, with label 0."""
-        encoded = encode(LabelledTexts.unlabelled(texts), self._tokenizer, _UNLIMITED, cache, progress)
+        encoded, _ = encode_texts(self._tokenizer, texts, _UNLIMITED, progress.advance)
         places = np.flatnonzero(encoded.ids == self.boundary)
         if not len(places):
             return encoded

@@ -14,12 +14,12 @@ from edgeformer.artifacts.data_config import Source, TextConfig, TokenizerConfig
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data.batching import Packer, TextRows, paragraph_rows
-from edgeformer.data.encoding import PlainText, Prepared
+from edgeformer.data.encoding import PlainText, Prepared, TrainingRows
 from edgeformer.data.prepare import summarize
-from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.sources import Columns, check_columns, file_source, read
-from edgeformer.data.splits import count_overlaps
-from edgeformer.data.streaming import Pieces, Stream, Streaming, TrainingSet
+from edgeformer.data.rows import LabelledTexts, Text, check_unchanged, join_pair
+from edgeformer.data.sources import Columns, file_source, read
+from edgeformer.data.storage import Pieces
+from edgeformer.data.streaming import Stream, store_training_set
 from edgeformer.data.tokenization import load_language_tokenizer
 
 
@@ -40,73 +40,59 @@ def prepare_text(
         DataError: a file, a column or the tokenizer is unusable; a part has no paragraph that is long enough.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
-    check_columns(config.parts, labelled=False)
-    train, texts = (_prepare_streamed if config.stream else _prepare_in_memory)(
-        config, tokenizer_config, vocab_size, cache, progress
+
+    def read_part(part: str) -> list[str]:
+        texts = list(_paragraphs(config, part))
+        progress.advance()
+        return texts
+
+    with bar(progress, "Reading data", len(config.parts) - config.stream, "parts"):
+        texts = {part: read_part(part) for part in ("validation", *_test_parts(config))}
+        settings = {"min_characters": config.min_characters, "first_n": config.first_n}
+        if config.stream:
+            pairs = lambda: ((text, 0) for text in _paragraphs(config, "train"))  # noqa: E731
+            stream = Stream(config.parts["train"], settings, pairs, classes=0)
+        else:
+            stream = Stream.of_texts(LabelledTexts.unlabelled(read_part("train")))
+    tokenizer, stored = store_training_set(
+        stream,
+        tokenizer_config,
+        partial(load_language_tokenizer, vocab_size=vocab_size),
+        lambda tokenizer: _TextEncoder(config, PlainText(tokenizer)),
+        lambda pieces, facts: TextRows(
+            pieces["ids"],
+            pieces["offsets"],
+            pieces.get("starts"),
+            facts.tokens,
+            facts.words,
+            facts.texts,
+            facts.truncated,
+        ),
+        {"mode": config.mode, "sequence_length": config.sequence_length, "vocab_size": vocab_size},
+        texts,
+        cache,
+        progress,
     )
-    plain = PlainText(train.tokenizer)
+    train: TrainingRows[TextRows] = stored if config.stream else stored.in_memory()
+    plain = PlainText(tokenizer)
     with bar(progress, "Tokenizing", sum(map(len, texts.values())), "paragraphs"):
-        rows = {part: _encode(config, plain, part_texts, cache, progress) for part, part_texts in texts.items()}
-    encoded: dict[str, TrainingSet[TextRows] | TextRows] = {"train": train, **rows}
+        rows = {part: _encode(config, plain, part_texts, progress) for part, part_texts in texts.items()}
     return Prepared(
-        tokenizer=train.tokenizer,
+        tokenizer=tokenizer,
         pad=plain.boundary,  # the only special token
-        train=train.rows,
+        train=train,
         validation=rows["validation"],
         tests={part: rows[part] for part in _test_parts(config)},
         summary=summarize(
             config,
-            train,
+            stored,
             {part: LabelledTexts.unlabelled(part_texts) for part, part_texts in texts.items()},
             rows,
             split="given",
-            tokens={part: part_rows.tokens for part, part_rows in encoded.items()},
-            words={part: part_rows.words for part, part_rows in encoded.items()},
+            tokens={"train": stored.facts.tokens} | {part: part_rows.tokens for part, part_rows in rows.items()},
+            words={"train": stored.facts.words} | {part: part_rows.words for part, part_rows in rows.items()},
         ),
     )
-
-
-def _prepare_in_memory(
-    config: TextConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
-) -> tuple[TrainingSet[TextRows], dict[str, list[str]]]:
-    """Return the training set, and the texts of the other sets."""
-    with bar(progress, "Reading data", len(config.parts), "parts"):
-        texts = _read_parts(config, ["train", "validation", *_test_parts(config)], progress)
-    train = texts.pop("train")
-    action = "Training the tokenizer" if tokenizer_config.kind == "trained" else "Loading the tokenizer"
-    with bar(progress, action, None):
-        tokenizer = load_language_tokenizer(tokenizer_config, vocab_size=vocab_size, training_texts=train)
-    with bar(progress, "Tokenizing the training set", len(train), "paragraphs"):
-        rows = _encode(config, PlainText(tokenizer), train, cache, progress)
-    overlap = count_overlaps(train, texts, "the other sets", progress)
-    fingerprint = LabelledTexts.unlabelled(train).fingerprint()
-    return TrainingSet(tokenizer, rows, len(train), fingerprint, (), overlap, rows.tokens, rows.words), texts
-
-
-def _prepare_streamed(
-    config: TextConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
-) -> tuple[TrainingSet[TextRows], dict[str, list[str]]]:
-    """Return the training set, stored on disk, and the texts of the other sets."""
-    with bar(progress, "Reading data", len(config.parts) - 1, "parts"):
-        texts = _read_parts(config, ["validation", *_test_parts(config)], progress)
-    may_be_smaller = tokenizer_config.kind == "trained"
-    load = partial(load_language_tokenizer, vocab_size=vocab_size, may_be_smaller=may_be_smaller)
-    settings = {"min_characters": config.min_characters, "first_n": config.first_n}
-    pairs = lambda: ((text, 0) for text in _paragraphs(config, "train"))  # noqa: E731
-    streaming = Streaming(Stream(config.parts["train"], settings, pairs, classes=0), cache, progress)
-    with streaming.locked():
-        tokenizer = streaming.tokenizer(tokenizer_config, load, {"language": True, "vocab_size": vocab_size})
-        encoder = _TextEncoder(config, PlainText(tokenizer))
-        row_settings = {"mode": config.mode, "sequence_length": config.sequence_length}
-        return streaming.training_set(tokenizer, encoder, row_settings, texts), texts
-
-
-def _read_parts(config: TextConfig, parts: Sequence[str], progress: Progress) -> dict[str, list[str]]:
-    texts: dict[str, list[str]] = {}
-    for part in parts:
-        texts[part] = list(_paragraphs(config, part))
-        progress.advance()
-    return texts
 
 
 class _TextEncoder:
@@ -115,13 +101,15 @@ class _TextEncoder:
     def __init__(self, config: TextConfig, plain: PlainText) -> None:
         self._config, self._plain = config, plain
         self._packer = Packer(plain.boundary, config.sequence_length)
-        self._counts = dict.fromkeys(("tokens", "words", "paragraphs", "truncated"), 0)
+        self._counts = dict.fromkeys(("tokens", "words", "truncated"), 0)
 
-    def pieces(self, texts: list[str], labels: list[int], *, last: bool) -> Pieces:
+    def pieces(self, texts: list[Text], labels: list[int], *, last: bool) -> Pieces:
+        paragraphs = [*map(join_pair, texts)]
         if self._config.mode == "packed":
-            rows = self._packer.rows(self._plain.encode_all(texts, None), sum(_word_counts(texts)), last=last)
+            encoded = self._plain.encode_all(paragraphs)
+            rows = self._packer.rows(encoded, sum(_word_counts(paragraphs)), last=last)
         else:
-            rows = _encode(self._config, self._plain, texts, None)
+            rows = _encode(self._config, self._plain, paragraphs)
         for name in self._counts:
             self._counts[name] += getattr(rows, name)
         starts = {} if rows.starts is None else {"starts": rows.starts}
@@ -130,16 +118,10 @@ class _TextEncoder:
     def facts(self) -> dict[str, int]:
         return self._counts
 
-    def build(self, pieces: Pieces) -> TextRows:
-        ids, offsets = pieces["ids"].astype(np.int32), pieces["offsets"].astype(np.int64)
-        starts = pieces["starts"].astype(np.int32) if "starts" in pieces else None
-        return TextRows(ids, offsets, starts, len(ids) - len(offsets) + 1, 0, 0, 0)
-
 
 def prepare_text_set(
     config: TextConfig,
     tokenizer: Tokenizer,
-    cache: Path | None,
     split: str,
     trained_on: Mapping[str, str] | None = None,
 ) -> TextRows:
@@ -158,12 +140,9 @@ def prepare_text_set(
         allowed = ", ".join(dict.fromkeys(("test", "validation", *_test_parts(config))))
         raise InputError(f"--split {split!r}: no such set; allowed: {allowed}")
     texts = list(_paragraphs(config, name))
-    if trained_on and name in trained_on and LabelledTexts.unlabelled(texts).fingerprint() != trained_on[name]:
-        raise DataError(
-            f"data.parts.{name}: the text is not the one of this model's training; it changed since. Restore it, or "
-            "score a file of its own with --data FILE"
-        )
-    return _encode(config, PlainText(tokenizer), texts, cache)
+    fingerprint = LabelledTexts.unlabelled(texts).fingerprint()
+    check_unchanged(name, fingerprint, trained_on, "score a file of its own with --data FILE")
+    return encode_paragraphs(texts, config, tokenizer)
 
 
 def text_set_name(config: TextConfig, split: str) -> str:
@@ -196,7 +175,7 @@ def set_paragraphs(config: TextConfig, name: str) -> list[str]:
 
 def encode_paragraphs(texts: Sequence[str], config: TextConfig, tokenizer: Tokenizer) -> TextRows:
     """Encode paragraphs as ``config`` says, with a trained model's tokenizer."""
-    return _encode(config, PlainText(tokenizer), texts, None)
+    return _encode(config, PlainText(tokenizer), texts)
 
 
 def _test_parts(config: TextConfig) -> tuple[str, ...]:
@@ -231,10 +210,8 @@ def _long_paragraphs(
         )
 
 
-def _encode(
-    config: TextConfig, plain: PlainText, texts: Sequence[str], cache: Path | None, progress: Progress = SILENT
-) -> TextRows:
-    encoded = plain.encode_all(texts, cache, progress)
+def _encode(config: TextConfig, plain: PlainText, texts: Sequence[str], progress: Progress = SILENT) -> TextRows:
+    encoded = plain.encode_all(texts, progress)
     if config.mode == "packed":
         packer = Packer(plain.boundary, config.sequence_length)
         return packer.rows(encoded, sum(_word_counts(texts)), last=True)

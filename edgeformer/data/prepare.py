@@ -25,6 +25,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data.cleaning import count_words
 from edgeformer.data.data_warnings import (
     EmptyRows,
+    empty_texts,
     label_findings,
     load_with_findings,
     read_parts,
@@ -32,29 +33,19 @@ from edgeformer.data.data_warnings import (
     seen_findings,
 )
 from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, count_values, encode, encode_texts
-from edgeformer.data.rows import LabelledTexts, join_pair, label_counts, label_rows, labelled
-from edgeformer.data.sources import (
-    Columns,
-    check_columns,
-    load_part,
-    pairs_source,
-    part_rows,
-    read,
-    replacement_source,
-    skip_empty,
-)
+from edgeformer.data.rows import LabelledTexts, Text, check_unchanged, join_pair, label_rows, labelled
+from edgeformer.data.sources import Columns, load_part, pairs_source, part_rows, read, replacement_source, skip_empty
 from edgeformer.data.splits import (
     IMPORTED_SETS,
     check_classes,
-    check_sets_differ,
-    count_overlaps,
     first_of,
     make_sets,
-    missing_set_message,
+    missing_set,
     set_parts,
     split,
 )
-from edgeformer.data.streaming import Pieces, Stream, Streaming, TrainingSet
+from edgeformer.data.storage import Pieces, StoredRows
+from edgeformer.data.streaming import Stream, store_training_set
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 
 _ROWS_AT_ONCE = 1 << 20
@@ -78,44 +69,72 @@ def prepare(
         DataError: a file, a row, a label, a split or the tokenizer is unusable.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
-    check_sets_differ(data)
-    check_columns(data.parts)
-    train, sets = (_prepare_streamed if data.stream else _prepare_in_memory)(
-        data, tokenizer_config, vocab_size, cache, progress
+    set_sources = set_parts(data)
+    if data.split == "imported" and set_sources["test"] and set_sources["validation"] == set_sources["test"]:
+        (part,) = set_sources["test"]
+        missing, protocol = ("validation", "given") if part == "test" else ("test", "glue-dev")
+        raise DataError(
+            f"data.split: imported has one part, {part}, for validation and test: training would select its epoch on "
+            f"the set that it reports; add the part {missing}, or hold out a tenth of train: --set "
+            f"data.split={protocol}"
+        )
+    empty_rows = EmptyRows()
+    with bar(progress, "Reading data", None, "parts"):
+        if data.stream:
+            parts, findings = read_parts(data, [part for part in data.parts if part != "train"])
+            sets = make_sets(data, [name for name in set_sources if name != "train"], parts)
+            stream = class_stream(data, empty_rows)
+        else:
+            parts, findings = load_with_findings(data)
+            sets = split(data, parts)
+            findings += seen_findings(data, sets)
+            stream = Stream.of_texts(sets.pop("train"), len(data.labels), several=data.separator is not None)
+    test_texts = {name: [*map(join_pair, rows.texts)] for name, rows in sets.items() if name != "validation"}
+    tokenizer, stored = store_training_set(
+        stream,
+        tokenizer_config,
+        partial(load_tokenizer, cleaning=data.cleaning, vocab_size=vocab_size),
+        lambda tokenizer: _ClassEncoder(tokenizer, data, empty_rows),
+        lambda pieces, facts: Encoded(**pieces, truncated=facts.truncated),
+        {"cleaning": data.cleaning, "vocab_size": vocab_size, "max_length": data.max_length},
+        test_texts,
+        cache,
+        progress,
     )
+    train: TrainingRows[Encoded] = stored if data.stream else stored.in_memory()
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
-        encoded = {name: encode(rows, train.tokenizer, data.max_length, cache, progress) for name, rows in sets.items()}
+        encoded = {name: encode(rows, tokenizer, data.max_length, progress) for name, rows in sets.items()}
     words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
+    train_words = {int(number): texts for number, texts in stored.facts.text_words.items()}
     tokens: dict[str, Counter[int]] = {}
-    all_rows: dict[str, TrainingRows[Encoded]] = {"train": train.rows, **encoded}
+    all_rows: dict[str, TrainingRows[Encoded]] = {"train": train, **encoded}
     for name, rows in all_rows.items():
         tokens[name] = Counter()
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             tokens[name] += count_values(rows.sizes(np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))))
-    counts = {"train": dict(zip(data.labels, train.labels, strict=True)), **rows_per_label(data, sets)}
+    counts = {"train": dict(zip(data.labels, stored.facts.label_rows, strict=True)), **rows_per_label(data, sets)}
     return Prepared(
-        tokenizer=train.tokenizer,
-        pad=special_ids(train.tokenizer).pad,
-        train=train.rows,
+        tokenizer=tokenizer,
+        pad=special_ids(tokenizer).pad,
+        train=train,
         validation=encoded["validation"],
         tests={name: rows for name, rows in encoded.items() if name != "validation"},
         summary=summarize(
             data,
-            train,
+            stored,
             sets,
             encoded,
             split=data.split,
             label_rows=counts,
-            findings=(*train.findings, *label_findings(data, counts)),
-            text_words=lengths_of_sets({"train": train.text_words, **words}),
+            findings=(*empty_texts("train", stored.facts.empty), *findings, *label_findings(data, counts)),
+            text_words=lengths_of_sets({"train": train_words, **words}),
             text_tokens=lengths_of_sets(tokens),
         ),
     )
 
 
 def data_findings(data: DataConfig) -> list[DataFinding]:
-    """Return the warnings of :func:`prepare` about the data, without tokenizing. Raises the same errors."""
-    check_columns(data.parts)
+    """Return the warnings of :func:`prepare` about data in memory, without tokenizing. Raises the same errors."""
     if data.stream:
         return []
     parts, findings = load_with_findings(data)
@@ -123,74 +142,20 @@ def data_findings(data: DataConfig) -> list[DataFinding]:
     return [*findings, *seen_findings(data, sets), *label_findings(data, rows_per_label(data, sets))]
 
 
-def _prepare_in_memory(
-    data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
-) -> tuple[TrainingSet[Encoded], dict[str, LabelledTexts]]:
-    """Return the training set, and the texts of the other sets."""
-    with bar(progress, "Reading data", None, "parts"):
-        parts, findings = load_with_findings(data)
-        sets = split(data, parts)
-    findings += seen_findings(data, sets)
-    train = sets.pop("train")
-    action = "Training the tokenizer" if tokenizer_config.kind == "trained" else "Loading the tokenizer"
-    with bar(progress, action, None):
-        tokenizer = load_tokenizer(
-            tokenizer_config, cleaning=data.cleaning, vocab_size=vocab_size, training_texts=map(join_pair, train.texts)
-        )
-    with bar(progress, "Tokenizing the training set", len(train), "rows"):
-        rows = encode(train, tokenizer, data.max_length, cache, progress)
-    training_set = TrainingSet(
-        tokenizer,
-        rows,
-        len(train),
-        train.fingerprint(),
-        label_counts(train.labels, len(data.labels), several=data.separator is not None),
-        count_overlaps(map(join_pair, train.texts), _test_texts(sets), "test sets", progress),
-        findings=tuple(findings),
-        text_words=count_values(count_words(train.texts, data.cleaning)),
-    )
-    return training_set, sets
-
-
-def _prepare_streamed(
-    data: DataConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress
-) -> tuple[TrainingSet[Encoded], dict[str, LabelledTexts]]:
-    """Return the training set, stored on disk, and the texts of the other sets."""
-    with bar(progress, "Reading data", None, "parts"):
-        parts, findings = read_parts(data, [part for part in data.parts if part != "train"])
-        sets = make_sets(data, [name for name in set_parts(data) if name != "train"], parts)
-    may_be_smaller = tokenizer_config.kind == "trained"
-    load = partial(load_tokenizer, cleaning=data.cleaning, vocab_size=vocab_size, may_be_smaller=may_be_smaller)
-    empty_rows = EmptyRows()
-    streaming = Streaming(class_stream(data, empty_rows), cache, progress)
-    with streaming.locked():
-        settings = {"cleaning": data.cleaning, "vocab_size": vocab_size}
-        tokenizer = streaming.tokenizer(tokenizer_config, load, settings)
-        encoder = _ClassEncoder(tokenizer, data, empty_rows)
-        train = streaming.training_set(tokenizer, encoder, {"max_length": data.max_length}, _test_texts(sets))
-        return replace(train, findings=(*train.findings, *findings)), sets
-
-
-def _test_texts(sets: Mapping[str, LabelledTexts]) -> dict[str, list[str]]:
-    return {name: [*map(join_pair, rows.texts)] for name, rows in sets.items() if name not in ("train", "validation")}
-
-
-def class_stream(data: DataConfig, empty_rows: EmptyRows | None = None) -> Stream:
+def class_stream(data: DataConfig, empty_rows: EmptyRows) -> Stream:
     """Return the part ``train`` of a classifier's data as a stream.
 
     ``empty_rows`` counts the rows without a text, from 0 in each pass.
     """
 
-    def pairs() -> Iterator[tuple[str, int]]:
-        counter = empty_rows or EmptyRows()
-        counter.rows = 0
-        rows = labelled(part_rows(data, "train", counter.add), data.labels)
-        return ((str(text), label) for text, label in rows)  # DataConfig rejects streams of pairs
+    def pairs() -> Iterator[tuple[Text, int]]:
+        empty_rows.rows = 0
+        return labelled(part_rows(data, "train", empty_rows.add), data.labels)
 
     settings: dict[str, object] = {"labels": data.labels, "empty": "left out"}
     if data.sampled("train"):
         settings["split_seed"] = data.split_seed
-    return Stream(data.parts["train"], settings, pairs, len(data.labels), partial(check_classes, data))
+    return Stream(data.parts["train"], settings, pairs, len(data.labels), check=partial(check_classes, data))
 
 
 class _ClassEncoder:
@@ -201,7 +166,7 @@ class _ClassEncoder:
         self._truncated = 0
         self._words: Counter[int] = Counter()
 
-    def pieces(self, texts: list[str], labels: list[int], *, last: bool) -> Pieces:
+    def pieces(self, texts: list[Text], labels: list[int], *, last: bool) -> Pieces:
         encoded, _ = encode_texts(self._tokenizer, texts, self._data.max_length)
         self._truncated += encoded.truncated
         self._words += count_values(count_words(texts, self._data.cleaning))
@@ -211,14 +176,10 @@ class _ClassEncoder:
         words = {str(number): texts for number, texts in self._words.items()}
         return {"truncated": self._truncated, "empty": self._empty_rows.rows, "text_words": words}
 
-    def build(self, pieces: Pieces) -> Encoded:
-        ids, offsets, labels = (pieces[name] for name in ("ids", "offsets", "labels"))
-        return Encoded(ids.astype(np.int32), offsets.astype(np.int64), labels.astype(np.int64), 0)
-
 
 def summarize(
     config: DataSection,
-    train: TrainingSet[Any],
+    train: StoredRows[Any],
     texts: Mapping[str, LabelledTexts],
     rows: Mapping[str, TrainingRows[Any]],
     **fields: Any,
@@ -230,9 +191,9 @@ def summarize(
         rows: these sets encoded.
         fields: further fields of the summary.
     """
-    fingerprints = {"train": train.fingerprint} | {name: set_texts.fingerprint() for name, set_texts in texts.items()}
-    counts = {"train": train.texts} | {name: len(set_texts) for name, set_texts in texts.items()}
-    encoded: dict[str, TrainingRows[Any]] = {"train": train.rows, **rows}
+    fingerprints = {"train": train.facts.fingerprint} | {name: texts[name].fingerprint() for name in texts}
+    counts = {"train": train.facts.texts} | {name: len(texts[name]) for name in texts}
+    encoded: dict[str, TrainingRows[Any]] = {"train": train, **rows}
     lines = (f"{name} {counts[name]} {fingerprint}\n" for name, fingerprint in fingerprints.items())
     return DataSummary(
         synthetic=config.synthetic,
@@ -240,7 +201,7 @@ def summarize(
         fingerprint=hashlib.sha256("".join(lines).encode()).hexdigest(),
         fingerprints=fingerprints,
         truncated_rows={name: set_rows.truncated for name, set_rows in encoded.items()},
-        overlap=train.overlap,
+        overlap=train.facts.overlap,
         **fields,
     )
 
@@ -253,8 +214,7 @@ def lengths_of_sets(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Length
     Args:
         counts: set → length → texts. Sets without texts are left out.
     """
-    sorted_counts = {name: dict(sorted(texts.items())) for name, texts in counts.items() if texts}
-    arrays = {name: np.array([*texts.items()], dtype=np.int64).T for name, texts in sorted_counts.items()}
+    arrays = {name: np.array(sorted(texts.items()), dtype=np.int64).T for name, texts in counts.items() if texts}
     longest = 1
     for lengths, texts in arrays.values():
         cumulative = np.cumsum(texts)
@@ -283,7 +243,6 @@ def prepare_test(
     config: DataConfig,
     tokenizer: Tokenizer,
     max_length: int,
-    cache: Path | None,
     split: str,
     trained_on: Mapping[str, str] | None = None,
 ) -> Encoded:
@@ -304,12 +263,8 @@ def prepare_test(
         allowed = ", ".join(("test", *(key for key in sets if key != "train")))
         raise InputError(f"--split {split!r}: no such set; allowed: {allowed}")
     texts = set_texts(config, name)
-    if trained_on and name in trained_on and texts.fingerprint() != trained_on[name]:
-        raise DataError(
-            f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed since. "
-            "Restore the data, or score a file of its own with --data FILE"
-        )
-    return encode(texts, tokenizer, max_length, cache)
+    check_unchanged(name, texts.fingerprint(), trained_on, "score a file of its own with --data FILE")
+    return encode(texts, tokenizer, max_length)
 
 
 def set_texts(config: DataConfig, name: str) -> LabelledTexts:
@@ -317,10 +272,7 @@ def set_texts(config: DataConfig, name: str) -> LabelledTexts:
 
     Raises DataError: as in :func:`prepare`, or the model was imported without the data of this set.
     """
-    parts = set_parts(config)[name]
-    if not parts:
-        raise DataError(missing_set_message(name, own_file=True))
-    return make_sets(config, (name,), {part: load_part(config, part) for part in parts})[name]
+    return make_sets(config, (name,), {part: load_part(config, part) for part in set_parts(config)[name]})[name]
 
 
 def encode_file(path: Path, data: DataConfig, tokenizer: Tokenizer, columns: Columns | None = None) -> Encoded:
@@ -356,7 +308,7 @@ def pair_part(data: PairsConfig, split: str) -> str:
     if parts:
         return parts[0]
     if split in IMPORTED_SETS:
-        raise DataError(missing_set_message(split, own_file=split != "train"))
+        raise missing_set(split)
     allowed = ", ".join(dict.fromkeys(("test", "validation", *(part for part in data.parts if part != "train"))))
     raise InputError(f"--split {split!r}: no such set; allowed: {allowed}")
 

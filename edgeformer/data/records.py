@@ -18,12 +18,12 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from edgeformer.artifacts.data_config import FileSource, HubSource
-from edgeformer.artifacts.errors import DataError, MissingDependencyError, did_you_mean, install_hint
+from edgeformer.artifacts.errors import DataError, did_you_mean, needs_extra
 from edgeformer.data.rows import Record, format_names, type_name
 
 FORMATS = {
@@ -38,19 +38,12 @@ Line = tuple[int, str]
 
 MAX_RATIO = 200
 """Unpacked bytes per packed byte: four times that of repetitive logs. Bombs reach 600 (gz) to 45,000 (bz2)."""
-MAX_LINE_BYTES = 16 << 20
-"""Three times the Bible. A parsed line takes up to 25 times its bytes in memory."""
+MAX_LINE = 16 << 20
+"""Characters of a line: three times the Bible. A parsed line takes up to 25 times its bytes in memory."""
 MAX_COLUMNS = 10_000
 """Of a table; every row becomes a dictionary of them."""
-_RATIO_WINDOW = 32 << 20
+_RATIO_WINDOW = 8 << 20
 """Bytes over which the ratio is measured: less is no bomb, and a bomb behind real text must not hide in the average."""
-_BYTES_AHEAD = 1 << 20
-"""Packed bytes that are unpacked and dropped before the first row: the rows of a bomb are slow and large in memory, its
-bytes are neither. Costs a tenth of a second per file."""
-_MAX_ROWS_PER_BYTE = 100
-"""Of a Parquet file: repeated rows are packed to nearly nothing, and become texts of full length."""
-_SMALL_PARQUET_BYTES = 64 << 20
-"""Every Parquet file may unpack to so much."""
 _PARQUET_BATCH = 1_000
 """Rows that are unpacked at once, instead of a row group of any size."""
 _LIKELY_ENCODINGS = (
@@ -60,6 +53,8 @@ _LIKELY_ENCODINGS = (
 """Encodings that are suggested, in order of preference among equally good ones."""
 _SAMPLE_LINES, _SAMPLE_CHARACTERS = 200, 1 << 16
 """Beginning of a file by which its delimiter is detected."""
+_WRONG_BYTE = re.compile("[\udc80-\udcff]")
+"""A byte that is not of the encoding, as Python's surrogateescape keeps it."""
 _DELIMITER_LINE = re.compile(r"sep=([,;\t|])\r?\n?")
 """First line that some spreadsheets write in front of the header."""
 
@@ -91,53 +86,18 @@ class _Unpacked(io.RawIOBase):
         return len(content)
 
 
-class _Transcoder(io.RawIOBase):
-    """Converts a stream to UTF-8. Raises DataError if it is not in the stated encoding."""
-
-    def __init__(self, path: Path, file: BinaryIO, encoding: str) -> None:
-        self._path, self._file, self._encoding = path, file, encoding
-        self._decoder = codecs.getincrementaldecoder(encoding)()
-        self._pending = b""
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._pending:
-            chunk = self._file.read1(1 << 16)  # type: ignore[attr-defined]  # lines of a pipe are read as they come
-            try:
-                self._pending = self._decoder.decode(chunk, final=not chunk).encode("utf-8")
-            except UnicodeError as error:
-                reason = getattr(error, "reason", error)
-                raise DataError(
-                    f"{self._path}: not {self._encoding} text ({reason}, between byte {self._position + 1} and byte "
-                    f"{self._position + len(chunk)}); state another encoding"
-                ) from None
-            self._position += len(chunk)
-            if not chunk:
-                break
-        size = min(len(buffer), len(self._pending))
-        buffer[:size], self._pending = self._pending[:size], self._pending[size:]
-        return size
-
-
 @contextmanager
-def open_data_file(path: Path, encoding: str | None = None) -> Iterator[BinaryIO]:
-    """Open a file as bytes, unpacked by its suffix, and converted from ``encoding`` to UTF-8.
+def open_data_file(path: Path, encoding: str | None = None) -> Iterator[TextIO]:
+    """Open a file as text (see :func:`as_text`), unpacked by its suffix.
 
-    Raises DataError for a file that cannot be read, a broken archive, a bomb or a wrong encoding.
+    Raises DataError for a file that cannot be read, a broken archive or a bomb.
     """
     try:
         with path.open("rb") as file:
             if path.suffix.lower() not in COMPRESSIONS:
-                yield as_utf8(path, file, encoding)
+                yield as_text(file, encoding)
                 return
-            ahead = _Unpacked(path, file)
-            while file.tell() < _BYTES_AHEAD and ahead.read(1 << 20):
-                pass
-            file.seek(0)
-            yield as_utf8(path, io.BufferedReader(_Unpacked(path, file), 1 << 18), encoding)
+            yield as_text(io.BufferedReader(_Unpacked(path, file), 1 << 18), encoding)
     except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
@@ -147,37 +107,42 @@ def open_data_file(path: Path, encoding: str | None = None) -> Iterator[BinaryIO
         ) from None
 
 
-def as_utf8(path: Path, file: BinaryIO, encoding: str | None) -> BinaryIO:
-    """Return a stream of the text of ``file`` in UTF-8. ``encoding``: None: it is UTF-8; ``path``: for messages."""
-    if encoding is None or codecs.lookup(encoding).name == "utf-8":
-        return file
-    return io.BufferedReader(_Transcoder(path, file, encoding), 1 << 18)
+def as_text(file: BinaryIO, encoding: str | None) -> TextIO:
+    """Return ``file`` as text in ``encoding`` (None: UTF-8). Only ``\\n`` ends a line; wrong bytes are surrogates."""
+    return io.TextIOWrapper(file, encoding or "utf-8", errors="surrogateescape", newline="\n")
 
 
-def lines_of(path: Path, file: BinaryIO) -> Iterator[Line]:
-    """Yield lines with their ends. Only ``\\n`` ends a line (not U+2028). Raises DataError: not UTF-8, or too long."""
-    number = 0
-    while raw := file.readline(MAX_LINE_BYTES + 1):
+def lines_of(path: Path, file: TextIO) -> Iterator[Line]:
+    """Yield the lines of :func:`as_text` with their ends. Raises DataError: wrong encoding, or a line is too long."""
+    encoding, number = file.encoding, 0
+    while True:
         number += 1
-        if len(raw) > MAX_LINE_BYTES:
-            raise DataError(
-                f"{path}, line {number}: is longer than {MAX_LINE_BYTES >> 20} MiB; break it into lines, one text each"
-            )
-        problem, following = None, b""
         try:
-            line = raw.decode("utf-8")
-            if number == 1 and line.count("\0") * 3 > len(line):
-                problem = "every second byte is 0"
-        except UnicodeDecodeError as error:
-            problem = f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
-            following = file.peek() if isinstance(file, io.BufferedReader) else b""
-        if problem is not None:
-            encoding = likely_encoding(raw + following)
-            likely = f"it is likely {encoding}: " if encoding else ""
+            line = file.readline(MAX_LINE + 1)
+        except UnicodeError as error:
+            reason = getattr(error, "reason", error)
             raise DataError(
-                f"{path}, line {number}: not UTF-8 text ({problem}); {likely}save the file as UTF-8, or state its "
-                f"encoding: --encoding {encoding or 'NAME'} ({', '.join(WITH_OPTION)}), or "
-                f"encoding: {encoding or 'NAME'} in a recipe's source"
+                f"{path}: not {encoding} text ({reason}, in or behind line {number}); state another encoding"
+            ) from None
+        if not line:
+            return
+        if len(line) > MAX_LINE:
+            raise DataError(
+                f"{path}, line {number}: is longer than {MAX_LINE >> 20} MiB; break it into lines, one text each"
+            )
+        wrong = None if line.isascii() else _WRONG_BYTE.search(line)
+        if wrong is not None or (number == 1 and line.count("\0") * 3 > len(line)):
+            raw, problem = line.encode(encoding, "surrogateescape"), "every second byte is 0"
+            if wrong is not None:
+                place = len(line[: wrong.start()].encode(encoding)) + 1
+                problem = f"byte {place} of the line is 0x{ord(wrong[0]) - 0xDC00:02x}"
+            following = file.read(_SAMPLE_CHARACTERS) if file.seekable() else ""  # a pipe might wait for ever
+            likely = likely_encoding(raw + following.encode(encoding, "surrogateescape"))
+            raise DataError(
+                f"{path}, line {number}: not {encoding.upper()} text ({problem}); "
+                f"{f'it is likely {likely}: ' if likely else ''}save the file as UTF-8, or state its encoding: "
+                f"--encoding {likely or 'NAME'} ({', '.join(WITH_OPTION)}), or encoding: {likely or 'NAME'} in a "
+                "recipe's source"
             )
         yield number, line.removeprefix("\ufeff") if number == 1 else line
 
@@ -306,59 +271,42 @@ def _sample_lines(lines: Iterator[Line]) -> Iterator[Line]:
 
 
 def detect_delimiter(lines: Iterator[Line], stated: str | None) -> tuple[str, Iterator[Line]]:
-    """Return the delimiter of a CSV file (``stated``, if it is known), and the lines of its table."""
+    """Return the delimiter of a CSV file (``stated``, if it is known), and the lines of its table.
+
+    By the delimiter most rows have as many columns as the first row, which has at least two. A comma if no delimiter is
+    better, also for a table with one column.
+    """
     sample = list(_sample_lines(lines))
     delimiter_line = _DELIMITER_LINE.fullmatch(sample[0][1]) if sample else None
     if delimiter_line:
         del sample[0]
-    following = [*itertools.islice(lines, 1)]
-    if stated is None:
-        texts = [text for _, text in sample]
-        stated = delimiter_line[1] if delimiter_line else delimiter_of(texts, is_complete=not following)
-    return stated, itertools.chain(sample, following, lines)
-
-
-def delimiter_of(lines: list[str], *, is_complete: bool = True) -> str:
-    """Return the delimiter by which most rows have as many columns as the first row, which has at least two.
-
-    ``lines`` begin the file, or are all of it (``is_complete``): otherwise the last row may be cut off, and is ignored.
-    A comma if no delimiter is better, also for a table with one column.
-    """
-    best, best_share = ",", 0.0
-    for delimiter in (",", ";", "\t", "|"):
-        try:
-            rows = [cells for cells in csv.reader(lines, delimiter=delimiter) if cells]
-        except csv.Error:
-            continue
-        if not is_complete and len(rows) > 1:
-            rows.pop()
-        if not rows or len(rows[0]) < 2:
-            continue
-        share = sum(len(cells) == len(rows[0]) for cells in rows) / len(rows)
-        if share > best_share:
-            best, best_share = delimiter, share
-    return best
+        stated = stated or delimiter_line[1]
+    shares: dict[str, float] = {}
+    for delimiter in (",", ";", "\t", "|") if stated is None else ():
+        with suppress(csv.Error):
+            rows = [cells for cells in csv.reader((text for _, text in sample), delimiter=delimiter) if cells]
+            if rows and len(rows[0]) > 1:
+                shares[delimiter] = sum(len(cells) == len(rows[0]) for cells in rows) / len(rows)
+    return stated or max(shares, key=shares.__getitem__, default=","), itertools.chain(sample, lines)
 
 
 def _csv_rows(path: Path, lines: Iterator[Line], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the first line, and the cells, of each row that is not empty. Raises DataError."""
-    csv.field_size_limit(MAX_LINE_BYTES)  # Python's default of 128 KiB is less than some texts have
-    first = next(lines, (1, ""))
-    texts = itertools.chain([first[1]], (line for _, line in lines))
+    csv.field_size_limit(MAX_LINE)  # Python's default of 128 KiB is less than some texts have
+    first_number, first_text = next(lines, (1, ""))
+    texts = itertools.chain([first_text], (line for _, line in lines))
     reader = csv.reader(texts, delimiter=delimiter, strict=True)
-    while True:
-        first_line = first[0] + reader.line_num
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise DataError(
-                f"{path}, line {first_line}: not valid CSV: {error}; look for a double quote that is not "
-                'closed or not doubled ("")'
-            ) from None
-        if cells is None:
-            return
-        if cells:
-            yield first_line, cells
+    number = first_number
+    try:
+        for cells in reader:
+            if cells:
+                yield number, cells
+            number = first_number + reader.line_num
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line {number}: not valid CSV: {error}; look for a double quote that is not closed or not "
+            'doubled ("")'
+        ) from None
 
 
 def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: str, *, header: bool) -> Iterator[Record]:
@@ -371,19 +319,17 @@ def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: st
     names: list[str] = []
     for number, cells in rows:
         if not names:
+            if len(cells) > MAX_COLUMNS:
+                raise DataError(f"{path}, line 1: names {len(cells):,} columns; at most {MAX_COLUMNS:,} are read")
+            names = [str(place) for place in range(1, len(cells) + 1)]
             if header:
-                repeated = sorted(name for name, count in Counter(cells).items() if count > 1 and name)
-                if repeated:
+                repeated = next((name for name, count in Counter(cells).items() if count > 1 and name), None)
+                if repeated is not None:
                     raise DataError(
-                        f"{path}, line 1: column {format_names(repeated[:1])!r} is there twice; the first line must "
+                        f"{path}, line 1: column {format_names([repeated])!r} is there twice; the first line must "
                         "name each column once"
                     )
                 names = [name or f"column {place}" for place, name in enumerate(cells, start=1)]
-            else:
-                names = [str(place) for place in range(1, len(cells) + 1)]
-            if len(cells) > MAX_COLUMNS:
-                raise DataError(f"{path}, line 1: names {len(cells):,} columns; at most {MAX_COLUMNS:,} are read")
-            if header:
                 continue
         if len(cells) != len(names):
             first = "the header" if header else "the first row"
@@ -401,24 +347,24 @@ def hub_records(source: HubSource, labels: Sequence[str]) -> Iterator[Record]:
         DataError: not found, offline, no such config or split.
         MissingDependencyError: ``datasets`` is not installed.
     """
-    name, rows = _hub_rows(source)
-    yield from _with_class_names(rows, f"{name}, split {source.split}", labels)
+    yield from _with_class_names(hub_rows(source), _hub_name(source), labels)
 
 
-def hub_fingerprint(source: HubSource) -> str:
-    """Return the library's fingerprint of the data that :func:`hub_records` reads. Raises the same errors."""
-    return str(_hub_rows(source)[1]._fingerprint)
+def _hub_name(source: HubSource) -> str:
+    config = f" ({source.config})" if source.config else ""
+    return f"hub data set {source.name}{config}, split {source.split}"
 
 
-def _hub_rows(source: HubSource) -> tuple[str, Any]:
-    """Return the name of a data set for messages, and its rows."""
-    name = f"hub data set {source.name}" + (f" ({source.config})" if source.config else "")
-    library = _datasets_library(name)
+def hub_rows(source: HubSource) -> Any:
+    """Return the library's data set of a source, which has a fingerprint. Raises as :func:`hub_records`."""
+    name = _hub_name(source)
+    with needs_extra("train", f"{name}: reading it"):
+        import datasets
     try:
-        return name, library.load_dataset(source.name, source.config, split=source.split, revision=source.revision)
+        return datasets.load_dataset(source.name, source.config, split=source.split, revision=source.revision)
     except Exception as error:  # the library raises a different type for each of its many ways to fail
         raise DataError(
-            f"{name}, split {source.split!r}: cannot be loaded: {type(error).__name__}: {first_line(error)}; check "
+            f"{name}: cannot be loaded: {type(error).__name__}: {first_line(error)}; check "
             "name, config and split, or give local files instead: --data DIR, or a source of kind: file"
         ) from None
 
@@ -428,35 +374,13 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0].strip()
 
 
-def _datasets_library(where: str) -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise MissingDependencyError(
-            f"{where}: reading it needs the package datasets: {install_hint('train')}"
-        ) from None
-    return datasets
-
-
 def _parquet_records(path: Path, labels: Sequence[str]) -> Iterator[Record]:
-    library = _datasets_library(str(path))
+    with needs_extra("train", f"{path}: reading it"):
+        import datasets
     try:
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(path) as file:
-            metadata = file.metadata
-            unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-        size = path.stat().st_size
-        if unpacked > max(_SMALL_PARQUET_BYTES, MAX_RATIO * size) or metadata.num_rows > _MAX_ROWS_PER_BYTE * size:
-            raise DataError(
-                f"{path}: holds {metadata.num_rows:,} rows, unpacked {unpacked:,} bytes, in {size:,} bytes, as no text "
-                "does; it is not read; if you trust it, write it anew as JSONL"
-            )
-        options = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
-        rows = library.load_dataset("parquet", data_files=str(path), **options)
+        options: dict[str, Any] = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
+        rows = datasets.load_dataset("parquet", data_files=str(path), **options)
         yield from _with_class_names(rows, str(path), labels)
-    except DataError:
-        raise
     except Exception as error:  # pyarrow's errors have no common base
         raise DataError(f"{path}: cannot be read as Parquet: {first_line(error)}") from None
 

@@ -72,12 +72,9 @@ def rows_of(
         DataError: a column is missing, a value is not text, or a row has no label and may not be skipped.
     """
     for where, values in records:
-        label = _label(where, values, source) if separator is None else _labels(where, values, source, separator)
-        if source.skip_unlabelled:
-            # A row with an empty label column is unlabelled even if label_value gives all rows a label.
-            is_blank = source.label is not None and source.label in values and _is_blank(values[source.label])
-            if label is None or is_blank:
-                continue
+        label = _label(where, values, source, separator)
+        if label is None and source.skip_unlabelled:
+            continue
         if label is None and (source.label is not None or source.label_value is not None):
             raise DataError(
                 f"{where}: has no label in column {source.label!r}; fill it in, "
@@ -88,40 +85,35 @@ def rows_of(
         yield Row(text if second is None else (text, second), label, where, values if blanks else None)
 
 
-def _is_blank(value: object) -> bool:
-    is_blank_text = isinstance(value, str) and not value.strip()
-    return value is None or is_blank_text or (isinstance(value, float) and math.isnan(value))
-
-
-def _label(where: str, values: Mapping[str, object], source: FileSource | HubSource) -> str | int | float | None:
-    if source.label_value is not None or source.label is None:
-        return source.label_value
-    if source.label not in values:
+def _label(
+    where: str, values: Mapping[str, object], source: FileSource | HubSource, separator: str | None
+) -> Label | None:
+    """Return the label of a row, or its labels if a separator stands between them; None: unlabelled."""
+    value: object = source.label_value
+    if source.label is not None and source.label in values:
+        cell = values[source.label]
+        is_blank = cell is None or (isinstance(cell, str) and not cell.strip())
+        if is_blank or (isinstance(cell, float) and math.isnan(cell)):
+            cell = None
+            # A row with an empty label column is unlabelled even if label_value gives all rows a label.
+            if source.skip_unlabelled:
+                return None
+        value = cell if value is None else value
+    elif source.label is not None and value is None:
         raise missing_column(where, "label", source.label, values)
-    value = values[source.label]
-    if _is_blank(value):
-        return None
-    if not isinstance(value, (str, int, float)):
+    if value is None:
+        return None if separator is None else ()
+    items = value if separator is not None and isinstance(value, (list, tuple)) else (value,)
+    if not all(isinstance(item, (str, int, float)) for item in items):
         raise DataError(f"{where}: column {source.label!r} holds {type_name(value)}; a label is a name or a number")
+    if separator is not None and isinstance(value, str):
+        return tuple(name for part in value.split(separator) if (name := part.strip()))
     # pandas writes integers as floats next to missing values
-    return int(value) if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()) else value
-
-
-def _labels(
-    where: str, values: Mapping[str, object], source: FileSource | HubSource, separator: str
-) -> tuple[str | int, ...] | None:
-    """Return the labels of a row; a blank cell has none, or with ``skip_unlabelled`` the row is unlabelled (None)."""
-    cell = values.get(source.label) if source.label is not None and source.label_value is None else None
-    if isinstance(cell, (list, tuple)):
-        if not all(isinstance(label, (str, int)) for label in cell):
-            raise DataError(f"{where}: column {source.label!r} holds a list; its items must be names or numbers")
-        return tuple(cell)
-    label = _label(where, values, source)
-    if label is None:
-        return None if source.skip_unlabelled and source.label is not None else ()
-    if isinstance(label, str):
-        return tuple(name for part in label.split(separator) if (name := part.strip()))
-    return (int(label) if isinstance(label, float) else label,)
+    labels = tuple(
+        int(item) if isinstance(item, bool) or (isinstance(item, float) and item.is_integer()) else item
+        for item in items
+    )
+    return labels[0] if separator is None else labels
 
 
 def _text(where: str, values: Mapping[str, object], column: str, blanks: bool) -> str:
@@ -243,6 +235,18 @@ class Fingerprint:
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
+
+
+def check_unchanged(name: str, fingerprint: str, trained_on: Mapping[str, str] | None, remedy: str) -> None:
+    """Raise DataError if the set ``name`` is not the one of training.
+
+    ``trained_on``: set → fingerprint, as recorded by training; ``remedy``: besides restoring the data.
+    """
+    if trained_on and trained_on.get(name, fingerprint) != fingerprint:
+        raise DataError(
+            f"the {name} set is not the one of this model's training; its data changed since. Restore the data, or "
+            f"{remedy}"
+        )
 
 
 def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:

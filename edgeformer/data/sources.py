@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from edgeformer.data.records import (
     hub_records,
     suffix_format,
 )
-from edgeformer.data.rows import LabelledTexts, OnRow, Row, format_names, join_pair, label_rows, missing_column, rows_of
+from edgeformer.data.rows import LabelledTexts, OnRow, Row, format_names, join_pair, label_rows, rows_of
 from edgeformer.data.splits import sampled_rows
 from edgeformer.data.synthetic import synthetic_reviews
 
@@ -166,10 +167,8 @@ def file_source(
     """
     user_columns = columns or Columns()
     source, names = _open_table(path, like, user_columns)
-    like_text, like_pair, like_label, like_skips = None, None, None, False
-    if like is not None and not isinstance(like, SyntheticSource):
-        like_text, like_pair, like_label, like_skips = like.text, like.text_pair, like.label, like.skip_unlabelled
     user_columns.check(path, names)
+    like_text, like_pair, like_label = (getattr(like, key, None) for key in ("text", "text_pair", "label"))
 
     def find(kind: str, candidates: Iterable[str | None]) -> str:
         expected = list(dict.fromkeys(name for name in candidates if name is not None))
@@ -184,13 +183,14 @@ def file_source(
 
     text, second = user_columns.text, user_columns.text_pair
     if text is None and second is None and (like is None or like_pair is not None):
-        like_names = [(like_text, like_pair)] if like_text and like_pair else []
-        pairs = list(dict.fromkeys((*like_names, *PAIR_COLUMNS)))
+        pairs = dict.fromkeys([*([(like_text, like_pair)] if like_pair is not None else []), *PAIR_COLUMNS])
         text, second = next(((a, b) for a, b in pairs if a in names and b in names), (None, None))
-        if text is None and like_names:
+        if text is None and like_pair is not None:
+            option = "name them: --text COLUMN --pair COLUMN, or " if columns is not None else ""
+            known_pairs = ", ".join(f"{first} and {other}" for first, other in pairs)
             raise DataError(
-                f"{path}: no pairs of texts; columns: {format_names(names)}; rename two of them to one of "
-                + ", ".join(" and ".join(pair) for pair in pairs)
+                f"{path}: no pairs of texts; columns: {format_names(names)}; {option}rename two of them to one of "
+                f"{known_pairs}"
             )
     if text is None:
         first_texts = [first for first, other in PAIR_COLUMNS if other == second]
@@ -209,7 +209,7 @@ def file_source(
         if label in rivals and len(rivals) > 1 and (like_label is None or plain_name(label) != plain_name(like_label)):
             remedy = "choose one: --label COLUMN" if columns is not None else "rename the one that does to label"
             raise DataError(f"{path}: {len(rivals)} columns could hold the labels: {format_names(rivals)}; {remedy}")
-    return source.model_copy(update={"label": label, "skip_unlabelled": like_skips})
+    return source.model_copy(update={"label": label, "skip_unlabelled": getattr(like, "skip_unlabelled", False)})
 
 
 def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple[FileSource, list[str]]:
@@ -222,11 +222,9 @@ def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple
     layout: dict[str, Any] = {}
     kind = suffix_format(path)
     if isinstance(like, FileSource) and kind not in ("jsonl", "parquet"):
-        is_stated = like.format is not None or like.delimiter is not None
-        has_like_suffix = path.suffix.lower() == Path(like.path).suffix.lower()
-        if is_stated and kind in (None, "text") and has_like_suffix:
+        if kind in (None, "text") and path.suffix.lower() == Path(like.path).suffix.lower():
             layout = {"format": like.format, "delimiter": like.delimiter}
-        if not like.header and (layout or kind in ("csv", "tsv")):
+        if not like.header and (any(layout.values()) or kind in ("csv", "tsv")):
             layout["header"] = False
     names = list(user_columns.by_option().values())
     are_numbers = bool(names) and all(name.isdecimal() for name in names)
@@ -248,30 +246,20 @@ def columns_of(source: FileSource) -> list[str]:
     raise DataError(f"{source.path}: no rows in it; a set needs at least one")
 
 
-def check_columns(parts: Mapping[str, Sequence[Source]], *, labelled: bool = True) -> None:
-    """Compare the columns of file sources with the first record of each file, before a file is read completely.
+def replacement_source(
+    path: Path,
+    parts: Mapping[str, Sequence[Source]],
+    columns: Columns | None = None,
+    *,
+    labelled: bool = True,
+    single: bool = False,
+) -> FileSource:
+    """Return a source for a file that a model reads in place of its own data; pairs only if that has pairs.
 
-    ``labelled``: False: only texts are read. Raises DataError: no such column, or a file's beginning cannot be read.
-    """
-    for part, sources in parts.items():
-        for number, source in enumerate(sources):
-            if source.kind != "file" or (kind := format_of_source(source)) == "text":
-                continue
-            if kind == "jsonl" and source.skip_unlabelled:  # a record without a label may lack its text, too
-                continue
-            record = next(file_records(source), None)
-            if record is None:
-                continue  # reading the rows raises the error
-            columns = {"text": source.text, "text_pair": source.text_pair}
-            if labelled and source.label_value is None:
-                columns["label"] = source.label
-            for key, column in columns.items():
-                if column is not None and column not in record[1]:
-                    raise missing_column(f"data.parts.{part}.{number}: {source.path}", key, column, record[1])
-
-
-def replacement_source(path: Path, parts: Mapping[str, Sequence[Source]], columns: Columns | None = None) -> FileSource:
-    """Return a source for a labelled file that a model reads in place of its own data; pairs only if that has pairs.
+    Args:
+        parts: of the model's own data; empty: unknown.
+        columns, labelled: as in :func:`file_source`.
+        single: the model reads single texts, also if its data or the file has pairs.
 
     Raises:
         DataError: as in :func:`file_source`; a second text is named for a model of single texts; the model's data is
@@ -279,28 +267,31 @@ def replacement_source(path: Path, parts: Mapping[str, Sequence[Source]], column
     """
     user_columns = columns or Columns()
     sources = [source for part in parts.values() for source in part]
+    if single:
+        sources = [source for source in sources if getattr(source, "text_pair", None) is None]
+        sources = sources or [FileSource(kind="file", path=str(path))]
     if sources:
-        like = sources[0]
-        for source in sources:
-            if not isinstance(source, SyntheticSource):
-                names = _open_table(path, source, user_columns)[1]
-                if all(name in names for name in (source.text, source.text_pair) if name is not None):
-                    like = source
-                    break
+        tables = [source for source in sources if not isinstance(source, SyntheticSource)]
+        fitting = (
+            source
+            for source in tables
+            if {source.text, source.text_pair} - {None} <= {*_open_table(path, source, user_columns)[1]}
+        )
+        like = next(fitting, sources[0])
         second = getattr(like, "text_pair", None)
         if user_columns.text_pair is not None and second is None:
             raise DataError(f"{path}: --pair {user_columns.text_pair}: this model reads single texts, and no pairs")
         if columns is not None and columns.text is not None and columns.text_pair is None:
             columns = replace(columns, text_pair=second)
-        return file_source(path, like, columns=columns).model_copy(update={"skip_unlabelled": False})
-    source = file_source(path, columns=columns)
-    names = columns_of(source)
-    single = next((name for name in TEXT_COLUMNS if name in names), None)
-    if source.text_pair is not None and single is not None and not user_columns.text and not user_columns.text_pair:
+        source = file_source(path, like, labelled=labelled, columns=columns)
+        return source.model_copy(update={"skip_unlabelled": False})
+    source = file_source(path, labelled=labelled, columns=columns)
+    text = matching_column(TEXT_COLUMNS, columns_of(source))
+    if source.text_pair is not None and text is not None and not user_columns.text and not user_columns.text_pair:
         raise DataError(
-            f"{path}: nothing is known of this model's data, so rows could be single texts ({single}) or pairs "
-            f"({source.text} and {source.text_pair}); leave out the column that is not to be read, or import the model "
-            "again with --data"
+            f"{path}: nothing is known of this model's data, so rows could be single texts ({text}) or pairs "
+            f"({source.text} and {source.text_pair}); name the columns: --text {text}, or --text {source.text} --pair "
+            f"{source.text_pair}"
         )
     return source
 
@@ -313,32 +304,31 @@ def pairs_source(path: Path, like: Source | None = None, columns: Columns | None
     return source
 
 
-def part_rows(
-    config: DataConfig, part: str, on_empty: OnRow = lambda row: None, numbers: Iterable[int] | None = None
-) -> Iterator[Row]:
-    """Yield the rows of a part's sources (all, or ``numbers``) that have a text, as many of each as its ``rows`` says.
+def part_rows(config: DataConfig, part: str, on_empty: OnRow = lambda row: None) -> Iterator[Row]:
+    """Yield the rows of a part's sources that have a text, as many of each as its ``rows`` says.
 
     ``on_empty`` is called with each row without a text. Raises DataError.
     """
-    for number in range(len(config.parts[part])) if numbers is None else numbers:
-        source = config.parts[part][number]
+    numbers = range(len(config.parts[part]))
+    return itertools.chain.from_iterable(_source_rows(config, part, number, on_empty) for number in numbers)
 
-        def rows(on_empty: OnRow, source: Source = source) -> Iterator[Row]:
-            return skip_empty(read(source, config.labels, config.separator), on_empty)
 
-        if source.kind == "synthetic-reviews" or source.rows is None:  # a generator makes the requested number of rows
-            yield from rows(on_empty)
-        else:
-            yield from sampled_rows(rows, source.rows, config.split_seed, f"data.parts.{part}.{number}.rows", on_empty)
+def _source_rows(config: DataConfig, part: str, number: int, on_empty: OnRow) -> Iterator[Row]:
+    source = config.parts[part][number]
+
+    def rows(on_empty: OnRow) -> Iterator[Row]:
+        return skip_empty(read(source, config.labels, config.separator), on_empty)
+
+    if source.kind == "synthetic-reviews" or source.rows is None:  # a generator makes the requested number of rows
+        return rows(on_empty)
+    return sampled_rows(rows, source.rows, config.split_seed, f"data.parts.{part}.{number}.rows", on_empty)
 
 
 def load_part(config: DataConfig, part: str, on_empty: OnRow = lambda row: None) -> LabelledTexts:
     """Read :func:`part_rows` into memory, with the numbers of their sources if these are balanced. Raises DataError."""
-    if config.balance in (None, "label"):
-        return label_rows(part_rows(config, part, on_empty), config.labels)
     numbers = range(len(config.parts[part]))
-    sets = [label_rows(part_rows(config, part, on_empty, [number]), config.labels) for number in numbers]
-    return LabelledTexts.joined(sets, with_sources=True)
+    sets = [label_rows(_source_rows(config, part, number, on_empty), config.labels) for number in numbers]
+    return LabelledTexts.joined(sets, with_sources=config.balance not in (None, "label"))
 
 
 def load_parts(config: DataConfig) -> dict[str, LabelledTexts]:
@@ -364,22 +354,12 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
         further = [part for part in _IMPORTED_PARTS if _files_of_part(folder, part, _TABLE_SUFFIXES)]
     names = dict.fromkeys((*config.parts, *further))
     files, notes = _part_files(folder, names, _TABLE_SUFFIXES, needed)
-    if not files:
-        raise DataError(f"{folder}: has none of the files {', '.join(names)} ({', '.join(_TABLE_SUFFIXES)})")
     first_part = next(iter(config.parts.values()), (None,))
     parts = {part: (file_source(path, config.parts.get(part, first_part)[0]),) for part, path in files.items()}
-    notes += [
-        f"part {part}: all rows of {path.name} are read; rows: of the recipe's sources is theirs"
-        for part, path in files.items()
-        if config.sampled(part)
-    ]
     for part in _IMPORTED_PARTS:
-        unread = [] if part in names else _files_of_part(folder, part, _TABLE_SUFFIXES)[:1]
-        notes += [
-            f"{path.name} is left alone: split {config.split} of this recipe has no such part"
-            for path in unread
-            if path.resolve() not in files.values()
-        ]
+        unread = [] if part in names else _files_of_part(folder.resolve(), part, _TABLE_SUFFIXES)[:1]
+        if unread and unread[0] not in files.values():
+            notes.append(f"{unread[0].name} is left alone: split {config.split} of this recipe has no such part")
     protocol = config.split
     if protocol in ("imported", "stratified") and "train" in parts and ("validation" in parts) != ("test" in parts):
         # One part for validation and test would select the epoch and be reported.
@@ -409,10 +389,7 @@ def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Sourc
 
     Raises DataError: no such folder, no file of any part, or no usable columns in a file.
     """
-    suffixes = _TEXT_SUFFIXES if scored else _TABLE_SUFFIXES
-    files, notes = _part_files(folder, _IMPORTED_PARTS, suffixes, {})
-    if not files:
-        raise DataError(f"{folder}: has none of the files train, validation and test ({', '.join(suffixes)})")
+    files, notes = _part_files(folder, _IMPORTED_PARTS, _TEXT_SUFFIXES if scored else _TABLE_SUFFIXES, {})
     parts: dict[str, tuple[Source, ...]] = {}
     for part, path in files.items():
         is_pairs = scored and part != "train"
@@ -467,6 +444,8 @@ def _part_files(
             )
         else:
             notes.append(f"part {part}: no file in {folder}; left out")
+    if not files:
+        raise DataError(f"{folder}: has none of the files {', '.join(parts)} ({', '.join(suffixes)})")
     return files, notes
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +14,15 @@ from numpy.typing import NDArray
 from edgeformer.artifacts.data_config import Amount, DataConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import OverlapCount
-from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.data.cleaning import clean, clean_for_splits, count_words
-from edgeformer.data.rows import LabelledTexts, OnRow, Row, Text, comparison_key, join_pair, label_counts
+from edgeformer.data.rows import LabelledTexts, OnRow, Row, comparison_key, join_pair, label_counts
 
 Int64s = NDArray[np.int64]
 MIN_ROWS = 10
 IMPORTED_SETS = {"train": ("train",), "validation": ("validation", "test"), "test": ("test", "validation")}
 """Set of a model that was trained elsewhere → parts that it can be read from, in order of preference."""
-_RUN_WORDS = 3
-_CHUNK_PLACES = 2_000_000
 _CHUNK_CHARACTERS = 2_000_000
 """Of training texts that are compared at once."""
-_UNKNOWN_WORD = -1
-"""Number of every word that no other set has."""
 _MIN_WORDS = 3
 """A training text inside a test text counts from this many words on: "the film" in a review is no leak."""
 
@@ -60,46 +54,24 @@ def first_of(parts: Collection[str], *names: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in parts)[:1]
 
 
-def missing_set_message(name: str, *, own_file: bool = False) -> str:
-    """Return the message for a model that was imported without the data of a set.
-
-    ``own_file``: the set was to be scored, for which the user can name another file.
-    """
+def missing_set(name: str) -> DataError:
+    """Return the error for a model that was imported without the data of a set."""
     data = "its training text" if name == "train" else f"a {name} set"
-    return (
+    own_file = "" if name == "train" else ", or give evaluate a file of its own: --data FILE"
+    return DataError(
         f"data.parts: this model was trained elsewhere, and nothing is known of {data}; import it again with a folder "
-        f"that has {name}.tsv (or .csv, .jsonl): --data DIR"
-        + (", or give evaluate a file of its own: --data FILE" if own_file else "")
-    )
-
-
-def check_sets_differ(config: DataConfig) -> None:
-    """Raise DataError if training would select its epoch on the set that it reports as test set.
-
-    The validation and test sets of an imported model replace each other where its artifacts are judged.
-    """
-    sets = set_parts(config)
-    if config.split != "imported" or sets["validation"] != sets["test"] or not sets["test"]:
-        return
-    (part,) = sets["test"]
-    missing, protocol = ("validation", "given") if part == "test" else ("test", "glue-dev")
-    raise DataError(
-        f"data.split: imported has one part, {part}, for validation and test: training would select its epoch on the "
-        f"set that it reports; add the part {missing}, or hold out a tenth of train: --set "
-        f"data.split={protocol}"
+        f"that has {name}.tsv (or .csv, .jsonl): --data DIR{own_file}"
     )
 
 
 def check_classes(config: DataConfig, counts: Sequence[int]) -> None:
     """Raise DataError if the training set, with ``counts`` rows of each label, has fewer than two classes."""
-    present = np.flatnonzero(counts)
-    if not len(present):
-        raise DataError("the training set has no row with a label; it needs rows with at least two of data.labels")
+    present = [label for label, count in zip(config.labels, counts, strict=True) if count]
     if len(present) < 2:
+        label = repr(present[0]) if present else "nothing"
         raise DataError(
-            f"the training set has one class only: all {sum(counts)} rows are labelled "
-            f"{config.labels[int(present[0])]!r}; it needs rows of at least two of data.labels "
-            f"({', '.join(config.labels)})"
+            f"the training set has one class only: all {sum(counts)} rows are labelled {label}; it needs rows of at "
+            f"least two of data.labels ({', '.join(config.labels)})"
         )
 
 
@@ -123,7 +95,7 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
     sources = set_parts(config)
     for name in names:
         if not sources[name]:
-            raise DataError(missing_set_message(name))
+            raise missing_set(name)
     indices: dict[str, Int64s] = {}
     if any(sources[name] == sources["train"] for name in names):
         pool = _pool(config, parts, sources["train"])
@@ -138,14 +110,7 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
             order = np.random.default_rng(config.split_seed).permutation(len(pool))
             cuts = np.split(order, [len(pool) * 8 // 10, len(pool) * 8 // 10 + len(pool) // 10])
         elif config.split == "stratified":
-            strata = pool.labels
-            if config.separator is not None:
-                # The rarest label of each row, −1 without labels: combinations of labels can be too rare to be tested.
-                strata = np.full(len(pool), -1, dtype=np.int64)
-                counts = label_counts(pool.labels, len(config.labels), several=True)
-                for label in sorted(range(len(counts)), key=lambda label: -counts[label]):
-                    strata[pool.labels >> label & 1 == 1] = label
-            cuts = _stratified(pool.texts, strata, config.split_seed)
+            cuts = _stratified(config, pool)
         elif sources["validation"] == sources["train"]:
             cuts = hold_out([join_pair(text) for text in pool.texts], config.split_seed)
         indices = dict(zip(sources, cuts, strict=False))
@@ -162,23 +127,30 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
     return sets
 
 
-def _stratified(texts: Sequence[Text], strata: Int64s, seed: int) -> tuple[Int64s, Int64s, Int64s]:
+def _stratified(config: DataConfig, rows: LabelledTexts) -> list[Int64s]:
     """Return the row numbers of training, validation and test rows, each in file order.
 
-    Of every stratum about a tenth of the texts validates and another tenth tests, at least one each if it has three.
-    Rows with equal texts stay together, in the stratum of the first of them: no test text is a training text.
+    Of every label about a tenth of the texts validates and another tenth tests, at least one each if it has three. Rows
+    with equal texts stay together, with the label of the first of them: no test text is a training text.
     """
+    strata = rows.labels
+    if config.separator is not None:
+        # The rarest label of each row, −1 without labels: combinations of labels can be too rare to be tested.
+        strata = np.full(len(rows), -1, dtype=np.int64)
+        counts = label_counts(rows.labels, len(config.labels), several=True)
+        for label in sorted(range(len(counts)), key=lambda label: -counts[label]):
+            strata[rows.labels >> label & 1 == 1] = label
     first_rows: dict[str, int] = {}
-    group = np.array([first_rows.setdefault(comparison_key(text), row) for row, text in enumerate(texts)], np.int64)
+    keys = map(comparison_key, rows.texts)
+    group = np.array([first_rows.setdefault(key, row) for row, key in enumerate(keys)], dtype=np.int64)
     heads = np.array(sorted(first_rows.values()), dtype=np.int64)
-    set_of_head = np.zeros(len(texts), dtype=np.int64)  # 0 training, 1 validation, 2 test
-    generator = np.random.default_rng(seed)
+    set_of_head = np.zeros(len(rows), dtype=np.int64)  # 0 training, 1 validation, 2 test
+    generator = np.random.default_rng(config.split_seed)
     for stratum in np.unique(strata):
         members = generator.permutation(heads[strata[heads] == stratum])
         count = max(1, round(len(members) / 10)) if len(members) > 2 else 0
         set_of_head[members[:count]], set_of_head[members[count : 2 * count]] = 2, 1
-    set_of_row = set_of_head[group]
-    return np.flatnonzero(set_of_row == 0), np.flatnonzero(set_of_row == 1), np.flatnonzero(set_of_row == 2)
+    return [np.flatnonzero(set_of_head[group] == number) for number in range(3)]
 
 
 def _pool(config: DataConfig, parts: dict[str, LabelledTexts], names: tuple[str, ...]) -> LabelledTexts:
@@ -228,15 +200,12 @@ def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
     numbers: dict[str, int] = {}
     cleaned = (clean_for_splits(text) for text in texts)
     distinct = np.array([numbers.setdefault(text, len(numbers)) for text in cleaned], dtype=np.int64)
-    numbered = number_words(numbers, {})
-    inner, outer = contained_pairs(numbered, numbered)
-    inner, outer = inner[inner != outer], outer[inner != outer]
-    is_outermost = np.ones(len(numbers), dtype=bool)
-    is_outermost[inner] = False
-    # The rank of a text is the largest random rank of the texts around it.
+    index = TextIndex(numbers)
+    containing = [index.containing(text) or [number] for text, number in numbers.items()]
     permutation = np.random.default_rng(seed).permutation(len(numbers))
-    distinct_ranks = np.where(is_outermost, permutation, -1).astype(np.int64)
-    np.maximum.at(distinct_ranks, inner, distinct_ranks[outer])
+    outermost_ranks = np.where([len(outer) == 1 for outer in containing], permutation, -1)
+    # The rank of a text is the largest random rank of the texts around it.
+    distinct_ranks = np.array([outermost_ranks[outer].max() for outer in containing])
     ranks = distinct_ranks[distinct]
     # Rows with a lower rank than the first row beyond the target: groups are held out completely or not at all.
     is_held_out = ranks < np.sort(ranks)[target]
@@ -297,128 +266,23 @@ def _draw_from_groups(groups: Int64s, names: Int64s, counts: Sequence[int], seed
     return np.sort(np.concatenate(rows))
 
 
-@dataclass(frozen=True)
-class WordTexts:
-    """Texts as word numbers: text ``i`` is ``words[starts[i]:starts[i + 1]]``."""
+class TextIndex:
+    """Finds the texts that contain a text: the same words in a row, or equal."""
 
-    words: Int64s
-    starts: Int64s
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._padded = [f" {' '.join(text.split())} " for text in texts]
+        self._texts_of_word: dict[str, set[int]] = {}
+        for number, text in enumerate(self._padded):
+            for word in text.split():
+                self._texts_of_word.setdefault(word, set()).add(number)
 
-    @classmethod
-    def joined(cls, texts: Iterable[list[int]]) -> WordTexts:
-        """Return texts of lists of word numbers."""
-        words: list[int] = []
-        starts = [0]
-        for text in texts:
-            words.extend(text)
-            starts.append(len(words))
-        return cls(np.array(words, dtype=np.int64), np.array(starts, dtype=np.int64))
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    @property
-    def lengths(self) -> Int64s:
-        """Words per text, int64 [n]."""
-        return np.diff(self.starts)
-
-    @property
-    def text_of_word(self) -> Int64s:
-        """Number of the text of each word, int64 [words]."""
-        return np.repeat(np.arange(len(self)), self.lengths)
-
-
-def number_words(texts: Iterable[str], numbers: dict[str, int]) -> WordTexts:
-    """Split cleaned texts at white space, and number their words; new words are added to ``numbers``."""
-    return WordTexts.joined([numbers.setdefault(word, len(numbers)) for word in text.split()] for text in texts)
-
-
-def contained_pairs(needles: WordTexts, haystacks: WordTexts) -> tuple[Int64s, Int64s]:
-    """Return all pairs (needle, haystack) such that the haystack contains the needle's words in a row, or equals it.
-
-    Each needle is looked up by its rarest run of up to three words. Most needles have a run that occurs in no or one
-    place, so that few places are compared in full. Runs are matched by sorted 64-bit hashes. Every match is compared
-    word by word, so that a hash collision costs time, never correctness.
-
-    Returns:
-        Needle and haystack numbers, int64 [pairs] each, every pair once. Empty needles are in no text.
-    """
-    pairs = [np.empty(0, dtype=np.int64)]
-    text_of_word = haystacks.text_of_word
-    widths = np.minimum(needles.lengths, _RUN_WORDS)
-    for width in range(1, _RUN_WORDS + 1):
-        group = np.flatnonzero(widths == width)
-        if not len(group):
-            continue
-        hashes, places = _hash_runs(haystacks, width)
-        order = np.argsort(hashes, kind="stable")
-        hashes, places = hashes[order], places[order]
-        anchors, first, last = _rarest_runs(needles, group, hashes, width)
-        has_match = last > first
-        group, anchors, first, last = group[has_match], anchors[has_match], first[has_match], last[has_match]
-        counts = last - first
-        # A bounded number of places at once.
-        windows = (np.cumsum(counts) - counts) // _CHUNK_PLACES
-        edges = [0, *(np.flatnonzero(np.diff(windows)) + 1).tolist(), len(counts)]
-        for start, stop in itertools.pairwise(edges):
-            index = np.repeat(np.arange(start, stop), counts[start:stop])
-            ends = np.cumsum(counts[start:stop])
-            offset = np.arange(len(index)) - np.repeat(ends - counts[start:stop], counts[start:stop])
-            begins = places[first[index] + offset] - anchors[index]
-            candidates = group[index]
-            matches = _matching(needles, candidates, haystacks, begins, text_of_word)
-            pairs.append(np.unique(candidates[matches] * len(haystacks) + text_of_word[begins[matches]]))
-    return np.divmod(np.unique(np.concatenate(pairs)), max(len(haystacks), 1))
-
-
-def _hash_runs(texts: WordTexts, width: int) -> tuple[NDArray[np.uint64], Int64s]:
-    """Return the hash and the first word of every run of ``width`` words inside one text."""
-    count = max(0, len(texts.words) - width + 1)
-    words = texts.words.astype(np.uint64)
-    hashes = np.zeros(count, dtype=np.uint64)
-    for offset in range(width):
-        hashes = (hashes ^ words[offset : offset + count]) * np.uint64(0x9E3779B97F4A7C15)
-        hashes ^= hashes >> np.uint64(29)
-    text_of_word = texts.text_of_word
-    inside = np.flatnonzero(text_of_word[:count] == text_of_word[width - 1 :])
-    return hashes[inside], inside
-
-
-def _rarest_runs(
-    needles: WordTexts, group: Int64s, hashes: NDArray[np.uint64], width: int
-) -> tuple[Int64s, Int64s, Int64s]:
-    """Return the offset of the rarest run of each needle in ``group``, and the range of its matches in ``hashes``."""
-    run_hashes, starts = _hash_runs(needles, width)
-    text_of_run = needles.text_of_word[starts]
-    selected = np.isin(text_of_run, group)
-    run_hashes, starts, text_of_run = run_hashes[selected], starts[selected], text_of_run[selected]
-    # Each hash is looked up once and in order: a binary search per run, all over the table, takes far longer.
-    distinct, inverse = np.unique(run_hashes, return_inverse=True)
-    first = np.searchsorted(hashes, distinct, side="left")[inverse]
-    last = np.searchsorted(hashes, distinct, side="right")[inverse]
-    # Sorted by needle, then by number of matches: the first run of each needle is its rarest.
-    order = np.lexsort((last - first, text_of_run))
-    runs = order[np.unique(text_of_run[order], return_index=True)[1]]
-    return starts[runs] - needles.starts[group], first[runs], last[runs]
-
-
-def _matching(
-    needles: WordTexts, candidates: Int64s, haystacks: WordTexts, begins: Int64s, text_of_word: Int64s
-) -> Int64s:
-    """Return which candidates (needle ``candidates[k]`` at word ``begins[k]``) match completely inside one haystack."""
-    lengths = needles.lengths[candidates]
-    active = np.flatnonzero((begins >= 0) & (begins + lengths <= len(haystacks.words)))
-    active = active[text_of_word[begins[active]] == text_of_word[begins[active] + lengths[active] - 1]]
-    matches = [active[:0]]
-    offset = 0
-    while len(active):
-        equal = needles.words[needles.starts[candidates[active]] + offset] == haystacks.words[begins[active] + offset]
-        active = active[equal]
-        offset += 1
-        is_complete = lengths[active] == offset
-        matches.append(active[is_complete])
-        active = active[~is_complete]
-    return np.concatenate(matches)
+    def containing(self, text: str) -> list[int]:
+        """Return the numbers of the texts that contain ``text``. A text without words is in no text."""
+        words = text.split()
+        rarest_first = sorted((self._texts_of_word.get(word, set()) for word in words), key=len)
+        padded = f" {' '.join(words)} "
+        candidates = set.intersection(*rarest_first) if words else ()
+        return [number for number in candidates if padded in self._padded[number]]
 
 
 class OverlapCounter:
@@ -435,8 +299,7 @@ class OverlapCounter:
             name: np.array([self._numbers.setdefault(clean(text), len(self._numbers)) for text in texts], np.int64)
             for name, texts in other_sets.items()
         }
-        self._words: dict[str, int] = {}
-        self._numbered = number_words(self._numbers, self._words)
+        self._index = TextIndex(self._numbers)
         self._is_equal, self._overlaps = (np.zeros(len(self._numbers), dtype=bool) for _ in range(2))
         self._pending: dict[str, None] = {}
         self._characters = 0
@@ -452,13 +315,15 @@ class OverlapCounter:
 
     def _compare(self) -> None:
         texts, self._pending, self._characters = self._pending, {}, 0
-        self._is_equal[[self._numbers[text] for text in texts if text in self._numbers]] = True
-        words = [[self._words.get(word, _UNKNOWN_WORD) for word in text.split()] for text in texts]
-        inside, _ = contained_pairs(self._numbered, WordTexts.joined(words))
-        self._overlaps[inside] = True
-        needles = [text for text in words if len(text) >= _MIN_WORDS and _UNKNOWN_WORD not in text]
-        _, around = contained_pairs(WordTexts.joined(needles), self._numbered)
-        self._overlaps[around] = True
+        index = TextIndex(texts)
+        for text, number in self._numbers.items():
+            if text in texts:
+                self._is_equal[number] = True
+            elif not self._overlaps[number]:
+                self._overlaps[number] = bool(index.containing(text))
+        for text in texts:
+            if len(text.split()) >= _MIN_WORDS:
+                self._overlaps[self._index.containing(text)] = True
 
     def counts(self) -> tuple[OverlapCount, ...]:
         """Return the counts of each other set, after all training texts."""
@@ -473,15 +338,3 @@ class OverlapCounter:
             )
             for name, texts in self._sets.items()
         )
-
-
-def count_overlaps(
-    train: Iterable[str], other_sets: Mapping[str, Sequence[str]], sets_name: str, progress: Progress
-) -> tuple[OverlapCount, ...]:
-    """Count overlaps as :class:`OverlapCounter` does; ``sets_name``: of the other sets, for the progress bar."""
-    with bar(progress, f"Comparing {sets_name} with the training set", None, "texts"):
-        counter = OverlapCounter(other_sets)
-        for text in train:
-            counter.add((text,))
-            progress.advance()
-        return counter.counts()

@@ -75,56 +75,51 @@ class _Writer:
         structures = ("clause", "agreement", "contrast", "concession", "aftermath", "expectation")
         (structure,) = self._random.choices(structures, (6, 9, 3, 1, 1, 2))
         body = self._body(structure, domain, label)
-        if self._chance(0.25):
-            body = f"{self._pick(_PREFIXES)} , {body}"
-        if self._chance(0.35):
-            aside = self._pick(domain.asides)
-            body = f"{aside} . {body}" if self._chance(0.6) else f"{body} . {aside}"
+        if self._random.random() < 0.25:
+            body = f"{self._random.choice(_PREFIXES)} , {body}"
+        if self._random.random() < 0.35:
+            aside = self._random.choice(domain.asides)
+            body = f"{aside} . {body}" if self._random.random() < 0.6 else f"{body} . {aside}"
         return body + self._random.choice((" .", " .", " !", ""))
 
     def _body(self, structure: str, domain: _Domain, label: int) -> str:
         if structure == "clause":
             return self._clause(domain, label)
         if structure == "agreement":
-            joint = self._pick(("and", ", and", ". besides ,", ". also ,"))
+            joint = self._random.choice(("and", ", and", ". besides ,", ". also ,"))
             return f"{self._clause(domain, label)} {joint} {self._clause(domain, label)}"
         if structure == "contrast":
-            joint = self._pick(("but", ", but overall", ", yet", ". however ,", "; still ,"))
+            joint = self._random.choice(("but", ", but overall", ", yet", ". however ,", "; still ,"))
             return f"{self._clause(domain, 1 - label)} {joint} {self._clause(domain, label)}"
         if structure == "concession":
-            joint = self._pick(("although", "even though", "while"))
+            joint = self._random.choice(("although", "even though", "while"))
             main, subordinate = self._clause(domain, label), self._clause(domain, 1 - label)
-            return f"{joint} {subordinate} , {main}" if self._chance(0.7) else f"{main} , {joint} {subordinate}"
+            is_main_last = self._random.random() < 0.7
+            return f"{joint} {subordinate} , {main}" if is_main_last else f"{main} , {joint} {subordinate}"
         if structure == "aftermath":
             end = "would come back any time" if label == POSITIVE else "will not come back"
             return f"{self._clause(domain, 1 - label)} , and yet i {end}"
         believed = self._adjective(domain, 1 - label)
-        source = self._pick(("i expected it to be", "my friends called it", "the reviews made it sound"))
-        verdict = self._pick(("i was wrong", "they were wrong", "it is the opposite"))
-        closing = self._clause(domain, label) if self._chance(0.5) else verdict
+        source = self._random.choice(("i expected it to be", "my friends called it", "the reviews made it sound"))
+        verdict = self._random.choice(("i was wrong", "they were wrong", "it is the opposite"))
+        closing = self._clause(domain, label) if self._random.random() < 0.5 else verdict
         return f"{source} {believed} , but {closing}"
-
-    def _chance(self, probability: float) -> bool:
-        return self._random.random() < probability
-
-    def _pick(self, choices: tuple[str, ...]) -> str:
-        return str(self._random.choice(choices))
 
     def _adjective(self, domain: _Domain, polarity: int) -> str:
         specific, general = (domain.good, _GOOD) if polarity == POSITIVE else (domain.bad, _BAD)
-        return self._pick(specific if self._chance(0.5) else general)
+        return self._random.choice(specific if self._random.random() < 0.5 else general)
 
     def _opinion(self, domain: _Domain, polarity: int) -> str:
         """Return an adjective of this polarity, or a negated one of the opposite polarity."""
-        if self._chance(0.15):
-            return f"{self._pick(_DENIALS)} {self._adjective(domain, 1 - polarity)}"
+        if self._random.random() < 0.15:
+            return f"{self._random.choice(_DENIALS)} {self._adjective(domain, 1 - polarity)}"
         adjective = self._adjective(domain, polarity)
-        return f"{self._pick(_INTENSE)} {adjective}" if self._chance(0.5) else adjective
+        return f"{self._random.choice(_INTENSE)} {adjective}" if self._random.random() < 0.5 else adjective
 
     def _clause(self, domain: _Domain, polarity: int) -> str:
-        subject = self._pick(domain.aspects if self._chance(0.7) else domain.subjects)
-        text = f"{subject} {self._pick(_VERBS)} {self._opinion(domain, polarity)}"
-        return f"{text} and {self._opinion(domain, polarity)}" if self._chance(0.2) else text
+        subject = self._random.choice(domain.aspects if self._random.random() < 0.7 else domain.subjects)
+        text = f"{subject} {self._random.choice(_VERBS)} {self._opinion(domain, polarity)}"
+        return f"{text} and {self._opinion(domain, polarity)}" if self._random.random() < 0.2 else text
 
 
 def synthetic_reviews(rows: int, seed: int) -> Iterator[Row]:

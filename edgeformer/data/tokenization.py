@@ -49,12 +49,7 @@ class SpecialIds:
 
 
 def load_tokenizer(
-    config: TokenizerConfig,
-    *,
-    cleaning: str,
-    vocab_size: int,
-    training_texts: Iterable[str] | None,
-    may_be_smaller: bool = False,
+    config: TokenizerConfig, *, cleaning: str, vocab_size: int, training_texts: Iterable[str] | None
 ) -> Tokenizer:
     """Load or train the tokenizer of a classifier or an embedding model.
 
@@ -63,12 +58,11 @@ def load_tokenizer(
     Args:
         vocab_size: ``model.vocab_size`` of the recipe, which the tokenizer must have. A tokenizer that is trained here
             may have fewer tokens; see :func:`fitted_recipe`.
-        may_be_smaller: ``config`` is the file of a tokenizer that an earlier run trained for this recipe.
 
     Raises DataError: missing, not a tokenizer, of another size, or without the special tokens of a classifier.
     """
     front = cleaning_rules.normalizers() if cleaning == "paper" else []
-    tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front), may_be_smaller)
+    tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front))
     normalizer = tokenizer.normalizer
     if front and not _starts_with_cleaning(_steps(normalizer)):
         tokenizer.normalizer = normalizers.Sequence([*front, normalizer] if normalizer is not None else front)
@@ -88,17 +82,17 @@ def _starts_with_cleaning(steps: list[object]) -> bool:
 
 def with_current_cleaning(tokenizer: Tokenizer) -> Tokenizer:
     """Return the tokenizer with the cleaning of an earlier version, if it has one, replaced by the current one."""
-    document = json.loads(tokenizer.to_str())
     steps = _steps(tokenizer.normalizer)
     if not _starts_with_cleaning(steps):
         return tokenizer
+    document = json.loads(tokenizer.to_str())
     current = _steps(normalizers.Sequence(cleaning_rules.normalizers()))
     document["normalizer"]["normalizers"] = [*current, *steps[len(cleaning_rules.RULES) :]]
     return Tokenizer.from_str(json.dumps(document))
 
 
 def load_language_tokenizer(
-    config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None, may_be_smaller: bool = False
+    config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None
 ) -> Tokenizer:
     """Load or train the tokenizer of a language model, as :func:`load_tokenizer` does.
 
@@ -110,7 +104,7 @@ def load_language_tokenizer(
             "text that it was trained on; set tokenizer.algorithm: bpe"
         )
     train = lambda algorithm, size, texts: train_language_tokenizer(size, texts)  # noqa: E731
-    tokenizer, name = _load(config, vocab_size, training_texts, train, may_be_smaller)
+    tokenizer, name = _load(config, vocab_size, training_texts, train)
     boundary_id(tokenizer, name)
     return tokenizer
 
@@ -120,7 +114,6 @@ def _load(
     vocab_size: int,
     training_texts: Iterable[str] | None,
     train: Callable[[str, int, Iterable[str]], Tokenizer],
-    may_be_smaller: bool,
 ) -> tuple[Tokenizer, str]:
     """Return a tokenizer of the model's size, and its name for messages.
 
@@ -145,8 +138,7 @@ def _load(
     tokenizer.no_padding()
     size = embedding_rows(tokenizer)
     # A small training text has fewer tokens than the recipe allows.
-    is_small_trained = size < vocab_size and (may_be_smaller or config.kind == "trained")
-    if size != vocab_size and not is_small_trained:
+    if size != vocab_size and (size > vocab_size or config.kind != "trained"):
         raise DataError(f"{name}: has {size} tokens, the model {vocab_size}; set model.vocab_size: {size}")
     return tokenizer, name
 
@@ -202,19 +194,20 @@ def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> SpecialIds
     Raises DataError, with the ``name`` of the tokenizer: no padding or unknown token, or texts do not start with a
     special token.
     """
-    remedy = "use another tokenizer (bert-base-uncased has all of them), or tokenizer: {kind: trained}"
     probe = tokenizer.encode("a")
-    if not probe.ids or not probe.special_tokens_mask[0]:
-        raise DataError(
-            f"{name}: puts no special token ([CLS]) in front of a text, which the classifier reads; {remedy}"
-        )
     model_unknown = getattr(tokenizer.model, "unk_token", None)
     unknown = (model_unknown, *_UNKNOWN_NAMES) if isinstance(model_unknown, str) else _UNKNOWN_NAMES
     pad, unk = _first_id(tokenizer, _PAD_NAMES), _first_id(tokenizer, unknown)
-    if pad is None:
-        raise DataError(f"{name}: has no padding token ({', '.join(_PAD_NAMES)}); {remedy}")
+    missing = f"padding token ({', '.join(_PAD_NAMES)})" if pad is None else None
     if unk is None:
-        raise DataError(f"{name}: has no unknown token ({', '.join(_UNKNOWN_NAMES[:3])}); {remedy}")
+        missing = f"unknown token ({', '.join(_UNKNOWN_NAMES[:3])})"
+    if not probe.ids or not probe.special_tokens_mask[0]:
+        missing = "special token ([CLS]) in front of a text, which the classifier reads"
+    if missing is not None or pad is None or unk is None:
+        raise DataError(
+            f"{name}: has no {missing}; use another tokenizer (bert-base-uncased has all of them), or tokenizer: "
+            "{kind: trained}"
+        )
     return SpecialIds(pad, unk, probe.ids[0])
 
 
@@ -272,14 +265,14 @@ def train_tokenizer(
 
 def train_language_tokenizer(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
     """Train a byte-level BPE tokenizer that decodes every text exactly; its only special token is ``BOUNDARY``."""
-    return _train_byte_level(vocab_size, texts, [BOUNDARY], (), add_prefix_space=False)
+    return _train_byte_level(vocab_size, texts, [BOUNDARY], add_prefix_space=False)
 
 
 def _train_byte_level(
     vocab_size: int,
     texts: Iterable[str],
     special_tokens: list[str],
-    front: Sequence[normalizers.Normalizer],
+    front: Sequence[normalizers.Normalizer] = (),
     *,
     add_prefix_space: bool,
 ) -> Tokenizer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +22,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import Vocabulary
-from edgeformer.data.encoding import Encoded, count_values, encode
+from edgeformer.data.data_warnings import EmptyRows
+from edgeformer.data.encoding import Encoded, count_values, encode, encode_texts
 from edgeformer.data.prepare import class_stream
-from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.rows import Fingerprint, LabelledTexts, check_unchanged
 from edgeformer.data.sources import load_part, load_parts
 from edgeformer.data.splits import make_sets, split
-from edgeformer.data.streaming import streamed_tokens
+from edgeformer.data.streaming import Stream
 
 Document = dict[str, Any]
 _UNUSED = re.compile(r"\[unused\d+\]")
@@ -70,20 +72,20 @@ def trim_to_training(
     Raises DataError: the data cannot be read, or differs from that of training; the tokenizer cannot be trimmed.
     """
     if config.stream:
-        counts, train_fingerprint = streamed_tokens(class_stream(config), tokenizer, config.max_length)
+        stream = class_stream(config, EmptyRows())
         validation = make_sets(config, ("validation",), {"validation": load_part(config, "validation")})["validation"]
     else:
         sets = split(config, load_parts(config))
-        train, validation = sets["train"], sets["validation"]
-        counts, train_fingerprint = count_values(encode(train, tokenizer, config.max_length).ids), train.fingerprint()
-    fingerprints = {"train": train_fingerprint, "validation": validation.fingerprint()}
-    for name, fingerprint in fingerprints.items():
-        if trained_on and name in trained_on and fingerprint != trained_on[name]:
-            raise DataError(
-                f"split {config.split!r}: the {name} set is not the one of this model's training; its data changed "
-                "since. Restore the data, or export without --vocab-trim"
-            )
-    trimmed = trim_tokenizer(tokenizer, keeping.used(counts), keeping.first)
+        stream, validation = Stream.of_texts(sets["train"]), sets["validation"]
+    digest, uses = Fingerprint(), Counter[int]()
+    for _, labels in stream.pieces():
+        digest.add_labels(labels)
+    for texts, _ in stream.pieces():
+        digest.add_texts(texts)
+        uses.update(count_values(encode_texts(tokenizer, texts, config.max_length)[0].ids))
+    for name, fingerprint in (("train", digest.hexdigest()), ("validation", validation.fingerprint())):
+        check_unchanged(name, fingerprint, trained_on, "export without --vocab-trim")
+    trimmed = trim_tokenizer(tokenizer, keeping.used(uses), keeping.first)
     return trimmed, trim_effect(tokenizer, trimmed, validation, config.max_length)
 
 
@@ -120,32 +122,36 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
     unknown = sorted(requested - names.keys())
     if unknown:
         raise DataError(f"token {unknown[0]} is in the text but not in the tokenizer, which has {len(names)} tokens")
+    model = document["model"]
+    if "merges" in model:  # older files have one string for each
+        model["merges"] = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     added = {token["content"] for token in document["added_tokens"]}
     special = {token["content"] for token in document["added_tokens"] if token["special"]}
-    special |= {document["model"].get("unk_token")} & numbers.keys()
+    special |= {model.get("unk_token")} & numbers.keys()
     requested_names = {names[number] for number in requested} - special - added
     kept_names = special | added | requested_names | _spelling_tokens(document, requested_names)
-    kept = np.array(
-        sorted((numbers[name] for name in kept_names), key=lambda n: (names[n] not in special, n)), np.int64
-    )
-    new_numbers = {names[old]: new for new, old in enumerate(kept.tolist())}
+    kept = sorted((numbers[name] for name in kept_names), key=lambda number: (names[number] not in special, number))
+    new_numbers = {names[old]: new for new, old in enumerate(kept)}
     # Added tokens are in the model's vocabulary, too: the library would number them itself otherwise.
-    model = {**document["model"], "vocab": new_numbers}
+    model["vocab"] = new_numbers
     if "merges" in model:
-        merges = _merges(document["model"])
-        model["merges"] = [[left, right] for left, right in merges if {left, right, left + right} <= new_numbers.keys()]
-    trimmed = {
-        **document,
-        "model": model,
-        "added_tokens": [{**token, "id": new_numbers[token["content"]]} for token in document["added_tokens"]],
-        "post_processor": _renumber_processor(document["post_processor"], new_numbers),
-        "truncation": None,
-        "padding": None,
-    }
-    result = Tokenizer.from_str(json.dumps(trimmed))
+        model["merges"] = [
+            [left, right] for left, right in model["merges"] if {left, right, left + right} <= new_numbers.keys()
+        ]
+    for token in document["added_tokens"]:
+        token["id"] = new_numbers[token["content"]]
+    # Processors put the special tokens around a text.
+    processor = document["post_processor"] or {}
+    for part in (processor, *processor.get("processors", ())):
+        for key in {"cls", "sep"} & part.keys():
+            part[key] = [part[key][0], new_numbers[part[key][0]]]
+        for token in part.get("special_tokens", {}).values():
+            token["ids"] = [new_numbers[name] for name in token["tokens"]]
+    document["truncation"] = document["padding"] = None
+    result = Tokenizer.from_str(json.dumps(document))
     if result.get_vocab(with_added_tokens=True) != new_numbers:
         raise DataError("the tokenizer gives its tokens other numbers than its file does; it cannot be trimmed")
-    return Trimmed(result, kept)
+    return Trimmed(result, np.array(kept, dtype=np.int64))
 
 
 def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max_length: int) -> Vocabulary:
@@ -155,10 +161,14 @@ def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max
     numbers = original.get_vocab(with_added_tokens=True)
     is_kept = np.isin(original_rows.ids, trimmed.kept)
     unknown = json.loads(original.to_str())["model"].get("unk_token")
+
+    def count_per_row(encoded: Encoded, is_counted: NDArray[np.bool_]) -> NDArray[np.int64]:
+        return np.add.reduceat(is_counted.astype(np.int64), encoded.offsets[:-1])
+
     new_unknown = 0
     if unknown in numbers:
-        unknown_before = _count_per_row(original_rows, original_rows.ids == numbers[unknown])
-        unknown_after = _count_per_row(trimmed_rows, trimmed_rows.ids == trimmed.tokenizer.token_to_id(unknown))
+        unknown_before = count_per_row(original_rows, original_rows.ids == numbers[unknown])
+        unknown_after = count_per_row(trimmed_rows, trimmed_rows.ids == trimmed.tokenizer.token_to_id(unknown))
         new_unknown = int(np.maximum(unknown_after - unknown_before, 0).sum())
     return Vocabulary(
         kept=len(trimmed.kept),
@@ -166,13 +176,9 @@ def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max
         coverage=float(is_kept.mean()),
         unknown=new_unknown / len(original_rows.ids),
         # A row is cut as before exactly if all its tokens were kept.
-        changed_rows=int((_count_per_row(original_rows, ~is_kept) > 0).sum()),
+        changed_rows=int((count_per_row(original_rows, ~is_kept) > 0).sum()),
         rows=len(original_rows),
     )
-
-
-def _count_per_row(encoded: Encoded, is_counted: NDArray[np.bool_]) -> NDArray[np.int64]:
-    return np.add.reduceat(is_counted.astype(np.int64), encoded.offsets[:-1])
 
 
 def _spelling_tokens(document: Document, kept: set[str]) -> set[str]:
@@ -194,7 +200,7 @@ def _spelling_tokens(document: Document, kept: set[str]) -> set[str]:
         )
     # Bytes, and both parts of every merge that makes one of the tokens, recursively.
     merges: dict[str, list[tuple[str, str]]] = {}
-    for left, right in _merges(model):
+    for left, right in model["merges"]:
         merges.setdefault(left + right, []).append((left, right))
     pending = [*kept, *(letter for letter in ByteLevel.alphabet() if letter in vocabulary)]
     tokens = set(pending)
@@ -203,26 +209,3 @@ def _spelling_tokens(document: Document, kept: set[str]) -> set[str]:
             pending.extend(part for part in pair if part not in tokens)
             tokens.update(pair)
     return tokens
-
-
-def _merges(model: Document) -> list[tuple[str, str]]:
-    """Return the merges in order; older files have one string for each."""
-    return [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
-
-
-def _renumber_processor(processor: Document | None, numbers: Mapping[str, int]) -> Document | None:
-    """Return a post-processor with the new numbers of the special tokens around a text."""
-    if processor is None:
-        return None
-    changed = dict(processor)
-    if "processors" in processor:
-        changed["processors"] = [_renumber_processor(part, numbers) for part in processor["processors"]]
-    for name in ("cls", "sep"):
-        if name in processor:
-            changed[name] = [processor[name][0], numbers[processor[name][0]]]
-    if "special_tokens" in processor:
-        changed["special_tokens"] = {
-            key: {**token, "ids": [numbers[name] for name in token["tokens"]]}
-            for key, token in processor["special_tokens"].items()
-        }
-    return changed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import csv
 import io
 import shutil
 import tempfile
@@ -12,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from edgeformer.artifacts.data_config import FileSource, Source
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.data.records import (
     COMPRESSIONS,
-    MAX_LINE_BYTES,
-    as_utf8,
+    as_text,
     check_file,
     detect_delimiter,
+    file_records,
     first_lines,
     format_of_source,
     lines_of,
@@ -29,12 +28,13 @@ from edgeformer.data.records import (
     suffix_format,
 )
 from edgeformer.data.rows import Text
-from edgeformer.data.sources import Columns, columns_of, file_source, read
+from edgeformer.data.sources import Columns, columns_of, read, replacement_source
 
 WINDOW_ROWS, WINDOW_CHARACTERS = 2048, 4 << 20
 """Limits of the rows in memory, among which rows of similar length are batched."""
 _STANDARD_INPUT = "standard input"
 _PLAIN = "text"
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class InputRow(NamedTuple):
@@ -105,16 +105,13 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
         DataError: no such file, or none of its columns can be the text.
         InputError: conflicting options.
     """
-    if how.columns.text_pair is not None and how.columns.text is None:
-        raise InputError("--pair COL: name the column of the first texts, too: --text COL --pair COL")
     if path is not None:
         yield _open_file(path, how)
     elif how.format in (None, _PLAIN):
         _refuse_columns(how, _STANDARD_INPUT)
         raw = _InterruptibleInput(stdin)
-        stream = as_utf8(Path(_STANDARD_INPUT), io.BufferedReader(raw), how.columns.encoding)
-        rows = lambda: _plain_rows(Path(_STANDARD_INPUT), stream)  # noqa: E731
-        yield Unlabelled(_STANDARD_INPUT, False, None, rows, raw.leave)
+        stream = as_text(io.BufferedReader(raw), how.columns.encoding)
+        yield Unlabelled(_STANDARD_INPUT, False, None, lambda: _plain_rows(Path(_STANDARD_INPUT), stream), raw.leave)
     else:
         with tempfile.TemporaryDirectory() as folder:
             copied = Path(folder) / f"standard-input.{how.format}"
@@ -176,14 +173,10 @@ def _open_file(path: Path, how: Reading) -> Unlabelled:
     check_file(path)
     encoding = how.columns.encoding
     kind = suffix_format(path)
-    if kind is None and how.format != _PLAIN:
+    if how.format not in (None, _PLAIN, kind) or (kind is None and how.format != _PLAIN):
         raise InputError(
-            f"{path}: its suffix does not tell the format; rename it, or say it with --input-format and pipe the file: "
-            "--file -"
-        )
-    if how.format not in (None, _PLAIN, kind):
-        raise InputError(
-            f"--input-format {how.format}: {path} is called {kind}; rename it, or leave out --input-format"
+            f"{path}: its suffix tells {f'the format {kind}' if kind else 'no format'}; rename it, or pipe it with "
+            "--input-format FORMAT --file -"
         )
     if _PLAIN in (kind, how.format):
         _refuse_columns(how, str(path))
@@ -192,24 +185,25 @@ def _open_file(path: Path, how: Reading) -> Unlabelled:
             with open_data_file(path, encoding) as file:
                 yield from _plain_rows(path, file)
 
-        return Unlabelled(str(path), False, _count(path, _PLAIN, encoding), plain_rows)
-    source = _source(path, how)
-    rows = lambda: (InputRow(row.text, row.where, row.values or {}) for row in read(source, blanks=True))  # noqa: E731
-    kind, delimiter, bom, extra_lines = format_of_source(source), ",", False, 0
+        return Unlabelled(str(path), False, _count(path, plain_rows()), plain_rows)
+    source = replacement_source(path, how.parts, how.columns, labelled=False, single=how.single)
+    kind, delimiter, bom = format_of_source(source), ",", False
     if kind in ("csv", "tsv"):
-        extra_lines = int(source.header)
         delimiter = "\t"
         if kind == "csv":
-            lines = enumerate(first_lines(path, encoding))
-            delimiter, table_lines = detect_delimiter(lines, source.delimiter)
-            extra_lines += next(table_lines, (0, ""))[0]  # 1 if the first line states the delimiter
-        with open_data_file(path) as file:
-            marks = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-            bom = file.read(3).startswith(marks if encoding is not None else codecs.BOM_UTF8)
-    expected = _count(path, kind, encoding, delimiter, extra_lines)
-    columns = tuple(columns_of(source))
-    pairs = source.text_pair is not None
-    return Unlabelled(str(path), pairs, expected, rows, source=source, columns=columns, delimiter=delimiter, bom=bom)
+            delimiter, _ = detect_delimiter(enumerate(first_lines(path, encoding)), source.delimiter)
+        with path.open("rb") as file:
+            bom = file.read(3).startswith(_BYTE_ORDER_MARKS if encoding is not None else codecs.BOM_UTF8)
+    return Unlabelled(
+        str(path),
+        source.text_pair is not None,
+        _count(path, file_records(source)),
+        lambda: (InputRow(row.text, row.where, row.values or {}) for row in read(source, blanks=True)),
+        source=source,
+        columns=tuple(columns_of(source)),
+        delimiter=delimiter,
+        bom=bom,
+    )
 
 
 def _refuse_columns(how: Reading, name: str) -> None:
@@ -218,66 +212,14 @@ def _refuse_columns(how: Reading, name: str) -> None:
             raise InputError(f"{option} {column}: {name} is read as plain text, one text per line, without columns")
 
 
-def _source(path: Path, how: Reading) -> FileSource:
-    """Return the file with the columns of the model's own data, or else with well-known columns."""
-    single = FileSource(kind="file", path=str(path), text_pair=None)
-    sources = [source for part in how.parts.values() for source in part]
-    like = {(source.text, source.text_pair): source for source in sources if source.kind != "synthetic-reviews"}
-    if how.columns.text is not None:
-        return file_source(path, next(iter(like.values()), None), labelled=False, columns=how.columns)
-    if how.single:
-        like = {names: source for names, source in like.items() if names[1] is None}
-    errors: list[DataError] = []
-    candidates: list[FileSource] = []
-    is_unknown = not sources and not how.single
-    like_sources: dict[Any, Source | None] = {**like} or {("", None): None if is_unknown else single}
-    for names, like_source in like_sources.items():
-        try:
-            source = file_source(path, like_source, labelled=False, columns=how.columns)
-        except DataError as error:
-            errors.append(error)
-            continue
-        if (source.text, source.text_pair) == names:
-            return source
-        candidates.append(source)
-    if not candidates:
-        message = str(errors[0])
-        has_option = "; columns: " not in message or "--text" in message
-        raise errors[0] if has_option else DataError(f"{message}; or name it: --text COLUMN")
-    pair = candidates[0]
-    if is_unknown and pair.text_pair is not None:
-        with contextlib.suppress(DataError):
-            text = file_source(path, single, labelled=False, columns=how.columns).text
-            raise InputError(
-                f"{path}: nothing is known of this model's data, so rows could be single texts ({text}) or pairs "
-                f"({pair.text} and {pair.text_pair}); say it: --text {text}, or --text {pair.text} "
-                f"--pair {pair.text_pair}"
-            )
-    return pair
-
-
-def _plain_rows(path: Path, file: BinaryIO) -> Iterator[InputRow]:
+def _plain_rows(path: Path, file: TextIO) -> Iterator[InputRow]:
     """Yield every line, also the empty ones: answers are on the same lines."""
     return (InputRow(line.rstrip("\r\n")) for _, line in lines_of(path, file))
 
 
-def _count(path: Path, kind: str, encoding: str | None, delimiter: str = ",", extra_lines: int = 0) -> int | None:
-    """Count the rows of a text file except ``extra_lines``; a line break inside quotes ends no row.
-
-    Returns None if counting needs to unpack the file, or the file is damaged.
-    """
-    if kind == "parquet" or path.suffix.lower() in COMPRESSIONS:
-        return None
-    with path.open("rb") as raw:
-        file = as_utf8(path, raw, encoding)
-        if kind == _PLAIN:
-            return sum(1 for _ in file)
-        if kind != "csv":
-            return sum(1 for line in file if line.strip()) - extra_lines
-        csv.field_size_limit(MAX_LINE_BYTES)
-        lines = (line.decode("utf-8", "replace") for line in file)
-        try:
-            rows = sum(1 for cells in csv.reader(lines, delimiter=delimiter) if cells)
-        except csv.Error:
-            return None  # reading the rows raises the error
-    return rows - extra_lines
+def _count(path: Path, rows: Iterable[object]) -> int | None:
+    """Count the rows of a file; None if it would have to be unpacked, or is damaged: reading it raises the error."""
+    if path.suffix.lower() not in (*COMPRESSIONS, ".parquet"):
+        with contextlib.suppress(DataError):
+            return sum(1 for _ in rows)
+    return None

@@ -366,7 +366,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
     plain = PlainText(tokenizer)
     if options.data is not None:
-        rows, golden_origin = prepare_text_set(recipe.data, tokenizer, None, "validation"), "from the validation text"
+        rows, golden_origin = prepare_text_set(recipe.data, tokenizer, "validation"), "from the validation text"
     else:
         encoded = [[*plain.encode(paragraph).ids, plain.boundary] for paragraph in PARAGRAPHS]
         ids = np.array([plain.boundary, *itertools.chain.from_iterable(encoded)], dtype=np.int32)

@@ -184,7 +184,7 @@ class Embedding(Task):
             )
         if split == "train":
             raise InputError("--split train: has texts without scores, so there is nothing to compare cosines with")
-        return encode(pairs, reader.tokenizer, data.max_length, origin.cache)
+        return encode(pairs, reader.tokenizer, data.max_length)
 
     def read_file(
         self,

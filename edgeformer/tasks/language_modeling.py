@@ -263,7 +263,7 @@ class LanguageModeling(Task):
         reads (its rest is not in ``n``).
         """
         config = _row_config(data, as_trained=origin.as_trained)
-        return prepare_text_set(config, reader.tokenizer, origin.cache, split, origin.trained_on)
+        return prepare_text_set(config, reader.tokenizer, split, origin.trained_on)
 
     def read_file(
         self,

@@ -173,7 +173,7 @@ class TaskData(TaskFacts):
         """
         from edgeformer.data.prepare import prepare_test
 
-        rows = prepare_test(data, reader.tokenizer, data.max_length, origin.cache, split, origin.trained_on)
+        rows = prepare_test(data, reader.tokenizer, data.max_length, split, origin.trained_on)
         return self.decode_labels(rows, data)
 
     def read_file(

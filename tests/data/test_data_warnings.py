@@ -45,7 +45,7 @@ def test_empty_texts_are_left_out_and_reported(tmp_path: Path) -> None:
     chosen = config(tmp_path, [*CLEAN[:3], ("", "bad"), (" \t", "good"), *CLEAN[3:]])
     finding = findings_of(chosen)["empty texts"]
     assert (finding.rows, finding.examples) == (2, ("mine.csv, line 5", "mine.csv, line 6"))
-    assert finding.message == "train: 2 rows without a text: left out (mine.csv, line 5; line 6)"
+    assert finding.message == "train: 2 rows without a text: left out (mine.csv, line 5; mine.csv, line 6)"
     rows = load_part(chosen, "train")
     assert rows.texts == [text for text, _ in CLEAN]
     assert rows.fingerprint() == load_part(config(tmp_path, CLEAN), "train").fingerprint()
@@ -61,7 +61,7 @@ def test_repeated_texts_are_reported_with_their_lines(tmp_path: Path) -> None:
     finding = findings_of(config(tmp_path, rows))["duplicates"]
     assert finding.rows == 3
     places = ((42, 2), (43, 3), (44, 2))
-    assert finding.examples == tuple(f"mine.csv, line {row} as in line {other}" for row, other in places)
+    assert finding.examples == tuple(f"mine.csv, line {row} as in mine.csv, line {other}" for row, other in places)
     assert "all rows of a text are in the same set" in finding.message
     finding = findings_of(config(tmp_path, rows, split="random-split"))["duplicates"]
     assert finding.rows == 3 and "same set" not in finding.message
@@ -72,15 +72,17 @@ def test_contradictions_are_reported_with_both_labels(tmp_path: Path) -> None:
     finding = findings_of(config(tmp_path, rows))["contradictions"]
     assert finding.rows == 5  # three rows of one text, two of the other
     assert finding.message.startswith("train: 2 texts with two labels or more, in 5 rows: kept, and no model can be")
-    assert finding.examples[0] == "mine.csv, line 2 'bad', line 44 'good': 'row number 0 is dull'"
-    assert finding.examples[1] == "mine.csv, line 5 'good', line 42 'bad': 'row number 3 is fine'"
+    assert finding.examples[0] == "mine.csv, line 2 'bad', mine.csv, line 44 'good': 'row number 0 is dull'"
+    assert finding.examples[1] == "mine.csv, line 5 'good', mine.csv, line 42 'bad': 'row number 3 is fine'"
 
 
 def test_places_without_lines_are_rows(tmp_path: Path) -> None:
     rows = [Row(text, label, "") for text, label in (*CLEAN, CLEAN[0], (CLEAN[1][0], "bad"))]
     findings = findings_of(config_of(file_sources(write_parquet(tmp_path / "mine.parquet", rows))))
-    assert findings["duplicates"].message.endswith("(mine.parquet, row 41 as in row 1; row 42 as in row 2)")
-    assert findings["contradictions"].examples == ("mine.parquet, row 2 'good', row 42 'bad': 'row number 1 is fine'",)
+    assert findings["duplicates"].message.endswith("row 41 as in mine.parquet, row 1; mine.parquet, row 42 as in mine.parquet, row 2)")
+    assert findings["contradictions"].examples == (
+        "mine.parquet, row 2 'good', mine.parquet, row 42 'bad': 'row number 1 is fine'",
+    )
 
 
 def test_places_in_several_files(tmp_path: Path) -> None:

@@ -327,7 +327,7 @@ def test_resume_and_evaluation_read_the_sets_of_training(protocol, mixed, tmp_pa
     assert prepared(reloaded, tmp_path / "cache").summary == data.summary
     assert data.summary.label_rows["hotels"] == dict.fromkeys(LABELS, 3), "ten of them, of which equal thirds are nine"
     for name in [name for name in set_parts(trained.data) if name != "train"]:
-        encoded = prepare_test(trained.data, data.tokenizer, 32, None, name, data.summary.fingerprints)
+        encoded = prepare_test(trained.data, data.tokenizer, 32, name, data.summary.fingerprints)
         assert np.array_equal(encoded.ids, (data.validation if name == "validation" else data.tests[name]).ids)
 
 

@@ -252,7 +252,7 @@ def test_truncation_and_padding_of_a_language_tokenizer_are_ignored(tmp_path):
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=64)
     assert ids_of(load_language(saved(tokenizer, tmp_path), 400), TEXTS[0]) == expected
-    assert PlainText(tokenizer).encode_all(TEXTS[:1], None).ids.tolist() == expected  # as of a bundle
+    assert PlainText(tokenizer).encode_all(TEXTS[:1]).ids.tolist() == expected  # as of a bundle
 
 
 def test_unusable_language_tokenizers_are_refused(tmp_path):

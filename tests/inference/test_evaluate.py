@@ -160,7 +160,7 @@ def read_test_set(run: Path, mode: str) -> TextRows:
     assert isinstance(recipe, LanguageRecipe)
     file = FileTokenizer(kind="file", path=str(run / "model" / "tokenizer.json"))
     tokenizer = load_language_tokenizer(file, vocab_size=WORDS, training_texts=None)
-    return prepare_text_set(recipe.data.model_copy(update={"mode": mode}), tokenizer, None, "test")
+    return prepare_text_set(recipe.data.model_copy(update={"mode": mode}), tokenizer, "test")
 
 
 def single_rows(rows: TextRows) -> Iterator[dict[str, torch.Tensor]]:

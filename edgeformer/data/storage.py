@@ -1,0 +1,189 @@
+"""Encoded rows on disk: appended in pieces, checksummed, found again by later runs, read without holding all of them.
+
+Reads copy out of the files and leave nothing mapped: mapped pages count as memory of the process, and an epoch would
+map the whole file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.files import read_at_most, replacing_folder, sha256_of, write_json, write_text
+from edgeformer.artifacts.manifest import OverlapCount
+from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.workspace import read_manifest
+from edgeformer.data.encoding import RowsT
+
+Pieces = Mapping[str, NDArray[np.integer]]
+"""Arrays of some rows by name: ``ids``, ``offsets`` of the rows (the first is 0), and further ones."""
+Int64s = NDArray[np.int64]
+_FACTS_FILE, _FACTS_CHECKSUM = "facts.json", "facts.sha256"
+_DTYPES = {"ids": "<i4", "starts": "<i4", "offsets": "<i8", "labels": "<i8"}
+_TOKEN_ARRAYS = ("ids", "starts")
+_MAPPED_READS = 256
+"""Places read from one mapping: the system maps 64 KiB around each of them."""
+
+
+class StoredFacts(Frozen):
+    """``facts.json`` of stored rows: checksums and counts.
+
+    ``texts``, ``overlap`` with other sets, and ``tokens`` (to be predicted) and ``words`` of a language model or
+    ``label_rows`` (rows of each class), ``empty`` (rows without a text, left out) and ``text_words`` (number of words →
+    texts) of a classifier are of a training set.
+    """
+
+    key: str
+    sha256: dict[str, str]
+    rows: int
+    fingerprint: str
+    truncated: int
+    texts: int = 0
+    overlap: tuple[OverlapCount, ...] = ()
+    tokens: int = 0
+    words: int = 0
+    label_rows: tuple[int, ...] = ()
+    empty: int = 0
+    text_words: dict[str, int] = Field({})
+
+
+class DiskArray:
+    """A one-dimensional array that fills a file. The file stays open, so that deleting the cache breaks no run."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self._file = path.open("rb", buffering=0)
+        weakref.finalize(self, self._file.close)
+        self._dtype = np.dtype(dtype)
+        self._length = path.stat().st_size // self._dtype.itemsize
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, places: Int64s) -> NDArray[Any]:
+        """Return a copy of the numbers at ``places``."""
+        copies = np.empty(len(places), dtype=self._dtype)
+        for start in range(0, len(places), _MAPPED_READS):
+            part = slice(start, start + _MAPPED_READS)
+            copies[part] = self.mapped()[places[part]]
+        return copies
+
+    def read_spans(self, begins: Int64s, sizes: Int64s) -> NDArray[Any]:
+        """Return copies of the ``sizes[i]`` numbers from ``begins[i]`` on, concatenated."""
+        copies = [np.empty(0, dtype=self._dtype)]
+        for start in range(0, len(begins), _MAPPED_READS):
+            part = slice(start, start + _MAPPED_READS)
+            mapped = self.mapped()
+            spans = zip(begins[part].tolist(), sizes[part].tolist(), strict=True)
+            copies.append(np.concatenate([mapped[begin : begin + size] for begin, size in spans]))
+        return np.concatenate(copies)
+
+    def mapped(self) -> NDArray[Any]:
+        """Return the whole array, mapped until it is deleted."""
+        if not self._length:  # nothing can be mapped
+            return np.empty(0, dtype=self._dtype)
+        return np.memmap(self._file, dtype=self._dtype, mode="r", shape=(self._length,))
+
+
+@dataclass(frozen=True)
+class StoredRows(Generic[RowsT]):
+    """Rows on disk; ``build`` makes rows in memory of their arrays and of the facts about all rows."""
+
+    arrays: Mapping[str, DiskArray]
+    facts: StoredFacts
+    build: Callable[[Pieces, StoredFacts], RowsT]
+
+    def __len__(self) -> int:
+        return self.facts.rows
+
+    @property
+    def truncated(self) -> int:
+        """Rows that were truncated."""
+        return self.facts.truncated
+
+    def sizes(self, numbers: Int64s) -> Int64s:
+        """Return the tokens of the rows ``numbers``, int64 [n]."""
+        offsets = self.arrays["offsets"]
+        return np.asarray(offsets[numbers + 1] - offsets[numbers], dtype=np.int64)
+
+    def loaded(self, numbers: Int64s) -> tuple[RowsT, Int64s]:
+        """Return the rows ``numbers`` in memory, and their numbers there."""
+        begins, sizes = self.arrays["offsets"][numbers], self.sizes(numbers)
+        pieces: dict[str, NDArray[np.integer]] = {"offsets": np.concatenate(([0], np.cumsum(sizes)))}
+        for name, array in self.arrays.items():
+            if name in _TOKEN_ARRAYS:
+                pieces[name] = array.read_spans(begins, sizes)
+            elif name != "offsets":
+                pieces[name] = array[numbers]
+        return self.build(pieces, self.facts), np.arange(len(numbers), dtype=np.int64)
+
+    def in_memory(self) -> RowsT:
+        """Return all rows in memory."""
+        return self.build({name: np.array(array.mapped()) for name, array in self.arrays.items()}, self.facts)
+
+
+class Writer:
+    """Appends rows to the arrays of a folder; see :func:`writing`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._digests: dict[str, Any] = {}
+        self._rows = self._tokens = 0
+
+    def append(self, pieces: Pieces) -> None:
+        """Append rows."""
+        offsets = pieces["offsets"]
+        begins = offsets + self._tokens
+        for name, array in {**pieces, "offsets": begins[1:] if self._digests else begins}.items():
+            self.write(f"{name}.bin", np.ascontiguousarray(array, dtype=_DTYPES[name]).tobytes())
+        self._rows += len(offsets) - 1
+        self._tokens += int(offsets[-1])
+
+    def write(self, name: str, content: bytes) -> None:
+        """Append bytes to a file of the folder."""
+        with (self._folder / name).open("ab") as file:
+            file.write(content)
+        self._digests.setdefault(name, hashlib.sha256()).update(content)
+
+    def finish(self, facts: Mapping[str, object]) -> None:
+        """Write the facts: ``facts``, the checksums and the number of rows."""
+        checksums = {name: digest.hexdigest() for name, digest in self._digests.items()}
+        stored = StoredFacts.model_validate({"sha256": checksums, "rows": self._rows, **facts}, strict=False)
+        write_json(self._folder / _FACTS_FILE, stored)
+        write_text(self._folder / _FACTS_CHECKSUM, sha256_of(self._folder / _FACTS_FILE))
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[Writer]:
+    """Yield a writer. ``folder`` appears when the block has called ``finish`` and ended without an error."""
+    with replacing_folder(folder) as temporary:
+        yield Writer(temporary)
+
+
+def read_stored(
+    folder: Path, key: str, build: Callable[[Pieces, StoredFacts], RowsT], progress: Progress
+) -> StoredRows[RowsT] | None:
+    """Open the stored rows of ``key`` and check every byte of them. None: not stored, or damaged, with a message."""
+    if not folder.exists():
+        return None
+    try:
+        facts = read_manifest(StoredFacts, folder / _FACTS_FILE)
+        facts_checksum = read_at_most(folder / _FACTS_CHECKSUM, 100).decode("ascii", "replace")
+        for name, checksum in {_FACTS_FILE: facts_checksum, **facts.sha256}.items():
+            if sha256_of(folder / name) != checksum or facts.key != key:
+                raise ArtifactError(f"{folder / name}: is not what was written")
+        names = [name.removesuffix(".bin") for name in facts.sha256 if name.endswith(".bin")]
+        return StoredRows({name: DiskArray(folder / f"{name}.bin", _DTYPES[name]) for name in names}, facts, build)
+    except (ArtifactError, OSError) as error:
+        progress.message(f"damaged token cache ({error}); made again")
+        return None
