@@ -95,7 +95,7 @@ def prepare(
         tokenizer_config,
         partial(load_tokenizer, cleaning=data.cleaning, vocab_size=vocab_size),
         lambda tokenizer: _ClassEncoder(tokenizer, data, empty_rows),
-        lambda pieces, facts: Encoded(**pieces, truncated=facts.truncated),
+        lambda pieces, facts: Encoded(pieces["ids"], pieces["offsets"], pieces["labels"], facts.truncated),
         {"cleaning": data.cleaning, "vocab_size": vocab_size, "max_length": data.max_length},
         test_texts,
         cache,

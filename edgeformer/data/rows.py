@@ -104,6 +104,8 @@ def _label(
     if value is None:
         return None if separator is None else ()
     items = value if separator is not None and isinstance(value, (list, tuple)) else (value,)
+    if items is value and not all(isinstance(item, (str, int)) for item in items):
+        raise DataError(f"{where}: column {source.label!r} holds a list; its items must be names or numbers")
     if not all(isinstance(item, (str, int, float)) for item in items):
         raise DataError(f"{where}: column {source.label!r} holds {type_name(value)}; a label is a name or a number")
     if separator is not None and isinstance(value, str):

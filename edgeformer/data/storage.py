@@ -26,7 +26,7 @@ from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.data.encoding import RowsT
 
-Pieces = Mapping[str, NDArray[np.integer]]
+Pieces = Mapping[str, NDArray[Any]]
 """Arrays of some rows by name: ``ids``, ``offsets`` of the rows (the first is 0), and further ones."""
 Int64s = NDArray[np.int64]
 _FACTS_FILE, _FACTS_CHECKSUM = "facts.json", "facts.sha256"
@@ -119,7 +119,7 @@ class StoredRows(Generic[RowsT]):
     def loaded(self, numbers: Int64s) -> tuple[RowsT, Int64s]:
         """Return the rows ``numbers`` in memory, and their numbers there."""
         begins, sizes = self.arrays["offsets"][numbers], self.sizes(numbers)
-        pieces: dict[str, NDArray[np.integer]] = {"offsets": np.concatenate(([0], np.cumsum(sizes)))}
+        pieces: dict[str, NDArray[Any]] = {"offsets": np.concatenate(([0], np.cumsum(sizes)))}
         for name, array in self.arrays.items():
             if name in _TOKEN_ARRAYS:
                 pieces[name] = array.read_spans(begins, sizes)

@@ -79,7 +79,8 @@ def test_contradictions_are_reported_with_both_labels(tmp_path: Path) -> None:
 def test_places_without_lines_are_rows(tmp_path: Path) -> None:
     rows = [Row(text, label, "") for text, label in (*CLEAN, CLEAN[0], (CLEAN[1][0], "bad"))]
     findings = findings_of(config_of(file_sources(write_parquet(tmp_path / "mine.parquet", rows))))
-    assert findings["duplicates"].message.endswith("row 41 as in mine.parquet, row 1; mine.parquet, row 42 as in mine.parquet, row 2)")
+    places = "mine.parquet, row 41 as in mine.parquet, row 1; mine.parquet, row 42 as in mine.parquet, row 2"
+    assert findings["duplicates"].message.endswith(f"({places})")
     assert findings["contradictions"].examples == (
         "mine.parquet, row 2 'good', mine.parquet, row 42 'bad': 'row number 1 is fine'",
     )

@@ -86,7 +86,7 @@ def test_recipe_becomes_rows_and_a_summary(tmp_path):
     assert summary.truncated_rows == dict.fromkeys(sets, 0)
     assert [count.test_set for count in summary.overlap] == ["validation", "test", "other"]
     assert summary.overlap[2].duplicates == summary.overlap[2].test_rows == len(long["other"])
-    assert DataSummary.model_validate(json.loads(summary.model_dump_json())) == summary
+    assert DataSummary.model_validate_json(summary.model_dump_json()) == summary
 
 
 def test_paragraphs_are_stripped_and_filtered_before_first_n(tmp_path):

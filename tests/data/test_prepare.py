@@ -1,4 +1,3 @@
-import json
 from collections import Counter
 
 import numpy as np
@@ -68,7 +67,7 @@ def test_recipe_becomes_encoded_sets_and_a_summary(tmp_path):
     assert summary.label_rows["other"]["positive"] == int(data.tests["other"].labels.sum())
     assert [count.test_set for count in summary.overlap] == ["random-split", "other"]
     assert set(summary.truncated_rows) == set(summary.rows)
-    assert DataSummary.model_validate(json.loads(summary.model_dump_json())) == summary
+    assert DataSummary.model_validate_json(summary.model_dump_json()) == summary
 
 
 def test_equal_data_has_the_same_fingerprint_and_other_data_another(tmp_path):
