@@ -96,11 +96,10 @@ class Portability(Frozen):
                 risks.append(f"{count:,} of {total:,} FP32 {kind} are denormal; {remedy}")
         if saturation is not None and saturation.at_risk:
             at_risk = f"{saturation.at_risk:,} of {saturation.pairs:,} pairs of weights"
-            measured = f"; on golden inputs {saturation.saturated or 0:,} of {saturation.sums:,} sums are"
-            risks.append(
-                f"{at_risk} can go beyond 16 bits on x86 processors with AVX2 and without VNNI"
-                f"{measured if saturation.sums is not None else ''}"
-            )
+            measured = ""
+            if saturation.sums is not None:
+                measured = f"; on golden inputs {saturation.saturated or 0:,} of {saturation.sums:,} sums are"
+            risks.append(f"{at_risk} can go beyond 16 bits on x86 processors with AVX2 and without VNNI{measured}")
         for problem, operators in (
             ("operators that are not of the ONNX standard, which other runtimes lack", self.other_operators),
             ("control flow, in which runtimes differ", self.control_flow),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from edgeformer.artifacts.manifest import Denormals, Portability, Saturation, Sharing
-from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.artifacts.manifest import Denormals, Portability, Sharing
 from edgeformer.runtimes.session import Array
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
@@ -75,22 +73,6 @@ def stored_twice(sharing: Sharing) -> str | None:
     if sharing.stored_parameters > sharing.unique_parameters:
         return f"stores {sharing.stored_parameters:,} parameters for a model of {sharing.unique_parameters:,}"
     return None
-
-
-def count_quantization_numbers(graph: onnx.ModelProto) -> int:
-    """Count the scales and zero points of INT8 weights, which are no parameters of the model.
-
-    They have the name of a quantised weight with another suffix; any other tensor of a foreign graph that is called
-    ``…_scale`` is a parameter. Tensors of one element do not count, as in the outline.
-    """
-    names = {tensor.name for tensor in graph.graph.initializer}
-    count = 0
-    for tensor in graph.graph.initializer:
-        for suffix in (SCALE, ZERO_POINT):
-            weight = f"{tensor.name.removesuffix(suffix)}_quantized"
-            if tensor.name.endswith(suffix) and weight in names and (size := math.prod(tensor.dims)) > 1:
-                count += size
-    return count
 
 
 def _is_parameter(tensor: onnx.TensorProto) -> bool:
@@ -179,24 +161,14 @@ def sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-# Portability: what other processors and runtimes may compute differently.
-
 _STANDARD = ("", "ai.onnx")
-_MAX_ACTIVATION, _INT16_MIN, _INT16_MAX = 255, -(2**15), 2**15 - 1
 _CHUNK = 2**16
 """Numbers that are inspected together, so that temporaries stay in the processor's cache."""
 _NO_SIGN, _FRACTION = np.uint32(0x7FFFFFFF), np.uint32(0x7FFFFF)
-_MAX_VALUES, _MAX_ROWS = 64, 4
-"""Values of a graph that are inspected, evenly sampled, and rows of the call: each takes memory and time."""
 
 
-def audit_portability(paths: Sequence[Path], feed: Mapping[str, Array] | None = None) -> Portability:
-    """Audit the graphs of one artifact.
-
-    Args:
-        paths: of the graphs.
-        feed: real inputs: values inside the graph are inspected too, if it is one graph with these inputs.
-    """
+def audit_portability(paths: Sequence[Path]) -> Portability:
+    """Report what other processors and runtimes may compute differently in the graphs of one artifact."""
     # Weights beside the graphs are not loaded: those that several graphs share are inspected once.
     graphs = [(onnx.load(str(path), load_external_data=False), path) for path in paths]
     nodes = [node for graph, _ in graphs for node in _all_nodes(graph.graph)]
@@ -204,20 +176,20 @@ def audit_portability(paths: Sequence[Path], feed: Mapping[str, Array] | None = 
     control_flow = Counter(node.op_type for node in nodes if node.op_type in ("Loop", "If", "Scan"))
     inputs = {value.name: value.type.tensor_type.shape.dim for graph, _ in graphs for value in graph.graph.input}
     axes = {name: tuple(dim.dim_param for dim in dims if dim.dim_param) for name, dims in inputs.items()}
-    stored = [
-        (_tensor_denormals(tensor, path), math.prod(tensor.dims))
-        for graph, path in graphs
-        for tensor in graph.graph.initializer
-        if tensor.data_type == TensorProto.FLOAT
-    ]
-    denormals = Denormals(weights=sum(count for count, _ in stored), of_weights=sum(size for _, size in stored))
-    # INT8 graphs compute the same activations in fewer bits.
-    is_int8 = any(node.op_type == "MatMulInteger" for node in nodes)
-    if feed is not None and len(graphs) == 1 and set(inputs) == set(feed) and not is_int8:
-        values = [array for array in _inner_values(*graphs[0], feed) if array.dtype == np.float32]
-        activations = sum(map(_count_denormals, values))
-        sizes = sum(array.size for array in values)
-        denormals = denormals.model_copy(update={"activations": activations, "of_activations": sizes})
+    denormals = of_weights = 0
+    for graph, path in graphs:
+        for tensor in graph.graph.initializer:
+            if tensor.data_type != TensorProto.FLOAT:
+                continue
+            of_weights += math.prod(tensor.dims)
+            if uses_external_data(tensor):
+                location = ExternalDataInfo(tensor)
+                file = path.parent / location.location
+                state = file.stat()
+                version = (state.st_mtime_ns, state.st_size)
+                denormals += _file_denormals(file, location.offset or 0, location.length or 0, version)
+            else:
+                denormals += _count_denormals(numpy_helper.to_array(tensor))
     return Portability(
         opset=max((o.version for graph, _ in graphs for o in graph.opset_import if o.domain in _STANDARD), default=0),
         ir_version=max(graph.ir_version for graph, _ in graphs),
@@ -225,8 +197,7 @@ def audit_portability(paths: Sequence[Path], feed: Mapping[str, Array] | None = 
         control_flow=dict(sorted(control_flow.items())),
         dynamic={name: names for name, names in axes.items() if names},
         fixed=tuple(name for name, names in axes.items() if not names),
-        denormals=denormals,
-        saturation=_count_saturation(graphs),
+        denormals=Denormals(weights=denormals, of_weights=of_weights),
     )
 
 
@@ -239,27 +210,6 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from _all_nodes(attribute.g)
 
 
-def _inner_values(graph: onnx.ModelProto, path: Path, feed: Mapping[str, Array]) -> list[Array]:
-    """Compute a sample of the values inside a graph, by a run in which they are outputs."""
-    ends = {value.name for value in (*graph.graph.output, *graph.graph.input)}
-    inferred = onnx.shape_inference.infer_shapes(graph, strict_mode=False)
-    typed = {value.name: value for value in inferred.graph.value_info if value.name not in ends}
-    inner = [name for node in graph.graph.node for name in node.output if name in typed]
-    sample = inner[:: -(-len(inner) // _MAX_VALUES)] if inner else []
-    probe = onnx.ModelProto()
-    probe.CopyFrom(graph)
-    probe.graph.output.extend(typed[name] for name in sample)
-    # The copy lies beside the graph, so that it reads the same weights.
-    with tempfile.NamedTemporaryFile(prefix=".values-", suffix=".onnx", dir=path.parent, delete=False) as file:
-        file.write(probe.SerializeToString())
-    try:
-        with OnnxSession(Path(file.name)) as session:
-            outputs = session.run({name: array[:_MAX_ROWS] for name, array in feed.items()})
-    finally:
-        Path(file.name).unlink()
-    return [outputs[name] for name in sample]
-
-
 def _count_denormals(array: Array) -> int:
     """Count float32 numbers with an exponent of 0 and a fraction that is not 0."""
     bits, count = np.ascontiguousarray(array).reshape(-1).view(np.uint32), 0
@@ -270,44 +220,7 @@ def _count_denormals(array: Array) -> int:
     return count
 
 
-def _tensor_denormals(tensor: onnx.TensorProto, graph: Path) -> int:
-    if not uses_external_data(tensor):
-        return _count_denormals(numpy_helper.to_array(tensor))
-    location = ExternalDataInfo(tensor)
-    file = graph.parent / location.location
-    state = file.stat()
-    return _file_denormals(file, location.offset or 0, location.length or 0, (state.st_mtime_ns, state.st_size))
-
-
 @lru_cache(maxsize=4096)
 def _file_denormals(file: Path, offset: int, length: int, version: tuple[int, int]) -> int:
     """Count denormals of a tensor beside a graph, once per version of the file."""
     return _count_denormals(np.fromfile(file, np.float32, count=length // 4, offset=offset))
-
-
-def _count_saturation(graphs: Sequence[tuple[onnx.ModelProto, Path]]) -> Saturation | None:
-    """Count pairs of 8-bit weights whose sums may exceed 16 bits on CPUs without VNNI.
-
-    Looks at every MatMulInteger with a u8 first operand and a stored s8 weight [K, N]; None without any. Kernels add
-    the products of neighbours in K.
-    """
-    pairs = at_risk = 0
-    for graph, path in graphs:
-        weights = {tensor.name: tensor for tensor in graph.graph.initializer if tensor.data_type == TensorProto.INT8}
-        unsigned = {node.output[0] for node in graph.graph.node if node.op_type == "DynamicQuantizeLinear"}
-        for value in (*graph.graph.value_info, *graph.graph.input):
-            if value.type.tensor_type.elem_type == TensorProto.UINT8:
-                unsigned.add(value.name)
-        for node in graph.graph.node:
-            if node.op_type != "MatMulInteger" or node.input[1] not in weights or node.input[0] not in unsigned:
-                continue
-            weight = numpy_helper.to_array(weights[node.input[1]], base_dir=str(path.parent))
-            even = weight[: len(weight) // 2 * 2]  # the last of an odd K has no neighbour
-            pairs += even.size // 2
-            if not even.size or 2 * _MAX_ACTIVATION * max(int(even.max()), -int(even.min())) <= _INT16_MAX:
-                continue  # 7 bits: no sum of two can exceed 16 bits
-            first, second = even[0::2].astype(np.int32), even[1::2].astype(np.int32)
-            highest = _MAX_ACTIVATION * (np.maximum(first, 0) + np.maximum(second, 0))
-            lowest = _MAX_ACTIVATION * (np.minimum(first, 0) + np.minimum(second, 0))
-            at_risk += int(((highest > _INT16_MAX) | (lowest < _INT16_MIN)).sum())
-    return Saturation(pairs=pairs, at_risk=at_risk) if pairs else None

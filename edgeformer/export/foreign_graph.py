@@ -31,6 +31,11 @@ _RUNTIME_DOMAINS = (
     "", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft", "com.microsoft.nchwc",
 )  # fmt: skip
 """Domains whose operators ONNX Runtime has."""
+_NUMBERS = {
+    "float16", "float32", "float64", "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}  # fmt: skip
+"""Types of numpy that inputs and outputs can have."""
 _MAX_NAME = 1000
 _MAX_LISTED = 6
 
@@ -123,11 +128,7 @@ def read_foreign(path: Path) -> ForeignGraph:
             raise InputError(f"{path}: {kind} {port.name[:40]!r}: such a name cannot be kept in a golden.npz")
         if port.kind != "tensor":
             raise InputError(f"{place} is a {port.kind}; only tensors can be given and compared")
-        try:
-            is_number = np.dtype(port.dtype).kind in "iufb"
-        except TypeError:
-            is_number = False
-        if not is_number:
+        if port.dtype not in _NUMBERS:
             remedy = "leave the text to the program around it" if port.dtype == "string" else "cast it in the graph"
             raise InputError(f"{place} holds {port.dtype or 'no known type'}, no numbers; {remedy}")
     return ForeignGraph(path, outline, tuple(weights))
@@ -172,9 +173,8 @@ def shape_text(port: Port) -> str:
 def _require_inputs(flag: str, names: Mapping[str, object], ports: Sequence[Port]) -> None:
     """Raise InputError for a name in a flag that is no input."""
     inputs = [port.name for port in ports]
-    for name in names:
-        if name not in inputs:
-            raise InputError(f"{flag} {name}=…: the graph has no such input; it has {', '.join(inputs)}")
+    if unknown := [name for name in names if name not in inputs]:
+        raise InputError(f"{flag} {unknown[0]}=…: the graph has no such input; it has {', '.join(inputs)}")
 
 
 def find_axes(
@@ -193,65 +193,59 @@ def find_axes(
     _require_inputs("--shape", shapes, ports)
     named_sizes: dict[str, int] = {}  # of an axis name, which other inputs may share
     for port in ports:
-        shape = shapes.get(port.name, ())
-        flag = f"--shape {port.name}={'x'.join(map(str, shape))}"
-        if port.name in shapes and port.shape is not None and len(shape) != len(port.shape):
-            raise InputError(f"{flag}: the input has {len(port.shape)} axes: {shape_text(port)}")
-        for place, (dim, size) in enumerate(zip(port.shape or (), shape, strict=False)):
-            if isinstance(dim, int) and size != dim:
-                raise InputError(f"{flag}: axis {place} is {dim} in the graph: {shape_text(port)}")
+        shape, golden = shapes.get(port.name), golden_shapes.get(port.name)
+        dims: Sequence[Dim] = port.shape if port.shape is not None else shape if shape is not None else golden or ()
+        for source, sizes in ((f"--shape {port.name}=", shape), (f"the given array {port.name!r}: ", golden)):
+            pairs = zip(port.shape or (), sizes or (), strict=False)
+            differs = any(isinstance(dim, int) and dim != size for dim, size in pairs)
+            if sizes is not None and (differs or len(sizes) != len(dims)):
+                raise InputError(f"{source}{'x'.join(map(str, sizes))}: the graph takes {shape_text(port)}")
+        for dim, size in zip(port.shape or (), shape or (), strict=False):
             is_named = isinstance(dim, str) and dim.strip("?") and isinstance(size, int)
             if is_named and named_sizes.setdefault(str(dim), int(size)) != size:
+                flag = f"--shape {port.name}={'x'.join(map(str, shape or ()))}"
                 raise InputError(f"{flag}: {dim!r} is {named_sizes[str(dim)]} in another input")
     axes: dict[str, tuple[Axis, ...]] = {}
-    unknown, flags = [], []
+    unknown, flags = list[str](), list[str]()
     for port in ports:
-        by_place = _axes(port, shapes.get(port.name), golden_shapes.get(port.name), named_sizes)
-        axes[port.name] = tuple(axis for axis in by_place if axis is not None)
-        places = [place for place, axis in enumerate(by_place) if axis is None]
+        shape, golden = shapes.get(port.name), golden_shapes.get(port.name)
+        if port.shape is None and shape is None and golden is None:
+            name = port.name
+            raise InputError(f"input {name!r}: the graph says nothing of its shape; give it: --shape {name}=1x…")
+        dims = port.shape if port.shape is not None else (None,) * len(shape if shape is not None else golden or ())
+        is_text = port.name in TEXT_INPUTS and len(dims) == 2
+        roles: list[Takes | None] = ["batch", "seq"] if is_text else [role_of(dim) for dim in dims]
+        port_axes, places = list[Axis](), list[int]()
+        for place, (dim, role) in enumerate(zip(dims, roles, strict=True)):
+            axis_size: int | str | None = dim if isinstance(dim, int) else named_sizes.get(str(dim))
+            if shape is not None:
+                axis_size = shape[place]
+            golden_size = golden[place] if golden is not None else None
+            takes = _LETTERS[axis_size] if isinstance(axis_size, str) else role
+            if isinstance(axis_size, int):
+                if golden_size not in (None, axis_size):
+                    axis = f"input {port.name!r}: axis {place}"
+                    raise InputError(f"{axis} is {axis_size}, but {golden_size} in the given array")
+                port_axes.append(Axis(size=axis_size, role=role))
+            elif takes is not None:
+                default = GOLDEN_SEQ if takes == "seq" else 1
+                port_axes.append(Axis(size=golden_size or default, takes=takes, role=takes))
+            elif golden_size is not None:
+                port_axes.append(Axis(size=golden_size))
+            else:
+                places.append(place)
+        axes[port.name] = tuple(port_axes)
         if places:
-            dims = port.shape or ()
             axis_names = " and ".join(f"axis {place} ({dims[place] or 'without a name'})" for place in places)
             unknown.append(f"input {port.name!r} {shape_text(port)}: the size of {axis_names} is not known")
             rows = [place for place, dim in enumerate(dims) if role_of(dim) == "batch"] or [0]
-            sizes = [str(d) if isinstance(d, int) else "B" if place in rows else "…" for place, d in enumerate(dims)]
-            flags.append(f"--shape {port.name}={'x'.join(sizes)}")
+            parts = [str(d) if isinstance(d, int) else "B" if place in rows else "…" for place, d in enumerate(dims)]
+            flags.append(f"--shape {port.name}={'x'.join(parts)}")
     if unknown:
         raise InputError(
             f"{'; '.join(unknown)}. Give all sizes: {' '.join(flags)} (B: what --batch sizes, S: what --seq sizes, "
             "… a number)"
         )
-    return axes
-
-
-def _axes(
-    port: Port, shape: Shape | None, golden_shape: Sequence[int] | None, named_sizes: Mapping[str, int]
-) -> list[Axis | None]:
-    """Determine the axes of one input; None where a size is unknown. Raises InputError."""
-    if port.shape is None and shape is None and golden_shape is None:
-        raise InputError(f"input {port.name!r}: the graph says nothing of its shape; give it: --shape {port.name}=1x…")
-    dims = port.shape if port.shape is not None else (None,) * len(shape if shape is not None else golden_shape or ())
-    if golden_shape is not None and len(golden_shape) != len(dims):
-        axes_text = f"{len(dims)} axes ({shape_text(port)})"
-        raise InputError(f"input {port.name!r} has {axes_text}, the given array {len(golden_shape)}")
-    roles: list[Takes | None] = [role_of(dim) for dim in dims]
-    if port.name in TEXT_INPUTS and len(dims) == 2:
-        roles = ["batch", "seq"]
-    axes: list[Axis | None] = []
-    for place, (dim, role) in enumerate(zip(dims, roles, strict=True)):
-        size: int | str | None = shape[place] if shape is not None else dim if isinstance(dim, int) else None
-        if size is None and isinstance(dim, str):
-            size = named_sizes.get(dim)
-        golden_size = golden_shape[place] if golden_shape is not None else None
-        takes = _LETTERS[size] if isinstance(size, str) else role
-        if isinstance(size, int):
-            if golden_size not in (None, size):
-                raise InputError(f"input {port.name!r}: axis {place} is {size}, but {golden_size} in the given array")
-            axes.append(Axis(size=size, role=role))
-        elif takes is not None:
-            axes.append(Axis(size=golden_size or (GOLDEN_SEQ if takes == "seq" else 1), takes=takes, role=takes))
-        else:
-            axes.append(Axis(size=golden_size) if golden_size is not None else None)
     return axes
 
 
@@ -272,15 +266,13 @@ def read_inputs(path: Path, ports: Sequence[Port]) -> dict[str, Array]:
             names = ", ".join(arrays) or "nothing"
             raise DataError(f"{flag}: holds no array {port.name!r}, which the graph takes; it holds {names}")
         array, dtype = arrays[port.name], np.dtype(port.dtype)
-        if array.dtype.kind not in "iufb" or not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise DataError(f"{flag}: {port.name!r} must be {port.dtype}, but is {array.dtype}")
-        converted = array.astype(dtype)
-        if dtype.kind in "iu" and not np.array_equal(converted, array):
-            raise DataError(f"{flag}: {port.name!r} holds numbers that {port.dtype} cannot hold")
+        is_number = array.dtype.kind in "iufb" and np.can_cast(array.dtype, dtype, "same_kind")
+        if not is_number or (dtype.kind in "iu" and not np.array_equal(array.astype(dtype), array)):
+            raise DataError(f"{flag}: {port.name!r} must be {port.dtype}, but its {array.dtype} numbers are not")
         if not array.size:
             raise DataError(f"{flag}: {port.name!r} is empty")
         is_one_call = port.shape is None or array.ndim == len(port.shape)
-        inputs[port.name] = converted[None] if is_one_call else converted
+        inputs[port.name] = array.astype(dtype)[None] if is_one_call else array.astype(dtype)
     if len({len(array) for array in inputs.values()}) > 1:
         counts = ", ".join(f"{name} {len(array)}" for name, array in inputs.items())
         raise DataError(f"{flag}: its arrays are of different numbers of calls: {counts}")
@@ -296,33 +288,23 @@ def plan_ranges(outline: Outline, ranges: Mapping[str, Range]) -> dict[str, Rang
         InputError: an integer input has no range; a range is for no input, or contradicts its type.
     """
     _require_inputs("--range", ranges, outline.inputs)
-    planned: dict[str, Range] = {"attention_mask": (1, 1), "token_type_ids": (0, 0)}
+    assumed: dict[str, Range] = {"attention_mask": (1, 1), "token_type_ids": (0, 0)}
     if (rows := outline.tables.get("input_ids")) is not None:
-        planned["input_ids"] = (0, rows - 1)
-    planned = {port.name: planned[port.name] for port in outline.inputs if port.name in planned} | dict(ranges)
-    missing: list[Port] = []
-    for port in outline.inputs:
-        kind, limits = np.dtype(port.dtype).kind, planned.get(port.name)
-        if limits is None:
-            if kind in "iu":
-                missing.append(port)
-            continue
-        flag = f"--range {port.name}={limits[0]:g}:{limits[1]:g}"
-        if kind == "b" and port.name in ranges:
-            raise InputError(f"{flag}: {port.name!r} holds truth values, which need no range")
-        if kind in "iu":
-            type_ = np.iinfo(port.dtype)
-            if any(number != int(number) for number in limits) or limits[0] < type_.min or limits[1] > type_.max:
-                raise InputError(
-                    f"{flag}: {port.name!r} is {port.dtype}: whole numbers from {type_.min} to {type_.max}"
-                )
-    if missing:
+        assumed["input_ids"] = (0, rows - 1)
+    planned = {port.name: assumed[port.name] for port in outline.inputs if port.name in assumed} | dict(ranges)
+    integers = [port for port in outline.inputs if np.dtype(port.dtype).kind in "iu"]
+    if missing := [port for port in integers if port.name not in planned]:
         names = " and ".join(f"{port.name!r} ({port.dtype})" for port in missing)
         flags = " ".join(f"--range {port.name}=0:…" for port in missing)
         raise InputError(
             f"input {names}: which whole numbers it takes cannot be read from the graph; say it: {flags} (smallest "
             "and largest), or give real inputs with --inputs FILE.npz"
         )
+    for port in integers:
+        limits, type_ = planned[port.name], np.iinfo(port.dtype)
+        if any(number != int(number) for number in limits) or limits[0] < type_.min or limits[1] > type_.max:
+            flag = f"--range {port.name}={limits[0]:g}:{limits[1]:g}"
+            raise InputError(f"{flag}: {port.name!r} is {port.dtype}: whole numbers from {type_.min} to {type_.max}")
     return planned
 
 

@@ -31,6 +31,7 @@ from onnx_ir.passes.common import (
     RemoveUnusedNodesPass,
     ShapeInferencePass,
 )
+from onnx_ir.traversal import RecursiveGraphIterator
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -159,48 +160,28 @@ def convert_to_fp16(model: onnx_ir.Model, max_abs: MaxAbs) -> onnx_ir.Model:
     """
     converted = lifted(model)
     ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(converted)
-    _fill_types(converted.graph)
+    # It leaves types open inside subgraphs, and behind operators of ONNX Runtime.
+    for node in RecursiveGraphIterator(converted.graph):
+        operands = [value for value in node.inputs[node.op_type == "Where" :] if value is not None]
+        if node.domain or not node.outputs or node.outputs[0].dtype is not None or not operands:
+            continue
+        dtype: onnx_ir.DataType | None = None
+        if node.op_type == "Cast":
+            dtype = onnx_ir.DataType(node.attributes.get_int("to", 1))
+        elif node.op_type.startswith("Reduce") or node.op_type in _TYPE_OF_FIRST_OPERAND:
+            dtype = operands[0].dtype
+        if dtype is not None:
+            for value in node.outputs:
+                value.dtype = dtype
     conversion = _Conversion(converted.graph, max_abs)
     for value in converted.graph.initializers.values():
         if np.abs(_float_numbers(value)).max(initial=0) > FP16_MAX:
             conversion.out_of_range.add(value)
-    conversion.convert_graph(converted.graph)
-    if not conversion.count:
+    is_converted = [conversion.convert(node) for node in list(RecursiveGraphIterator(converted.graph))]
+    if not any(is_converted):
         raise EdgeformerError("FP16: nothing in it can compute in FP16: it has no product, sum or move of FP32 numbers")
     RemoveUnusedNodesPass()(converted)
     return converted
-
-
-def _fill_types(graph: onnx_ir.Graph) -> None:
-    """Fill in types that shape inference leaves open: inside subgraphs, and behind operators of ONNX Runtime."""
-    for node in graph:
-        subgraphs = _subgraphs(node)
-        for subgraph in subgraphs:
-            _fill_types(subgraph)
-        if node.domain or not node.outputs or node.outputs[0].dtype is not None:
-            continue
-        types: dict[onnx_ir.Value, onnx_ir.DataType | None] = {}
-        operands = [value for value in node.inputs[node.op_type == "Where" :] if value is not None]
-        if (node.op_type in _TYPE_OF_FIRST_OPERAND or node.op_type.startswith("Reduce")) and operands:
-            types = dict.fromkeys(node.outputs, operands[0].dtype)
-        elif node.op_type == "Cast":
-            types = {node.outputs[0]: onnx_ir.DataType(node.attributes.get_int("to", 1))}
-        elif node.op_type == "If":
-            pairs = zip(node.outputs, subgraphs[0].outputs, strict=True)
-            types = {output: inner.dtype for output, inner in pairs}
-        for value, dtype in types.items():
-            if dtype is not None:
-                value.dtype = dtype
-
-
-def _subgraphs(node: onnx_ir.Node) -> list[onnx_ir.Graph]:
-    graphs: list[onnx_ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == onnx_ir.AttributeType.GRAPH:
-            graphs.append(attribute.as_graph())
-        elif attribute.type == onnx_ir.AttributeType.GRAPHS:
-            graphs += attribute.as_graphs()
-    return graphs
 
 
 @dataclass
@@ -211,32 +192,23 @@ class _Conversion:
         main: the outermost graph.
         halves: FP32 value → its FP16 copy.
         out_of_range: values that hold numbers beyond FP16's range.
-        count: converted nodes.
     """
 
     main: onnx_ir.Graph
     max_abs: MaxAbs
     halves: dict[onnx_ir.Value, onnx_ir.Value] = field(default_factory=dict)
     out_of_range: set[onnx_ir.Value] = field(default_factory=set)
-    count: int = 0
 
-    def convert_graph(self, graph: onnx_ir.Graph) -> None:
-        """Convert the nodes of a graph in execution order, those of its subgraphs with them."""
-        for node in list(graph):
-            for subgraph in _subgraphs(node):
-                self.convert_graph(subgraph)
-            operands = [value for value in node.inputs if value is not None]
-            if node.op_type not in _BOUNDED_RESULT and self.out_of_range.intersection(operands):
-                self.out_of_range.update(node.outputs)
-            if self._is_safe(node):
-                self._convert_node(graph, node)
-
-    def _is_safe(self, node: onnx_ir.Node) -> bool:
-        if node.domain not in ("", "ai.onnx") or node.op_type not in _SAFE_OPERATORS:
-            return False
+    def convert(self, node: onnx_ir.Node) -> bool:
+        """Replace a node by one that computes in FP16, if that is safe; its consumers may go on reading FP32."""
         operands = [value for value in node.inputs if value is not None and value.dtype == _FLOAT]
         results = [value for value in node.outputs if value.dtype == _FLOAT]
-        if not operands or not results or self.out_of_range.intersection((*operands, *results)):
+        if node.op_type not in _BOUNDED_RESULT and self.out_of_range.intersection(node.inputs):
+            self.out_of_range.update(node.outputs)
+        is_safe = node.domain in ("", "ai.onnx") and node.op_type in _SAFE_OPERATORS and bool(operands and results)
+        if not is_safe or self.out_of_range.intersection((*operands, *results)):
+            return False
+        if any(self.max_abs.get(str(value.name), 0.0) > SAFE_ACTIVATION for value in (*operands, *results)):
             return False
         if node.op_type == "Div" and not (node.inputs[1] is not None and node.inputs[1].is_initializer()):
             return False
@@ -244,17 +216,13 @@ class _Conversion:
             numbers = _float_numbers(value)
             if numbers.size <= _SMALL_CONSTANT and ((numbers != 0) & (np.abs(numbers) < FP16_MIN_NORMAL)).any():
                 return False
-        return all(self.max_abs.get(str(value.name), 0.0) <= SAFE_ACTIVATION for value in (*operands, *results))
-
-    def _convert_node(self, graph: onnx_ir.Graph, node: onnx_ir.Node) -> None:
-        """Replace a node by one that computes in FP16; its consumers may go on reading FP32, from a cast."""
         inputs = [self._half(value) if value is not None and value.dtype == _FLOAT else value for value in node.inputs]
         half_node = onnx_ir.Node(
             node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs),
             name=node.name,
         )  # fmt: skip
         casts: list[onnx_ir.Node] = []
-        results: list[onnx_ir.Value] = []
+        new_results: list[onnx_ir.Value] = []
         for old, half in zip(node.outputs, half_node.outputs, strict=True):
             result = half
             if old.dtype == _FLOAT:
@@ -262,9 +230,11 @@ class _Conversion:
                 result = casts[-1].outputs[0]
                 half.name, half.shape, half.dtype = f"{old.name}_half", old.shape, _HALF
                 self.halves[result] = half
-            results.append(result)
-        onnx_ir.convenience.replace_nodes_and_values(graph, node, [node], [half_node, *casts], node.outputs, results)
-        self.count += 1
+            new_results.append(result)
+        assert node.graph is not None
+        new_nodes = [half_node, *casts]
+        onnx_ir.convenience.replace_nodes_and_values(node.graph, node, [node], new_nodes, node.outputs, new_results)
+        return True
 
     def _half(self, value: onnx_ir.Value) -> onnx_ir.Value:
         """Return the FP16 copy of a value: a stored one of a weight, whose FP32 consumers read a cast of it."""

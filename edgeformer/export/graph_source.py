@@ -28,7 +28,7 @@ from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.judging import Baseline, Judge, Reference, describe_converted
 from edgeformer.export.previous import PreviousBundle, Requested, link, own_files
 from edgeformer.export.quantize import quantize_int4, quantize_int8, quantized_nodes
-from edgeformer.export.variants import ExportOptions, Variant
+from edgeformer.export.variants import ExportOptions, Variant, requested_variants
 from edgeformer.runtimes import BuildJob
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.runtime import Target
@@ -95,8 +95,7 @@ class GraphSource:
 
     def previous(self, targets: Sequence[Target]) -> PreviousBundle:
         """Look at the artifacts that were made of the graph before."""
-        requested = Requested(self.options, (), targets, self.base[0].precision)
-        return PreviousBundle.of_imported(self.bundle, requested)
+        return PreviousBundle.of(self.folder, Requested(self.options, (), targets, self.base[0].precision), None)
 
     def begin(self, new: Path) -> None:
         """Bring everything but older conversions into the new folder.
@@ -129,55 +128,47 @@ class GraphSource:
             max_positions=bundle.manifest.max_positions,
             rejection_hint=_RANDOM_HINT if is_random else "",
         )
-        return Judge(folder, reference, Variant(entry.precision), self._validation, baseline)
+        return Judge(folder, reference, Variant(entry.precision), self._validation, baseline, sets_baseline=False)
 
     def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:
         """Convert the graph to every requested precision, and judge each one."""
-        options = self.options
-        conversions: tuple[tuple[Precision, bool], ...] = (
-            ("fp16", options.fp16), ("int8", options.int8), ("int4", options.int4)
-        )  # fmt: skip
-        for precision, is_requested in conversions:
-            if is_requested:
-                yield self._make_graph(folder, precision)
-        if options.fp16:
+        base = self.base[0]
+        for variant in requested_variants(self.options)[1:]:
+            precision, name = variant.precision, variant.precision.upper()
+            entry = ArtifactManifest(
+                id=variant.id(), file=variant.file("model"), format=ONNX, precision=precision, status="rejected",
+                inputs=base.inputs, outputs=base.outputs,
+            )  # fmt: skip
+            path = folder / variant.file("model")
+            try:
+                if clash := {variant.file("model"), variant.weights} & self.names:
+                    raise EdgeformerError(
+                        f"{name}: the imported graph keeps its weights in {min(clash)}, the file of this conversion; "
+                        "save the graph with another name of its weights, and import it again"
+                    )
+                with bar(self.progress, f"Making the {name} graph", None):
+                    model = self._convert(folder, precision)
+                    has_shared = base.weights_file is not None
+                    with weights_file(folder / variant.weights) if has_shared else nullcontext() as shared:
+                        size_bytes = write_graph(model, path, shared)
+                fields = describe_converted(path, size_bytes, self.unique_parameters)
+                if has_shared:
+                    fields["weights_file"] = variant.weights
+                with OnnxSession(path) as session:
+                    measured = self.judge(folder, entry).measure(session, 0)
+                fields |= {**measured, "reason": measured["reason"] or fields.get("reason")}
+            except EdgeformerError as error:
+                fields = {"reason": str(error)}
+            except (OSError, MemoryError):
+                raise
+            except Exception as error:  # converters raise any type for graphs that they were never tested with
+                message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                fields = {"reason": f"{name}: cannot be made: {message}"}
+            yield entry.model_copy(update={**fields, "status": "rejected" if fields["reason"] else "built"})
+        if self.options.fp16:
             self.notes.append(_FP16_NOTE)
-        if options.int8 and self.base[0].validation is None:
+        if self.options.int8 and base.validation is None:
             self.notes.append(_INT8_NOTE)
-
-    def _make_graph(self, folder: Path, precision: Precision) -> ArtifactManifest:
-        """Convert, write and judge the graph of one precision."""
-        base, variant = self.base[0], Variant(precision)
-        entry = ArtifactManifest(
-            id=variant.id(), file=variant.file("model"), format=ONNX, precision=precision, status="rejected",
-            inputs=base.inputs, outputs=base.outputs,
-        )  # fmt: skip
-        path = folder / variant.file("model")
-        try:
-            if clash := {variant.file("model"), variant.weights} & self.names:
-                raise EdgeformerError(
-                    f"{precision.upper()}: the imported graph keeps its weights in {min(clash)}, the file of this "
-                    "conversion; save the graph with another name of its weights, and import it again"
-                )
-            with bar(self.progress, f"Making the {precision.upper()} graph", None):
-                model = self._convert(folder, precision)
-                has_shared = base.weights_file is not None
-                with weights_file(folder / variant.weights) if has_shared else nullcontext() as shared:
-                    size_bytes = write_graph(model, path, shared)
-            fields = describe_converted(path, size_bytes, self.unique_parameters)
-            if has_shared:
-                fields["weights_file"] = variant.weights
-            with OnnxSession(path) as session:
-                measured = self.judge(folder, entry).measure(session, 0)
-            fields |= {**measured, "reason": measured["reason"] or fields.get("reason")}
-        except EdgeformerError as error:
-            fields = {"reason": str(error)}
-        except (OSError, MemoryError):
-            raise
-        except Exception as error:  # converters raise any type for graphs that they were never tested with
-            message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            fields = {"reason": f"{precision.upper()}: cannot be made: {message}"}
-        return entry.model_copy(update={**fields, "status": "rejected" if fields["reason"] else "built"})
 
     def _convert(self, folder: Path, precision: Precision) -> onnx_ir.Model:
         """Convert the graph in ``folder``. Raises EdgeformerError if nothing in it can have this precision."""

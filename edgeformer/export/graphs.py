@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import onnx
 import onnx_ir
 
-from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import replacing
 from edgeformer.export.variants import Variant
 from edgeformer.models.tracing import Graphs, extract_outputs
@@ -97,51 +96,34 @@ class Written:
         exits: loop → file of the graph up to it.
         steps: part → file.
         size_bytes: file → size, shared weights included.
-        rewritten_sizes: older graph that was written again, because it shares its weights → size.
     """
 
     exits: dict[int, str]
     steps: dict[str, str]
     decode: str | None
     size_bytes: dict[str, int]
-    rewritten_sizes: dict[str, int] = field(default_factory=dict)
 
 
 @contextmanager
-def write_graphs(
-    bundle: Path, variant: Variant, graphs: Graphs, exits: Sequence[int], kept: Mapping[str, Path]
-) -> Iterator[Written]:
+def write_graphs(bundle: Path, variant: Variant, graphs: Graphs, exits: Sequence[int]) -> Iterator[Written]:
     """Write the graphs of ``exits`` (the first one is the full graph), steps and decode.
-
-    Args:
-        kept: older graphs of the variant that stay, name in the bundle → current path. Where graphs share weights
-            they are written again, because the offsets of their weights change.
 
     While the context lasts, :func:`probe_path` exists: a graph with the states after every loop as outputs.
     """
     files = {exit_: variant.file("model" if exit_ == exits[0] else f"model_exit{exit_}") for exit_ in exits}
     steps = {part: variant.file(f"step_{part}") for part in graphs.steps}
     decode = variant.file("decode") if graphs.decode is not None else None
-    new = {file: extract_outputs(graphs.exits, {exit_logits(exit_): "logits"}) for exit_, file in files.items()}
-    new |= {file: graphs.steps[part] for part, file in steps.items()}
+    models = {file: extract_outputs(graphs.exits, {exit_logits(exit_): "logits"}) for exit_, file in files.items()}
+    models |= {file: graphs.steps[part] for part, file in steps.items()}
     if decode is not None and graphs.decode is not None:
-        new[decode] = graphs.decode
-    rewritten: dict[str, onnx_ir.Model] = {}
-    for file, path in kept.items() if graphs.shared_weights else ():
-        if file not in new:
-            rewritten[file] = onnx_ir.load(path)
-            tensors = [value.const_value for value in rewritten[file].graph.initializers.values()]
-            locations = {str(tensor.location) for tensor in tensors if isinstance(tensor, onnx_ir.ExternalTensor)}
-            if other := locations - {Path(variant.weights).name}:
-                raise ArtifactError(f"{path}: names {min(other)!r} as its weights, not {variant.weights}")
+        models[decode] = graphs.decode
     states = [value.name for value in graphs.exits.graph.outputs if value.name and value.name.startswith("state_")]
     probe = extract_outputs(graphs.exits, {name: name for name in states})
     with weights_file(bundle / variant.weights) if graphs.shared_weights else nullcontext() as weights:
-        sizes = {file: write_graph(graph, bundle / file, weights) for file, graph in new.items()}
-        rewritten_sizes = {file: write_graph(graph, bundle / file, weights) for file, graph in rewritten.items()}
+        sizes = {file: write_graph(model, bundle / file, weights) for file, model in models.items()}
         write_graph(probe, probe_path(bundle, variant), weights)
     try:
-        yield Written(files, steps, decode, sizes, rewritten_sizes)
+        yield Written(files, steps, decode, sizes)
     finally:
         probe_path(bundle, variant).unlink(missing_ok=True)
 

@@ -145,10 +145,8 @@ def _check_classifier(graph: ForeignGraph, options: OnnxImportOptions) -> TextRe
     if options.tokenizer is None or len(options.labels) < 2:
         raise InputError("--tokenizer and --labels belong together, and there must be two labels or more")
     flag, count = f"--labels {','.join(options.labels)}", len(options.labels)
-    if not all(label.strip() for label in options.labels):
-        raise InputError(f"{flag}: has a class without a name; name all {count}")
-    if len(set(options.labels)) != count:
-        raise InputError(f"{flag}: gives a name twice; needs {count} different names")
+    if len({label for label in options.labels if label.strip()}) != count:
+        raise InputError(f"{flag}: needs {count} different names, none of them empty")
     if options.inputs is not None or options.ranges or options.shapes:
         raise InputError("--inputs, --range and --shape are for graphs without a tokenizer")
     outline = graph.outline
@@ -182,14 +180,10 @@ def _answer_texts(job: _Import, tokens: TextReader) -> _Answers:
         parts=parts, split="imported", labels=options.labels, cleaning="none", max_length=options.max_length
     )
     shutil.copyfile(str(options.tokenizer), job.folder / TOKENIZER_FILE)
-    config: dict[str, object] = {
-        "vocab_size": tokens.vocabulary,
-        "id2label": {str(number): label for number, label in enumerate(data.labels)},
-        "label2id": {label: number for number, label in enumerate(data.labels)},
-        "max_length": data.max_length,
-        "pad_token_id": tokens.pad,
-    }
-    write_json(job.folder / CONFIG_FILE, config)
+    labels = dict(enumerate(data.labels))
+    id2label, label2id = {str(number): name for number, name in labels.items()}, {n: i for i, n in labels.items()}
+    config = {"vocab_size": tokens.vocabulary, "id2label": id2label, "label2id": label2id}
+    write_json(job.folder / CONFIG_FILE, {**config, "max_length": data.max_length, "pad_token_id": tokens.pad})
     reader = task.reader(job.folder / TOKENIZER_FILE, data, tokens.vocabulary)
     random = np.random.default_rng(options.seed)
     rows: Any = task.read_file(data, reader, options.data) if options.data is not None else None
@@ -221,13 +215,8 @@ def _answer_texts(job: _Import, tokens: TextReader) -> _Answers:
                 calls = (task.batch(rows, numbers, reader.pad) for numbers in batches)
                 score_batches(session.run, calls, meter, warm_up=False, advance=job.progress.advance)
             validation = meter.score()
-    facts = {
-        "data": data,
-        "labels": options.labels,
-        "max_length": options.max_length,
-        "pad_id": reader.pad,
-        "notes": (f"golden inputs: {origin}",),
-    }
+    facts = {"data": data, "labels": options.labels, "max_length": options.max_length, "pad_id": reader.pad}
+    facts["notes"] = (f"golden inputs: {origin}",)
     return _Answers(task, {**arrays, "logits": logits}, facts, task.golden_score(0, logits, arrays), validation)
 
 
@@ -328,39 +317,35 @@ def import_onnx(
     with lock_path(folder):
         remove_leftovers(folder)
         with replacing_folder(folder) as new:
-            job = _Import(graph, new, options, progress, _copy_graph(graph, new))
+            target, outline, versions = new / GRAPH, graph.outline, library_versions()
+            weights = [target.parent / location for location in graph.weights]  # they keep their names relative to it
+            if target in weights:
+                raise InputError(f"{path}: its weights are in {target.name}, the name of the graph in a bundle; rename")
+            for source, copy in ((path, target), *zip(graph.weight_paths, weights, strict=True)):
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, copy)
+            entry = ArtifactManifest(
+                id=f"{ONNX}-{graph.precision}",
+                file=GRAPH,
+                format=ONNX,
+                precision=graph.precision,
+                status="built",
+                weights_file=weights[0].relative_to(new).as_posix() if len(weights) == 1 else None,
+                size_bytes=sum(file.stat().st_size for file in (target, *weights)),
+                sha256=sha256_of(target),
+                inputs={port.name: shape_text(port) for port in outline.inputs},
+                outputs={port.name: shape_text(port) for port in outline.outputs},
+                opset=outline.opsets.get(""),
+                sharing=Sharing(
+                    unique_parameters=outline.parameters,
+                    stored_parameters=outline.parameters,
+                    weight_bytes=outline.weight_bytes,
+                ),
+                built_with={name: versions[name] for name in ("onnxruntime", "numpy") if name in versions},
+            )
+            job = _Import(graph, new, options, progress, entry)
             with bar(progress, f"Running {path.name} for its golden answers", None, "calls"):
                 return _write_manifest(job, answer(job))
-
-
-def _copy_graph(graph: ForeignGraph, folder: Path) -> ArtifactManifest:
-    """Copy the graph and its weights, which keep their names relative to it, and describe it."""
-    target, outline, versions = folder / GRAPH, graph.outline, library_versions()
-    weights = [target.parent / location for location in graph.weights]
-    if target in weights:
-        raise InputError(f"{graph.path}: its weights are in {target.name}, the name of the graph in a bundle; rename")
-    for source, copy in ((graph.path, target), *zip(graph.weight_paths, weights, strict=True)):
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, copy)
-    return ArtifactManifest(
-        id=f"{ONNX}-{graph.precision}",
-        file=GRAPH,
-        format=ONNX,
-        precision=graph.precision,
-        status="built",
-        weights_file=weights[0].relative_to(folder).as_posix() if len(weights) == 1 else None,
-        size_bytes=sum(path.stat().st_size for path in (target, *weights)),
-        sha256=sha256_of(target),
-        inputs={port.name: shape_text(port) for port in outline.inputs},
-        outputs={port.name: shape_text(port) for port in outline.outputs},
-        opset=outline.opsets.get(""),
-        sharing=Sharing(
-            unique_parameters=outline.parameters,
-            stored_parameters=outline.parameters,
-            weight_bytes=outline.weight_bytes,
-        ),
-        built_with={name: versions[name] for name in ("onnxruntime", "numpy") if name in versions},
-    )
 
 
 def _write_manifest(job: _Import, answers: _Answers) -> BundleManifest:

@@ -42,7 +42,6 @@ from edgeformer.data.tokenization import fingerprint, load_language_tokenizer, t
 from edgeformer.models import load_recipe, model_spec_of, recipe_type
 from edgeformer.models.adapter import BuildTarget, ModelAdapter, count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.adapter import build_crt, probe_causality
 from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config
 from edgeformer.models.pretrained import MODEL
@@ -53,7 +52,6 @@ from edgeformer.runtimes.torch.session import TorchSession
 from edgeformer.system.host import code_version, describe_host, now
 from edgeformer.system.leftovers import new_folder
 from edgeformer.tasks import Task, TextReader, get_task
-from edgeformer.tasks.language_modeling import LanguageRecipe
 from edgeformer.tasks.scoring import answer_rows
 
 
@@ -218,16 +216,13 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
 def _labels(source: Source, requested: tuple[str, ...] | None) -> tuple[str, ...]:
     """Return the names of the classes. Raises InputError."""
     default = source.labels or ("LABEL_0", "LABEL_1")  # the default of transformers
-    labels, place = requested or default, f"{source.folder / CONFIG_FILE}: id2label"
-    if blank := [label for label in labels if not label.strip()]:
-        flag = "--labels" if requested is not None else place
-        raise InputError(f"{flag}: has a class without a name ({blank[0]!r}); name all {len(default)}")
-    is_unique = len(set(labels)) == len(labels)
-    if requested is None and not is_unique:
-        raise InputError(f"{place} gives a name twice: {', '.join(default)[:200]}; give others with --labels")
-    if requested is not None and (len(requested) != len(default) or not is_unique):
-        needed = f"needs {len(default)} different names, for {', '.join(default)}"
-        raise InputError(f"--labels {','.join(requested)}: {needed}")
+    labels, listed = requested or default, ", ".join(default)[:200]
+    if len(labels) != len(default) or len({label for label in labels if label.strip()}) != len(labels):
+        place = f"{source.folder / CONFIG_FILE}: id2label" if requested is None else f"--labels {','.join(requested)}"
+        raise InputError(
+            f"{place}: {len(default)} different names are needed for {listed}, none of them empty; name them with "
+            "--labels"
+        )
     return labels
 
 
@@ -241,14 +236,12 @@ def _encoder_notes(source: Source, options: HfOptions, labels: Sequence[str] | N
     if labels is None and options.pooling is None and source.pooling is None:
         notes.append("it does not say how a text becomes one vector: the mean of its tokens' (--pooling)")
     path = source.folder / "config_sentence_transformers.json"
-    if labels is None and path.is_file():
-        content = read_object(path)
-        try:
-            default = content.get("default_prompt_name")
-            prompt = str(content["prompts"][default]) if default else ""
-        except (KeyError, TypeError) as error:
-            raise ArtifactError(f"{path}: damaged: {error}; copy it again") from None
-        if prompt:
+    content = read_object(path) if labels is None and path.is_file() else {}
+    if default := content.get("default_prompt_name"):
+        prompts = content.get("prompts")
+        if not isinstance(prompts, dict) or default not in prompts:
+            raise ArtifactError(f"{path}: damaged: has no prompt {default!r}; copy it again")
+        if prompt := str(prompts[default]):
             notes.append(
                 f"sentence-transformers puts {prompt!r} in front of every text; here texts are taken as they are"
             )
@@ -360,7 +353,26 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     model = build_crt(config)
     model.load_state_dict(convert_weights(weights, config, str(path)))
     model.eval()
-    recipe, notes = _crt_recipe(path, config, options)
+    published = load_recipe(_PUBLISHED_RECIPE).model_dump()
+    length = min(published["data"]["sequence_length"], config.max_positions)
+    data, notes = TextConfig.model_validate({**published["data"], "sequence_length": length}), list[str]()
+    if options.data is not None:
+        data, notes = local_text_parts(data, options.data)
+    source: FileTokenizer | HubTokenizer = HubTokenizer(kind="hub", name="gpt2")
+    if options.tokenizer is not None:
+        source = FileTokenizer(kind="file", path=str(options.tokenizer.resolve()))
+    if not config.exits:
+        published["training"]["exit_weight"] = 0.0
+    document = {
+        **published,
+        "name": _NAME,
+        "description": f"CRT-Deep, imported from {path.name}; looks ahead, so its perplexity means nothing",
+        "allow_leak": False,
+        "data": data.model_dump(),
+        "tokenizer": source.model_dump(),
+        "model": config.model_dump(),
+    }
+    recipe = recipe_type(published["task"], config.kind).model_validate(document)
     for note in notes:
         progress.message(note)
     tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
@@ -392,31 +404,6 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     )
 
 
-def _crt_recipe(path: Path, config: CRTConfig, options: ImportOptions) -> tuple[LanguageRecipe, list[str]]:
-    """Return the published recipe with this model, and notes. Raises DataError."""
-    published = load_recipe(_PUBLISHED_RECIPE).model_dump()
-    length = min(published["data"]["sequence_length"], config.max_positions)
-    data, notes = TextConfig.model_validate({**published["data"], "sequence_length": length}), list[str]()
-    if options.data is not None:
-        data, notes = local_text_parts(data, options.data)
-    tokenizer: FileTokenizer | HubTokenizer = HubTokenizer(kind="hub", name="gpt2")
-    if options.tokenizer is not None:
-        tokenizer = FileTokenizer(kind="file", path=str(options.tokenizer.resolve()))
-    if not config.exits:
-        published["training"]["exit_weight"] = 0.0
-    document = {
-        **published,
-        "name": _NAME,
-        "description": f"CRT-Deep, imported from {path.name}; looks ahead, so its perplexity means nothing",
-        "allow_leak": False,
-        "data": data.model_dump(),
-        "tokenizer": tokenizer.model_dump(),
-        "model": config.model_dump(),
-    }
-    recipe: LanguageRecipe = recipe_type(published["task"], config.kind).model_validate(document)
-    return recipe, notes
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read name → tensor of a torch checkpoint or a ``.safetensors`` file, on the CPU. Raises ArtifactError."""
     if not path.is_file():
@@ -443,9 +430,29 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _unpickle(path: Path) -> Any:
-    """Read a checkpoint with torch's restricted reader, after :func:`_check_checkpoint`. Raises ArtifactError."""
+    """Read a checkpoint with torch's restricted reader. Raises ArtifactError.
+
+    A file that torch would unpack, or allocate memory for, without limit, is refused before.
+    """
+    size, problem = path.stat().st_size, ""
+    pickle_bytes = size  # of torch before 1.6: numbers and objects are one stream
     try:
-        _check_checkpoint(path)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                members = archive.infolist()
+            is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+            if is_packed or sum(member.file_size for member in members) > size:
+                problem = "is a packed archive; torch stores checkpoints unpacked"
+            pickle_bytes = max((m.file_size for m in members if m.filename.endswith(".pkl")), default=0)
+        if not problem and pickle_bytes > MAX_PICKLE_BYTES:
+            problem = f"holds {pickle_bytes >> 20} MiB of Python objects, or was saved by torch before 1.6 (2020)"
+        elif not problem and size:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                if content.find(b"bytearray") >= 0:  # torch allows bytearray(10**11), a dozen bytes in a pickle
+                    problem = "holds Python objects (bytearray), not only tensors"
+        if problem:
+            remedy = "load it where you trust it, and save it again: torch.save(model.state_dict(), PATH)"
+            raise ArtifactError(f"{path}: {problem}; {remedy}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the unpickler's; the error below says the same
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -462,27 +469,3 @@ def _unpickle(path: Path) -> Any:
             ) from None
         first_line = message.splitlines()[0]
         raise ArtifactError(f"{path}: is no torch checkpoint, or a damaged one: {first_line}; copy it again") from None
-
-
-def _check_checkpoint(path: Path) -> None:
-    """Raise ArtifactError for a file that torch would unpack, or allocate memory for, without limit."""
-    remedy = "load it where you trust it, and save it again: torch.save(model.state_dict(), PATH)"
-    size = path.stat().st_size
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-        is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
-        if is_packed or sum(member.file_size for member in members) > size:
-            raise ArtifactError(f"{path}: is a packed archive; torch stores checkpoints unpacked; {remedy}")
-        pickle_bytes = max((m.file_size for m in members if m.filename.endswith(".pkl")), default=0)
-    else:
-        pickle_bytes = size  # of torch before 1.6: numbers and objects are one stream
-    if pickle_bytes > MAX_PICKLE_BYTES:
-        raise ArtifactError(
-            f"{path}: holds {pickle_bytes >> 20} MiB of Python objects, or was saved by torch before 1.6 (2020); "
-            f"{remedy}"
-        )
-    if size:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if content.find(b"bytearray") >= 0:  # torch allows bytearray(10**11), a dozen bytes in a pickle
-                raise ArtifactError(f"{path}: holds Python objects (bytearray), not only tensors; {remedy}")

@@ -31,13 +31,11 @@ from edgeformer.artifacts.manifest import (
     Sharing,
     Vocabulary,
 )
-from edgeformer.artifacts.onnx_outline import read_outline
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
 from edgeformer.export.audit import (
     audit_portability,
     audit_sharing,
-    count_quantization_numbers,
     describe_io,
     float32_operators,
     stored_twice,
@@ -164,13 +162,15 @@ class Exportable(Reference):
 
 @dataclass(frozen=True)
 class Judge:
-    """Measures artifacts of one variant against a reference.
+    """Measures artifacts of one variant against a reference: the graphs of a run (:meth:`judge_all`), and engines.
 
     Attributes:
         folder: of the new bundle.
         validation: scores a session on labelled data; None: there is none.
         baseline: FP32's scores per exit, filled in when FP32 is judged; later artifacts are compared with it.
+        sets_baseline: whether FP32's scores become the baseline; that of an imported graph is its own entry.
         max_activation: largest absolute activation of the FP32 model on the golden inputs, for FP16's range.
+        vocabulary: what trimming did.
     """
 
     folder: Path
@@ -178,9 +178,9 @@ class Judge:
     variant: Variant
     validation: Validation | None
     baseline: Baseline
+    sets_baseline: bool = True
     max_activation: float = 0.0
-    sets_baseline = False
-    """Whether FP32's scores become the baseline; that of an imported graph is its own entry."""
+    vocabulary: Vocabulary | None = None
 
     def measure(
         self, session: Session, exit_: int, max_rows: int | None = None, *, validate: bool = True
@@ -195,36 +195,43 @@ class Judge:
         run = split_calls(session.run, max_rows) if validate else None
         return self.compare(exit_, outputs, run, session.provider)
 
-    def compare(self, exit_: int, outputs: Any, run: Run | None, provider: str) -> dict[str, Any]:
-        """Compare outputs on the golden inputs with the reference; see :meth:`measure`. ``run``: to be validated."""
+    def compare(
+        self, exit_: int, outputs: Any, run: Run | None, provider: str, positions: Positions = None
+    ) -> dict[str, Any]:
+        """Compare outputs on the golden inputs with the reference; see :meth:`measure`.
+
+        Args:
+            run: scored on the validation data; None: not.
+            positions: rows or tokens of the outputs, whose score is compared with the reference's own; None: all.
+        """
         precision, task = self.variant.precision, self.reference.task
-        parity = self.reference.parity(exit_, outputs, precision, provider)
-        reason = self.tolerance_problem(parity)
+        reference: Any = self.reference
+        parity = reference.parity(exit_, outputs, precision, provider, positions)
+        reason = out_of_tolerance(parity)
+        if reason is not None:
+            reason += reference.rejection_hint
+        elif precision == "fp16" and self.max_activation > FP16_MAX:
+            reached = f"an activation reaches {self.max_activation:.3g} on real inputs"
+            reason = f"{reached}; FP16 ends at {FP16_MAX:.0f} (overflow)"
         if parity.max_abs_error is None:  # no score can be computed from NaN
             return {"parity": parity, "reason": reason}
-        golden = self.reference.score(exit_, outputs)
+        golden = reference.score(exit_, outputs, positions)
         score = self.validation(run, exit_) if self.validation is not None and run is not None else None
         if score is not None and not isfinite(score.loss):
             return {"parity": parity, "score": golden, "reason": reason or "its loss is not finite on validation text"}
-        if self.variant == Variant("fp32") and self.sets_baseline:
+        baseline = self.baseline.get(exit_)  # a rejected FP32 graph may have no score
+        if positions is not None:
+            logits = reference.references[exit_][positions]
+            baseline = (reference.score(exit_, logits, positions), None) if precision != "fp32" else None
+        elif self.variant == Variant("fp32") and self.sets_baseline:
             self.baseline.setdefault(exit_, (golden, score))
-        elif reason is None and exit_ in self.baseline:  # a rejected FP32 graph may have no score
-            golden_baseline, validation_baseline = self.baseline[exit_]
-            pair = golden, golden_baseline
-            if score is not None and validation_baseline is not None:
-                pair = score, validation_baseline
+            baseline = None
+        if reason is None and baseline is not None:
+            pair = golden, baseline[0]
+            if score is not None and baseline[1] is not None:
+                pair = score, baseline[1]
             reason = task.lost(*pair, precision, trimmed=self.variant.trimmed)
         return {"parity": parity, "score": golden, "validation": score, "reason": reason}
-
-    def tolerance_problem(self, parity: Parity) -> str | None:
-        """Return why outputs or activations are out of tolerance or of FP16's range, or None."""
-        reason = out_of_tolerance(parity)
-        if reason is not None:
-            return reason + self.reference.rejection_hint
-        if self.variant.precision == "fp16" and self.max_activation > FP16_MAX:
-            reached = f"an activation reaches {self.max_activation:.3g} on real inputs"
-            return f"{reached}; FP16 ends at {FP16_MAX:.0f} (overflow)"
-        return None
 
     def judge_engine(self, entry: ArtifactManifest) -> ArtifactManifest:
         """Add parity and scores to the entry of a builder's artifact that this machine can run, or reject it."""
@@ -275,111 +282,69 @@ class Judge:
             rounded[provider] = Rounded.model_validate(measured)
         return entry.model_copy(update={"rounded": rounded})
 
-
-@dataclass(frozen=True)
-class RunJudge(Judge):
-    """Describes and judges the graphs that were traced from a trained run; ``vocabulary``: what trimming did."""
-
-    reference: Exportable
-    vocabulary: Vocabulary | None = None
-    sets_baseline = True
-
     def judge_all(self, written: Written) -> Iterator[ArtifactManifest]:
-        """Yield every artifact, the full graph first; each runs when the previous one was consumed."""
-        drift, references = None, self.reference.states
-        if len(references) > 1:
-            with OnnxSession(probe_path(self.folder, self.variant)) as session:
-                states = session.run(self.reference.inputs)
-            by_loop = {loop: states[state_name(loop)] for loop in references}
-            drift = measure_drift(by_loop, references, self.variant.precision)
-        for exit_ in written.exits:
-            yield self.judge_graph(written, exit_, drift if exit_ == self.reference.last else None)
-        if written.steps:
-            yield self.judge_steps(written)
-        if written.decode is not None:
-            yield self.judge_decode(written)
+        """Yield every traced artifact of a run, the full graph first; each runs when the previous one was consumed."""
+        reference: Any = self.reference  # Exportable
+        last, states, drift = reference.last, reference.states, None
+        if len(states) > 1:
+            with OnnxSession(probe_path(self.folder, self.variant)) as probe:
+                outputs = probe.run(reference.inputs)
+            drift = measure_drift({loop: outputs[state_name(loop)] for loop in states}, states, self.variant.precision)
+        for exit_, file in written.exits.items():
+            with OnnxSession(self.folder / file) as session:
+                measured = self.measure(session, exit_)
+            name = "" if exit_ == last else f"exit{exit_}"
+            role = {"role": "exit", "exit": exit_} if name else {"role": "full", "drift": drift}
+            yield self._describe(name, {LOOP: file}, written, reference.needed[exit_], {**measured, **role})
+        if written.steps:  # embed, loop and readouts, run in turn through all loops
+            with StepSession({part: self.folder / file for part, file in written.steps.items()}, len(states)) as steps:
+                measured = self.measure(steps, last, validate=False)
+            fields = {**measured, "role": "step", "parts": written.steps}
+            yield self._describe("step", written.steps, written, reference.parameters, fields)
+        if written.decode is not None:  # half of every golden window in one call, then token by token
+            ids = reference.inputs["input_ids"]
+            half = ids.shape[1] // 2
+            with OnnxSession(self.folder / written.decode) as session:
+                logits, provider = decode_windows(session, ids, half), session.provider
+            # Flat positions of the answered tokens: of every window the second half, and the token before it.
+            positions = np.arange(ids.size).reshape(ids.shape)[:, half - 1 :].reshape(-1)
+            measured = self.compare(last, logits.reshape(-1, logits.shape[-1]), None, provider, positions)
+            fields = {**measured, "role": "decode"}
+            yield self._describe("decode", {LOOP: written.decode}, written, reference.needed[last], fields)
 
-    def judge_graph(self, written: Written, exit_: int, drift: Drift | None) -> ArtifactManifest:
-        """Judge the full graph, or the one up to an exit."""
-        is_full = exit_ == self.reference.last
-        file = written.exits[exit_]
-        with OnnxSession(self.folder / file) as session:
-            measured = self.measure(session, exit_)
-        role = {"role": "full", "exit": None} if is_full else {"role": "exit", "exit": exit_}
-        id_ = self.variant.id("" if is_full else f"exit{exit_}")
-        return self._manifest(
-            id_, {LOOP: file}, written, self.reference.needed[exit_], {**measured, **role, "drift": drift}
-        )
-
-    def judge_steps(self, written: Written) -> ArtifactManifest:
-        """Judge embed, loop and readouts, run in turn through all loops, on the golden inputs."""
-        paths = {part: self.folder / file for part, file in written.steps.items()}
-        with StepSession(paths, len(self.reference.states)) as session:
-            measured = self.measure(session, self.reference.last, validate=False)
-        fields = {**measured, "role": "step", "parts": written.steps}
-        return self._manifest(self.variant.id("step"), written.steps, written, self.reference.parameters, fields)
-
-    def judge_decode(self, written: Written) -> ArtifactManifest:
-        """Judge the graph with caches: half of every golden window in one call, then token by token."""
-        last, ids, precision = self.reference.last, self.reference.inputs["input_ids"], self.variant.precision
-        file, half = str(written.decode), ids.shape[1] // 2
-        with OnnxSession(self.folder / file) as session:
-            logits = decode_windows(session, ids, half)
-            provider = session.provider
-        # Flat positions of the answered tokens: of every window the second half, and the token before it.
-        positions = np.arange(ids.size).reshape(ids.shape)[:, half - 1 :].reshape(-1)
-        logits = logits.reshape(-1, logits.shape[-1])
-        parity = self.reference.parity(last, logits, precision, provider, positions)
-        reason = self.tolerance_problem(parity)
-        score = None if parity.max_abs_error is None else self.reference.score(last, logits, positions)
-        if reason is None and score is not None and precision != "fp32":
-            expected = self.reference.score(last, self.reference.references[last][positions], positions)
-            reason = self.reference.task.lost(score, expected, precision, trimmed=self.variant.trimmed)
-        fields: dict[str, Any] = {"parity": parity, "score": score, "reason": reason, "role": "decode"}
-        return self._manifest(self.variant.id("decode"), {LOOP: file}, written, self.reference.needed[last], fields)
-
-    def _manifest(
-        self, id_: str, files: Mapping[str, str], written: Written, needed: int, fields: dict[str, Any]
+    def _describe(
+        self, name: str, files: Mapping[str, str], written: Written, needed: int, fields: dict[str, Any]
     ) -> ArtifactManifest:
         """Audit the files of one artifact (part → file) and combine that with what was measured."""
         paths = {part: self.folder / file for part, file in files.items()}
         graphs = {part: onnx.load(str(path), load_external_data=False) for part, path in paths.items()}
-        # Activations are inspected once per precision: exits and parts compute the same ones, FP16 rounds FP32's.
-        inspects_values = fields.get("role") == "full" and self.variant.precision != "fp16"
-        audit = audit_graphs(paths, graphs, needed, self.reference.inputs if inspects_values else None)
-        reason = fields.pop("reason", None) or stored_twice(audit["sharing"])
+        audit = audit_graphs(paths, graphs, needed)
+        reason = fields["reason"] or stored_twice(audit["sharing"])
         inputs, outputs = describe_io(graphs[LOOP])
         size_bytes = sum(written.size_bytes[file] for file in files.values())
         parts = sum_counts(map(weight_parts, graphs.values()))
-        return ArtifactManifest.model_validate(
-            {
-                "id": id_,
-                "file": files[LOOP],
-                "format": ONNX,
-                "precision": self.variant.precision,
-                "trimmed": self.variant.trimmed,
-                "vocabulary": self.vocabulary,
-                "status": "rejected" if reason else "built",
-                "reason": reason,
-                "size_bytes": size_bytes,
-                "weights_file": self.variant.weights if (self.folder / self.variant.weights).is_file() else None,
-                "inputs": inputs,
-                "outputs": outputs,
-                "parts_bytes": {**parts, "other": max(0, size_bytes - sum(parts.values()))},
-                **audit,
-                **fields,
-            }
-        )
+        entry = {
+            "id": self.variant.id(name),
+            "file": files[LOOP],
+            "format": ONNX,
+            "precision": self.variant.precision,
+            "trimmed": self.variant.trimmed,
+            "vocabulary": self.vocabulary,
+            "size_bytes": size_bytes,
+            "weights_file": self.variant.weights if (self.folder / self.variant.weights).is_file() else None,
+            "inputs": inputs,
+            "outputs": outputs,
+            "parts_bytes": {**parts, "other": max(0, size_bytes - sum(parts.values()))},
+        }
+        status = {"status": "rejected" if reason else "built", "reason": reason}
+        return ArtifactManifest.model_validate({**entry, **audit, **fields, **status})
 
 
-def audit_graphs(
-    paths: Mapping[str, Path], graphs: Mapping[str, onnx.ModelProto], needed: int,
-    feed: Mapping[str, Array] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+def audit_graphs(paths: Mapping[str, Path], graphs: Mapping[str, onnx.ModelProto], needed: int) -> dict[str, Any]:
     """Audit the graphs of one artifact, part → graph: fields of its entry. See :func:`audit_portability`."""
     # The parts of a step bundle hold different parameters; together they must hold each once.
     audits = [audit_sharing(graph, needed).model_dump(exclude={"unique_parameters"}) for graph in graphs.values()]
-    portability = audit_portability(list(paths.values()), feed)
+    portability = audit_portability(list(paths.values()))
     tensors = [tensor for graph in graphs.values() for tensor in graph.graph.initializer]
     is_fp16 = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in tensors)
     float32 = sum_counts(map(float32_operators, graphs.values())) if is_fp16 else {}
@@ -405,9 +370,6 @@ def describe_converted(path: Path, size_bytes: int, unique_parameters: int) -> d
     graph = onnx.load(str(path), load_external_data=False)
     fields = {**audit_graphs({LOOP: path}, {LOOP: graph}, unique_parameters), "size_bytes": size_bytes}
     stored = fields["sharing"].stored_parameters
-    if not {"MatMulNBits", "GatherBlockQuantized"} & fields["quantized"].keys():  # two numbers in a byte
-        stored = read_outline(path).parameters - count_quantization_numbers(graph)
-        fields["sharing"] = fields["sharing"].model_copy(update={"stored_parameters": stored})
     if stored > MAX_STORED_RATIO * unique_parameters:
         fields["reason"] = f"stores {stored:,} numbers, the graph that it was made of {unique_parameters:,}"
     return fields

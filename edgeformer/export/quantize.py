@@ -290,13 +290,9 @@ def _quantize_products(model: onnx_ir.Model, folder: Path | None) -> onnx_ir.Mod
         try:
             onnx_ir.save(model, source, external_data="fp32.data")
             quantize_dynamic(
-                source,
-                target,
-                op_types_to_quantize=["MatMul"],
-                per_channel=True,
-                reduce_range=True,
+                source, target, op_types_to_quantize=["MatMul"], per_channel=True, reduce_range=True,
                 weight_type=QuantType.QInt8,
-            )
+            )  # fmt: skip
             quantized = onnx_ir.serde.deserialize_model(onnx.load(str(target)))
         except OSError:
             raise
@@ -315,17 +311,9 @@ class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
     """Matches the operators that :func:`edgeformer.models.crt.graphs._run_loop` is exported as: eighteen per loop."""
 
     def pattern(
-        self,
-        op: Any,
-        projected: Any,
-        heads: Any,
-        past_key: Any,
-        past_value: Any,
-        scale: Any,
-        unseen: Any,
-        least: Any,
+        self, op: Any, projected: Any, heads: Any, past_key: Any, past_value: Any, scale: Any, unseen: Any, least: Any,
         flat: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """q, k and v [B, S, 3 H D] with cached keys and values → mixed values [B, S, H D], all keys and values."""
         split = op.Transpose(op.Reshape(projected, heads), perm=[2, 0, 3, 1, 4])
         q, k, v = (op.Squeeze(op.Slice(split, [place], [place + 1], [0]), [0]) for place in range(3))
@@ -335,14 +323,9 @@ class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
         return op.Reshape(op.Transpose(mixed, perm=[0, 2, 1, 3]), flat), keys, values
 
     def check(
-        self,
-        context: Any,
-        past_key: onnx_ir.Value,
-        scale: onnx_ir.Value,
-        unseen: onnx_ir.Value,
-        least: onnx_ir.Value,
+        self, context: Any, past_key: onnx_ir.Value, scale: onnx_ir.Value, unseen: onnx_ir.Value, least: onnx_ir.Value,
         **_: Any,
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         """Whether the mask is causal, and the number of heads and the scale are constants.
 
         The mask is not in the pattern: all loops share it, so it must stay for the loops after this one.
@@ -355,14 +338,9 @@ class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
         return causal and masked and shape is not None and isinstance(shape[1], int) and scale.const_value is not None
 
     def rewrite(
-        self,
-        op: Any,
-        projected: onnx_ir.Value,
-        past_key: onnx_ir.Value,
-        past_value: onnx_ir.Value,
-        scale: onnx_ir.Value,
-        **_: Any,
-    ) -> Any:
+        self, op: Any, projected: onnx_ir.Value, past_key: onnx_ir.Value, past_value: onnx_ir.Value,
+        scale: onnx_ir.Value, **_: Any,
+    ) -> Any:  # fmt: skip
         """Split q, k and v, which the operator takes apart."""
         assert past_key.shape is not None and scale.const_value is not None
         q, k, v = op.Split(projected, axis=-1, num_outputs=3, _outputs=3)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,14 @@ from edgeformer.data.tokenization import special_ids
 from edgeformer.data.trimming import ALL_USED, Keeping, Trimmed
 from edgeformer.export.fp16 import max_abs_activation
 from edgeformer.export.graphs import write_graphs
-from edgeformer.export.judging import Baseline, Exportable, RunJudge
-from edgeformer.export.previous import SOURCES, TOKENIZER_CONFIG, PreviousBundle, Requested, graph_files
+from edgeformer.export.judging import Baseline, Exportable, Judge
+from edgeformer.export.previous import SOURCES, TOKENIZER_CONFIG, PreviousBundle, Requested
 from edgeformer.export.quantize import quantized_graphs
-from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant
+from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant, requested_variants
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
 from edgeformer.models.layers import convert_weights_to_fp16
-from edgeformer.models.tracing import Graphs
 from edgeformer.models.weights import GOLDEN_INPUTS, MODEL_FOLDER, load_model
 from edgeformer.run import Run
 from edgeformer.runtimes import BuildJob
@@ -64,6 +63,17 @@ _FP16_NOTE = (
 )
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn any error while a file of a run is read into an ArtifactError that names it."""
+    try:
+        yield
+    except EdgeformerError:
+        raise
+    except Exception as error:  # numpy raises many types, tokenizers plain Exceptions
+        raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
+
+
 def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
     """Load a run's weights and golden inputs, and probe the model for leaks of future tokens.
 
@@ -73,11 +83,8 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
     """
     names, answer_names = get_task(run.recipe.task).golden_names
     path = run.folder / MODEL_FOLDER / GOLDEN_INPUTS
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in (*names, *answer_names)}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
+    with _reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
+        arrays = {name: loaded[name] for name in (*names, *answer_names)}
     if any(array.dtype != np.int64 or 0 in array.shape for array in arrays.values()):
         raise ArtifactError(f"{path}: damaged (int64 arrays with rows are expected); train the run again")
     model = load_model(run.folder)
@@ -133,10 +140,8 @@ def _with_references(
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of a run's folder. Raises ArtifactError."""
-    try:
+    with _reading(path):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
     if not isinstance(content, dict):
         raise ArtifactError(f"{path}: damaged (an object is expected); train the run again")
     return content
@@ -177,23 +182,18 @@ def trim_subject(
 def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path) -> None:
     """Write config.json, tokenizer.json and tokenizer_config.json for a trimmed vocabulary. Raises ArtifactError."""
     numbers = {str(old): new for new, old in enumerate(trimmed.kept.tolist())}
-
-    def new_id(old: object, name: str, key: str) -> int:
-        if str(old) not in numbers:
-            raise ArtifactError(
-                f"{model_folder / name}: {key} {old!r} is no token of the trimmed vocabulary; train the run again"
-            )
-        return numbers[str(old)]
-
-    config = _read_json(model_folder / CONFIG_FILE)
-    for key, old in config.items():
-        if key.endswith("_token_id") and old is not None:
-            config[key] = new_id(old, CONFIG_FILE, key)
-    write_json(target / CONFIG_FILE, {**config, "vocab_size": len(trimmed.kept)})
-    tokenizer_config, key = _read_json(model_folder / TOKENIZER_CONFIG), "added_tokens_decoder"
-    if key in tokenizer_config:
-        tokens = tokenizer_config[key].items()
-        tokenizer_config[key] = {str(new_id(old, TOKENIZER_CONFIG, key)): token for old, token in tokens}
+    config, tokenizer_config = (_read_json(model_folder / name) for name in (CONFIG_FILE, TOKENIZER_CONFIG))
+    special = {key: str(old) for key, old in config.items() if key.endswith("_token_id") and old is not None}
+    added: dict[str, Any] = tokenizer_config.get("added_tokens_decoder", {})
+    if removed := {*special.values(), *added} - numbers.keys():
+        raise ArtifactError(
+            f"{model_folder}: {CONFIG_FILE} or {TOKENIZER_CONFIG} names token {min(removed)}, which is no token of the "
+            "trimmed vocabulary; train the run again"
+        )
+    new_ids = {key: numbers[old] for key, old in special.items()}
+    write_json(target / CONFIG_FILE, {**config, **new_ids, "vocab_size": len(trimmed.kept)})
+    if added:
+        tokenizer_config["added_tokens_decoder"] = {str(numbers[old]): token for old, token in added.items()}
     write_json(target / TOKENIZER_CONFIG, tokenizer_config)
     write_text(target / TOKENIZER_FILE, trimmed.tokenizer.to_str(pretty=True))
 
@@ -204,7 +204,7 @@ class RunSource:
 
     Attributes:
         folder: of the bundle.
-        exits: that become graphs, the last one first.
+        exits: that become graphs, as requested.
         facts: the task's fields of bundle.json.
         validations: whether the vocabulary is trimmed → scorer of the validation split.
     """
@@ -214,7 +214,7 @@ class RunSource:
     progress: Progress
     subject: Exportable
     folder: Path
-    exits: list[int]
+    exits: Sequence[int]
     tokenizer: Tokenizer
     reader: TextReader
     facts: dict[str, Any]
@@ -234,10 +234,8 @@ class RunSource:
                 f"{run.folder}: the run has {run.manifest.parameters:,} parameters, its model {subject.parameters:,}"
             )
         config = run.folder / MODEL_FOLDER / CONFIG_FILE
-        try:
+        with _reading(config):
             facts = subject.task.bundle_facts(subject.recipe, _read_json(config))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(f"{config}: missing or damaged ({error}); train the run again") from None
         requested = subject.exits if options.exits == "all" else options.exits
         for exit_ in requested:
             if exit_ not in subject.exits:
@@ -245,14 +243,11 @@ class RunSource:
                 raise InputError(
                     f"--exit {exit_}: {subject.recipe.name} has exits after the loops {names}; or give all"
                 )
-        exits = [subject.last, *sorted(set(requested) - {subject.last})]
         path = run.folder / MODEL_FOLDER / TOKENIZER_FILE
-        try:
+        with _reading(path):
             tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises plain Exceptions
-            raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
         reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary)
-        return cls(run, options, progress, subject, run.folder / BUNDLE_FOLDER, exits, tokenizer, reader, facts)
+        return cls(run, options, progress, subject, run.folder / BUNDLE_FOLDER, requested, tokenizer, reader, facts)
 
     @property
     def default_target(self) -> str | None:
@@ -273,8 +268,7 @@ class RunSource:
 
     def previous(self, targets: Sequence[Target]) -> PreviousBundle:
         """Look at the bundle that is replaced."""
-        requested = Requested(self.options, self.exits, targets)
-        return PreviousBundle.of_run(self.folder, self.subject.golden.arrays, self._sources, requested)
+        return PreviousBundle.of(self.folder, Requested(self.options, self.subject.exits, targets), self._sources)
 
     def begin(self, new: Path) -> None:
         """Write everything beside the graphs, and open the validation data. Raises ArtifactError."""
@@ -287,10 +281,8 @@ class RunSource:
         # Like bundle.json: the recipe may say more than training did.
         path = model_folder / CONFIG_FILE
         config = _read_json(path) | subject.task.answer_config(subject.recipe.data)
-        try:
+        with _reading(path):
             client_config = subject.model_spec.client_config(config)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(f"{path}: missing or damaged ({error}); train the run again") from None
         write_json(new / CONFIG_FILE, client_config)
         if (model_folder / CARD_FILE).is_file():  # it may have been edited by hand
             shutil.copyfile(model_folder / CARD_FILE, new / CARD_FILE)
@@ -316,11 +308,11 @@ class RunSource:
             self.max_activation = max_abs_activation(exits, *subject.inputs.values())
             self.notes.append(_FP16_NOTE)
 
-    def judge(self, folder: Path, entry: ArtifactManifest | Variant) -> RunJudge:
+    def judge(self, folder: Path, entry: ArtifactManifest | Variant) -> Judge:
         """Judge of artifacts of this variant."""
         variant = Variant(entry.precision, entry.trimmed)
         trimmed = self.trimmed if variant.trimmed else None
-        return RunJudge(
+        return Judge(
             folder=folder,
             reference=trimmed.subject if trimmed is not None else self.subject,
             variant=variant,
@@ -331,15 +323,36 @@ class RunSource:
         )
 
     def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:
-        """Trace, write and judge the graphs of every variant. A variant that cannot be made is rejected."""
-        for variant, subject, make in self._trace(folder):
-            exits = [subject.last] if variant.trimmed else self.exits
+        """Trace, write and judge the graphs of every variant. A variant that cannot be made is rejected.
+
+        The FP32 model is converted to FP16 in place, so that there is one copy of the weights. INT8 is made on the disk
+        of the new bundle: the system's temporary folder may be small.
+        """
+        needs_steps = self.options.exits == "all" or any(old.role == "step" for old in previous.rebuilt.values())
+        small = self.trimmed.subject if self.trimmed is not None else None
+        with bar(self.progress, "Tracing the FP32 graphs", None):
+            subject, inputs = self.subject, tuple(self.subject.inputs)
+            traced = {False: subject.adapter.trace(subject.model, inputs, steps=needs_steps)}
+        if small is not None:
+            with bar(self.progress, "Tracing the trimmed FP32 graphs", None):
+                traced[True] = small.adapter.trace_trimmed(small.model, inputs, traced[False])
+        for variant in requested_variants(self.options):
+            subject = small if variant.trimmed and small is not None else self.subject
+            requested = set(self.exits) | {int(old.exit or 0) for old in previous.rebuilt_graphs(variant, "exit")}
+            exits = [subject.last, *sorted(requested - {subject.last})] if not variant.trimmed else [subject.last]
+            has_steps = self.options.exits == "all" or bool(previous.rebuilt_graphs(variant, "step"))
             try:
-                graphs = make()
-                old_files = sorted(set[str]().union(*map(graph_files, previous.graphs(variant))))
-                kept = {name: previous.folder / name for name in old_files}
-                with write_graphs(folder, variant, graphs, exits, kept) as written:
-                    previous.note_rewritten(variant, written.rewritten_sizes, folder)
+                graphs = traced[variant.trimmed]
+                if variant.precision == "fp16":
+                    convert_weights_to_fp16(subject.model)
+                    with bar(self.progress, "Making the FP16 graphs", None):
+                        steps = needs_steps and not variant.trimmed
+                        graphs = subject.adapter.trace_fp16(subject.model, inputs, graphs, steps=steps)
+                if not has_steps:
+                    graphs = replace(graphs, steps={})
+                if variant.precision == "int8" or variant.precision == "int4":
+                    graphs = quantized_graphs(graphs, variant.precision, folder)
+                with write_graphs(folder, variant, graphs, exits) as written:
                     judge = self.judge(folder, variant)
                     for artifact in judge.judge_all(written):
                         yield judge.add_rounded(artifact) if self.options.joining else artifact
@@ -350,43 +363,6 @@ class RunSource:
                     id=variant.id(), file=None, format=ONNX, precision=variant.precision,
                     trimmed=variant.trimmed, status="rejected", reason=str(error),
                 )  # fmt: skip
-
-    def _trace(self, folder: Path) -> Iterator[tuple[Variant, Exportable, Callable[[], Graphs]]]:
-        """Yield every variant with its model, and what makes its graphs.
-
-        FP16 comes last: the FP32 model is converted in place, so that there is one copy of the weights. INT8 is made
-        on the disk of the new bundle: the system's temporary folder may be small.
-        """
-        options, subject = self.options, self.subject
-        steps = options.exits == "all"
-        small = self.trimmed.subject if self.trimmed is not None else None
-
-        def make_fp16(model: Exportable, graphs: Graphs, *, steps: bool) -> Graphs:
-            with bar(self.progress, "Making the FP16 graphs", None):
-                return model.adapter.trace_fp16(model.model, tuple(model.inputs), graphs, steps=steps)
-
-        with bar(self.progress, "Tracing the FP32 graphs", None):
-            graphs = subject.adapter.trace(subject.model, tuple(subject.inputs), steps=steps)
-        yield Variant("fp32"), subject, lambda: graphs
-        if options.int8:
-            yield Variant("int8"), subject, lambda: quantized_graphs(graphs, "int8", folder)
-        if options.int4:
-            yield Variant("int4"), subject, lambda: quantized_graphs(graphs, "int4")
-        if small is not None:
-            with bar(self.progress, "Tracing the trimmed FP32 graphs", None):
-                trimmed = small.adapter.trace_trimmed(small.model, tuple(small.inputs), graphs)
-            if options.int8:
-                yield Variant("int8", True), small, lambda: quantized_graphs(trimmed, "int8", folder)
-            if options.int4:
-                yield Variant("int4", True), small, lambda: quantized_graphs(trimmed, "int4")
-            if not (options.int8 or options.int4 or options.fp16):
-                yield Variant("fp32", True), small, lambda: trimmed
-        if options.fp16:
-            convert_weights_to_fp16(subject.model)
-            yield Variant("fp16"), subject, lambda: make_fp16(subject, graphs, steps=steps)
-            if small is not None:
-                convert_weights_to_fp16(small.model)
-                yield Variant("fp16", True), small, lambda: make_fp16(small, trimmed, steps=False)
 
     def build_job(self, folder: Path, graphs: tuple[ArtifactManifest, ...]) -> BuildJob:
         """What builders get."""

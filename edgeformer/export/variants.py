@@ -80,11 +80,11 @@ class Variant:
         return "-".join(part for part in (ONNX, self.precision, graph, "trim" if self.trimmed else "") if part)
 
 
-def requested_variants(options: ExportOptions) -> set[Variant]:
-    """Variants that an export of a run writes."""
-    enabled: dict[Precision, bool] = {"fp32": True, "int8": options.int8, "int4": options.int4, "fp16": options.fp16}
-    untrimmed = {Variant(precision) for precision, is_enabled in enabled.items() if is_enabled}
-    if not options.vocab_trim:
-        return untrimmed
-    trimmed = {Variant(variant.precision, True) for variant in untrimmed if variant.precision != "fp32"}
-    return untrimmed | (trimmed or {Variant("fp32", True)})
+def requested_variants(options: ExportOptions) -> list[Variant]:
+    """Variants that an export of a run writes, in this order: FP16 last, because the model is converted in place."""
+    enabled: dict[Precision, bool] = {"int8": options.int8, "int4": options.int4, "fp16": options.fp16}
+    converted: list[Precision] = [precision for precision, is_enabled in enabled.items() if is_enabled]
+    variants = [Variant("fp32"), *map(Variant, converted)]
+    if options.vocab_trim:
+        variants += [Variant(precision, True) for precision in converted or ["fp32"]]
+    return sorted(variants, key=lambda variant: variant.precision == "fp16")

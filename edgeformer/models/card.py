@@ -7,16 +7,14 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from edgeformer.artifacts.manifest import LEAKS, DataSummary, RunManifest
+from edgeformer.artifacts.manifest import LEAKS, RunManifest
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_duration, markdown, markdown_line
 from edgeformer.models import model_spec_of
-from edgeformer.tasks import Task, get_task
+from edgeformer.tasks import get_task
 
 CARD_FILE = "README.md"
 """File name that model hubs expect, beside weights and graphs."""
-_MAX_LABEL_COLUMNS = 6
-"""A table with more columns is unreadable; run.json has them all."""
 
 
 def model_card(manifest: RunManifest, recipe: Recipe) -> str:
@@ -64,24 +62,9 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         f"texts and {overlap.contained:,} more share a whole phrase with one.\n"
         for overlap in data.overlap
     ]
-    return (
-        f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {markdown(manifest.run)}\n\n"
-        f"{markdown_line(recipe.description)}.\n\n"
-        f"{warnings}{''.join(f'- {fact}{chr(10)}' for fact in facts)}\n"
-        f"## Scores\n\n{_score_table(manifest, task)}\n"
-        f"{data_tables(data)}"
-        f"## Seen in training\n\n{''.join(overlaps) or 'Not counted.' + chr(10)}\n"
-        "The exact recipe is `recipe.yaml` in the run's folder; every version and the host are in `run.json`.\n"
-    )
-
-
-def _score_table(manifest: RunManifest, task: Task) -> str:
-    """Return one row per set, or one per set and exit, in loop order, then one for early exit by confidence."""
     scores = {name: score for name, score in {"validation": manifest.validation, **manifest.tests}.items() if score}
-    if not scores:
-        return "None yet.\n"
     has_exits = any(score.by_exit for score in scores.values())
-    rows = []
+    rows = []  # one per set, or one per set and exit, in loop order, then one for early exit by confidence
     for name, score in scores.items():
         full = {column.key: getattr(score, column.key, None) for column in task.columns}
         results: dict[str, dict[str, Any]] = {f"loop {loop}": dict(result) for loop, result in score.by_exit.items()}
@@ -93,45 +76,12 @@ def _score_table(manifest: RunManifest, task: Task) -> str:
             cells = [column.text({"n": score.n, **values}.get(column.key)) for column in task.columns]
             rows.append([markdown(name), *([answered_by] if has_exits else []), *cells])
     header = ("set", *(("answered by",) if has_exits else ()), *(column.heading for column in task.columns))
-    return f"{tabulate(rows, header, tablefmt='github', disable_numparse=True)}\n\n{task.score_note}\n"
-
-
-def data_tables(data: DataSummary) -> str:
-    """Return Markdown tables of labels and text lengths, each with a heading; empty if nothing was counted."""
-
-    def table(header: list[str], rows: list[list[str]]) -> str:
-        align = ("left", *("right" for _ in header[1:]))
-        return tabulate(rows, header, tablefmt="github", disable_numparse=True, colalign=align) + "\n"
-
-    def number(value: float) -> str:
-        return f"{value:,.1f}".removesuffix(".0")
-
-    text = ""
-    labels = list(next(iter(data.label_rows.values()), {}))
-    if labels and len(labels) <= _MAX_LABEL_COLUMNS:
-        rows = [
-            [
-                markdown(name),
-                f"{data.rows[name]:,}",
-                *(f"{count:,} ({count / max(data.rows[name], 1):.2%})" for count in counts.values()),
-            ]
-            for name, counts in data.label_rows.items()
-        ]
-        text += f"## Labels\n\n{table(['set', 'rows', *map(markdown, labels)], rows)}\n"
-    if data.text_words:
-        rows = []
-        for name, words in data.text_words.items():
-            tokens, cut = data.text_tokens.get(name), data.truncated_rows.get(name, 0)
-            rows.append(
-                [
-                    markdown(name), f"{words.min:,}", number(words.median), f"{words.mean:.1f}", f"{words.max:,}",
-                    *(["", ""] if tokens is None else [number(tokens.median), f"{tokens.max:,}"]),
-                    f"{cut:,} ({cut / max(data.rows[name], 1):.1%})",
-                ]
-            )  # fmt: skip
-        header = ["set", "words: least", "median", "mean", "most", "tokens read: median", "most", "texts cut"]
-        text += (
-            f"## Lengths\n\n{table(header, rows)}\n"
-            "Words of a text are counted once it is cleaned; tokens as the model reads them, special ones included.\n\n"
-        )
-    return text
+    table = f"{tabulate(rows, header, tablefmt='github', disable_numparse=True)}\n\n{task.score_note}\n"
+    return (
+        f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {markdown(manifest.run)}\n\n"
+        f"{markdown_line(recipe.description)}.\n\n"
+        f"{warnings}{''.join(f'- {fact}{chr(10)}' for fact in facts)}\n"
+        f"## Scores\n\n{table if scores else 'None yet.' + chr(10)}\n"
+        f"## Seen in training\n\n{''.join(overlaps) or 'Not counted.' + chr(10)}\n"
+        "The exact recipe is `recipe.yaml` in the run's folder; every version and the host are in `run.json`.\n"
+    )

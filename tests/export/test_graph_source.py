@@ -196,8 +196,8 @@ class TestClassifiers:
         [
             ({"labels": ("a", "b", "c")}, "of 64 rows and 3 labels"),
             ({"labels": ("a",)}, "two labels or more"),
-            ({"labels": ("good", "good")}, "--labels good,good: gives a name twice; needs 2 different names"),
-            ({"labels": ("good", "", "bad")}, "--labels good,,bad: has a class without a name; name all 3"),
+            ({"labels": ("good", "good")}, "--labels good,good: needs 2 different names, none of them empty"),
+            ({"labels": ("good", "", "bad")}, "--labels good,,bad: needs 3 different names, none of them empty"),
             ({"tokenizer": None}, "belong together"),
             ({"seed": 0, "shapes": {"input_ids": (1, 8)}}, "for graphs without a tokenizer"),
         ],

@@ -194,9 +194,9 @@ def test_labels_lengths_and_names_can_be_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"labels": ("a", "b", "c")}, "--labels a,b,c: needs 2 different names, for no, yes"),
-        ({"labels": ("", "b")}, "--labels: has a class without a name"),
-        ({"labels": ("a", "a")}, "--labels a,a: needs 2 different names"),
+        ({"labels": ("a", "b", "c")}, "--labels a,b,c: 2 different names are needed for no, yes"),
+        ({"labels": ("", "b")}, "--labels ,b: 2 different names are needed for no, yes, none of them empty"),
+        ({"labels": ("a", "a")}, "--labels a,a: 2 different names are needed"),
         ({"pooling": "mean"}, "--pooling: .* is a classifier"),
         ({"max_length": 100}, "--max-length 100: .* takes 4 to 64 tokens"),
         ({"target": "toaster"}, "toaster"),
@@ -238,8 +238,11 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
                 {"architectures": ["BertForTokenClassification"]},
                 r"is a BertForTokenClassification, whose head.*edgeformer import onnx OUT/model\.onnx",
             ),
-            ({"id2label": {"0": "x", "1": "x"}}, "id2label gives a name twice: x, x; give others with --labels"),
-            ({"id2label": {"0": "x", "1": " "}}, "id2label: has a class without a name"),
+            (
+                {"id2label": {"0": "x", "1": "x"}},
+                "id2label: 2 different names are needed for x, x, none of them empty; name them with --labels",
+            ),
+            ({"id2label": {"0": "x", "1": " "}}, "id2label: 2 different names are needed"),
         )
     ):
         with pytest.raises(InputError, match=message):

@@ -226,8 +226,8 @@ class TestWhatIsRefused:
         ("options", "says"),
         [
             ({"shapes": {"y": (1,)}}, "no such input; it has x"),
-            ({"shapes": {"x": (1, 3, 16)}}, "has 4 axes"),
-            ({"shapes": {"x": (1, 4, 16, 16)}}, "axis 1 is 3 in the graph"),
+            ({"shapes": {"x": (1, 3, 16)}}, r"--shape x=1x3x16: the graph takes float32\[batch, 3, 16, 16\]"),
+            ({"shapes": {"x": (1, 4, 16, 16)}}, "--shape x=1x4x16x16: the graph takes"),
             ({"ranges": {"y": (0, 1)}}, "no such input; it has x"),
             ({"labels": ("a", "b")}, "belong together"),
             ({"data": Path("d.tsv")}, "need a tokenizer and labels"),
@@ -244,8 +244,8 @@ class TestWhatIsRefused:
             ({"z": np.zeros(3)}, "holds no array 'x'"),
             ({"x": np.zeros((1, 3, 16, 16), np.complex64)}, "must be float32"),
             ({"x": np.zeros((0, 3, 16, 16), np.float32)}, "is empty"),
-            ({"x": np.zeros((1, 3, 8, 16), np.float32)}, "axis 2 is 16, but 8"),
-            ({"x": np.zeros((3, 16), np.float32)}, "4 axes"),
+            ({"x": np.zeros((1, 3, 8, 16), np.float32)}, "array 'x': 1x3x8x16: the graph takes"),
+            ({"x": np.zeros((3, 16), np.float32)}, "array 'x': 16: the graph takes"),
             ({"x": np.array([{}], object)}, "cannot be read"),
         ],
     )

@@ -21,7 +21,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision, S
 from edgeformer.artifacts.scores import Score
 from edgeformer.export.fp16 import FP16_MAX
 from edgeformer.export.graphs import Written
-from edgeformer.export.judging import RunJudge, describe_converted
+from edgeformer.export.judging import Judge, describe_converted
 from edgeformer.export.variants import Variant
 from edgeformer.tasks.metric import measure_parity
 
@@ -126,9 +126,10 @@ class Subject:
         return logits.reshape(-1, logits.shape[-1])
 
     def parity(
-        self, exit_: int, outputs: Any, precision: Precision, provider: str, positions: Any = slice(None)
+        self, exit_: int, outputs: Any, precision: Precision, provider: str, positions: np.ndarray | None = None
     ) -> Parity:
-        return measure_parity(outputs, REFERENCES[exit_][positions], precision, provider)
+        expected = REFERENCES[exit_] if positions is None else REFERENCES[exit_][positions]
+        return measure_parity(outputs, expected, precision, provider)
 
     def lost(self, result: Score, expected: Score, precision: str, *, trimmed: bool) -> str | None:
         self.compared.append((result.loss, expected.loss, precision, trimmed))
@@ -144,15 +145,9 @@ class Subject:
 VOCABULARY = Vocabulary(kept=6, original=9, coverage=0.5, unknown=0.25, changed_rows=1, rows=3)
 
 
-def judge(bundle: Path, subject: Subject, variant: Variant | None = None, **changes: Any) -> RunJudge:
-    arguments: Any = {
-        "validation": subject.validation,
-        "vocabulary": None,
-        "max_activation": 1.0,
-        "baseline": {},
-        **changes,
-    }
-    return RunJudge(folder=bundle, reference=subject, variant=variant or Variant("fp32"), **arguments)  # type: ignore[arg-type]
+def judge(bundle: Path, subject: Subject, variant: Variant | None = None, **changes: Any) -> Judge:
+    arguments: Any = {"validation": subject.validation, "max_activation": 1.0, "baseline": {}, **changes}
+    return Judge(folder=bundle, reference=subject, variant=variant or Variant("fp32"), **arguments)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +157,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_exit(folder / "onnx" / "model_exit1.onnx", 1)
     write_steps(folder / "onnx")
     write_decode(folder / "onnx" / "decode.onnx")
+    outputs: Values = {f"state_loop{loop}": TOKENS for loop in (1, 2, 3)}
+    steps: list[Step] = [("Gather", ["table", "input_ids"], "state_loop0"), *loops(3)]
+    write(folder / "onnx" / ".states.onnx", steps, READ, outputs, {"table": TABLE * 1.5, "vector": VECTOR})
     return folder
 
 
@@ -174,8 +172,18 @@ def written(**changes: Any) -> Written:
     return Written(**arguments)
 
 
-DECODE = written(decode="onnx/decode.onnx")
 STEPS = {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "readout_exit1")}
+
+
+def judge_one(judge: Judge, kind: str) -> ArtifactManifest:
+    """Judge one artifact: ``full``, ``steps`` or ``decode``."""
+    files = {
+        "full": {"exits": {3: "onnx/model.onnx"}},
+        "steps": {"steps": STEPS},
+        "decode": {"decode": "onnx/decode.onnx"},
+    }
+    (artifact,) = judge.judge_all(written(**{"exits": {}, **files[kind]}))
+    return artifact
 
 
 def assert_close(result: ArtifactManifest, n: int) -> None:
@@ -184,8 +192,8 @@ def assert_close(result: ArtifactManifest, n: int) -> None:
 
 
 def test_full_graph_entry(bundle: Path) -> None:
-    subject = Subject()
-    result = judge(bundle, subject).judge_graph(written(), 3, None)
+    subject = Subject(states=1)
+    result = judge_one(judge(bundle, subject), "full")
     path = bundle / "onnx" / "model.onnx"
     assert (result.id, result.file, result.format, result.precision) == ("onnx-fp32", "onnx/model.onnx", "onnx", "fp32")
     assert (result.role, result.exit, result.parts, result.trimmed) == ("full", None, {}, False)
@@ -211,22 +219,14 @@ def test_full_graph_entry(bundle: Path) -> None:
 def test_weights_stored_twice_are_rejected(bundle: Path) -> None:
     subject = Subject()
     subject.needed[3] = 39
-    result = judge(bundle, subject).judge_graph(written(), 3, None)
+    result = judge_one(judge(bundle, subject), "full")
     assert (result.status, result.reason) == ("rejected", "stores 40 parameters for a model of 39")
     subject.finds = "accuracy 0.5 below FP32's"
     fp16 = judge(bundle, subject, Variant("fp16"), baseline={3: (Score(n=1, loss=1.0), None)})
-    assert fp16.judge_graph(written(), 3, None).reason == "accuracy 0.5 below FP32's"
+    assert judge_one(fp16, "full").reason == "accuracy 0.5 below FP32's"
 
 
-def write_probe(bundle: Path, table: np.ndarray) -> None:
-    outputs: Values = {f"state_loop{loop}": TOKENS for loop in (1, 2, 3)}
-    steps: list[Step] = [("Gather", ["table", "input_ids"], "state_loop0"), *loops(3)]
-    write(bundle / "onnx" / ".states.onnx", steps, READ, outputs, {"table": table, "vector": VECTOR})
-
-
-def test_judge_all_yields_every_artifact(bundle: Path, request: pytest.FixtureRequest) -> None:
-    write_probe(bundle, TABLE * np.float32(1.5))
-    request.addfinalizer((bundle / "onnx" / ".states.onnx").unlink)
+def test_judge_all_yields_every_artifact(bundle: Path) -> None:
     all_ = list(judge(bundle, Subject()).judge_all(written(steps=STEPS, decode="onnx/decode.onnx")))
     ids = ["onnx-fp32", "onnx-fp32-exit1", "onnx-fp32-step", "onnx-fp32-decode"]
     assert [result.id for result in all_] == ids
@@ -238,17 +238,9 @@ def test_judge_all_yields_every_artifact(bundle: Path, request: pytest.FixtureRe
     assert [result.id for result in subset] == ids[:2]
 
 
-def test_model_without_loops_has_no_drift(bundle: Path) -> None:
-    """There is no graph with states here: it must not be asked for."""
-    (result,) = judge(bundle, Subject(states=1)).judge_all(written(exits={3: "onnx/model.onnx"}))
-    assert result.drift is None
-    with pytest.raises(Exception, match=r"\.states\.onnx"):
-        next(judge(bundle, Subject(states=2)).judge_all(written()))
-
-
 def test_step_bundle_entry(bundle: Path) -> None:
     subject = Subject()
-    result = judge(bundle, subject).judge_steps(written(steps=STEPS))
+    result = judge_one(judge(bundle, subject), "steps")
     assert (result.id, result.role, result.parts, result.file) == ("onnx-fp32-step", "step", STEPS, "onnx/loop.onnx")
     assert result.sha256 == sha256_of(bundle / "onnx" / "loop.onnx")
     assert result.inputs == {"state": "float32[batch, sequence, 4]"}
@@ -269,8 +261,8 @@ SECOND_HALF = [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17]
 
 
 def test_decode_graph_entry(bundle: Path) -> None:
-    subject = Subject(("input_ids",))
-    result = judge(bundle, subject).judge_decode(DECODE)
+    subject = Subject(("input_ids",), states=1)
+    result = judge_one(judge(bundle, subject), "decode")
     assert (result.id, result.role, result.exit) == ("onnx-fp32-decode", "decode", None)
     assert (result.file, result.size_bytes, result.status, result.reason) == ("onnx/decode.onnx", 4000, "built", None)
     assert result.inputs["past_key_values.0.key"] == "float32[batch, past]"
@@ -283,20 +275,20 @@ def test_decode_graph_entry(bundle: Path) -> None:
 
 
 def test_decode_graph_is_rejected_for_its_first_problem(bundle: Path, tmp_path: Path) -> None:
-    subject = Subject(("input_ids",))
+    subject = Subject(("input_ids",), states=1)
     subject.finds = "perplexity 9 % above FP32's"
-    result = judge(bundle, subject, Variant("int8", trimmed=True)).judge_decode(DECODE)
+    result = judge_one(judge(bundle, subject, Variant("int8", trimmed=True)), "decode")
     assert (result.status, result.reason) == ("rejected", subject.finds)
     assert result.score == Score(n=12, loss=1.0), "its own, not the reference's"
     assert subject.compared == [(1.0, 2.0, "int8", True)]
     assert [(exit_, rows.tolist()) for exit_, _, rows in subject.scored] == [(3, SECOND_HALF)] * 2
     assert np.array_equal(subject.scored[1][1], REFERENCES[3][SECOND_HALF])
     write_decode(tmp_path / "onnx" / "decode.onnx", TABLE * np.float32(2))
-    result = judge(tmp_path, subject, Variant("fp16"), max_activation=1e9).judge_decode(DECODE)
+    result = judge_one(judge(tmp_path, subject, Variant("fp16"), max_activation=1e9), "decode")
     assert "relative error" in str(result.reason) and len(subject.compared) == 1, "the first reason"
     write_decode(tmp_path / "onnx" / "decode.onnx", TABLE * np.float32("nan"))
     for precision in ("fp32", "int8"):
-        result = judge(tmp_path, subject, Variant(precision)).judge_decode(DECODE)  # type: ignore[arg-type]
+        result = judge_one(judge(tmp_path, subject, Variant(precision)), "decode")  # type: ignore[arg-type]
         assert "not finite" in str(result.reason) and result.score is None
 
 

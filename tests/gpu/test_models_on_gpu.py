@@ -9,6 +9,7 @@ from benchmarks.gpu.recipes import in_format
 from edgeformer.models import load_recipe
 from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.model import CachedLoops
+from edgeformer.models.encoder import EncoderConfig
 from edgeformer.models.encoder.model import EncoderClassifier
 from tests.conftest import SMALL_LANGUAGE
 
@@ -18,10 +19,11 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def encoder() -> EncoderClassifier:
     torch.manual_seed(0)
-    return EncoderClassifier(
-        vocab_size=500, classes=2, hidden_size=64, layers=2, iterations=2, heads=2, ffn_size=128, residual_scale=0.5,
-        dropout=0.0, max_positions=64,
-    ).eval()  # fmt: skip
+    config = EncoderConfig(
+        kind="encoder", vocab_size=500, hidden_size=64, layers=2, iterations=2, heads=2, ffn_size=128,
+        residual_scale=0.5, dropout=0.0, max_positions=64,
+    )  # fmt: skip
+    return EncoderClassifier(config, classes=2).eval()
 
 
 IDS = torch.arange(48).view(3, 16) * 7 % 500

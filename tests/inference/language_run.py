@@ -17,7 +17,7 @@ from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.tokenization import train_language_tokenizer
 from edgeformer.models import load_recipe, recipe_type
 from edgeformer.models.crt.adapter import build_crt, probe_causality
-from edgeformer.models.crt.loss import combine_exit_losses, exit_losses
+from edgeformer.models.crt.loss import full_loss
 from edgeformer.models.weights import save_model
 from edgeformer.system.host import now
 from edgeformer.tasks.language_modeling import LanguageRecipe
@@ -56,8 +56,8 @@ def write_language_run(folder: Path, steps: int = 40, **model: Any) -> Path:
     crt = build_crt(recipe.model).train()
     optimizer = torch.optim.AdamW(crt.parameters(), lr=1e-2)
     for _ in range(steps):
-        losses = exit_losses(crt, crt(ids[:, :-1]), ids[:, 1:])
-        (combine_exit_losses(losses, 0.5) / (ids.shape[1] - 1)).backward()
+        loss, _ = full_loss(crt, crt(ids[:, :-1]), ids[:, 1:], 0.5)
+        (loss / (ids.shape[1] - 1)).backward()
         torch.nn.utils.clip_grad_norm_(crt.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

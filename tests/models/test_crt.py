@@ -14,7 +14,7 @@ from edgeformer.models.adapter import BuildTarget
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.adapter import ADAPTER, build_crt
 from edgeformer.models.crt.checkpoint import convert_weights
-from edgeformer.models.crt.loss import combine_exit_losses, exit_losses
+from edgeformer.models.crt.loss import full_loss
 from edgeformer.models.crt.model import (
     CRT,
     Checkpointing,
@@ -93,11 +93,11 @@ def test_forward_follows_the_equations(causal: bool) -> None:
 def test_every_ablation_variant_learns(trm: str, norm: str) -> None:
     model = make_crt(small_config(trm=trm, norm=norm, dropout=0.0)).train()
     ids = random_ids(2, 20)
-    before = combine_exit_losses(exit_losses(model, model(ids), ids.roll(-1, 1)), 0.3)
+    before = full_loss(model, model(ids), ids.roll(-1, 1), 0.3)[0]
     before.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     torch.optim.SGD(model.parameters(), lr=1e-4).step()
-    assert combine_exit_losses(exit_losses(model, model(ids), ids.roll(-1, 1)), 0.3) < before
+    assert full_loss(model, model(ids), ids.roll(-1, 1), 0.3)[0] < before
 
 
 def test_plain_embedding() -> None:
@@ -137,7 +137,7 @@ def test_recomputation_keeps_loss_and_gradients(checkpointing: Checkpointing, pa
         model = make_crt(small_config(dropout=0.2)).train()
         model.checkpointing = setting
         torch.manual_seed(3)  # the same dropout masks
-        loss = combine_exit_losses(exit_losses(model, model(ids, positions), ids.roll(-1, 1)), 0.3)
+        loss = full_loss(model, model(ids, positions), ids.roll(-1, 1), 0.3)[0]
         loss.backward()
         return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import edgeformer.models.crt.loss as crt_loss
 from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.loss import IGNORED, TokenLosses, chunked_loss, combine_exit_losses, exit_losses, full_loss
+from edgeformer.models.crt.loss import IGNORED, TokenLosses, chunked_loss, combine_exit_losses, full_loss
 from tests.models.crt_oracle import small_config
 
 
@@ -28,12 +28,13 @@ def test_loss_is_summed_over_predicted_tokens() -> None:
     model, ids, targets = make_case()
     with torch.no_grad():
         states = model(ids)
-        losses = exit_losses(model, states, targets)
+        total, losses = full_loss(model, states, targets, 0.3)
     assert list(losses) == [1, 3, 4]
     for loop, loss in losses.items():
         log_p = F.log_softmax(model.head_of(loop)(states[loop]).detach(), -1)
         expected = -sum(log_p[b, t, targets[b, t]] for b in range(3) for t in range(21) if targets[b, t] != IGNORED)
         assert loss.item() == pytest.approx(float(expected), rel=1e-5)
+    assert torch.equal(total, combine_exit_losses(losses, 0.3))
 
 
 def test_cosine_compares_the_states_around_a_loop() -> None:
@@ -47,9 +48,10 @@ def test_cosine_compares_the_states_around_a_loop() -> None:
         torch.testing.assert_close(outputs[f"cosine_exit{loop}"].double(), expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("exit_weight", [0.3, 0.0, 1.0])
-@pytest.mark.parametrize("heads", ["shared", "separate", "tied"])
-@pytest.mark.parametrize("chunk", [8, 63, 1000])
+@pytest.mark.parametrize(
+    ("chunk", "heads", "exit_weight"),
+    [(8, "shared", 0.3), (63, "separate", 0.3), (1000, "tied", 0.3), (8, "separate", 0.0), (63, "shared", 1.0)],
+)
 def test_chunks_keep_loss_and_gradient(
     monkeypatch: pytest.MonkeyPatch, chunk: int, heads: str, exit_weight: float
 ) -> None:

@@ -56,8 +56,7 @@ def _seed() -> None:
 
 def make_encoder(seed: int = 1, **changes: Any) -> EncoderClassifier:
     torch.manual_seed(seed)
-    options = SMALL.model_dump(exclude={"kind", "attention"}) | changes
-    return EncoderClassifier(classes=3, **options).eval()
+    return EncoderClassifier(SMALL.model_copy(update=changes), classes=3).eval()
 
 
 def angles(positions: int, head_size: int) -> tuple[Tensor, Tensor]:

@@ -17,24 +17,6 @@ CHUNK_TOKENS = 512
 """Tokens whose logits are in memory at the same time: 98 MiB in float32 for 50,257 words."""
 
 
-def exit_losses(model: CRT, states: dict[int, Tensor], targets: Tensor) -> dict[int, Tensor]:
-    """Compute the cross-entropy of every exit in nats, summed over the positions that count.
-
-    Args:
-        states: loop → hidden states [B, T, C], from ``model(…)``.
-        targets: the token after each position, int64 [B, T], or ``IGNORED``.
-
-    Returns:
-        loop → scalar.
-    """
-    flat = targets.reshape(-1)
-    losses = {}
-    for loop, state in states.items():
-        logits = to_float32(model.head_of(loop)(state.flatten(0, 1)))  # [B·T, V]
-        losses[loop] = F.cross_entropy(logits, flat, ignore_index=IGNORED, reduction="sum")
-    return losses
-
-
 def exit_weights(loops: Sequence[int], exit_weight: float) -> dict[int, float]:
     """Return loop → weight in the loss: 1 − λ for the last one, λ shared evenly by the earlier ones (eq. 5)."""
     *earlier, last = sorted(loops)
@@ -52,8 +34,19 @@ def combine_exit_losses(losses: dict[int, Tensor], exit_weight: float) -> Tensor
 def full_loss(
     model: CRT, states: dict[int, Tensor], targets: Tensor, exit_weight: float
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the :func:`combine_exit_losses` sum of :func:`exit_losses`, and those losses."""
-    losses = exit_losses(model, states, targets)
+    """Compute the cross-entropy of every exit in nats, summed over the positions that count.
+
+    Args:
+        states: loop → hidden states [B, T, C], from ``model(…)``.
+        targets: the token after each position, int64 [B, T], or ``IGNORED``.
+
+    Returns:
+        Their :func:`combine_exit_losses` sum, and loop → scalar.
+    """
+    losses = {}
+    for loop, state in states.items():
+        logits = to_float32(model.head_of(loop)(state.flatten(0, 1)))  # [B·T, V]
+        losses[loop] = F.cross_entropy(logits, targets.reshape(-1), ignore_index=IGNORED, reduction="sum")
     return combine_exit_losses(losses, exit_weight), losses
 
 

@@ -94,12 +94,11 @@ class EncoderAdapter(ModelAdapter):
 
     def build(self, recipe: Any, place: BuildTarget) -> tuple[EncoderClassifier, AttentionUse]:
         """Use flash attention if the recipe requests it and the device has it; always SDPA for export."""
-        config, requested = recipe.model, recipe.model.attention
+        requested = recipe.model.attention
         candidate = "sdpa" if place.for_export else requested
         attention, reason = choose_attention(candidate, place.device_type, place.precision)
-        options = config.model_dump(exclude={"kind", "attention"})
         used = AttentionUse(requested=requested, used="sdpa" if attention is sdpa else requested, reason=reason)
-        return EncoderClassifier(classes=recipe.classes, attention=attention, **options), used
+        return EncoderClassifier(recipe.model, recipe.classes, attention), used
 
     def loss(self, model: EncoderClassifier, recipe: Any, prepared: Prepared | None) -> Loss:
         """Cross-entropy, or distillation from a teacher."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.models.adapter import sharing_copy
+from edgeformer.models.encoder import EncoderConfig
 from edgeformer.models.layers import RMSNorm, explicit_attention, padding_mask
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
@@ -102,15 +103,13 @@ class SwiGLU(nn.Module):
 class EncoderLayer(nn.Module):
     """h' = h + MHA(Norm(h)); h'' = h' + FFN(Norm(h')) (paper A, "Transformer Layer Formulation")."""
 
-    def __init__(
-        self, size: int, *, heads: int, ffn_size: int, dropout: float, norm_eps: float, attention: Attention
-    ) -> None:
+    def __init__(self, config: EncoderConfig, attention: Attention) -> None:
         super().__init__()
-        self.norm1 = RMSNorm(size, norm_eps)
-        self.attention = SelfAttention(size, heads, dropout, attention)
-        self.norm2 = RMSNorm(size, norm_eps)
-        self.ffn = SwiGLU(size, ffn_size)
-        self.dropout = nn.Dropout(dropout)
+        self.norm1 = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention = SelfAttention(config.hidden_size, config.heads, config.dropout, attention)
+        self.norm2 = RMSNorm(config.hidden_size, config.norm_eps)
+        self.ffn = SwiGLU(config.hidden_size, config.ffn_size)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
         """h [B, S, d] → [B, queries, d]; arguments as in :meth:`SelfAttention.forward`."""
@@ -131,34 +130,16 @@ class EncoderClassifier(nn.Module):
     inputs = ("input_ids",)
     optional = ("attention_mask",)
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        classes: int,
-        hidden_size: int,
-        layers: int,
-        iterations: int,
-        heads: int,
-        ffn_size: int,
-        residual_scale: float,
-        dropout: float,
-        max_positions: int,
-        rope_theta: float = 10_000.0,
-        norm_eps: float = 1e-6,
-        attention: Attention = sdpa,
-    ) -> None:
+    def __init__(self, config: EncoderConfig, classes: int, attention: Attention = sdpa) -> None:
         super().__init__()
-        self.iterations = iterations
-        self.residual_scale = residual_scale
-        self.tokens = nn.Embedding(vocab_size, hidden_size)
-        self.types = nn.Embedding(2, hidden_size)
-        self.dropout = nn.Dropout(dropout)
-        options: dict[str, Any] = {"heads": heads, "ffn_size": ffn_size, "dropout": dropout, "norm_eps": norm_eps}
-        self.layers = nn.ModuleList(EncoderLayer(hidden_size, attention=attention, **options) for _ in range(layers))
-        self.norm = RMSNorm(hidden_size, norm_eps)
-        self.head = nn.Linear(hidden_size, classes)
-        cos, sin = rotary_angles(max_positions, hidden_size // heads, rope_theta)
+        self.iterations, self.residual_scale = config.iterations, config.residual_scale
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.types = nn.Embedding(2, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(EncoderLayer(config, attention) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.head = nn.Linear(config.hidden_size, classes)
+        cos, sin = rotary_angles(config.max_positions, config.hidden_size // config.heads, config.rope_theta)
         self.cos: Tensor
         self.sin: Tensor
         self.register_buffer("cos", cos, persistent=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen
@@ -16,14 +16,7 @@ from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
 from edgeformer.artifacts.workspace import TOKENIZER_FILE
 from edgeformer.models import ModelSpec, text_client_config
-from edgeformer.models.pretrained.source import (
-    ARCHITECTURES,
-    depth_of,
-    missing_size,
-    open_source,
-    positions_of,
-    width_of,
-)
+from edgeformer.models.pretrained.source import EncoderFile, first_problem, open_source
 
 Pooling = Literal["cls", "mean", "max"]
 
@@ -80,23 +73,27 @@ class PretrainedConfig(ModelConfig):
     @field_validator("architecture")
     @classmethod
     def _check_architecture(cls, architecture: dict[str, Any]) -> dict[str, Any]:
-        kind = architecture.get("model_type")
-        if kind not in ARCHITECTURES:
-            raise ValueError(f"model_type must be one of {', '.join(ARCHITECTURES)}, not {kind!r}")
-        if (size := missing_size(architecture)) is not None:
-            raise ValueError(f"{size} is missing, or no whole number; take architecture out to have it read")
+        try:
+            EncoderFile.model_validate(architecture)
+        except ValidationError as error:
+            raise ValueError(f"{first_problem(error)}; take architecture out to have it read") from None
         return architecture
+
+    @property
+    def sizes(self) -> EncoderFile:
+        """Sizes of the source, from ``architecture``."""
+        return EncoderFile.model_validate(self.architecture)
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        positions, depth = positions_of(self.architecture), depth_of(self.architecture)
-        if self.max_positions > positions:
-            raise ValueError(f"max_positions: the source takes at most {positions} tokens")
+        sizes = self.sizes
+        if self.max_positions > sizes.positions:
+            raise ValueError(f"max_positions: the source takes at most {sizes.positions} tokens")
         if self.pairs and self.separator is None:
             raise ValueError("pairs: true needs separator, the number of the token between two texts")
-        if self.fold is not None and self.fold.layers > depth:
-            raise ValueError(f"fold.layers: the source has {depth} layers")
-        if self.fold is not None and self.architecture["model_type"] in ("albert", "modernbert"):
+        if self.fold is not None and self.fold.layers > sizes.depth:
+            raise ValueError(f"fold.layers: the source has {sizes.depth} layers")
+        if self.fold is not None and sizes.model_type in ("albert", "modernbert"):
             raise ValueError(
                 "fold: the layers of albert are shared already, those of modernbert differ in what they attend to; "
                 "fold another encoder"
@@ -143,27 +140,24 @@ class Pretrained(ModelSpec):
 
     def loops(self, config: PretrainedConfig) -> int:
         """Return the iterations of a folded model, else its layers."""
-        return config.fold.iterations if config.fold is not None else depth_of(config.architecture)
+        return config.fold.iterations if config.fold is not None else config.sizes.depth
 
     def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
         fields = {key: config[key] for key in PretrainedConfig.model_fields if key in config}
         parsed = PretrainedConfig.model_validate({"kind": self.kind, **fields}, strict=False)
-        fold, architecture = parsed.fold, parsed.architecture
+        fold, sizes = parsed.fold, parsed.sizes
         return text_client_config(
             config,
             precision,
-            layers=fold.layers * fold.iterations if fold is not None else depth_of(architecture),
-            heads=architecture.get("num_attention_heads") or architecture["n_heads"],
-            hidden_size=width_of(architecture),
+            layers=fold.layers * fold.iterations if fold is not None else sizes.depth,
+            heads=sizes.heads,
+            hidden_size=sizes.width,
             iterations=self.loops(parsed),
         )
 
     def card_line(self, config: PretrainedConfig) -> str:
-        architecture, fold = config.architecture, config.fold
-        line = (
-            f"{architecture['model_type']}, {depth_of(architecture)} layers, width {width_of(architecture)}, "
-            f"from {config.source}"
-        )
+        sizes, fold = config.sizes, config.fold
+        line = f"{sizes.model_type}, {sizes.depth} layers, width {sizes.width}, from {config.source}"
         if fold is not None:
             parts = {"none": "nothing", "norms": "biases and norms", "adapters": f"adapters of rank {fold.rank}"}
             line += (

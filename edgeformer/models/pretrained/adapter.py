@@ -17,7 +17,7 @@ from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, Parameter
 from edgeformer.models.distillation import classification_loss
 from edgeformer.models.pretrained import MODEL, PretrainedConfig
 from edgeformer.models.pretrained.model import Components, PretrainedEncoder, exported_form, load_components, table_of
-from edgeformer.models.pretrained.source import open_source, width_of
+from edgeformer.models.pretrained.source import open_source
 from edgeformer.models.tracing import BATCH, TOKENS, Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS, load_weights
 from edgeformer.tasks import Prepared
@@ -90,7 +90,7 @@ class PretrainedAdapter(ModelAdapter):
         return tuple(sorted(missing))
 
     def state_shape(self, recipe: Any) -> tuple[int, int]:
-        return MODEL.loops(recipe.model), width_of(recipe.model.architecture)
+        return MODEL.loops(recipe.model), recipe.model.sizes.width
 
     def loss(self, model: PretrainedEncoder, recipe: Any, prepared: Prepared | None) -> Loss:
         """Cross-entropy, or distillation from a teacher."""

@@ -316,12 +316,8 @@ class PretrainedEncoder(nn.Module):
 
         States are float32 [B, S, d]. Only the last exit is trained.
         """
-        h, answers, states = self.embed(input_ids), [], []
-        for stage in range(self.stages):
-            h = self.advance(h, attention_mask, stage)
-            answers.append(self.readout(h, attention_mask))
-            states.append(h.float())
-        return (*answers, *states)
+        _, states = self(input_ids, attention_mask, states=True)
+        return (*(self.readout(state, attention_mask) for state in states), *(state.float() for state in states))
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids int64 [B, S] → [B, S, d]."""

@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, ValidationError, model_validator
 from tokenizers import Tokenizer
+from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, InputError, needs_extra
@@ -26,7 +27,7 @@ M = TypeVar("M", bound=BaseModel)
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-ARCHITECTURES = ("albert", "bert", "distilbert", "electra", "modernbert", "roberta")
+Architecture = Literal["albert", "bert", "distilbert", "electra", "modernbert", "roberta"]
 """Supported values of ``model_type``; MiniLM's is ``bert`` or ``roberta``."""
 WEIGHTS = "model.safetensors"
 AS_ONNX = (
@@ -56,10 +57,16 @@ class _ConfigFile(Frozen):
 
 
 class EncoderFile(_ConfigFile):
-    """Optional keys of config.json that are read here. Transformers checks the other ones when it builds the model."""
+    """Keys of config.json that are read here. Transformers checks the other ones when it builds the model."""
 
-    intermediate_size: Size | None = None
-    hidden_dim: Size | None = None
+    model_type: Architecture
+    vocab_size: Size
+    max_position_embeddings: Size
+    depth: Size = Field(validation_alias=AliasChoices("num_hidden_layers", "n_layers"))
+    heads: Size = Field(validation_alias=AliasChoices("num_attention_heads", "n_heads"))
+    width: Size = Field(validation_alias=AliasChoices("hidden_size", "dim"))
+    inner: Size | None = Field(None, validation_alias=AliasChoices("intermediate_size", "hidden_dim"))
+    pad_token_id: int | None = None
     embedding_size: Size | None = None
     type_vocab_size: Size | None = None
     num_hidden_groups: Size | None = None
@@ -76,12 +83,19 @@ class EncoderFile(_ConfigFile):
     chunk_size_feed_forward: int | None = None
     quantization_config: Any = None
 
-    @field_validator("id2label")
-    @classmethod
-    def _check_labels(cls, names: dict[str, str | int] | None) -> dict[str, str | int] | None:
-        if names is not None and names.keys() != {str(number) for number in range(len(names))}:
-            raise ValueError("must name the classes 0, 1, 2 … without a gap")
-        return names
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.id2label is not None and self.id2label.keys() != {str(n) for n in range(len(self.id2label))}:
+            raise ValueError("id2label must name the classes 0, 1, 2 … without a gap")
+        if self.model_type == "roberta" and (self.pad_token_id is None or self.pad_token_id < 0):
+            raise ValueError("pad_token_id is missing, or negative")
+        return self
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the longest text; RoBERTa's first rows belong to padding."""
+        padding = int(self.pad_token_id or 0) + 1 if self.model_type == "roberta" else 0
+        return self.max_position_embeddings - padding
 
 
 class SentenceModule(_ConfigFile):
@@ -98,15 +112,20 @@ class SentenceFile(_ConfigFile):
     do_lower_case: bool | None = None
 
 
+def first_problem(error: ValidationError) -> str:
+    """Describe the first invalid key of a file or section."""
+    details = error.errors()[0]
+    key = ".".join(str(step)[:60] for step in details["loc"])
+    message = details["msg"].removeprefix("Value error, ")
+    return f"{key + ': ' if key else ''}{message[:1].lower()}{message[1:]}"
+
+
 def _validate(model: type[M], content: Any, path: Path) -> M:
     """Validate a file's content. Raises ArtifactError that names its first invalid key."""
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        details = error.errors()[0]
-        key = ".".join(str(step)[:60] for step in details["loc"])
-        message = details["msg"].removeprefix("Value error, ")
-        raise ArtifactError(f"{path}: {key + ': ' if key else ''}{message[:1].lower()}{message[1:]}") from None
+        raise ArtifactError(f"{path}: {first_problem(error)}") from None
 
 
 def read_object(path: Path, kind: type[Any] = dict) -> Any:
@@ -127,6 +146,7 @@ class Source:
     Attributes:
         name: as the user gave it.
         config: its config.json without keys that do not describe the model.
+        sizes: what is read of it here.
         has_code: config.json names code, which is not run.
         pooling, normalize: how a sentence-transformers folder makes embeddings; None and False in other folders.
         max_length: tokens to which a sentence-transformers folder cuts texts, if specified.
@@ -135,6 +155,7 @@ class Source:
     name: str
     folder: Path
     config: Mapping[str, Any]
+    sizes: EncoderFile
     has_code: bool = False
     pooling: str | None = None
     normalize: bool = False
@@ -148,7 +169,7 @@ class Source:
     @property
     def max_positions(self) -> int:
         """Tokens of the longest text."""
-        return positions_of(self.config)
+        return self.sizes.positions
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -197,37 +218,6 @@ class Source:
         return tokenizer
 
 
-def depth_of(architecture: Mapping[str, Any]) -> int:
-    """Return the number of layers that a text passes, from a config.json."""
-    return int(architecture.get("num_hidden_layers") or architecture.get("n_layers") or 0)
-
-
-def width_of(architecture: Mapping[str, Any]) -> int:
-    """Return the width of a layer's state, from a config.json."""
-    return int(architecture.get("hidden_size") or architecture["dim"])
-
-
-def positions_of(architecture: Mapping[str, Any]) -> int:
-    """Return the number of tokens of the longest text, from a config.json."""
-    positions = int(architecture["max_position_embeddings"])
-    # RoBERTa's first rows belong to padding.
-    return positions - int(architecture["pad_token_id"]) - 1 if architecture["model_type"] == "roberta" else positions
-
-
-def missing_size(architecture: Mapping[str, Any]) -> str | None:
-    """Return the first size that a config.json of a supported ``model_type`` lacks, or that is no positive integer."""
-    sizes = ["num_hidden_layers", "num_attention_heads", "hidden_size"]
-    if architecture.get("model_type") == "distilbert":
-        sizes = ["n_layers", "n_heads", "dim"]
-    for name in ("max_position_embeddings", "vocab_size", *sizes):
-        if type(architecture.get(name)) is not int or architecture[name] < 1:
-            return name
-    padding = architecture.get("pad_token_id")
-    if architecture.get("model_type") == "roberta" and (type(padding) is not int or padding < 0):
-        return "pad_token_id"
-    return None
-
-
 def is_encoder_weight(name: str) -> bool:
     """Return whether a tensor in a model's file is a weight of its encoder: without it, the results are different."""
     return bool(_ENCODER_WEIGHT.search(name)) and not _BUFFER.search(name)
@@ -245,18 +235,16 @@ def open_source(name: str) -> Source:
     config_path = folder / CONFIG_FILE
     config: dict[str, Any] = read_object(config_path)
     kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
-        allowed = ", ".join(ARCHITECTURES)
+    if kind not in get_args(Architecture):
+        allowed = ", ".join(get_args(Architecture))
         raise InputError(f"{config_path}: model_type {kind!r} is not known here; it can be {allowed}; {AS_ONNX}")
-    if (key := missing_size(config)) is not None:
-        raise ArtifactError(f"{config_path}: {key} is missing, or no whole number that a model can have")
-    encoder = _validate(EncoderFile, config, config_path)
+    sizes = _validate(EncoderFile, config, config_path)
     unsupported = {
-        "is_decoder": encoder.is_decoder,
-        "add_cross_attention": encoder.add_cross_attention,
-        "position_embedding_type": encoder.position_embedding_type not in (None, "absolute"),
-        "chunk_size_feed_forward": encoder.chunk_size_feed_forward,
-        "quantization_config": encoder.quantization_config,
+        "is_decoder": sizes.is_decoder,
+        "add_cross_attention": sizes.add_cross_attention,
+        "position_embedding_type": sizes.position_embedding_type not in (None, "absolute"),
+        "chunk_size_feed_forward": sizes.chunk_size_feed_forward,
+        "quantization_config": sizes.quantization_config,
     }
     for key in (key for key, is_set in unsupported.items() if is_set):
         value = f"is {config[key]!r}" if key != "quantization_config" else "is there: the weights are quantised"
@@ -270,14 +258,13 @@ def open_source(name: str) -> Source:
             "load it with transformers and write it again with save_pretrained(…, safe_serialization=True)"
         )
     # The largest tables and matrices, at one byte per number: no file may make the process allocate far more memory.
-    width, weights_bytes = width_of(config), sum(path.stat().st_size for path in weights)
-    rows = config["vocab_size"] + (encoder.type_vocab_size or 0)
-    rows += 0 if kind == "modernbert" else config["max_position_embeddings"]
-    groups = (encoder.num_hidden_groups or 1) * (encoder.inner_group_num or 1)
-    layers = groups if kind == "albert" else depth_of(config)
-    inner = encoder.hidden_dim if kind == "distilbert" else encoder.intermediate_size
-    matrix_rows = layers * ((inner or 0) + width) + max(len(encoder.id2label or ()), encoder.num_labels or 0)
-    if rows * (encoder.embedding_size or width) + matrix_rows * width > weights_bytes:
+    weights_bytes = sum(path.stat().st_size for path in weights)
+    rows = sizes.vocab_size + (sizes.type_vocab_size or 0)
+    rows += 0 if kind == "modernbert" else sizes.max_position_embeddings
+    layers = (sizes.num_hidden_groups or 1) * (sizes.inner_group_num or 1) if kind == "albert" else sizes.depth
+    classes = max(len(sizes.id2label or ()), sizes.num_labels or 0)
+    matrix_rows = layers * ((sizes.inner or 0) + sizes.width) + classes
+    if rows * (sizes.embedding_size or sizes.width) + matrix_rows * sizes.width > weights_bytes:
         raise ArtifactError(
             f"{config_path}: describes a model that is larger than the {weights_bytes:,} bytes beside it"
         )
@@ -287,7 +274,7 @@ def open_source(name: str) -> Source:
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
     described = {key: value for key, value in config.items() if key not in _IGNORED_KEYS}
-    return Source(name, folder, described, "auto_map" in config, *_read_sentence_model(folder))
+    return Source(name, folder, described, sizes, "auto_map" in config, *_read_sentence_model(folder))
 
 
 def _read_sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
