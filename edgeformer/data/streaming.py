@@ -163,8 +163,16 @@ def store_training_set(
                     yield from map(join_pair, texts)
 
         texts_once = checked_texts()
+
+        def training_texts() -> Iterator[str]:
+            yield from texts_once
+            progress.start("Training the tokenizer", None)  # its texts are read first, under a bar of their own
+
         if tokenizer is None:
-            tokenizer = load(config, training_texts=texts_once)
+            try:
+                tokenizer = load(config, training_texts=training_texts())
+            finally:
+                progress.finish()
         for _ in texts_once:  # those that no tokenizer was trained on
             pass
         stream.check(counts.tolist())

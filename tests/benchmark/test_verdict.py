@@ -74,9 +74,11 @@ def test_an_absent_device_is_judged_by_size_only() -> None:
     verdict = check_budget([absent], limits(energy_mj=1.0))
     assert (verdict.status, verdict.judged, verdict.is_partial) == ("unknown", ("size",), False)
     assert [kind.name for kind in verdict.not_judged] == ["latency", "memory", "energy"]
-    assert {kind.reason for kind in verdict.not_judged} == {"not present on this host"} == {
-        check.reason for check in verdict.checks[1:]
-    }
+    assert (
+        {kind.reason for kind in verdict.not_judged}
+        == {"not present on this host"}
+        == {check.reason for check in verdict.checks[1:]}
+    )
     assert verdict_notes(verdict, [], limits(), []) == []
     assert check_budget([absent], limits(size_bytes=1)).status == "fail", "fail outweighs unknown"
     nothing = check_budget([], limits())
