@@ -44,6 +44,10 @@ MAX_COLUMNS = 10_000
 """Of a table; every row becomes a dictionary of them."""
 _RATIO_WINDOW = 8 << 20
 """Bytes over which the ratio is measured: less is no bomb, and a bomb behind real text must not hide in the average."""
+_MAX_ROWS_PER_BYTE = 100
+"""Of a Parquet file: repeated rows are packed to nearly nothing, and become texts of full length."""
+_SMALL_PARQUET_BYTES = 64 << 20
+"""Every Parquet file may unpack to so much."""
 _PARQUET_BATCH = 1_000
 """Rows that are unpacked at once, instead of a row group of any size."""
 _LIKELY_ENCODINGS = (
@@ -378,9 +382,20 @@ def _parquet_records(path: Path, labels: Sequence[str]) -> Iterator[Record]:
     with needs_extra("train", f"{path}: reading it"):
         import datasets
     try:
+        from pyarrow import parquet
+
+        metadata, size = parquet.read_metadata(path), path.stat().st_size
+        unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        if unpacked > max(_SMALL_PARQUET_BYTES, MAX_RATIO * size) or metadata.num_rows > _MAX_ROWS_PER_BYTE * size:
+            raise DataError(
+                f"{path}: holds {metadata.num_rows:,} rows, unpacked {unpacked:,} bytes, in {size:,} bytes, as no text "
+                "does; it is not read; if you trust it, write it anew as JSONL"
+            )
         options: dict[str, Any] = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
         rows = datasets.load_dataset("parquet", data_files=str(path), **options)
         yield from _with_class_names(rows, str(path), labels)
+    except DataError:
+        raise
     except Exception as error:  # pyarrow's errors have no common base
         raise DataError(f"{path}: cannot be read as Parquet: {first_line(error)}") from None
 

@@ -73,7 +73,7 @@ class Stream:
     def of_texts(cls, texts: LabelledTexts, classes: int = 0, *, several: bool = False) -> Stream:
         """Return the stream of texts in memory."""
         labels = texts.labels.tolist()
-        settings = {"fingerprint": texts.fingerprint()}
+        settings = {"fingerprint": texts.fingerprint(), "classes": classes, "several": several}
         return cls((), settings, lambda: zip(texts.texts, labels, strict=True), classes, several)
 
     def pieces(self) -> Iterator[tuple[list[Text], list[int]]]:

@@ -145,6 +145,23 @@ def test_messages_repeat_no_megabytes(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 1000
 
 
+def test_parquet_of_repeated_rows(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "bomb.parquet"
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2**20, np.int32)), pa.array(["word " * 200]))
+    table = pa.table({"text": column})
+    with parquet.ParquetWriter(path, table.schema, write_statistics=False) as writer:
+        for _ in range(8):
+            writer.write_table(table)
+    assert path.stat().st_size < 20_000
+    with pytest.raises(DataError, match="8,388,608 rows") as caught:
+        rows(path)
+    assert "bomb.parquet" in str(caught.value) and "JSONL" in str(caught.value)
+    parquet.write_table(pa.table({"text": [f"a text of its own, number {n}" for n in range(3000)]}), path)
+    assert len(rows(path)) == 3000
+
+
 @pytest.mark.parametrize("entry", ["0,", "[],", '"",'])
 def test_tokenizer_of_absurd_size(tmp_path: Path, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tokenizer.json"

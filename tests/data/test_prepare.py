@@ -79,6 +79,13 @@ def test_equal_data_has_the_same_fingerprint_and_other_data_another(tmp_path):
     assert reseeded.summary.fingerprint != first.summary.fingerprint
 
 
+def test_label_without_rows_is_counted_beside_the_cache_of_fewer_labels(tmp_path):
+    parts = {"train": synthetic(60, 1)}
+    rows = prepared(recipe(parts), tmp_path).summary.label_rows["train"]
+    more = prepared(recipe(parts, labels=["negative", "positive", "mixed"]), tmp_path)
+    assert more.summary.label_rows["train"] == {**rows, "mixed": 0}
+
+
 def test_overlap_of_files_is_counted(tmp_path):
     rows = list(synthetic_reviews(150, 4))
     parts = {"train": tsv(tmp_path / "a.tsv", rows[:120]), "test": tsv(tmp_path / "b.tsv", rows[100:])}
