@@ -75,11 +75,9 @@ def test_what_another_package_lacks_is_no_wrong_name(monkeypatch: pytest.MonkeyP
 def test_the_table_has_every_script() -> None:
     children = {
         "_peer.py",
-        "_training_steps.py",
         "_decode.py",
         "_torch_rates.py",
         "_torch_routes.py",
-        "side_by_side.py",
         "judging.py",
         "ways.py",
         "__init__.py",
