@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -70,22 +69,55 @@ def kill(process: BaseProcess) -> int:
 
 
 def _train(artifacts: Path, overrides: list[str], resume: bool, kill_at: int | None) -> None:
-    count = itertools.count(1)
-    for name in COUNTED:
-        setattr(os, name, _counted(getattr(os, name), count, kill_at))
+    changes = watch_changes(kill=kill_at)
     recipe = load_recipe("quickstart", [*TINY, *overrides])
     try:
         train(recipe, TrainOptions(artifacts, name="run", resume=resume, accelerator="cpu"), Silent())
     except EdgeformerError as error:
         (artifacts / "error.txt").write_text(str(error), encoding="utf-8")
         os._exit(error.exit_code)
-    (artifacts / "changes.txt").write_text(str(next(count) - 1), encoding="utf-8")
+    count = len(changes)
+    (artifacts / "changes.txt").write_text(str(count), encoding="utf-8")
 
 
-def _counted(function: Callable[..., Any], count: itertools.count[int], kill_at: int | None) -> Callable[..., Any]:
-    def counted(*given: Any, **named: Any) -> Any:
-        if next(count) == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*given, **named)
+def watch_changes(
+    under: Path | None = None, *, kill: int | str | None = None, when: str = "before", number: int = signal.SIGKILL,
+    functions: Sequence[str] = COUNTED, log: Callable[[str], object] | None = None,
+) -> list[str]:  # fmt: skip
+    """Note every change that this process makes to names on the disk, and end it at one of them.
 
-    return counted
+    Args:
+        under: only changes below this folder; libraries have caches elsewhere.
+        kill: the change's number, counted from 1, or its text: ``replace bundle``.
+        when: ``before`` or ``after`` that change.
+        number: the signal that the process sends itself.
+        functions: of ``os``, that make changes.
+        log: is given each change's number, name and path.
+
+    Returns:
+        The changes so far; grows.
+    """
+    changes: list[str] = []
+
+    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            path = str(arguments[0])
+            # Deleting a tree names its files relative to an open folder.
+            if under is not None and not path.startswith(str(under)) and named.get("dir_fd") is None:
+                return function(*arguments, **named)
+            changes.append(f"{name} {os.path.relpath(path, under) if under is not None else path}")
+            is_chosen = kill in (len(changes), changes[-1])
+            if log is not None:
+                log(f"# {len(changes)} {name} {path}\n")
+            if is_chosen and when == "before":
+                os.kill(os.getpid(), number)
+            result = function(*arguments, **named)
+            if is_chosen and when == "after":
+                os.kill(os.getpid(), number)
+            return result
+
+        return call
+
+    for name in functions:
+        setattr(os, name, watched(name, getattr(os, name)))
+    return changes

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from edgeformer.artifacts.workspace import BUNDLE_FOLDER
 from edgeformer.bundle import Bundle
 from edgeformer.inference.verify import verify
+from tests.torture.children import watch_changes
 
 _CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
-COUNTED = ("replace", "rename", "fsync", "link", "unlink", "rmdir", "mkdir")
 OLD = Path(__file__).resolve().parents[1] / "old_format" / "classifier-v1"
 """A tiny classifier of 7,618 parameters, with eleven artifacts in its bundle."""
 
@@ -64,27 +61,8 @@ def _export(
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    numbers = itertools.count(1)
-
-    def counting(name: str, change: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **named: Any) -> Any:
-            # Libraries have caches elsewhere; deleting a tree names its files relative to an open folder.
-            if not str(arguments[0]).startswith(str(run)) and named.get("dir_fd") is None:
-                return change(*arguments, **named)
-            number = next(numbers)
-            os.write(out, f"# {number} {name} {arguments[0]}\n".encode())
-            local = (number, f"{name} {os.path.relpath(arguments[0], run)}")
-            if kill is not None and kill[0] in local and kill[1] == "before":
-                os.kill(os.getpid(), signalled)
-            outcome = change(*arguments, **named)
-            if kill is not None and kill[0] in local and kill[1] == "after":
-                os.kill(os.getpid(), signalled)
-            return outcome
-
-        return counted
-
-    for name in COUNTED:
-        setattr(os, name, counting(name, getattr(os, name)))
+    place, when = kill or (None, "before")
+    watch_changes(run, kill=place, when=when, number=signalled, log=lambda line: os.write(out, line.encode()))
     sys.argv = ["edgeformer", "export", str(run), *options, "--artifacts", str(run.parent)]
     from edgeformer.cli import main
 

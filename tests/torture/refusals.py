@@ -1,13 +1,7 @@
-"""Hostile files of every kind, each given to the command that reads it: refused early, and what that cost.
-
-    python -m tests.torture.refusals
-
-Ends with 1 where one was not refused with exit code 2 in 5 s of processor time beyond the command's start, and 1 GiB.
-"""
+"""Hostile files of every kind, each given to the command that reads it."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import os
@@ -16,10 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +21,6 @@ from onnx import external_data_helper
 
 from edgeformer.artifacts.files import sha256_of
 from tests.artifacts.test_hostile_yaml import BOMB
-from tests.cli.measure_cli import MOST_BYTES, MOST_SECONDS, Cost, measured
 from tests.data.test_bombs import bomb, train
 from tests.torture.children import OFTEN, TINY
 from tests.torture.flipped_bytes import OLD
@@ -137,66 +128,3 @@ STARTS: dict[str, CASE] = {
     "predict": lambda folder: ("predict", "absent", "a text"),
 }
 """What a command costs that comes as far and finds nothing: Python and, but for recipes and predict, torch."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A hostile file's row: ``beyond_s`` are seconds of processor time after those of the command's start."""
-
-    case: str
-    cost: Cost
-    beyond_s: float
-    ran: bool
-
-    @property
-    def message(self) -> str:
-        """What the command said, in one line."""
-        return " ".join(self.cost.err.split()).removeprefix("error: ")
-
-    @property
-    def holds(self) -> bool:
-        """Refused with a message, in bounded time and memory, and nothing of it was run."""
-        messages = (
-            self.cost.err.startswith("error: ") and "Traceback" not in self.message and "defect" not in self.message
-        )
-        bounded = self.beyond_s < MOST_SECONDS and self.cost.bytes < MOST_BYTES
-        return self.cost.code == 2 and messages and bounded and not self.ran
-
-
-def refusals(cases: Sequence[str] = tuple(CASES)) -> list[Refusal]:
-    """Try them, each in a folder of its own."""
-    results = []
-    with tempfile.TemporaryDirectory() as empty:
-        starts = {name: measured(*case(Path(empty)), cwd=Path(empty)).seconds for name, case in STARTS.items()}
-    for name in cases:
-        with tempfile.TemporaryDirectory() as around:
-            folder = Path(around)
-            command = CASES[name](folder)
-            cost = measured(*command, cwd=folder, stop_after_s=300)
-            beyond_s = cost.seconds - starts["recipe" if name.startswith("YAML") else command[0]]
-            results.append(Refusal(name, cost, beyond_s, ran=bool(list(folder.rglob("proof")))))
-    return results
-
-
-def table(found: Sequence[Refusal]) -> str:
-    """As Markdown."""
-    heads = "| hostile file | exit | s in all | s beyond the start | peak MiB | message |"
-    lines = [heads, "|---|--:|--:|--:|--:|---|"]
-    for row in found:
-        cost, message = row.cost, row.message if len(row.message) < 170 else row.message[:169] + "…"
-        figures = f"{cost.code} | {cost.seconds:.1f} | {max(0, row.beyond_s):.1f} | {cost.bytes / 2**20:.0f}"
-        lines.append(f"| {row.case} | {figures} | {message.replace('|', '/')} |")
-    return "\n".join(lines)
-
-
-def main() -> int:
-    """Try all, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
-    results = refusals()
-    print(table(results))
-    return int(not all(row.holds for row in results))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

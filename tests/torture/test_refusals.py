@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.torture.refusals import refusals, table
+from tests.cli.measure_cli import measured, refused
+from tests.torture.refusals import CASES, STARTS
 
 
 @pytest.mark.torture
-def test_hostile_files_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    results = refusals()
+@pytest.mark.parametrize("name", CASES)
+def test_hostile_files_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = CASES[name](tmp_path)
+    (tmp_path / "empty").mkdir()
+    start = STARTS["recipe" if name.startswith("YAML") else command[0]](tmp_path / "empty")
+    start_s = measured(*start, cwd=tmp_path / "empty").seconds
+    cost = measured(*command, cwd=tmp_path, stop_after_s=300)
     with capsys.disabled():
-        print(f"\n{table(results)}")
-    assert [row for row in results if not row.holds] == []
+        message = " ".join(cost.err.split()).removeprefix("error: ").replace("|", "/")
+        figures = (
+            f"{cost.code}",
+            f"{cost.seconds:.1f}",
+            f"{max(0, cost.seconds - start_s):.1f}",
+            f"{cost.bytes / 2**20:.0f}",
+        )
+        print("\n|", " | ".join((name, *figures, message)), "|")  # a row of docs/reliability.md
+    refused(cost, "error: ", beyond_s=start_s)
+    assert not list(tmp_path.rglob("proof"))
