@@ -102,7 +102,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile browser.json --device raspberry-pi-5": (
         "needs a report from a browser; tests/web/test_in_browser.py measures one and judges it"
     ),
-    "edgeformer plan crt_deep_rtx4050 --device rtx4050": "test_plan_in_documents.py runs it and reads what it says",
+    "edgeformer plan crt_deep_rtx4050 --device rtx4050": "test_statements.py runs it and reads what it says",
     "edgeformer train crt_mini": "reads WikiText-2 from the hub; with --data it is run",
     "edgeformer export --fp16 --int8 --vocab-trim --trt --exit all --target rtx4050": (
         "half a minute and more; tests/export/test_export_everything.py runs it"
@@ -138,8 +138,8 @@ DATA = {
     "# two tables, each as it is": "test_documented_commands.py reads rows with it",
     "# several labels per text": "test_documented_commands.py reads rows with it",
     "bandwidth_bytes_per_s:": "a fact of a profile; test_documented_commands.py reads it",
-    "# in recipes/minilm_sst2.yaml": "test_pretrained_in_documents.py compares it with that",
-    "# in recipes/minilm_folded_sst2.yaml": "test_pretrained_in_documents.py compares it with that",
+    "# in recipes/minilm_sst2.yaml": "test_statements.py compares it with that",
+    "# in recipes/minilm_folded_sst2.yaml": "test_statements.py compares it with that",
     "# .github/workflows/edgeformer.yml": "a workflow; test_ci.py reads it and runs its script",
     "name: my-card": "a whole profile; test_documented_commands.py reads it",
 }

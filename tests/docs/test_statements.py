@@ -1,0 +1,261 @@
+"""What documents and messages state of the code, of machines and of protocols is so."""
+
+from __future__ import annotations
+
+import ast
+import json
+import lzma
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from edgeformer import __version__
+from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.documents import find, load_profile, read_yaml, shipped_names
+from edgeformer.artifacts.errors import install_hint
+from edgeformer.models import load_recipe
+from edgeformer.runtimes.tensorrt.state import jetson_capability
+from edgeformer.system.capability import CUDA_13_DRIVER
+from tests.cli.run_cli import edgeformer
+from tests.docs.document import DOCUMENTS, ROOT, blocks
+
+GIB, MIB = 2**30, 2**20
+
+
+def text_of(name: str) -> str:
+    """A document in one line."""
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
+def stated(document: str, pattern: str) -> tuple[str, ...]:
+    """The groups of a sentence."""
+    sentence = re.search(pattern, text_of(document))
+    assert sentence is not None, pattern
+    return sentence.groups()
+
+
+def figures(pattern: str) -> list[float]:
+    return [float(figure.replace(",", "")) for figure in stated("docs/protocols.md", pattern)]
+
+
+# CONTRIBUTING
+
+PACKAGE = ROOT / "edgeformer"
+CONTRIBUTING = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def imports_torch(file: Path) -> bool:
+    """At module level: what an import of the file loads."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        if any(name.split(".")[0] == "torch" for name in names):
+            return True
+    return False
+
+
+def test_every_package_is_in_the_table_of_contributing() -> None:
+    names = set(re.findall(r"`(\w+)(?:/|\.py)`", CONTRIBUTING[: CONTRIBUTING.index("## Rules")]))
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    files = {path.stem for path in PACKAGE.glob("[a-z]*.py")}
+    assert len(folders) > 8 and folders | files <= names
+
+
+def test_torch_is_where_contributing_says_and_nowhere_else() -> None:
+    (paragraph,) = (part for part in CONTRIBUTING.split("\n\n") if part.startswith("torch is imported by"))
+    places = [place.rstrip("/") for place in re.findall(r"`([\w/.]+)`", paragraph)]
+    importers = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if imports_torch(file)]
+    assert len(places) >= 5 and len(importers) > 20
+    belongs = {name: [place for place in places if name == place or name.startswith(f"{place}/")] for name in importers}
+    assert [name for name, owners in belongs.items() if not owners] == [], "named nowhere in CONTRIBUTING"
+    assert {*places} == {place for owners in belongs.values() for place in owners}, "named, and without torch"
+
+
+# Installation
+
+# pip install [options] edgeformer, quoted or not, unless it is a path or a wheel's file name; edgeformer[extra]
+BY_NAME = re.compile(r"pip3? install (?:-\S+ )*[\"'`\\]*edgeformer(?![-\w/.])|\bedgeformer\[(?=[\w{])")
+PLACES = (
+    "README.md", "Makefile", "pyproject.toml", ".github", "benchmarks", "docs", "edgeformer", "profiles", "recipes",
+    "tests",
+)  # fmt: skip
+RECORDS = (ROOT / "tests" / "old_format", ROOT / "benchmarks" / "results")
+"""Records of former versions, which stay as they were written."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Name and text of every file that a person may read, but of this one."""
+    for place in PLACES:
+        path = ROOT / place
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            skipped = "__pycache__" in file.parts or any(folder in file.parents for folder in RECORDS)
+            if file.is_file() and not skipped and file != Path(__file__).resolve():
+                yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8", errors="replace")
+
+
+def test_nothing_installs_edgeformer_by_its_name() -> None:
+    """A stranger could claim the name on the public index."""
+    read = dict(texts())
+    assert len(read) > 300
+    assert [f"{name}: {hit[0]}" for name, text in read.items() for hit in BY_NAME.finditer(text)] == []
+    named = ("pip install edgeformer", 'python -m pip install -q "edgeformer[rtx]"', "pip install 'edgeformer'")
+    assert all(BY_NAME.search(text) for text in (*named, "edgeformer[trt]"))
+    wheel = 'pip install "dist/edgeformer-0.1.0-py3-none-any.whl[train]"'
+    assert not any(BY_NAME.search(text) for text in (install_hint("rtx"), install_hint("train", reinstall=True), wheel))
+
+
+def test_the_wheel_has_the_name_that_documents_give_it() -> None:
+    text = "\n".join([CONTRIBUTING, *(file.read_text(encoding="utf-8") for file in DOCUMENTS)])
+    wheels = set(re.findall(r"edgeformer-[\w.]+-py3-none-any\.whl", text))
+    assert wheels == {f"edgeformer-{__version__}-py3-none-any.whl"}
+
+
+def readme_row(start: str) -> str:
+    """The commands of a machine in the README's table."""
+    (row,) = [line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if line.startswith(start)]
+    return row
+
+
+def test_the_readme_says_what_each_machine_needs() -> None:
+    row = readme_row("| Linux, RTX card")
+    assert "Python 3.11 or newer" in row and f"driver R{CUDA_13_DRIVER} or newer" in row
+    assert "onnxruntime-ep-nv-tensorrt-rtx" in row
+    for machine in ("| CPU only", "| Jetson"):  # pip keeps a torch that is installed already
+        assert readme_row(machine).index("first torch") < readme_row(machine).index('".[train]"')
+    assert "pytorch.org" in readme_row("| CPU only")
+    text = text_of("README.md")
+    assert f"CUDA 13, which needs NVIDIA driver R{CUDA_13_DRIVER} or newer; `edgeformer doctor` compares" in text
+    assert "torch-tensorrt, which `trt` installs, has no wheel for Python 3.14" in text
+
+
+def test_the_readme_assigns_each_card_the_tensorrt_of_its_profile() -> None:
+    rtx, other = stated("README.md", r"for (RTX 20, .*?) cards\).*?the extra `trt`: (.*?) \(`tensorrt:`")
+
+    def series(profile: DeviceProfile) -> str:
+        name = re.search(r"RTX \d0|GTX \d\d|\b[ATHL]\d+", profile.title)
+        assert name is not None, profile.title
+        return name[0].removeprefix("RTX ")
+
+    for profile in map(load_profile, shipped_names("profiles")):
+        if profile.tensorrt != "none" and "Jetson" not in profile.title and profile.name != "h200":
+            assert series(profile) in (rtx if profile.tensorrt == "rtx" else other), profile.name
+
+
+# Jetsons and Windows
+
+RELEASE = "# R{} (release), REVISION: {}.0, GCID: 1, BOARD: generic, EABI: aarch64, DATE: Wed Sep 11 2025\n"
+
+
+def jetpacks() -> list[list[str]]:
+    """The rows of the table of docs/devices.md: JetPack, L4T, Python, TensorRT, graphs, engines."""
+    lines = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    starts = [place for place, row in enumerate(cells) if row[0] == "JetPack"]
+    return [row for start in starts for row in cells[start + 2 :] if re.match(r"\d", row[0])]
+
+
+def test_doctor_says_on_a_jetson_what_the_documents_say(tmp_path: Path) -> None:
+    assert [row[0] for row in jetpacks()] == ["5", "6.0", "6.1, 6.2", "7"]
+    (tmp_path / "etc").mkdir()
+    for row in jetpacks():
+        for release in row[1].split(", "):
+            number, _, revision = release.partition(".")
+            text = RELEASE.format(number, revision or "4")
+            (tmp_path / "etc" / "nv_tegra_release").write_text(text, encoding="utf-8")
+            (results,) = jetson_capability(tmp_path)
+            assert results.detail.startswith("JetPack ") and row[0].split(", ")[0] in results.detail
+            assert (results.status == "unavailable") == row[5].startswith("no"), (row, results)
+
+
+def test_what_powershell_cannot_do_is_said_where_it_stands() -> None:
+    """It has no ``<``; a reader of that line must not have to find out."""
+    shell = [block for document in DOCUMENTS for block in blocks(document) if not block.language]
+    redirected = [(block.document, line) for block in shell for line in block.text.splitlines()
+                  if re.search(r"^\s*edgeformer [^#\"]* < ", line)]  # fmt: skip
+    assert redirected
+    for name, line in redirected:
+        assert "PowerShell" in line, f"{name}: {line}"
+        assert "PowerShell has no `<`" in (ROOT / name).read_text(encoding="utf-8"), name
+
+
+# Recipes, protocols and plans
+
+
+def is_part(shown: Any, complete: Any) -> bool:
+    """Whether every key that is shown has the same value in the complete document."""
+    if not isinstance(shown, dict) or not isinstance(complete, dict):
+        return bool(shown == complete)
+    return all(is_part(value, complete.get(key)) for key, value in shown.items())
+
+
+@pytest.mark.parametrize("name", ["minilm_sst2", "minilm_folded_sst2"])
+def test_lines_of_a_recipe_are_those_of_the_file(name: str, tmp_path: Path) -> None:
+    document = blocks(ROOT / "docs" / "pretrained.md")
+    (displayed,) = [block for block in document if block.first_line == f"# in recipes/{name}.yaml"]
+    (tmp_path / "shown.yaml").write_text(displayed.text, encoding="utf-8")
+    content: Any = read_yaml(tmp_path / "shown.yaml").content
+    assert content["model"]["kind"] == "pretrained" and "training" in content
+    assert is_part(content, read_yaml(find("recipes", name)).content)
+
+
+def test_published_steps() -> None:
+    paragraphs, rows, micro, epochs, steps = figures(
+        r"([\d,]+) padded paragraphs / \((\d+) × (\d+)\) × (\d+) epochs = ([\d,]+)"
+    )
+    assert steps == paragraphs / (rows * micro) * epochs
+
+
+@pytest.mark.data
+def test_steps_of_packed_rows(data_folder: Path) -> None:
+    """As many rows as 50,000 paragraphs of WikiText-2's length fill, 16 of them a step, and ten epochs."""
+    (mean,) = figures(r"WikiText-2 has ([\d.]+) GPT-2 tokens in a paragraph of more than 50 characters")
+    paragraphs, rows, an_epoch, steps = figures(
+        r"([\d,]+) such paragraphs fill ([\d,]+) rows, which are ([\d,]+) steps an epoch and ([\d,]+) in all"
+    )
+    tokenizer = Tokenizer.from_file(str(data_folder / "tokenizers" / "gpt2" / "tokenizer.json"))
+    with lzma.open(data_folder / "wikitext-2" / "train.txt.xz", "rt", encoding="utf-8") as lines:
+        texts = [text for text in (line.strip() for line in lines) if len(text) > 50]
+    lengths = np.array([len(encoding.ids) for encoding in tokenizer.encode_batch(texts)])
+    assert lengths.mean() == pytest.approx(mean, abs=0.05)
+    assert round((lengths.mean() + 1) * paragraphs / 1024) == rows == load_recipe("crt_deep_rtx4050").data.expected_rows
+    assert (an_epoch, steps) == (-(-rows // 16), -(-rows // 16) * 10)
+    assert np.minimum(lengths + 1, 384).mean() < 0.5 * 384, "most positions of a published row are padding"
+
+
+def test_texts_that_leak() -> None:
+    results = ROOT / "benchmarks" / "results" / "cpu-2core" / "2026-11-21-sst2.json"
+    counted = json.loads(results.read_text(encoding="utf-8"))[0]["overlap"]
+    (overlap,) = (row for row in counted if row["test_set"] == "random-split")
+    matches = figures(r"(\d+) of the ([\d,]+) test texts are also training texts, and ([\d,]+) more contain")
+    assert matches == [overlap["duplicates"], overlap["test_rows"], overlap["contained"]]
+
+
+def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
+    peak, precision, budget, usable, context, mib = stated(
+        "docs/language-models.md",
+        r"a peak of ([\d.]+) GiB in (\w+)\. The budget is ([\d.]+) GiB: of the ([\d.]+) GiB that the profile calls "
+        r"usable, ([\d.]+) GiB \((\d+) MiB\)",
+    )
+    outcome = edgeformer("plan", "crt_deep_rtx4050", "--device", "rtx4050", "--json", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    plan = json.loads(outcome.out)
+    assert (plan["status"], plan["fits"], plan["precision"]) == ("pass", True, precision)
+    assert plan["peak_bytes"] / GIB == pytest.approx(float(peak), abs=0.005)
+    assert plan["budget_bytes"] / GIB == pytest.approx(float(budget), abs=0.005)
+    usable_bytes = load_profile("rtx4050").usable_memory_bytes.value
+    assert usable_bytes / GIB == pytest.approx(float(usable), abs=0.005)
+    assert usable_bytes - plan["budget_bytes"] == int(mib) * MIB
+    assert int(mib) * MIB / GIB == pytest.approx(float(context), abs=0.005)
+    hours_and_shares = stated(
+        "docs/language-models.md",
+        r"(\d+) to (\d+) hours for ten epochs, (\d+) to (\d+) minutes each.*then reaches (0\.\d+) to (0\.\d+) of",
+    )
+    time = plan["time"]
+    assert time["rows"] == 10 * 7059 and time["rows_from"] == "recipe"
+    shown = [f"{round(time[key] / seconds)}" for seconds in (3600, 600) for key in ("low_s", "high_s")]
+    assert [*shown, *(f"{share:.2f}" for share in time["share_of_peak"])] == list(hours_and_shares)
