@@ -29,7 +29,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from tokenizers import Tokenizer
 
-from benchmarks.studies.local_data import load_local_data, with_local_data
+from benchmarks.studies.jobs import load_local_data, with_local_data
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.data.cleaning import clean
 from edgeformer.data.data_warnings import load_with_findings

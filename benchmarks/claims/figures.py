@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +28,8 @@ from benchmarks.claims.schema import (
     Study,
 )
 from benchmarks.claims.tables import NotThere, cell, variance
-from benchmarks.results_page.committed import read_table
-from benchmarks.results_page.provenance import Affected, Change, origin_of, superseded, superseded_study
+from benchmarks.results_page.provenance import Affected, Change, origin_of, read_json, superseded, superseded_study
+from benchmarks.results_page.studies import read_table
 from edgeformer.artifacts.errors import InputError
 
 MIB = 2**20
@@ -239,7 +238,7 @@ class Finder:
         path = self.results / file
         if not path.is_file():
             raise NotThere(f"{file} is not committed yet")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
 
     def _pointed(self, source: Json, figure: str) -> Number:
         place = self._read(source.file)

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.schema import Number, Study
-from benchmarks.results_page.committed import read_table
+from benchmarks.results_page.provenance import read_json
+from benchmarks.results_page.studies import read_table
 from benchmarks.studies.specification import Study as Written
-from benchmarks.studies.specification import load_study, measure
+from benchmarks.studies.specification import load_study as read_study
+from benchmarks.studies.specification import measure
 from edgeformer.artifacts.errors import InputError
+
+load_study = cache(read_study)
 
 
 class NotThere(Exception):
@@ -78,7 +82,7 @@ def _check_computed_in_fp16(row: dict[str, Any], results: Path) -> None:
         f"{scored['provider']} on {scored['host']}"
         for key in row.get("keys", ())
         if (path := results / "studies" / f"{key}.json").is_file()
-        for scored in json.loads(path.read_text(encoding="utf-8"))["evaluation"]["rows"]
+        for scored in read_json(path)["evaluation"]["rows"]
         if "fp16" in scored["artifact"] and scored["provider"]
     )
     if not providers:

@@ -84,7 +84,7 @@ def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny:
         return load_recipe(name, [*_TINY[task], *local, *tiny])
     if session.options.data is None:
         raise InputError("no data here: bring it (benchmarks/gpu/pack.py), or say --data DIR")
-    from benchmarks.studies.local_data import load_local_data, with_local_data
+    from benchmarks.studies.jobs import load_local_data, with_local_data
 
     return with_local_data(load_recipe(name, [*overrides]), [session.options.data], load_local_data())
 

@@ -12,9 +12,8 @@ from jinja2 import Environment, StrictUndefined
 from benchmarks.results_page.bench import bench
 from benchmarks.results_page.facts import facts
 from benchmarks.results_page.gpu import gpu
-from benchmarks.results_page.pictures import picture
 from benchmarks.results_page.provenance import measured
-from benchmarks.results_page.studies import studies
+from benchmarks.results_page.studies import picture, studies
 from benchmarks.results_page.tables import ROOT, TABLES, printed, with_command
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import write_text

@@ -54,11 +54,21 @@ class Change(Frozen):
     results: list[Affected]
 
 
+def read_json(path: Path) -> Any:
+    """Parse a file, once as long as it does not change; nobody may change what is returned."""
+    status = path.stat()
+    return _parse(path, status.st_mtime_ns, status.st_size)
+
+
 @cache
+def _parse(path: Path, modified_ns: int, size: int) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def changes(results: Path = RESULTS) -> tuple[Change, ...]:
     """Return what changes.json says, oldest first; empty without the file."""
     path = results / CHANGES
-    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    content = read_json(path) if path.is_file() else []
     return tuple(sorted(map(Change.model_validate, content), key=lambda change: change.date))
 
 
@@ -169,8 +179,8 @@ def study_documents(folder: Path, keys: Sequence[str]) -> tuple[list[Any], list[
     Returns:
         The files KEY.json, and the times-*.json that are of these runs only.
     """
-    runs = [json.loads(path.read_text(encoding="utf-8")) for key in keys if (path := folder / f"{key}.json").is_file()]
-    times = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("times-*.json"))]
+    runs = [read_json(path) for key in keys if (path := folder / f"{key}.json").is_file()]
+    times = [read_json(path) for path in sorted(folder.glob("times-*.json"))]
     return runs, [document for document in times if {entry["run"] for entry in document["entries"]} <= {*keys}]
 
 
@@ -235,7 +245,7 @@ def measured(*files: str, under: Sequence[str] | None = None) -> str:
         files: as the section shows them.
         under: keys of the figures that it shows; None: all.
     """
-    documents = [json.loads((RESULTS / file).read_text(encoding="utf-8")) for file in files]
+    documents = [read_json(RESULTS / file) for file in files]
     sentences = [str(origin_of(documents, files))]
     for file, document in zip(files, documents, strict=True):
         dates = origin_of([document], [file]).dates

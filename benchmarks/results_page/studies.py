@@ -1,30 +1,41 @@
-"""Committed studies: benchmarks/results/studies/NAME.json is the table.json that `make study NAME=NAME` writes."""
+"""Committed studies and pictures: benchmarks/results/studies/NAME.json is the table.json that `make study` writes.
+
+Pictures are drawn again only where what they show has changed, because another matplotlib changes every byte. After a
+change of the code that draws, remove their drawn.json.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results_page.committed import tables
-from benchmarks.results_page.pictures import drawn
-from benchmarks.results_page.provenance import study_origin
-from benchmarks.results_page.tables import FOLDER, ROOT
-from benchmarks.studies import figures
-from benchmarks.studies.finding import finding_of
-from benchmarks.studies.render import study_markdown, study_picks, study_remarks, study_sources
+from benchmarks.results_page.provenance import read_json, study_origin
+from benchmarks.results_page.tables import FOLDER, ROOT, printed
+from benchmarks.studies.figures import draw_study
+from benchmarks.studies.render import finding_of, study_body
 from benchmarks.studies.results import StudyTable
-from benchmarks.studies.specification import FigureSpec, load_study
-from edgeformer.artifacts.units import markdown
+from benchmarks.studies.specification import load_study
+from edgeformer.artifacts.errors import MissingDependencyError
+from edgeformer.artifacts.files import write_text
 from edgeformer.report import canvas
 
-STANDS_IN = "in place of the hub's"
-STUDIES, PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "studies"
+STUDIES, STUDY_PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "studies"
+PICTURES = ROOT / "docs" / "pictures"
+DRAWN = "drawn.json"
+"""Beside pictures: a digest of what they show, and their names."""
 
 
-def studies(folder: Path = STUDIES, pictures: Path = PICTURES) -> str:
+def read_table(path: Path) -> dict[str, Any] | None:
+    """The table of a file; None where it holds something else: single runs lie beside the tables."""
+    document = read_json(path)
+    return dict(document) if "study" in document and "columns" in document else None
+
+
+def studies(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> str:
     """A section per committed study: what it is, its table and pictures, what took how long; empty without any.
 
     Args:
@@ -32,56 +43,73 @@ def studies(folder: Path = STUDIES, pictures: Path = PICTURES) -> str:
         pictures: where they are drawn, a folder per study; as seen from docs/.
 
     Raises:
-        InputError: a table shows a part of its study, or a study that was changed.
         MissingDependencyError: pictures must be drawn, and matplotlib is not installed.
     """
-    return "\n\n".join(_section(document, folder, pictures) for document in tables(folder))
+    sections = []
+    for document in filter(None, map(read_table, sorted(folder.glob("*.json")))):
+        table = StudyTable.model_validate(document, strict=False)
+        study, _ = load_study(table.study)
+        curves: dict[str, list[list[dict[str, Any]]]] = {}
+        for run, keys in {row.run: row.keys for row in table.rows}.items():
+            for path in (folder / f"{key}.json" for key in keys):
+                if path.is_file() and (curve := read_json(path).get("curve")):
+                    curves.setdefault(run, []).append(curve)
+        shown = [table.model_dump_json(), *(figure.model_dump_json() for figure in study.figures)]
+        if any(figure.kind == "curves" for figure in study.figures):
+            shown.append(json.dumps(curves))
+
+        def draw(place: Path, table: StudyTable = table, specs: Any = study.figures, lines: Any = curves) -> list[str]:
+            return draw_study(place, table, specs, lines)
+
+        names = drawn(pictures / table.study, shown, draw)
+        finding = finding_of(study, table.rows) if study.finding else ""
+        sections += [
+            f"### {table.title}",
+            f"`make study NAME={table.study}`: {table.element}. {' '.join(table.protocol.split())}",
+            study_origin(folder.parent, table),
+            *study_body(table, finding, [f"{pictures.name}/{table.study}/{name}" for name in names]),
+        ]
+    return "\n\n".join(sections)
 
 
-def _section(document: dict[str, Any], folder: Path, pictures: Path) -> str:
-    table = StudyTable.model_validate(document, strict=False)
-    study, _ = load_study(table.study)
-    names = _pictures(pictures / table.study, table, study.figures, _curves(folder, table))
-    parts = [
-        f"### {table.title}",
-        f"`make study NAME={table.study}`: {table.element}. {' '.join(table.protocol.split())}",
-        study_origin(folder.parent, table),
-        study_markdown(table).rstrip("\n"),
-        f"The paper's figures: {markdown(source)}." if (source := study_sources(table)) else "",
-        markdown(finding_of(study, table.rows)) if study.finding else "",
-        "\n".join(study_picks(table)),
-        f"{table.minutes:,.0f} minutes of training in all: {'; '.join(table.hosts)}." if table.hosts else "",
-        f"Times: {table.times}." if table.times else "",
-        *(f"![{table.title}]({pictures.name}/{table.study}/{name})" for name in names),
-        "\n".join(f"- {markdown(remark)}" for remark in (*other_data(table), *study_remarks(table))),
-    ]
-    return "\n\n".join(part for part in parts if part)
+def drawn(folder: Path, shown: Sequence[str], draw: Callable[[Path], list[str]]) -> list[str]:
+    """Names of the pictures in a folder, after drawing them where they are not those of ``shown``.
+
+    Args:
+        folder: where they lie, and nothing else.
+        shown: all figures that decide how they look.
+        draw: given the folder, draws into it and returns the names.
+
+    Raises:
+        MissingDependencyError: they must be drawn, and matplotlib is not installed.
+    """
+    digest, record = hashlib.sha256("\n".join(shown).encode()).hexdigest(), folder / DRAWN
+    if record.is_file():
+        earlier = json.loads(record.read_text(encoding="utf-8"))
+        if earlier["of"] == digest and all((folder / name).is_file() for name in earlier["pictures"]):
+            return [*earlier["pictures"]]
+    if not canvas.can_draw():
+        raise MissingDependencyError(f"{folder}: {canvas.NO_PICTURE}")
+    folder.mkdir(parents=True, exist_ok=True)
+    names = draw(folder)
+    write_text(record, json.dumps({"of": digest, "pictures": names}, indent=2) + "\n")
+    return names
 
 
-def other_data(table: StudyTable) -> list[str]:
-    """What files of this machine stood in for, where they hold other rows than the hub's data set."""
-    notes = dict.fromkeys(note for row in table.data.values() for note in row if STANDS_IN in note)
-    rows = {note: [row for row, row_notes in table.data.items() if note in row_notes] for note in notes}
-    same = re.compile(r": the same [\d,]+ rows$")
-    return [f"{', '.join(of)}: {note}" for note, of in rows.items() if not same.search(note)]
+def picture(name: str, text: str, command: str) -> str:
+    """Markdown of a picture that ``python benchmarks/SCRIPT figure FILE …`` draws, with the command above it.
 
+    Args:
+        name: of its folder in docs/pictures.
+        text: alternative text.
+        command: with ``FILE`` where the picture's path is put, and files of benchmarks/results behind it.
+    """
+    inputs = [word for word in shlex.split(command)[2:] if word.startswith("benchmarks/")]
+    shown = [command, *((ROOT / path).read_text(encoding="utf-8") for path in inputs)]
 
-def _curves(folder: Path, table: StudyTable) -> dict[str, list[list[dict[str, Any]]]]:
-    """Return run → the records of each of its committed seeds."""
-    curves: dict[str, list[list[dict[str, Any]]]] = {}
-    for run, keys in {row.run: row.keys for row in table.rows}.items():
-        for path in (folder / f"{key}.json" for key in keys):
-            if path.is_file() and (curve := json.loads(path.read_text(encoding="utf-8")).get("curve")):
-                curves.setdefault(run, []).append(curve)
-    return curves
+    def draw(folder: Path) -> list[str]:
+        printed(command.replace("FILE", shlex.quote(str(folder / f"{name}.png"))))
+        return [f"{name}.png"]
 
-
-def _pictures(
-    folder: Path, table: StudyTable, specs: Sequence[FigureSpec], curves: dict[str, list[list[dict[str, Any]]]]
-) -> list[str]:
-    """Names of the pictures of a study."""
-    displayed = [table.model_dump_json(), *(figure.model_dump_json() for figure in specs)]
-    if any(figure.kind == "curves" for figure in specs):
-        displayed.append(json.dumps(curves))
-    displayed += [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (figures, canvas)]
-    return drawn(folder, displayed, lambda place: figures.draw_study(place, table, specs, curves))
+    (file,) = drawn(PICTURES / name, shown, draw)
+    return f"    {command.replace('FILE', f'{name}.png')}\n\n![{text}]({PICTURES.name}/{name}/{file})"

@@ -26,26 +26,35 @@ def draw_study(folder: Path, table: StudyTable, figures: Sequence[FigureSpec], c
     for number, figure in enumerate(figures, 1):
         path = folder / f"figure{number}.png"
         path.unlink(missing_ok=True)
-        draw = _draw_curves if figure.kind == "curves" else _draw_rows
-        if can_draw() and draw(path, table, figure, curves):
-            names.append(path.name)
+        if not can_draw():
+            continue
+        if figure.kind == "curves":
+            subset = {
+                run: seeds
+                for run, seeds in curves.items()
+                if any(name in record for records in seeds for record in records for name in figure.y)
+            }
+            counts = sorted({len(seeds) for seeds in subset.values()})
+            title = "one seed" if counts == [1] else f"a line for each of {max(counts, default=0)} seeds"
+            width, height, rows = 6.0 if len(figure.y) < 3 else 3.6, 4.2, table.rows
+        else:
+            needed = [name for name in (*figure.y, figure.x, figure.size) if name]
+            rows = tuple(row for row in table.rows if figure.at is None or str(figure.at) == row.at)
+            rows = tuple(row for row in rows if all(row.cell(name).mean is not None for name in needed))
+            subset, title = {}, describe_seeds(rows, figure.y) if rows else ""
+            height = max(4.4, 1.2 + 0.45 * len(rows)) if figure.kind == "bars" else 4.4
+            width = 10.2 if figure.kind == "bubbles" and len(rows) > _MOST_NAMED else 7.2
+        if not subset and (figure.kind == "curves" or not rows):
+            continue
+        with drawing(path, f"{figure.title} ({title})", len(figure.y), (width * len(figure.y), height)) as axes:
+            for axis, y in zip(axes, figure.y, strict=True):
+                if figure.kind == "curves":
+                    _curves(axis, subset, rows, y)
+                else:
+                    {"bubbles": _bubbles, "bars": _bars, "lines": _lines}[figure.kind](axis, rows, figure, y)
+                _mark_cut_axes(axis)
+        names.append(path.name)
     return names
-
-
-def _draw_rows(path: Path, table: StudyTable, figure: FigureSpec, curves: Curves) -> bool:
-    names = [*figure.y, *([figure.x] if figure.kind != "bars" else []), *([figure.size] if figure.size else [])]
-    rows = [row for row in table.rows if figure.at is None or str(figure.at) == row.at]
-    rows = [row for row in rows if all(row.cell(name).mean is not None for name in names if name)]
-    if not rows:
-        return False
-    height = max(4.4, 1.2 + 0.45 * len(rows)) if figure.kind == "bars" else 4.4
-    width = 10.2 if figure.kind == "bubbles" and len(rows) > _MOST_NAMED else 7.2
-    title = f"{figure.title} ({describe_seeds(rows, figure.y)})"
-    with drawing(path, title, len(figure.y), (width * len(figure.y), height)) as axes:
-        for axis, y in zip(axes, figure.y, strict=True):
-            {"bubbles": _bubbles, "bars": _bars, "lines": _lines}[figure.kind](axis, rows, figure, y)
-            _mark_cut_axes(axis)
-    return True
 
 
 def describe_seeds(rows: Sequence[StudyRow], names: Sequence[str]) -> str:
@@ -196,43 +205,26 @@ def _lines(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> N
         axis.annotate(row.at, point, xytext=(5, 5), textcoords="offset points", **look)  # beside the whiskers
 
 
-def _draw_curves(path: Path, table: StudyTable, figure: FigureSpec, curves: Curves) -> bool:
-    """Draw figures of metrics.jsonl over epochs, a thin line for every seed of a run."""
-    drawn = {
-        run: seeds
-        for run, seeds in curves.items()
-        if any(name in record for records in seeds for record in records for name in figure.y)
-    }
-    if not drawn:
-        return False
+def _curves(axis: Any, curves: Curves, rows: Sequence[StudyRow], y: str) -> None:
+    """Draw a figure of metrics.jsonl over epochs, a thin line for every seed of a run."""
     from matplotlib.ticker import MaxNLocator
 
-    width = 6.0 if len(figure.y) < 3 else 3.6
-    counts = sorted({len(seeds) for seeds in drawn.values()})
-    title = f"{figure.title} ({'one seed' if counts == [1] else f'a line for each of {counts[-1]} seeds'})"
-    with drawing(path, title, len(figure.y), (width * len(figure.y), 4.2)) as axes:
-        for axis, y in zip(axes, figure.y, strict=True):
-            for number, (run, seeds) in enumerate(drawn.items()):
-                for place, records in enumerate(seeds):
-                    points = [(record["epoch"], record[y]) for record in records if y in record]
-                    if not points:
-                        continue
-                    mark = "o-" if len(points) < 15 else "-"  # scores of epochs have marks, losses of steps do not
-                    look: dict[str, Any] = {"color": PALETTE[number % len(PALETTE)], "linewidth": 1.2, "markersize": 4}
-                    label = _curve_label(run, drawn, table) if place == 0 else None
-                    axis.plot(*zip(*points, strict=True), mark, label=label, alpha=0.75, **look)
-            axis.set(xlabel="epoch", ylabel=y.replace("_", " "), xlim=(0, None))
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axis.legend(frameon=False, fontsize=8)
-            _mark_cut_axes(axis)
-    return True
-
-
-def _curve_label(run: str, curves: Curves, table: StudyTable) -> str:
-    """Return the label of a run, with its group where another run has the same label."""
-    rows = {name: next((row for row in table.rows if row.run == name), None) for name in curves}
-    row = rows[run]
-    if row is None:
-        return run
-    several = sum(other is not None and other.label == row.label for other in rows.values()) > 1
-    return f"{row.label}{f' ({row.group or run})' if several else ''}{LEAKS if row.leaks else ''}"
+    first_rows = {run: next((row for row in rows if row.run == run), None) for run in curves}
+    labels = [row.label for row in first_rows.values() if row is not None]
+    for number, (run, seeds) in enumerate(curves.items()):
+        row = first_rows[run]
+        name = run if row is None else row.label
+        if row is not None and labels.count(row.label) > 1:
+            name += f" ({row.group or run})"
+        if row is not None and row.leaks:
+            name += LEAKS
+        for place, records in enumerate(seeds):
+            points = [(record["epoch"], record[y]) for record in records if y in record]
+            if not points:
+                continue
+            mark = "o-" if len(points) < 15 else "-"  # scores of epochs have marks, losses of steps do not
+            look: dict[str, Any] = {"color": PALETTE[number % len(PALETTE)], "linewidth": 1.2, "markersize": 4}
+            axis.plot(*zip(*points, strict=True), mark, label=name if place == 0 else None, alpha=0.75, **look)
+    axis.set(xlabel="epoch", ylabel=y.replace("_", " "), xlim=(0, None))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.legend(frameon=False, fontsize=8)

@@ -1,4 +1,4 @@
-"""The runs of a study: each row's recipe for each seed, the data that it reads, and the key of its results."""
+"""The runs of a study: each row's recipe for each seed, its data (the hub's or local files), the key of its results."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.studies.local_data import LocalData, load_local_data, source_notes, with_local_data
-from benchmarks.studies.results import TRAINING_REVISION
-from benchmarks.studies.specification import RunSpec, Study
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, RecipeError
+from pydantic import Field
+
+from benchmarks.studies.specification import FOLDER, RunSpec, Several, Study
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.data_config import FileTokenizer
+from edgeformer.artifacts.documents import read_yaml, validate
+from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, RecipeError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import DataSummary
-from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import MODEL_FOLDER
 from edgeformer.data.tokenization import fingerprint
@@ -24,23 +28,108 @@ from edgeformer.models.pretrained.source import WEIGHTS, open_source
 from edgeformer.run import locate
 from edgeformer.tasks import get_task
 
+TRAINING_REVISION = 1
+"""Counted up when the same recipe on the same data trains to other weights: older results are no longer used."""
 _DECIDES_NOTHING = {"name", "description", "target"}
 _SPEED_ONLY = ("log_every", "checkpoint_minutes", "checkpointing", "chunked_loss", "pinned_memory")
+MAPPING = FOLDER / "local" / "data.yaml"
+_HUB_KEYS = {"kind", "name", "config", "split", "revision", "text", "text_pair", "label"}
+"""Keys of a hub source that its files replace; other keys of the source, such as ``rows``, are kept."""
 
 
-@dataclass(frozen=True)
-class Data:
-    """A recipe's data.
+class LocalSource(Frozen):
+    """Files that replace a split of a hub data set.
 
     Attributes:
-        summary: None: it cannot be read.
-        reason: why it, or something else that the weights are made of, cannot be read; empty: all of it can.
-        origins: what else the weights are made of → sha256: tokenizer, source, teacher.
+        files: file sources as in a recipe; ``path`` is relative to the folder of ``--data``.
+        all_rows: the files have fewer rows than recipes ask for; a source's ``rows`` is left out.
+        note: how they differ from the hub's split.
     """
 
-    summary: DataSummary | None
-    reason: str = ""
-    origins: Mapping[str, str] = field(default_factory=dict)
+    hub: str
+    config: str | None = None
+    split: str = "train"
+    files: Annotated[Several[dict[str, Any]], Field(min_length=1)]
+    all_rows: bool = False
+    note: str = ""
+
+
+class LocalData(Frozen):
+    """Files below ``--data DIR`` by what they replace; of tokenizers and models, hub name → path."""
+
+    sources: Several[LocalSource] = ()
+    tokenizers: dict[str, str] = Field(default_factory=dict)
+    models: dict[str, str] = Field(default_factory=dict)
+
+    def stand_in(self, source: Mapping[str, Any]) -> LocalSource | None:
+        """Return the files that replace a hub source; None: there are none."""
+        split = (source.get("split") or "").partition("[")[0]  # train[:1000] is a part of train
+        hub = (source["name"], source.get("config"), split)
+        return next((local for local in self.sources if (local.hub, local.config, local.split) == hub), None)
+
+
+@cache
+def load_local_data() -> LocalData:
+    """Read and validate local/data.yaml. Raises RecipeError."""
+    return validate(LocalData, read_yaml(MAPPING))
+
+
+def with_local_data(recipe: Recipe, folders: Sequence[Path], mapping: LocalData) -> Recipe:
+    """Return the recipe on the files below ``folders``, each from the first folder that has it.
+
+    Raises:
+        DataError: the mapping has no file for something that the recipe reads from the hub, or the file is missing.
+    """
+
+    def local_path(path: str, hub: str) -> str:
+        for folder in folders:
+            if (folder / path).exists():
+                return str((folder / path).resolve())
+        raise DataError(f"--data: no {path}, which replaces the hub's {hub}, in {' or '.join(map(str, folders))}")
+
+    def local_sources(source: dict[str, Any]) -> list[dict[str, Any]]:
+        if source["kind"] != "hub":
+            return [source]
+        local, name = mapping.stand_in(source), _hub_name(source)
+        reads = f"--data: {recipe.name} reads {name} from the hub"
+        if local is None:
+            raise DataError(f"{reads}, for which no local file is known; add it to {MAPPING}")
+        if "[" in (source.get("split") or "") and not local.all_rows:
+            raise DataError(f"{reads}, a part of a split; give the number of rows with the source's rows: instead")
+        dropped = _HUB_KEYS | ({"rows"} if local.all_rows else set())
+        kept = {key: value for key, value in source.items() if key not in dropped}
+        return [{"kind": "file", **kept, **file, "path": local_path(str(file["path"]), name)} for file in local.files]
+
+    content = recipe.model_dump(mode="json")["data"]
+    for part, sources in content["parts"].items():
+        content["parts"][part] = [file for source in sources for file in local_sources(source)]
+    changed: dict[str, Any] = {"data": type(recipe.data).model_validate(content, strict=False)}
+    if recipe.tokenizer.kind == "hub" and (path := mapping.tokenizers.get(recipe.tokenizer.name)):
+        changed["tokenizer"] = FileTokenizer(kind="file", path=local_path(path, recipe.tokenizer.name))
+    source = getattr(recipe.model, "source", None)
+    if source is not None and (path := mapping.models.get(source)):
+        changed["model"] = recipe.model.model_copy(update={"source": local_path(path, source)})
+    return recipe.model_copy(update=changed)
+
+
+def source_notes(recipe: Recipe, mapping: LocalData | None) -> tuple[str, ...]:
+    """Describe what a recipe reads, part by part. ``mapping``: None: it reads the hub."""
+    lines = []
+    for part, sources in recipe.data.parts.items():
+        for source in (source.model_dump(mode="json") for source in sources):
+            if source["kind"] != "hub":
+                text = Path(source["path"]).name if "path" in source else f"{source['kind']}, {source.get('rows')} rows"
+            elif mapping is None or (local := mapping.stand_in(source)) is None:
+                text = f"{_hub_name(source)} from the hub"
+            else:
+                files = ", ".join(str(file["path"]) for file in local.files)
+                text = f"{files} in place of the hub's {_hub_name(source)}{': ' if local.note else ''}{local.note}"
+            lines.append(f"{part}: {text}")
+    return tuple(dict.fromkeys(lines))
+
+
+def _hub_name(source: Mapping[str, Any]) -> str:
+    return " ".join(str(source[key]) for key in ("name", "config", "split") if source.get(key))
 
 
 @dataclass(frozen=True)
@@ -51,6 +140,9 @@ class Job:
         written: the recipe as study and recipe file say; its results are found by it.
         recipe: the same on the data that is read here.
         sha256: of ``written``, without keys that decide nothing.
+        summary: of its data; None: it cannot be read.
+        reason: why it, or something else that the weights are made of, cannot be read; empty: all of it can.
+        origins: what the weights are made of beside the texts → sha256: tokenizer, source, teacher (or a row's key).
         notes: what is read, part by part.
         teacher: the job whose run teaches this one.
     """
@@ -61,23 +153,20 @@ class Job:
     written: Recipe
     recipe: Recipe
     sha256: str
-    data: Data
-    notes: tuple[str, ...]
+    summary: DataSummary | None
+    reason: str = ""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     teacher: Job | None = None
 
     @property
     def key(self) -> str | None:
         """By which its results are found; None: something that its weights are made of cannot be read."""
-        if self.data.summary is None or self.data.reason or (self.teacher is not None and self.teacher.key is None):
+        if self.summary is None or self.reason:
             return None
         origins = "".join(f" {name}:{sha256}" for name, sha256 in sorted(self.origins.items()))
-        text = f"{self.sha256} {self.data.summary.fingerprint} {TRAINING_REVISION}{origins}"
+        text = f"{self.sha256} {self.summary.fingerprint} {TRAINING_REVISION}{origins}"
         return hashlib.sha256(text.encode()).hexdigest()
-
-    @property
-    def origins(self) -> dict[str, str]:
-        """What the weights are made of beside the texts; a row that teaches counts with its key."""
-        return {**self.data.origins, **({"teacher": self.teacher.key or ""} if self.teacher is not None else {})}
 
     @property
     def folder_name(self) -> str:
@@ -97,70 +186,39 @@ class Job:
         return set(exits[:-1]) if self.spec.exits else set()
 
 
-@dataclass
-class DataReader:
-    """Reads the data of recipes, each data set once.
-
-    Attributes:
-        artifacts: the folder that holds the runs and the cache.
-        folders: local files in place of the hub; none: the hub.
-        offline: read nothing from the hub.
-    """
-
-    artifacts: Path
-    folders: Sequence[Path]
-    progress: Progress
-    offline: bool = False
-    _cache: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def mapping(self) -> LocalData | None:
-        """Local files by what they replace; None: recipes read the hub. Raises RecipeError."""
-        return load_local_data() if self.folders else None
-
-    def read(self, recipe: Recipe, *, taught_by_row: bool = False) -> Data:
-        """Return what a recipe's data is; ``taught_by_row``: its teacher is another row, which has its own key."""
-        if self.offline and any(source.kind == "hub" for sources in recipe.data.parts.values() for source in sources):
-            return Data(None, "is on the hub, which is not asked without training")
-        content = {name: getattr(recipe, name).model_dump(mode="json") for name in ("data", "tokenizer")}
-        text = json.dumps({**content, "size": recipe.model.vocab_size, "task": recipe.task}, sort_keys=True)
-        if text not in self._cache:
-            try:
-                cache = self.artifacts / ".cache" / "tokens"
-                self._cache[text] = get_task(recipe.task).prepare(recipe, cache, self.progress)
-            except (EdgeformerError, OSError) as error:
-                self._cache[text] = error
-        prepared = self._cache[text]
-        if isinstance(prepared, Exception):
-            return Data(None, str(prepared))
-        origins = {} if recipe.tokenizer.kind == "trained" else {"tokenizer": fingerprint(prepared.tokenizer)}
-        try:
-            if (source := getattr(recipe.model, "source", None)) is not None:
-                if (name := f"source {source}") not in self._cache:
-                    self._cache[name] = open_source(source).weights_sha256()
-                origins["source"] = self._cache[name]
-            if (teacher := getattr(recipe.training, "teacher", None)) is not None and not taught_by_row:
-                weights = locate(teacher, self.artifacts).require_run() / MODEL_FOLDER / WEIGHTS
-                if not weights.is_file():
-                    raise ArtifactError(f"training.teacher: {teacher}: has no weights ({weights})")
-                origins["teacher"] = sha256_of(weights)
-        except (EdgeformerError, OSError) as error:
-            return Data(prepared.summary, str(error))
-        return Data(prepared.summary, origins=origins)
-
-
-def jobs_of(study: Study, path: Path, reader: DataReader) -> list[Job]:
+def jobs_of(
+    study: Study, path: Path, artifacts: Path, folders: Sequence[Path] = (), progress: Progress = SILENT,
+    *, offline: bool = False,
+) -> list[Job]:  # fmt: skip
     """Return all runs of a study, rows in its order.
 
     Args:
-        study: with the rows and seeds to make.
         path: of the study's file, beside which recipes are looked for first.
-        reader: of their data.
+        artifacts: the folder that holds the runs and the cache.
+        folders: local files in place of the hub; none: the hub.
+        offline: read nothing from the hub.
 
     Raises:
         RecipeError: a recipe does not exist, or a change does not fit it.
     """
     jobs: dict[tuple[str, int], Job] = {}
+    mapping = load_local_data() if folders else None
+    prepared_data: dict[str, Any] = {}  # each data set is read, or refused, once
+
+    def prepare(recipe: Recipe) -> Any:
+        if offline and any(source.kind == "hub" for sources in recipe.data.parts.values() for source in sources):
+            raise RecipeError("is on the hub, which is not asked without training")
+        content = {name: getattr(recipe, name).model_dump(mode="json") for name in ("data", "tokenizer")}
+        text = json.dumps({**content, "size": recipe.model.vocab_size, "task": recipe.task}, sort_keys=True)
+        if text not in prepared_data:
+            try:
+                cache = artifacts / ".cache" / "tokens"
+                prepared_data[text] = get_task(recipe.task).prepare(recipe, cache, progress)
+            except (EdgeformerError, OSError) as error:
+                prepared_data[text] = error
+        if isinstance(prepared_data[text], Exception):
+            raise prepared_data[text]
+        return prepared_data[text]
 
     def make(row: str, seed: int) -> Job:
         if (row, seed) in jobs:
@@ -173,22 +231,35 @@ def jobs_of(study: Study, path: Path, reader: DataReader) -> list[Job]:
         changes = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in spec.set.items()]
         try:
             name = str(placement) if placement.is_file() else spec.recipe
-            written = load_recipe(name, [*changes, f"seed={seed}"])
+            recipe = written = load_recipe(name, [*changes, f"seed={seed}"])
         except RecipeError as error:
             raise RecipeError(f"{path}: runs.{row}: {error}") from None
+        summary, reason, origins = None, "", dict[str, str]()
         try:
-            recipe = with_local_data(written, reader.folders, reader.mapping) if reader.mapping else written
-            data = reader.read(recipe, taught_by_row=teacher is not None)
-        except EdgeformerError as error:
-            recipe, data = written, Data(None, str(error))
-        notes = source_notes(written, reader.mapping)
-        jobs[row, seed] = Job(row, seed, spec, written, recipe, recipe_sha256(written, teacher), data, notes, teacher)
+            recipe = with_local_data(written, folders, mapping) if mapping else written
+            prepared = prepare(recipe)
+            summary = prepared.summary
+            if recipe.tokenizer.kind != "trained":
+                origins["tokenizer"] = fingerprint(prepared.tokenizer)
+            if (source := getattr(recipe.model, "source", None)) is not None:
+                origins["source"] = open_source(source).weights_sha256()
+            if teacher is not None:
+                if teacher.key is None:
+                    raise ArtifactError("what its teacher is made of cannot be read")
+                origins["teacher"] = teacher.key
+            elif (elder := getattr(recipe.training, "teacher", None)) is not None:
+                weights = locate(elder, artifacts).require_run() / MODEL_FOLDER / WEIGHTS
+                if not weights.is_file():
+                    raise ArtifactError(f"training.teacher: {elder}: has no weights ({weights})")
+                origins["teacher"] = sha256_of(weights)
+        except (EdgeformerError, OSError) as error:
+            reason = str(error)
+        notes = source_notes(written, mapping)
+        sha256 = recipe_sha256(written, teacher)
+        jobs[row, seed] = Job(row, seed, spec, written, recipe, sha256, summary, reason, origins, notes, teacher)
         return jobs[row, seed]
 
-    for row, spec in study.runs.items():
-        for seed in spec.seeds:
-            make(row, seed)
-    return [jobs[row, seed] for row, spec in study.runs.items() for seed in spec.seeds]
+    return [make(row, seed) for row, spec in study.runs.items() for seed in spec.seeds]
 
 
 def decisive(recipe: Recipe) -> dict[str, Any]:
@@ -216,14 +287,3 @@ def recipe_sha256(recipe: Recipe, teacher: Job | None = None) -> str:
         content["training"]["teacher"] = teacher.sha256
         content["training"].pop("teacher_sha256", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def speed_sha256(recipe: Recipe) -> str:
-    """Return the sha256 of what decides how long a training row takes: not seeds, epochs, rates or which rows."""
-    content = decisive(recipe)
-    training = {key: content["training"].get(key) for key in ("batch_size", "accumulation", "precision", "batching")}
-    parts = content["data"].pop("parts")
-    for key in ("split", "split_seed", "thresholds"):
-        content["data"].pop(key, None)
-    kind = {"training": training, "model": content["model"], "data": content["data"], "parts": parts}
-    return hashlib.sha256(json.dumps(kind, sort_keys=True).encode()).hexdigest()

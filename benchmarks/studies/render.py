@@ -1,14 +1,25 @@
-"""A study's table as Markdown and CSV, and the page that says how it was made."""
+"""A study's finding, its table, and the page that shows both."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
+from math import sqrt
 
-from benchmarks.studies.results import StudyRow, StudyTable
-from benchmarks.studies.specification import measure
+from jinja2 import TemplateError
+from jinja2.sandbox import SandboxedEnvironment
+from scipy.stats import ttest_ind_from_stats, ttest_rel
+
+from benchmarks.studies.results import Cell, StudyRow, StudyTable
+from benchmarks.studies.specification import Study, measure
+from edgeformer.artifacts.errors import RecipeError
 from edgeformer.artifacts.units import markdown, markdown_line
 from edgeformer.report.columns import DASH, Column, Columns
+
+_ALPHA = 0.05
+"""Two means are called different where a t test gives chance less than this."""
+_SAME_ROWS = re.compile(r": the same [\d,]+ rows$")
 
 
 def cell_text(row: StudyRow, name: str, attribute: str = "mean") -> str:
@@ -25,13 +36,8 @@ def cell_text(row: StudyRow, name: str, attribute: str = "mean") -> str:
     return text if not cell.sd or not places else f"{text} ± {cell.sd:.{places}f}"
 
 
-def _value(row: StudyRow, name: str, attribute: str) -> float | None:
-    value: float | None = getattr(row.cell(name), attribute)
-    return value
-
-
 def study_markdown(table: StudyTable) -> str:
-    """Return the table, the rows of each group under its name; above it, how it differs from the study's file."""
+    """Return the table, the rows of each group under its name."""
     columns: list[Column[StudyRow]] = [Column("run", lambda row: row.label, heading="")]
     columns.append(Column("at", lambda row: row.at, heading=""))
     for name in table.columns:
@@ -40,79 +46,123 @@ def study_markdown(table: StudyTable) -> str:
             headings |= {"published": "paper", "difference": "Δ"}
         for attribute, heading in headings.items():
             text = partial(cell_text, name=name, attribute=attribute)
-            cell = partial(_value, name=name, attribute=attribute)
-            columns.append(Column(f"{name}_{attribute}", cell, heading=heading, text=text, number=True))
+            columns.append(Column(name, text, heading=heading, text=text, number=True))
     if any(row.keys for row in table.rows):  # else nothing was trained
         columns.append(Column("seeds", lambda row: len(row.keys), number=True))
-    only = f"Not the study as it is written: there are only the rows {', '.join(table.only)}."
-    parts = [f"**{markdown(only)}**"] if table.only else []
+    parts = []
     for group in dict.fromkeys(row.group for row in table.rows):
         rows = [row for row in table.rows if row.group == group]
         parts.append((f"{markdown_line(group)}\n\n" if group else "") + Columns(columns).markdown(rows))
     return "\n\n".join(parts) + "\n"
 
 
-def study_csv(table: StudyTable) -> str:
-    """Return bare values with standard deviations, sources, and where each row's results are from."""
-    columns: list[Column[StudyRow]] = [Column("run", lambda row: row.run), Column("at", lambda row: row.at)]
-    for name in dict.fromkeys((*table.columns, *(name for row in table.rows for name in row.cells))):
-        for end, attribute in {"": "mean", "_sd": "sd", "_published": "published", "_difference": "difference"}.items():
-            columns.append(Column(f"{name}{end}", partial(_value, name=name, attribute=attribute)))
-    columns += [Column("seeds", lambda row: len(row.keys)), Column("source", lambda row: row.source)]
-    columns += [Column("origin", lambda row: row.origin), Column("note", lambda row: row.remark or None)]
-    return Columns(columns).csv(table.rows)
+def study_body(table: StudyTable, finding: str, pictures: Sequence[str]) -> list[str]:
+    """Return what a study says, as paragraphs of Markdown.
 
-
-def study_page(table: StudyTable, figures: Sequence[str]) -> str:
-    """Return README.md of a study's folder; ``figures``: names of the files in the same folder."""
-    legend = [f"- **{markdown(measure(name).heading)}**: {markdown(measure(name).meaning)}" for name in table.columns]
-    if any(row.keys for row in table.rows):
-        legend.append("- Ours: mean ± standard deviation (n − 1) over the seeds; *times as fast*: median (least–most)")
-    if sources := study_sources(table):
-        legend.append(f"- **paper**: {markdown(sources)}; **Δ**: ours − paper")
-    legend += [f"- Times: {markdown(table.times)}"] if table.times else []
-    hosts = markdown("; ".join(table.hosts))
-    legend += [f"- Training: {table.minutes:,.1f} minutes in all ({hosts})"] if hosts else []
-    data: dict[tuple[str, tuple[str, ...]], list[str]] = {}  # rows that read the same share an entry
-    for run, notes in table.data.items():
-        sizes = ", ".join(f"{name} {count:,}" for name, count in table.sets.get(run, {}).items()) or "not read here"
-        data.setdefault((sizes, notes), []).append(run)
-    data_lines = [
-        "\n".join([f"- {markdown(', '.join(runs))}: {sizes} rows", *(f"  - {markdown(note)}" for note in notes)])
-        for (sizes, notes), runs in data.items()
-    ]
-    origins = []
-    for row in {row.run: row for row in table.rows}.values():
-        keys = ", ".join(f"`{key[:12]}`" for key in row.keys)
-        minutes = row.cell("minutes").mean
-        trained = f", {minutes:.1f} minutes" if minutes is not None else ""
-        origins.append(f"- {markdown(row.run)}: {markdown(row.origin)}{f' ({keys})' if keys else ''}{trained}")
-    sections = {
-        "What the figures say": markdown(table.finding),
-        "Recommended, by these figures": "\n".join(study_picks(table)),
-        "Notes": "\n".join(f"- {markdown(note)}" for note in study_remarks(table)),
-        "Data": "\n".join(data_lines),
-        "Where the rows are from": "\n".join(origins),
-    }
-    parts = [f"# {markdown(table.title)}", f"{markdown(table.element)}. {markdown_line(table.protocol)}"]
-    parts += [study_markdown(table).rstrip("\n"), "\n".join(legend), *(f"![{name}]({name})" for name in figures)]
-    parts += [f"## {heading}\n\n{text}" for heading, text in sections.items() if text]
-    return "\n\n".join(parts) + "\n"
-
-
-def study_sources(table: StudyTable) -> str:
-    """Return where the published values are from; empty: there are none."""
-    return "; ".join(dict.fromkeys(row.source for row in table.rows if row.source))
-
-
-def study_picks(table: StudyTable) -> list[str]:
-    """Return a line of Markdown for each recommendation, with the paper's."""
+    Args:
+        finding: what the figures say, not escaped.
+        pictures: their paths as seen from the document.
+    """
+    sources = "; ".join(dict.fromkeys(row.source for row in table.rows if row.source))
     papers = [f". The paper: {markdown(pick.paper)}" if pick.paper else "" for pick in table.picks]
-    lines = zip(table.picks, papers, strict=True)
-    return [f"- **{markdown(pick.title)}**: {markdown(pick.reason)}{paper}" for pick, paper in lines]
+    picks = [f"- **{markdown(pick.title)}**: {markdown(pick.reason)}" for pick in table.picks]
+    stand_ins = dict.fromkeys(
+        note for notes in table.data.values() for note in notes if "in place of the hub's" in note
+    )
+    remarks = [
+        f"{', '.join(row for row, notes in table.data.items() if note in notes)}: {note}"
+        for note in stand_ins
+        if not _SAME_ROWS.search(note)  # other rows than the hub's data set
+    ]
+    remarks += [
+        *table.notes,
+        *dict.fromkeys(f"{row.label}, {row.at}: {row.remark}" for row in table.rows if row.remark),
+    ]
+    parts = [
+        study_markdown(table).rstrip("\n"),
+        f"The paper's figures: {markdown(sources)}." if sources else "",
+        markdown(finding),
+        "\n".join(f"{line}{paper}" for line, paper in zip(picks, papers, strict=True)),
+        f"{table.minutes:,.0f} minutes of training in all: {'; '.join(table.hosts)}." if table.hosts else "",
+        f"Times: {table.times}." if table.times else "",
+        *(f"![{table.title}]({path})" for path in pictures),
+        "\n".join(f"- {markdown(remark)}" for remark in remarks),
+    ]
+    return [part for part in parts if part]
 
 
-def study_remarks(table: StudyTable) -> list[str]:
-    """Return the study's notes, and what is missing from rows or makes their scores void."""
-    rows = [f"{row.label}, {row.at}: {row.remark}" for row in table.rows if row.remark]
-    return [*table.notes, *dict.fromkeys(rows)]
+def study_page(table: StudyTable, pictures: Sequence[str]) -> str:
+    """Return README.md of a study's folder; ``pictures``: names of the files in the same folder."""
+    legend = [f"- **{markdown(measure(name).heading)}**: {markdown(measure(name).meaning)}" for name in table.columns]
+    legend.append("- mean ± standard deviation (n − 1) over the seeds; *times as fast*: median (least–most)")
+    origins = dict.fromkeys(f"- {markdown(row.run)}: {markdown(row.origin)}" for row in table.rows)
+    parts = [f"# {markdown(table.title)}", f"{markdown(table.element)}. {markdown_line(table.protocol)}"]
+    parts += [*study_body(table, table.finding, pictures), "## Columns", "\n".join(legend)]
+    return "\n\n".join([*parts, "## Where the rows are from", "\n".join(origins)]) + "\n"
+
+
+class _MissingFigure(Exception):
+    """The table does not have the figure."""
+
+
+class Questions:
+    """The functions that a finding can call; each names runs, then their row or rows (``at``), then a figure."""
+
+    def __init__(self, rows: Sequence[StudyRow]) -> None:
+        self._rows = {(row.run, row.at): row for row in rows}
+
+    def _cell(self, run: str, place: object, figure: str) -> Cell:
+        row = self._rows.get((run, str(place)))
+        if row is None or row.missing or row.cell(figure).mean is None:
+            raise _MissingFigure(f"{run}, {place} has no {measure(figure).heading}")
+        return row.cell(figure)
+
+    def of(self, run: str, place: object, figure: str) -> float:
+        """Return the mean over the seeds, or the median over the rounds."""
+        return self._cell(run, place, figure).mean or 0.0
+
+    def said(self, run: str, place: object, figure: str) -> str:
+        """Return the figure as the table shows it, with its spread."""
+        self._cell(run, place, figure)
+        return cell_text(self._rows[run, str(place)], figure)
+
+    def clear(self, first: str, second: str, place: object, figure: str) -> bool:
+        """Return whether two runs differ beyond what their seeds explain (Welch's t test); False without seeds."""
+        a, b = (self._cell(run, place, figure) for run in (first, second))
+        if a.sd is None or b.sd is None:  # one seed, or times in turns
+            return False
+        if not a.sd and not b.sd:
+            return a.mean != b.mean
+        return bool(ttest_ind_from_stats(a.mean, a.sd, a.n, b.mean, b.sd, b.n, equal_var=False).pvalue < _ALPHA)
+
+    def apart(self, run: str, first: object, second: object, figure: str) -> bool:
+        """Return whether two rows of a run differ, seed by seed, beyond chance (paired t test)."""
+        a, b = (self._cell(run, place, figure).values for place in (first, second))
+        if len(a) != len(b) or len(a) < 2 or a == b:
+            return False
+        return bool(ttest_rel(a, b).pvalue < _ALPHA)
+
+    def chance(self, first: str, second: str, place: object, share: str) -> float:
+        """Return the standard error of the difference of two shares of a test set's rows, in the share's unit."""
+        pairs = [(self.of(run, place, share), self.of(run, place, "rows")) for run in (first, second)]
+        return sqrt(sum(mean * (1 - mean) / n for mean, n in pairs))
+
+    def ranked(self, *arguments: object) -> list[str]:
+        """Return the labels and figures of several runs, best first."""
+        *runs, place, figure = map(str, arguments)
+        sign = -1 if measure(figure).higher_is_better else 1
+        best = sorted(runs, key=lambda run: sign * self.of(run, place, figure))
+        return [f"{self._rows[run, place].label} ({self.said(run, place, figure)})" for run in best]
+
+
+def finding_of(study: Study, rows: Sequence[StudyRow]) -> str:
+    """Fill the study's template from the rows; where one lacks a figure, say which. Raises RecipeError."""
+    questions = Questions(rows)
+    try:
+        template = SandboxedEnvironment(autoescape=False).from_string(study.finding)  # Markdown is escaped on writing
+        names = ("of", "said", "clear", "apart", "chance", "ranked")
+        return " ".join(template.render({name: getattr(questions, name) for name in names}).split())
+    except _MissingFigure as missing:
+        return f"Nothing is said yet: {missing}."
+    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise RecipeError(f"{study.name}: finding: {error}") from None

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
+from benchmarks.studies.jobs import TRAINING_REVISION, Job, decisive
+from benchmarks.studies.specification import Several
 from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.manifest import DataSummary, cautions
 from edgeformer.artifacts.scores import Evaluation
+from edgeformer.artifacts.workspace import read_manifest
 
-TRAINING_REVISION = 1
-"""Counted up when the same recipe on the same data trains to other weights: older results are no longer used."""
+COMMITTED = Path(__file__).resolve().parents[1] / "results" / "studies"
+TRAINED = "trained here"
+"""Origin of results that were made in this folder of artifacts."""
 
 
-class ExportedSize(Frozen):
+class Kept(Frozen):
+    """Base of what is read from files of this and of earlier versions, which have further keys."""
+
+    model_config = ConfigDict(extra="ignore", from_attributes=True)
+
+
+class ExportedSize(Kept):
     """An exported artifact."""
 
     id: str
@@ -24,44 +40,47 @@ class ExportedSize(Frozen):
     status: str
     reason: str | None = None
     size_bytes: int | None = None
-    max_abs_error: float | None = None
 
 
-class StudyRun(Frozen):
+class StudyRun(Kept):
     """The scores of a finished run."""
 
     format_version: Literal[1] = 1
     key: str = Field(description="sha256 over recipe_sha256, the data's fingerprint, the revision and origins")
     recipe_sha256: str = Field(description="of the recipe as the study says it, without keys that decide nothing")
     revision: int = Field(description="TRAINING_REVISION of the code that trained it")
-    alike: str = Field(description="sha256 over what decides how long a training row takes")
     task: str
     recipe: dict[str, Any] = Field(description="what differs from the defaults")
     run: str = Field(description="name of its folder")
     data: DataSummary
-    data_notes: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="what was read, part by part")
+    data_notes: Several[str] = Field((), description="what was read, part by part")
     origins: dict[str, str] = Field({}, description="sha256 of tokenizer, source, teacher (a key, if it is a row)")
-    tokenizer_fingerprint: str | None = None
     parameters: int
     loops: int
     steps: int
     epochs: int
-    planned_steps: int = Field(description="of all epochs, had training not stopped early")
     best_epoch: int | None
     seconds: float = Field(description="wall time of training with validation")
-    rows_per_s: float | None = Field(description="training alone")
-    scoring_s: float = Field(0.0, description="wall time of exporting and scoring artifacts")
-    overhead_s: float | None = Field(None, description="of the training's process beside `seconds`; None: was resumed")
     precision: str
     leaks: bool = False
     evaluation: Evaluation
-    artifacts: Annotated[tuple[ExportedSize, ...], Field(strict=False)] = ()
-    curve: Annotated[tuple[dict[str, Any], ...], Field(strict=False)] = Field((), description="from metrics.jsonl")
+    artifacts: Several[ExportedSize] = ()
+    curve: Several[dict[str, Any]] = Field((), description="from metrics.jsonl")
     versions: dict[str, str]
     code_version: str
     host: dict[str, Any]
     started: str
     finished: str | None
+    origin: str = Field("", exclude=True, description="where these results were read; not in the file")
+
+    def graph(self, precision: str, exit_: int | None = None) -> ExportedSize | None:
+        """Return the graph of the whole model, or of one of its exits; None: it was not exported."""
+        for artifact in self.artifacts:
+            if artifact.precision == precision and (
+                artifact.role == "full" if exit_ is None else (artifact.role, artifact.exit) == ("exit", exit_)
+            ):
+                return artifact
+        return None
 
 
 class TimedArtifact(Frozen):
@@ -69,7 +88,7 @@ class TimedArtifact(Frozen):
 
     run: str = Field(description="key of the run")
     artifact: str
-    p50_ms: Annotated[tuple[float | None, ...], Field(strict=False)]
+    p50_ms: Several[float | None]
     stable: bool
     provider: str
 
@@ -82,7 +101,7 @@ class StudyTimes(Frozen):
     batch: int
     seq: int
     threads: int | None
-    entries: Annotated[tuple[TimedArtifact, ...], Field(strict=False)]
+    entries: Several[TimedArtifact]
     host: dict[str, Any]
     versions: dict[str, str]
     code_version: str
@@ -96,7 +115,7 @@ class Cell(Frozen):
     mean: float | None = None
     sd: float | None = Field(None, description="of the sample (n − 1); None: one seed")
     n: int = 0
-    values: Annotated[tuple[float, ...], Field(strict=False)] = Field((), description="of each seed, in order")
+    values: Several[float] = Field((), description="of each seed, in order")
     low: float | None = Field(None, description="speedup: the least of all rounds")
     high: float | None = None
     published: float | None = None
@@ -120,7 +139,7 @@ class StudyRow(Frozen):
     cells: dict[str, Cell]
     source: str = Field("", description="of the published values")
     origin: str = Field(description="where its results are from")
-    keys: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    keys: Several[str] = ()
     missing: str | None = Field(None, description="why there are no figures of ours")
     leaks: bool = Field(False, description="the model sees the tokens that it predicts: the scores are void")
     synthetic: bool = Field(False, description="trained and tested on generated text")
@@ -145,7 +164,7 @@ class Picked(Frozen):
     paper: str = ""
 
 
-class StudyTable(Frozen):
+class StudyTable(Kept):
     """table.json: all that a study shows."""
 
     format_version: Literal[1] = 1
@@ -153,16 +172,119 @@ class StudyTable(Frozen):
     title: str
     element: str
     protocol: str
-    columns: Annotated[tuple[str, ...], Field(strict=False)]
-    rows: Annotated[tuple[StudyRow, ...], Field(strict=False)]
-    picks: Annotated[tuple[Picked, ...], Field(strict=False)] = ()
-    data: dict[str, tuple[str, ...]] = Field({}, description="row → what was read, part by part")
-    sets: dict[str, dict[str, int]] = Field({}, description="row → set → rows")
+    columns: Several[str]
+    rows: Several[StudyRow]
+    picks: Several[Picked] = ()
+    data: dict[str, Several[str]] = Field({}, description="row → what was read, part by part")
     minutes: float = Field(description="of training, all runs of the table")
-    hosts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    hosts: Several[str] = ()
     times: str = Field("", description="how times were measured")
-    overrides: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="--set of earlier versions")
-    only: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="--only of the command: its rows")
-    seeds: Annotated[tuple[int, ...], Field(strict=False)] = Field((), description="--seeds of earlier versions")
-    notes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    notes: Several[str] = ()
     finding: str = Field("", description="what the figures say, in a paragraph")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of one job.
+
+    Attributes:
+        run: None: there are none, or nothing is trained.
+        reason: why there are none, or why some are missing.
+        state: before training: done, to score, resumable, missing or unavailable.
+    """
+
+    job: Job
+    run: StudyRun | None
+    reason: str = ""
+    state: str = "done"
+
+
+class Results:
+    """Results of finished runs in files, by key.
+
+    Args:
+        artifacts: the folder that holds the runs; new results are written to its ``studies/runs``.
+        committed: also use benchmarks/results/studies.
+    """
+
+    def __init__(self, artifacts: Path, *, committed: bool = True) -> None:
+        self.folder = artifacts / "studies" / "runs"
+        self._origins = {self.folder: TRAINED, **({COMMITTED: "results in studies"} if committed else {})}
+
+    def find(self, job: Job) -> StudyRun | None:
+        """Return the results of the same recipe, data and revision; of two files the one with most scores.
+
+        Where the job's data cannot be read, results of any data count, unless there is an :meth:`ambiguity`.
+
+        Raises:
+            ArtifactError: a damaged file of that key.
+        """
+        if job.key is not None:
+            paths = [(folder / f"{job.key}.json", origin) for folder, origin in self._origins.items()]
+            matches = [_read_run(path, origin) for path, origin in paths if path.is_file()]
+        else:
+            matches = [run for run in self._runs(job) if run.recipe_sha256 == job.sha256 and not self.ambiguity(job)]
+
+        def richness(run: StudyRun) -> tuple[int, int, int]:
+            built = sum(artifact.status == "built" for artifact in run.artifacts)
+            return built, len(run.artifacts), len(run.evaluation.rows) + len(run.evaluation.early_exit)
+
+        return max(matches, key=richness, default=None)
+
+    def _runs(self, job: Job) -> list[StudyRun]:
+        """Return all results that may be of the job's data."""
+        fingerprint = job.summary.fingerprint if job.summary is not None else None
+        runs = [run for folder, origin in self._origins.items() for run in runs_in(folder, origin)]
+        return [
+            run for run in runs
+            if run.revision == TRAINING_REVISION and fingerprint in (None, run.data.fingerprint)
+        ]  # fmt: skip
+
+    def ambiguity(self, job: Job) -> str:
+        """Return why no results are used of a job whose data cannot be read; empty: all there are read the same.
+
+        No table mixes rows of a small sample and of all rows: recipes that say the same of their data count together.
+        """
+        data = decisive(job.written)["data"]
+        same = {run.data.fingerprint: run for run in self._runs(job) if run.recipe.get("data") == data}
+        texts = [
+            f"{key[:8]} with {sum(run.data.rows.values()):,} rows ({run.origin})" for key, run in same.items()
+        ]  # fmt: skip
+        if len(texts) < 2:
+            return ""
+        return f"there are results of different data: {', '.join(texts)}; choose with --data, or move the others"
+
+    def keep(self, run: StudyRun) -> StudyRun:
+        """Write results."""
+        write_json(self.folder / f"{run.key}.json", run)
+        runs_in.cache_clear()
+        return run
+
+    def with_data(self, job: Job) -> Job:
+        """Return the job with what its data is: kept, where it can be read here; else as it was counted before."""
+        if job.summary is not None:
+            name = f"data-{job.sha256}-{job.summary.fingerprint[:16]}.json"
+            write_json(self.folder / name, job.summary.model_copy(update={"findings": ()}))
+            return job
+        paths = [path for folder in self._origins for path in sorted(folder.glob(f"data-{job.sha256}-*.json"))]
+        return replace(job, summary=read_manifest(DataSummary, paths[0])) if paths else job
+
+    def times(self, key: str) -> StudyTimes | None:
+        """Return times by their key. Raises ArtifactError for a damaged file."""
+        paths = [folder / f"times-{key}.json" for folder in self._origins]
+        return next((read_manifest(StudyTimes, path) for path in paths if path.is_file()), None)
+
+
+def _read_run(path: Path, origin: str) -> StudyRun:
+    return read_manifest(StudyRun, path).model_copy(update={"origin": origin})
+
+
+@cache
+def runs_in(folder: Path, origin: str) -> tuple[StudyRun, ...]:
+    """Return the results of single runs in a folder."""
+    runs = []
+    for path in sorted(folder.glob("*.json")):
+        if not path.name.startswith(("times-", "data-")):
+            with suppress(ArtifactError):  # a table, or another version; Results.find reports a damaged file by its key
+                runs.append(_read_run(path, origin))
+    return tuple(runs)

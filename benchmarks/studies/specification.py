@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -16,6 +16,9 @@ from edgeformer.artifacts.errors import RecipeError, did_you_mean
 from edgeformer.artifacts.manifest import Precision
 
 FOLDER = Path(__file__).resolve().parent
+T = TypeVar("T")
+Several = Annotated[tuple[T, ...], Field(strict=False)]
+"""A list in YAML or JSON."""
 
 
 class Measure(NamedTuple):
@@ -65,10 +68,8 @@ class RunSpec(Frozen):
     label: str
     recipe: str = Field(description="a path, or a shipped recipe's name")
     set: dict[str, Any] = Field({}, description="recipe keys that are changed: training.epochs: 3")
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)] = (42,)
-    export: Annotated[tuple[Precision, ...], Field(strict=False)] = Field(
-        (), description="graphs that are exported and scored; fp32 is always among them"
-    )
+    seeds: Annotated[Several[Seed], Field(min_length=1)] = (42,)
+    export: Several[Precision] = Field((), description="graphs to export and score; fp32 is always among them")
     exits: bool = Field(False, description="also export a graph of every exit")
     sweep: bool = Field(False, description="also try early exit at several thresholds")
     teacher: str | None = Field(None, description="the row whose run of the same seed teaches this one")
@@ -115,11 +116,11 @@ class TableSpec(Frozen):
     """
 
     rows: Literal["tests", "artifacts", "exits", "thresholds", "labels"]
-    columns: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
-    tests: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    published: Annotated[tuple[Published, ...], Field(strict=False)] = ()
+    columns: Annotated[Several[str], Field(min_length=1)]
+    tests: Several[str] = ()
+    published: Several[Published] = ()
     timing: Timing | None = None
-    choices: Annotated[tuple[Choice, ...], Field(strict=False)] = ()
+    choices: Several[Choice] = ()
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -133,13 +134,13 @@ class FigureSpec(Frozen):
     kind: Literal["bubbles", "bars", "lines", "curves"]
     title: str
     x: str = Field("", description="bubbles, lines: the figure along x; curves: epoch")
-    y: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    y: Annotated[Several[str], Field(min_length=1)]
     size: str = Field("", description="bubbles: the figure that their area shows")
     at: str | int | float | None = Field(None, description="only rows of this test set, precision, exit or threshold")
 
 
 class Study(Frozen):
-    """Runs, what is shown of them, and what was published. ``finding`` is a Jinja template, see finding.py."""
+    """Runs, what is shown of them, and what was published. ``finding`` is a Jinja template, see render.py."""
 
     name: Name
     title: str
@@ -147,8 +148,8 @@ class Study(Frozen):
     protocol: str
     runs: Annotated[dict[Name, RunSpec], Field(min_length=1)]
     table: TableSpec
-    figures: Annotated[tuple[FigureSpec, ...], Field(strict=False)] = ()
-    notes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    figures: Several[FigureSpec] = ()
+    notes: Several[str] = ()
     finding: str = ""
 
     @model_validator(mode="after")
@@ -161,15 +162,10 @@ class Study(Frozen):
             if run not in self.runs or run == place:
                 raise ValueError(f"{place}: names the run {run!r}; there are {', '.join(self.runs)}")
         for row, spec in self.runs.items():
-            if "seed" in spec.set:
-                raise ValueError(f"runs.{row}.set: seed would be the same for all of its seeds; write seeds: instead")
-            if len(set(spec.seeds)) != len(spec.seeds):
-                raise ValueError(f"runs.{row}.seeds: a seed is listed twice and would be the same run")
-            chain = [row]
-            while (teacher := self.runs[chain[-1]].teacher) is not None:
-                if teacher in chain:
-                    raise ValueError(f"runs.{row}.teacher: goes in a circle: {', '.join([*chain, teacher])}")
-                chain.append(teacher)
+            if "seed" in spec.set or len(set(spec.seeds)) != len(spec.seeds):
+                raise ValueError(f"runs.{row}.seeds: list each seed once, and there instead of in set:")
+            if spec.teacher is not None and self.runs[spec.teacher].teacher is not None:
+                raise ValueError(f"runs.{row}.teacher: {spec.teacher} has a teacher of its own; name one without")
         names = [*self.table.columns, *(name for row in self.table.published for name in row.values)]
         for figure in self.figures:
             if figure.kind in ("bubbles", "lines") and not figure.x:
@@ -179,11 +175,10 @@ class Study(Frozen):
         ranked = [name for choice in self.table.choices for name in (choice.smallest, choice.keep) if name]
         for name in [*names, *ranked]:
             try:
-                measure(name)
+                is_ranked = measure(name).higher_is_better is not None
             except KeyError:
                 raise ValueError(f"no figure {name!r}; there are {', '.join(MEASURES)}, share_0…") from None
-        for name in ranked:
-            if measure(name).higher_is_better is None:
+            if name in ranked and not is_ranked:
                 raise ValueError(f"table.choices: {name} is neither good nor bad")
         return self
 

@@ -1,27 +1,39 @@
-"""Make a study: train what is missing, measure times, and write table.md, table.csv, table.json, figures, README.md."""
+"""Re-run a table or figure of the papers: train what is missing, score it, and compare it with the published values.
+
+    python -m benchmarks.studies table6 --data DIR --dry-run    # what is missing
+    python -m benchmarks.studies table6 --data DIR --jobs 2     # trains it; the same command continues after Ctrl-C
+    python -m benchmarks.studies table6 --no-train              # from results alone, without weights
+
+The folder artifacts/studies/NAME has README.md, table.json and the figures. Scores of a finished run are a file in
+artifacts/studies/runs, named by a hash of all that decides its weights: a run that has one is not trained again, and
+studies share it. Committed results (benchmarks/results/studies) count as finished without --fresh.
+
+Exit codes: 0 done, 2 bad input, 3 done but rows are missing (the table says why), 130 interrupted.
+"""
 
 from __future__ import annotations
 
+import argparse
+import shlex
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.studies.figures import draw_study
-from benchmarks.studies.finding import finding_of
-from benchmarks.studies.jobs import DataReader, Job, jobs_of
-from benchmarks.studies.render import study_csv, study_markdown, study_page
-from benchmarks.studies.results import StudyRun, StudyTable, StudyTimes
-from benchmarks.studies.specification import Study, load_study
-from benchmarks.studies.store import Results
-from benchmarks.studies.table import Outcome, mixed_formats, mixed_hosts, pick, rows_of
-from benchmarks.studies.timing import measure_times, measured_on_this_machine, timed_artifacts, times_key
-from benchmarks.studies.train import Estimate, Trainer
-from edgeformer.artifacts.errors import InputError
+from benchmarks.studies.jobs import jobs_of
+from benchmarks.studies.render import finding_of, study_body, study_page
+from benchmarks.studies.results import Outcome, Results, StudyTable, StudyTimes
+from benchmarks.studies.specification import Study, load_study, study_names
+from benchmarks.studies.table import mixed_formats, mixed_hosts, pick, rows_of
+from benchmarks.studies.train import Trainer
+from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.progress import SILENT, Progress
-from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER
-from edgeformer.bundle import Bundle
+from edgeformer.cli.console import Terminal
+from edgeformer.cli.progress import show_progress
+from edgeformer.report.columns import Column, Columns
 
 
 @dataclass(frozen=True)
@@ -31,8 +43,6 @@ class StudyOptions:
     Attributes:
         artifacts: the folder that holds the runs.
         data: folders with local files in place of the hub.
-        results: further folders with results of finished runs.
-        only: rows of the study; empty: all.
         jobs: trainings at a time.
         train: False: nothing is trained or measured.
         fresh: do not use the committed results.
@@ -41,8 +51,6 @@ class StudyOptions:
 
     artifacts: Path
     data: tuple[Path, ...] = ()
-    results: tuple[Path, ...] = ()
-    only: tuple[str, ...] = ()
     jobs: int = 1
     train: bool = True
     fresh: bool = False
@@ -51,52 +59,37 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """A study with what the options changed, its runs, and what is left to do of each."""
+    """A study, and what is left to do of each of its runs."""
 
     study: Study
-    jobs: tuple[Job, ...]
-    estimates: tuple[Estimate, ...]
-    results: Results
+    outcomes: tuple[Outcome, ...]
     trainer: Trainer
 
 
 def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) -> Plan:
-    """Read a study, look up the results of its runs, and estimate how long the others take.
+    """Read a study and look up the results of its runs.
 
     Raises:
         RecipeError: study or recipe are not valid.
-        InputError: no such row.
         ArtifactError: damaged results.
     """
     study, path = load_study(name)
-    for row in options.only:
-        if row not in study.runs:
-            raise InputError(f"--only {row}: {study.name} has no such row; there are {', '.join(study.runs)}")
-    kept = [row for row in study.runs if not options.only or row in options.only]
-    for row in kept:  # grows: a teacher may have one, too
-        if (teacher := study.runs[row].teacher) is not None and teacher not in kept:
-            kept.append(teacher)
-    study = study.model_copy(update={"runs": {row: spec for row, spec in study.runs.items() if row in kept}})
-    reader = DataReader(options.artifacts, options.data, progress, offline=not (options.train or options.data))
-    jobs = jobs_of(study, path, reader)
-    results = Results(options.artifacts, options.results, committed=not options.fresh)
-    results.check_ambiguity(jobs)
+    offline = not (options.train or options.data)
+    results = Results(options.artifacts, committed=not options.fresh)
     trainer = Trainer(options.artifacts, results, study.table.splits, options.jobs, progress)
-    estimates: list[Estimate] = []
-    for job in jobs:
+    outcomes = []
+    for job in jobs_of(study, path, options.artifacts, options.data, progress, offline=offline):
         if study.table.rows == "labels":
-            estimate = Estimate(job, "done" if results.data_of(job) else "unavailable")
+            job = results.with_data(job)
+            outcomes.append(Outcome(job, None, job.reason, "unavailable" if job.summary is None else "done"))
         elif options.train:
-            estimate = trainer.estimate(job)
-            if estimate.state not in ("done", "unavailable") and job.key in [e.job.key for e in estimates]:
-                estimate = Estimate(job, "shared", basis="the same run as above")
-        elif (match := results.find(job)) is not None:
-            estimate = Estimate(job, "done", basis=match.origin)
+            outcomes.append(trainer.outcome(job))
+        elif (run := results.find(job)) is not None:
+            outcomes.append(Outcome(job, run))
         else:
             reason = results.ambiguity(job) or "has no results here, and --no-train trains nothing"
-            estimate = Estimate(job, "unavailable", basis=f"{reason}; add folders with --results, or leave it out")
-        estimates.append(estimate)
-    return Plan(study, tuple(jobs), tuple(estimates), results, trainer)
+            outcomes.append(Outcome(job, None, reason, "unavailable"))
+    return Plan(study, tuple(outcomes), trainer)
 
 
 def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) -> StudyTable:
@@ -106,77 +99,39 @@ def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) ->
         InterruptedRun: Ctrl-C or SIGTERM; the same command continues.
         ArtifactError: damaged results.
     """
-    study, results = plan.study, plan.results
+    study, trainer = plan.study, plan.trainer
     if options.train:
-        plan.trainer.run(plan.estimates, options.command)
+        trainer.run(plan.outcomes, options.command)
     outcomes = []
-    for estimate in plan.estimates:
-        job, reason = estimate.job, plan.trainer.failed.get(estimate.job.key or "", "")
-        if study.table.rows == "labels":
-            results.keep_data(job)
-            data = results.data_of(job)
-            reason = "" if data is not None else results.ambiguity(job) or job.data.reason
-            outcomes.append(Outcome(job, None, reason, data))
-            continue
-        reason = reason or (estimate.basis if estimate.state == "unavailable" else "")
-        match = results.find(job)
-        outcomes.append(Outcome(job, match, reason or ("has no results" if match is None else "")))
-    times = _times(study, outcomes, results, options, progress)
-    table = _table(study, outcomes, times, options)
+    for outcome in plan.outcomes:
+        if outcome.state not in ("done", "unavailable"):
+            reason = trainer.failed.get(outcome.job.key or "", "")
+            outcome = replace(outcome, run=trainer.results.find(outcome.job), reason=reason)
+        outcomes.append(outcome)
+    runs = {outcome.run.key: outcome.run for outcome in outcomes if outcome.run is not None}
+    times, timing = None, study.table.timing
+    if timing is not None:
+        times = trainer.times([*runs.values()], timing, measure=options.train)
+    table = table_of(study, outcomes, times)
     folder = options.artifacts / "studies" / study.name
     folder.mkdir(parents=True, exist_ok=True)
     curves: dict[str, list[Sequence[dict[str, Any]]]] = {}
     for outcome in outcomes:
-        if outcome.match is not None and outcome.match.run.curve:
-            curves.setdefault(outcome.job.row, []).append(outcome.match.run.curve)
+        if outcome.run is not None and outcome.run.curve:
+            curves.setdefault(outcome.job.row, []).append(outcome.run.curve)
     write_json(folder / "table.json", table)
-    write_text(folder / "table.csv", study_csv(table))
-    write_text(folder / "table.md", study_markdown(table))
     write_text(folder / "README.md", study_page(table, draw_study(folder, table, study.figures, curves)))
     return table
 
 
-def _times(
-    study: Study, outcomes: Sequence[Outcome], results: Results, options: StudyOptions, progress: Progress
-) -> StudyTimes | None:
-    """Return the times of a study's graphs: kept ones, else measured now, where all of the graphs are here."""
-    matches = [outcome.match.run for outcome in outcomes if outcome.match is not None]
-    runs = {run.key: run for run in matches if timed_artifacts(run)}  # some are trained for their scores alone
-    timing = study.table.timing
-    if timing is None or not runs:
-        return None
-    times = results.times(times_key([*runs.values()], timing))
-    folders = {key: options.artifacts / run.run for key, run in runs.items()}
-
-    def has_graphs(run: StudyRun) -> bool:  # its results may be from another machine
-        bundle = folders[run.key] / BUNDLE_FOLDER
-        if not (bundle / BUNDLE_FILE).is_file():
-            return False
-        built = {artifact.id for artifact in Bundle.open(bundle).manifest.artifacts if artifact.status == "built"}
-        return built >= {*timed_artifacts(run)}
-
-    absent = [str(folders[key]) for key, run in runs.items() if not has_graphs(run)]
-    if not options.train or (times is not None and (absent or measured_on_this_machine(times))):
-        return times
-    if absent:
-        progress.message(f"times are not measured: {', '.join(absent)} have no graphs, and all are measured in turns")
-        return None
-    times = measure_times([*runs.values()], folders, timing, options.artifacts, progress)
-    results.keep_times(times)
-    return times
-
-
-def _table(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None, options: StudyOptions) -> StudyTable:
-    runs = {outcome.match.run.key: outcome.match.run for outcome in outcomes if outcome.match is not None}
-    hosts = [f"{run.host.get('cpu')}, {run.host.get('accelerator', 'cpu')}, {run.precision}" for run in runs.values()]
+def table_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None) -> StudyTable:
+    """Return the table of a study's results."""
+    runs = [*{outcome.run.key: outcome.run for outcome in outcomes if outcome.run is not None}.values()]
+    hosts = [f"{run.host.get('cpu')}, {run.host.get('accelerator', 'cpu')}, {run.precision}" for run in runs]
     rows = rows_of(study, outcomes, times)
     notes: dict[str, tuple[str, ...]] = {}
-    sets: dict[str, dict[str, int]] = {}
     for outcome in outcomes:
-        run, row = outcome.match.run if outcome.match is not None else None, outcome.job.row
-        if row not in notes:
-            notes[row] = run.data_notes if run is not None else outcome.job.notes
-            sets[row] = run.data.rows if run is not None else outcome.data[0].rows if outcome.data is not None else {}
+        notes.setdefault(outcome.job.row, outcome.job.notes if outcome.run is None else outcome.run.data_notes)
     measured = ""
     if times is not None:
         unstable = sum(not entry.stable for entry in times.entries)
@@ -187,19 +142,51 @@ def _table(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None, 
             f"own{shaky}"
         )
     return StudyTable(
-        study=study.name,
-        title=study.title,
-        element=study.element,
-        protocol=study.protocol.strip(),
-        columns=study.table.columns,
-        rows=rows,
-        picks=tuple(pick(choice, rows) for choice in study.table.choices),
-        data=notes,
-        sets=sets,
-        minutes=round(sum(run.seconds for run in runs.values()) / 60, 1),
-        hosts=tuple(dict.fromkeys(hosts)),
-        times=measured,
-        only=options.only,
-        finding=finding_of(study, rows),
-        notes=(*study.notes, *filter(None, (mixed_hosts([*runs.values()]), mixed_formats([*runs.values()])))),
-    )
+        study=study.name, title=study.title, element=study.element, protocol=study.protocol.strip(),
+        columns=study.table.columns, rows=rows, picks=tuple(pick(choice, rows) for choice in study.table.choices),
+        data=notes, minutes=round(sum(run.seconds for run in runs) / 60, 1), hosts=tuple(dict.fromkeys(hosts)),
+        times=measured, finding=finding_of(study, rows),
+        notes=(*study.notes, *filter(None, (mixed_hosts(runs), mixed_formats(runs)))),
+    )  # fmt: skip
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line, make the study, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}")
+    parser.add_argument("--data", type=Path, action="append", default=[], metavar="DIR",
+                        help="read local files in place of the hub (local/data.yaml); repeatable")  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="print what is missing")
+    parser.add_argument("--no-train", action="store_true", help="train and measure nothing")
+    parser.add_argument("--fresh", action="store_true", help="do not use the committed results")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: 1)")
+    parser.add_argument("--artifacts", type=Path, default=Path("artifacts"), metavar="DIR", help="folder of runs")
+    arguments = parser.parse_args(words)
+    console, progress = Terminal(highlight=False), show_progress()
+    try:
+        for folder in arguments.data:
+            if not folder.is_dir():
+                raise InputError(f"--data {folder}: is no folder")
+        if arguments.jobs < 1:
+            raise InputError(f"--jobs {arguments.jobs}: give 1 or more")
+        command = shlex.join(["python", "-m", "benchmarks.studies", *sys.argv[1:]])
+        options = StudyOptions(
+            arguments.artifacts, tuple(arguments.data), arguments.jobs, not arguments.no_train, arguments.fresh, command
+        )
+        plan = plan_study(arguments.name, options, progress)
+        if arguments.dry_run:
+            columns: Columns[Outcome] = Columns([
+                Column("run", lambda outcome: outcome.job.title),
+                Column("recipe", lambda outcome: outcome.job.written.name),
+                Column("state", lambda outcome: outcome.state),
+                Column("results", lambda outcome: outcome.reason or (outcome.run.origin if outcome.run else None)),
+            ])  # fmt: skip
+            console.print(columns.terminal(plan.study.name, plan.outcomes))
+            return 0
+        table = run_study(plan, options, progress)
+    except EdgeformerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    console.print("\n\n".join(study_body(table, table.finding, [])), markup=False, soft_wrap=True)
+    console.print(f"\nread {options.artifacts / 'studies' / table.study / 'README.md'}", markup=False, soft_wrap=True)
+    return 3 if any(row.missing for row in table.rows) else 0

@@ -1,8 +1,8 @@
-"""Train, export and score what is missing: each step is an ordinary `edgeformer` command in a process of its own."""
+"""Train, export, score and time what is missing; a training is an `edgeformer` command in a process of its own."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -10,45 +10,35 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benchmarks.studies.jobs import Job, speed_sha256
-from benchmarks.studies.results import StudyRun
-from benchmarks.studies.store import Results, collect
-from edgeformer.artifacts.errors import EdgeformerError, InterruptedRun
-from edgeformer.artifacts.files import write_text
-from edgeformer.artifacts.manifest import RunStatus
+from benchmarks.studies.jobs import TRAINING_REVISION, Job, decisive
+from benchmarks.studies.results import Outcome, Results, StudyRun, StudyTimes, TimedArtifact
+from benchmarks.studies.specification import Timing
+from edgeformer.artifacts.device import Budget, Budgets
+from edgeformer.artifacts.documents import load_profile, own_profiles
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InterruptedRun
+from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.progress import Progress, bar
-from edgeformer.artifacts.workspace import RECIPE_FILE, RUN_FILE
-from edgeformer.run import TORCH, Run
-from edgeformer.system.host import default_threads
+from edgeformer.artifacts.report import Row
+from edgeformer.artifacts.scores import read_evaluation
+from edgeformer.artifacts.workspace import BUNDLE_FOLDER, RECIPE_FILE, RUN_FILE
+from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
+from edgeformer.bundle import Bundle
+from edgeformer.models import model_spec_of
+from edgeformer.run import TORCH, Location, Run, find_bundle
+from edgeformer.runtimes import library_versions
+from edgeformer.system.host import code_version, default_threads, describe_host, now
 from edgeformer.system.signals import handle_signals
 from edgeformer.tasks import get_task
-from edgeformer.training.duration import TrainingTime, time_steps
 
-_EXPORT_S = 20.0
-"""Seconds to trace, write and score a graph: a guess."""
 _SWEPT = 0.85
 """The first threshold of the released code's sweep, beside those that `evaluate` always tries."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What is left to do of a run; ``state``: done, shared (with another row), to score, resumable, missing or
-    unavailable."""
-
-    job: Job
-    state: str
-    seconds: float = 0.0
-    steps: int = 0
-    basis: str = ""
-
-
-def status_of(folder: Path) -> RunStatus | None:
-    """Return the status of the run in a folder; None: there is none. Raises ArtifactError where it is damaged."""
-    return Run.open(folder).status if (folder / RUN_FILE).is_file() else None
+_CURVE = 200
+"""Steps of a curve that are kept."""
 
 
 def missing_steps(job: Job, run: StudyRun, folder: Path, splits: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -84,17 +74,35 @@ def missing_steps(job: Job, run: StudyRun, folder: Path, splits: Sequence[str]) 
             yield "evaluate", str(folder), "--artifact", TORCH, *threshold, "--split", split, *artifacts
 
 
-def _graphs(job: Job) -> int:
-    return len({"fp32", *job.spec.export}) + len(job.exits) if job.spec.export or job.spec.exits else 0
-
-
-def child_environment(jobs: int) -> dict[str, str]:
-    """Return the environment of one of ``jobs`` processes: they share the cores and are not bound to the same ones."""
-    environment = dict(os.environ)
-    if jobs > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, default_threads() // jobs)))
-        environment.setdefault("OMP_PROC_BIND", "false")
-    return environment
+def collect(job: Job, folder: Path) -> StudyRun:
+    """Return the results of a finished run. Raises ArtifactError: unfinished, damaged, or trained on other data."""
+    run = Run.open(folder)
+    run.require_finished()
+    manifest, bundle = run.manifest, find_bundle(folder)
+    same_data = job.summary is None or manifest.data.fingerprint == job.summary.fingerprint
+    tokenizer = job.origins.get("tokenizer", manifest.tokenizer_fingerprint)
+    if not same_data or manifest.tokenizer_fingerprint not in (None, tokenizer):
+        raise ArtifactError(f"{folder}: was trained on other data or with another tokenizer; remove it to train again")
+    log = folder / "metrics.jsonl"  # an imported run has none
+    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+    steps = [number for number, record in enumerate(records) if record.get("kind") == "step"]
+    every = max(1, -(-len(steps) // _CURVE))
+    dropped = {*steps} - {*steps[every - 1 :: every]}
+    facts = {
+        "key": job.key or "",
+        "recipe_sha256": job.sha256,
+        "revision": TRAINING_REVISION,
+        "recipe": decisive(job.written),
+        "run": folder.name,
+        "data": manifest.data.model_copy(update={"findings": ()}),
+        "data_notes": job.notes,
+        "origins": dict(job.origins),
+        "loops": model_spec_of(run.recipe).loops(run.recipe.model),
+        "evaluation": read_evaluation(folder),
+        "artifacts": Bundle.open(bundle).manifest.artifacts if bundle is not None else (),
+        "curve": [record for number, record in enumerate(records) if number not in dropped],
+    }
+    return StudyRun.model_validate({**manifest.model_dump(), **facts}, strict=False)
 
 
 @dataclass
@@ -104,138 +112,87 @@ class Trainer:
     Attributes:
         artifacts: the folder that holds the runs.
         splits: on which graphs are scored.
-        jobs: trainings at a time. Exports and scores follow one by one, because scores measure time.
+        at_a_time: trainings. Exports and scores follow one by one, because scores measure time.
+        failed: key of a job → reason.
     """
 
     artifacts: Path
     results: Results
     splits: Sequence[str]
-    jobs: int
+    at_a_time: int
     progress: Progress
+    failed: dict[str, str] = field(default_factory=dict)
+    _processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    _lock: Any = field(default_factory=threading.RLock)  # a second Ctrl-C comes while the first is handled
+    _stopping: bool = False
 
-    def __post_init__(self) -> None:
-        self.failed: dict[str, str] = {}  # key → reason
-        self._rates: dict[str, tuple[TrainingTime, int]] = {}  # and the rows that its steps are of
-        self._futures: dict[str, Future[None]] = {}
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._lock, self._stopping = threading.Lock(), False
+    def _status(self, job: Job) -> str | None:
+        """Return the status of a job's run; None: there is none. Raises ArtifactError where it is damaged."""
+        folder = self.artifacts / job.folder_name
+        return Run.open(folder).status if job.key is not None and (folder / RUN_FILE).is_file() else None
 
-    def estimate(self, job: Job) -> Estimate:
-        """Return what is left of a run, and how long it will take: by timing some steps of its kind."""
-        match, folder = self.results.find(job), self.artifacts / job.folder_name
-        status = status_of(folder) if job.key is not None else None
-        if match is not None:
-            count = len([*missing_steps(job, match.run, folder, self.splits)])
-            if not count or job.key is None:
-                return Estimate(job, "done", basis=match.origin)
-            if status == "finished":
-                return Estimate(job, "to score", _EXPORT_S * count, basis="guessed")
-        if job.key is None or job.data.summary is None:
-            reasons = (job.data.reason or "what its teacher is made of cannot be read", self.results.ambiguity(job))
-            return Estimate(job, "unavailable", basis="; ".join(filter(None, reasons)))
-        if status == "finished":
-            return Estimate(job, "to score", _EXPORT_S, basis="guessed")
-        rows, epochs = max(1, job.data.summary.rows["train"]), job.written.training.epochs
-        kind = speed_sha256(job.written)
-        if kind not in self._rates:
-            try:
-                with bar(self.progress, f"Timing some steps of {job.row}", None):
-                    cache = self.artifacts / ".cache" / "tokens"
-                    self._rates[kind] = time_steps(job.recipe, cache, child_environment(self.jobs)), rows * epochs
-            except EdgeformerError as error:
-                return Estimate(job, "unavailable", basis=str(error))
-        probe, probe_rows = self._rates[kind]
-        done = Run.open(folder).manifest.steps if status is not None else 0
-        steps = max(0, round(probe.steps * rows * epochs / probe_rows) - done)
-        seconds = steps * probe.total_s / probe.steps + _EXPORT_S * _graphs(job)
-        return Estimate(job, "resumable" if status else "missing", seconds, steps, f"by {probe.timed_steps} steps")
+    def outcome(self, job: Job) -> Outcome:
+        """Return the results of a job, and what is left to do of it."""
+        run, folder, status = self.results.find(job), self.artifacts / job.folder_name, self._status(job)
+        if run is not None and (job.key is None or not [*missing_steps(job, run, folder, self.splits)]):
+            return Outcome(job, run)
+        if job.key is None:
+            reasons = (job.reason, self.results.ambiguity(job))
+            return Outcome(job, None, "; ".join(filter(None, reasons)), "unavailable")
+        return Outcome(job, run, "", {None: "missing", "finished": "to score"}.get(status, "resumable"))
 
-    def run(self, estimates: Sequence[Estimate], command: str) -> None:
+    def run(self, outcomes: Sequence[Outcome], command: str) -> None:
         """Make every run that is missing or incomplete, teachers first; reasons of failures are in ``failed``.
 
         Args:
-            estimates: of all runs.
+            outcomes: of all runs.
             command: that continues the study, for the message of an interruption.
 
         Raises:
             InterruptedRun: Ctrl-C or SIGTERM; trainings have saved their state.
         """
-        open_states = ("missing", "resumable", "to score")
-        jobs: dict[str, Job] = {}
-
-        def add(job: Job) -> None:
-            if job.teacher is not None and status_of(self.artifacts / job.folder_name) != "finished":
-                add(job.teacher)
-            jobs.setdefault(job.key or "", job)
-
-        for estimate in estimates:
-            if estimate.state in open_states:
-                add(estimate.job)
-        self._estimates = {estimate.job.key or "": estimate for estimate in reversed(estimates)}
+        jobs = [outcome.job for outcome in outcomes if outcome.state in ("missing", "resumable", "to score")]
+        taught = {job.key: job for job in jobs if job.teacher is not None}
+        teachers = [job.teacher for job in taught.values() if job.teacher is not None]
+        first = {
+            job.key: job for job in [*jobs, *teachers] if job.key not in taught and self._status(job) != "finished"
+        }
 
         def stop(number: int, frame: object) -> None:
-            self._stopping = True
+            with self._lock:
+                self._stopping = True
+                for process in self._processes:
+                    process.terminate()  # a training saves its state
 
         with handle_signals(("SIGINT", "SIGTERM", "SIGHUP"), stop):
-            self._run_all("Training", self._train, [*jobs.values()], self.jobs)
-            shared = [e.job for e in estimates if e.state in (*open_states, "shared") and e.job.key in jobs]
-            self._run_all("Scoring", self._score, [job for job in shared if job.key not in self.failed], 1)
+            self._run_all("Training", self._train, [*first.values()], self.at_a_time)
+            self._run_all("Training", self._train, [*taught.values()], self.at_a_time)
+            self._run_all("Scoring", self._score, [job for job in jobs if job.key not in self.failed], 1)
         if self._stopping:
             raise InterruptedRun(f"interrupted; continue with: {command}")
 
     def _run_all(self, title: str, function: Callable[[Job], None], jobs: Sequence[Job], at_a_time: int) -> None:
-        total = round(sum(self._seconds(job, title) for job in jobs)) or None
-        with bar(self.progress, title, total, "s of estimated work"), ThreadPoolExecutor(at_a_time) as pool:
-            futures: dict[Future[None], Job] = {}
-            self._futures = {}
-            for job in jobs:  # teachers first: a student waits for the future of its teacher
-                future = pool.submit(function, job)
-                futures[future] = job
-                self._futures[job.key or ""] = future
-            pending, displayed, first_steps = {*futures}, 0, dict[str, int]()
-            try:
-                while pending and not self._stopping:
-                    done, pending = wait(pending, timeout=0.5)
-                    for future in done:
-                        job, error = futures[future], future.exception()
-                        if isinstance(error, (EdgeformerError, OSError)):
-                            self.failed[job.key or ""] = str(error)
-                            self.progress.message(f"{job.title}: failed: {error}")
-                        elif error is not None:
-                            raise error
-                    seconds = 0.0  # of the work that is done, by the steps in the logs of the runs
-                    for future, job in futures.items():
-                        share = float(future.done())
-                        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-                            log, key = self.artifacts / job.folder_name / "metrics.jsonl", job.key or ""
-                            step = int(json.loads(log.read_bytes().splitlines()[-1])["step"])
-                            steps = step - first_steps.setdefault(key, step)
-                            share = max(share, min(1.0, steps / max(1, self._estimates[key].steps)))
-                        seconds += share * self._seconds(job, title)
-                    self.progress.advance(int(seconds) - displayed)
-                    displayed = int(seconds)
-            finally:
-                with self._lock:
-                    self._stopping = self._stopping or bool(pending)
-                    for process in self._processes if self._stopping else ():
-                        process.terminate()  # a training saves its state
-                pool.shutdown(wait=False, cancel_futures=True)
-
-    def _seconds(self, job: Job, title: str) -> float:
-        """Return the estimated seconds of a job's training or scoring."""
-        estimate = self._estimates[job.key or ""]
-        scoring = min(estimate.seconds, _EXPORT_S * _graphs(job))
-        return scoring if title == "Scoring" else estimate.seconds - scoring
+        if not jobs:
+            return
+        with bar(self.progress, title, len(jobs), "runs"), ThreadPoolExecutor(at_a_time) as pool:
+            futures = {pool.submit(function, job): job for job in jobs}
+            for future in as_completed(futures):
+                job, error = futures[future], future.exception()
+                if isinstance(error, (EdgeformerError, OSError)):
+                    self.failed[job.key or ""] = str(error)
+                    self.progress.message(f"{job.title}: failed: {error}")
+                elif error is not None:
+                    raise error
+                self.progress.advance()
 
     def _train(self, job: Job) -> None:
         """Train a run, or continue it, and keep its results."""
-        folder, process_s = self.artifacts / job.folder_name, None
-        if (status := status_of(folder)) != "finished":
+        folder = self.artifacts / job.folder_name
+        if (status := self._status(job)) != "finished":
             recipe = job.recipe
             if job.teacher is not None:
-                teacher = self._futures.get(job.teacher.key or "")
-                if teacher is not None and (error := teacher.exception()) is not None:
-                    raise EdgeformerError(f"its teacher is missing: {error}")
+                if job.teacher.key in self.failed:
+                    raise EdgeformerError(f"its teacher is missing: {self.failed[job.teacher.key]}")
                 weights = str((self.artifacts / job.teacher.folder_name).absolute())
                 training = recipe.training.model_copy(update={"teacher": weights})
                 recipe = recipe.model_copy(update={"training": training})
@@ -243,38 +200,33 @@ class Trainer:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, recipe.to_yaml())
             source = (str(path),) if status is None else (str(folder / RECIPE_FILE), "--resume")
-            seconds = self._call(job, ("train", *source, "--name", folder.name, "--artifacts", str(self.artifacts)))
-            process_s = seconds if status is None else None
-        match = self.results.find(job)
-        run = collect(job, folder, match.run if match is not None else None, 0.0, process_s)
-        self.results.keep(run)
+            self._call(job, ("train", *source, "--name", folder.name, "--artifacts", str(self.artifacts)))
+        run = self.results.keep(collect(job, folder))
         self.progress.message(f"{job.title}: trained, {run.steps:,} steps, {run.seconds:,.0f} s")
 
     def _score(self, job: Job) -> None:
         """Export and score a finished run; a command that fails does not keep the others from being run."""
         folder, problems, tried = self.artifacts / job.folder_name, list[str](), set[tuple[str, ...]]()
-        match = self.results.find(job)
-        run = collect(job, folder, match.run if match is not None else None, 0.0, None)
+        run = self.results.keep(collect(job, folder))
         while step := next((s for s in missing_steps(job, run, folder, self.splits) if s not in tried), None):
             tried.add(step)
-            seconds = 0.0
             try:
-                seconds = self._call(job, step)
+                self._call(job, step)
             except EdgeformerError as error:
                 problems.append(str(error))
                 if self._stopping:
                     raise
-            run = collect(job, folder, run, seconds, None)
-            self.results.keep(run)
+            run = self.results.keep(collect(job, folder))
         if remaining := [" ".join(step) for step in missing_steps(job, run, folder, self.splits)]:
-            log = self.artifacts / "studies" / "logs" / f"{job.key}.log"
-            raise EdgeformerError("; ".join(problems) or f"`edgeformer {remaining[0]}` had no effect; see {log}")
+            raise EdgeformerError("; ".join(problems) or f"`edgeformer {remaining[0]}` had no effect")
 
-    def _call(self, job: Job, arguments: Sequence[str]) -> float:
-        """Run an edgeformer command and return its seconds. Raises EdgeformerError where it fails."""
-        log, start = self.artifacts / "studies" / "logs" / f"{job.key}.log", time.monotonic()
+    def _call(self, job: Job, arguments: Sequence[str]) -> None:
+        """Run an edgeformer command. Raises EdgeformerError where it fails."""
+        log, environment = self.artifacts / "studies" / "logs" / f"{job.key}.log", dict(os.environ)
         log.parent.mkdir(parents=True, exist_ok=True)
-        at_a_time = self.jobs if arguments[0] == "train" else 1
+        if arguments[0] == "train" and self.at_a_time > 1:  # they share the cores, and are not bound to the same ones
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, default_threads() // self.at_a_time)))
+            environment.setdefault("OMP_PROC_BIND", "false")
         with log.open("ab") as file:
             file.write(f"\n$ edgeformer {' '.join(arguments)}\n".encode())
             file.flush()
@@ -284,18 +236,76 @@ class Trainer:
                 # In a session of its own: Ctrl-C in the terminal reaches the study alone, which terminates it once.
                 process = subprocess.Popen(
                     [sys.executable, "-m", "edgeformer", *arguments], stdin=subprocess.DEVNULL, stdout=file,
-                    stderr=file, env=child_environment(at_a_time), start_new_session=sys.platform != "win32",
+                    stderr=file, env=environment, start_new_session=sys.platform != "win32",
                 )  # fmt: skip
                 self._processes.add(process)
             code = process.wait()
-        self._processes.discard(process)
+        with self._lock:
+            self._processes.discard(process)
         if code not in (0, 3):  # 3: an artifact was rejected, as its manifest says
             lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
             raise EdgeformerError(f"{arguments[0]} ended with exit code {code}: {lines[-1]}; see {log}")
-        return time.monotonic() - start
+
+    def times(self, matches: Sequence[StudyRun], timing: Timing, *, measure: bool) -> StudyTimes | None:
+        """Return the times of a study's graphs: kept ones, else measured in turns (A B C A B C …), so that changes of
+        the machine meet all graphs alike. None: there are none, and not all graphs are here.
+
+        Args:
+            matches: results of the study's runs.
+            measure: False: only kept ones.
+        """
+        runs = {run.key: run for run in matches if timed_artifacts(run)}  # some are trained for their scores alone
+        graphs = [(run, artifact) for run in runs.values() for artifact in timed_artifacts(run)]
+        sizes = {(run.key, artifact.id): artifact.size_bytes for run in runs.values() for artifact in run.artifacts}
+        content = sorted((run.key, artifact, run.started, sizes[run.key, artifact]) for run, artifact in graphs)
+        text = json.dumps([content, timing.batch, timing.seq, timing.rounds])
+        key = hashlib.sha256(text.encode()).hexdigest()
+        if (kept := self.results.times(key)) is not None or not measure or not runs:
+            return kept
+        bundles = {run.key: self.artifacts / run.run / BUNDLE_FOLDER for run in runs.values()}
+        exported = {path: {artifact.id for artifact in Bundle.open(path).artifacts} if path.is_dir() else set[str]()
+                    for path in bundles.values()}  # fmt: skip
+        if absent := [str(bundles[run.key]) for run, artifact in graphs if artifact not in exported[bundles[run.key]]]:
+            self.progress.message(f"no times: {', '.join(absent)} lack graphs, and all are measured in turns")
+            return None
+        turns: dict[tuple[str, str], list[Row | None]] = {(run.key, artifact): [] for run, artifact in graphs}
+        budget = Budget(batch=timing.batch, seq=timing.seq)  # so that this shape alone is measured
+        budgets = Budgets.model_validate({"classification": budget, "language-modeling": budget})
+        device = load_profile("host", own_profiles(self.artifacts)).model_copy(update={"budgets": budgets})
+        start, started = time.monotonic(), now()
+        with bar(self.progress, f"Measuring {len(graphs)} graphs in turns", timing.rounds * len(graphs), "turns"):
+            for run, artifact in graphs * timing.rounds:
+                options = ProfileOptions((timing.batch,), (timing.seq,), artifacts=(artifact,), allow_leak=run.leaks)
+                location = Location(self.artifacts / run.run, bundles[run.key])
+                bundle = location.open_bundle()
+                shape = bundle.task.fit_shape(bundle.data, timing.batch, timing.seq)
+                turns[run.key, artifact].append(row_of(profile_bundle(location, device, options).rows, shape))
+                self.progress.advance()
+        entries = []
+        for (run_key, artifact), rows in turns.items():
+            if measured := [row for row in rows if row is not None]:
+                p50 = tuple(row.latency_ms.p50 if row is not None else None for row in rows)
+                facts: dict[str, Any] = {
+                    "stable": all(row.latency_ms.stable for row in measured),
+                    "provider": measured[-1].provider,
+                }
+                entries.append(TimedArtifact(run=run_key, artifact=artifact, p50_ms=p50, **facts))
+        times = StudyTimes(
+            key=key, batch=timing.batch, seq=timing.seq, threads=default_threads(), entries=tuple(entries),
+            host=describe_host(), versions=library_versions(), code_version=code_version(), started=started,
+            seconds=round(time.monotonic() - start, 1),
+        )  # fmt: skip
+        write_json(self.results.folder / f"times-{key}.json", times)
+        return times
 
 
-def total_seconds(estimates: Sequence[Estimate], jobs: int) -> float:
-    """Return the seconds until the last run ends, with ``jobs`` at a time."""
-    seconds = [estimate.seconds for estimate in estimates]
-    return max([sum(seconds) / jobs, *seconds])
+def timed_artifacts(run: StudyRun) -> list[str]:
+    """Return the graphs of a run that are measured: the whole model in each precision, and its exits in FP32."""
+    kinds = (("exit", "fp32"), *(("full", artifact.precision) for artifact in run.artifacts))
+    return [a.id for a in run.artifacts if a.status == "built" and (a.role, a.precision) in kinds]
+
+
+def row_of(rows: Sequence[Row], shape: tuple[int, int]) -> Row | None:
+    """Return the measured row of one shape (batch size, length) in a report; None: it could not be measured."""
+    steady = (row for row in rows if (row.batch, row.seq, row.where, row.phase) == (*shape, "host", "steady"))
+    return next((row for row in steady if row.latency_ms.p50 is not None), None)

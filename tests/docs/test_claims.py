@@ -177,9 +177,6 @@ def test_a_row_that_is_not_whole_decides_nothing(
         ({**TABLE6, "at": "test"}, {}, {}, "light is never shown at 'test': random-split, sst-test"),
         ({**EXITS, "at": "3"}, {}, {}, "published is never shown at '3': 2, 4, 6, 8"),
         ({**TABLE6, "figure": "hours"}, {}, {}, "no table has a figure 'hours'"),
-        (TABLE6, {}, {"overrides": ["training.epochs=1"]}, "overrides: made with --set training.epochs=1"),
-        (TABLE6, {}, {"only": ["light"]}, "only: made with --only light"),
-        (TABLE6, {}, {"seeds": [7]}, "seeds: made with --seeds 7"),
         (EXITS, {"leaks": True, "keys": ["a", "b", "c"]}, {}, "the model sees what it predicts"),
     ],
 )

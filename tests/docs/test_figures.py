@@ -14,7 +14,6 @@ import benchmarks.results_page.__main__ as results_page
 from benchmarks.results_page.facts import facts, minutes, serving
 from benchmarks.results_page.studies import studies
 from benchmarks.results_page.tables import TABLES, result
-from edgeformer.artifacts.errors import InputError
 from tests.docs.document import ROOT
 
 TEMPLATE = results_page.TEMPLATE.read_text(encoding="utf-8")
@@ -118,14 +117,6 @@ def test_pictures_are_drawn_again_only_where_they_show_something_else(tmp_path: 
     path.write_text(path.read_text(encoding="utf-8").replace("0.91,", "0.92,"), encoding="utf-8")
     studies(tmp_path, pictures)
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("change", [{"overrides": ["training.epochs=1"]}, {"only": ["light"]}, {"seeds": [7]}])
-def test_a_table_that_is_not_the_study_as_it_is_written_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    committed(tmp_path, **change)
-    (key,) = change
-    with pytest.raises(InputError, match=rf"table6\.json: {key}: made with --.* only whole tables"):
-        studies(tmp_path, tmp_path / "pictures")
 
 
 def test_the_minutes_that_readme_quotes() -> None:

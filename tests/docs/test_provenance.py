@@ -105,7 +105,5 @@ def test_changes_name_results_that_there_are(monkeypatch: pytest.MonkeyPatch) ->
             assert not affected.file or (RESULTS / affected.file).is_file(), affected.file
             for name in affected.study:
                 assert load_study(name)[0].name == name and affected.columns
-    changes.cache_clear()
     monkeypatch.setattr(provenance, "CHANGES", "none.json")
     assert changes() == ()
-    changes.cache_clear()

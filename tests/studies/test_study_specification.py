@@ -8,25 +8,39 @@ from typing import Any
 
 import pytest
 
-from benchmarks.studies.__main__ import main
-from benchmarks.studies.jobs import DataReader, Job, decisive, jobs_of, recipe_sha256
-from benchmarks.studies.local_data import load_local_data, source_notes, with_local_data
+from benchmarks.studies.jobs import (
+    Job,
+    decisive,
+    jobs_of,
+    load_local_data,
+    recipe_sha256,
+    source_notes,
+    with_local_data,
+)
+from benchmarks.studies.results import Results
 from benchmarks.studies.specification import load_study, study_names
-from benchmarks.studies.store import Results
+from benchmarks.studies.study import main
+from benchmarks.studies.train import missing_steps
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import write_json
-from edgeformer.artifacts.progress import SILENT
+from edgeformer.artifacts.scores import Evaluation
 from edgeformer.models import load_recipe
-from tests.studies.test_study_table import SUMMARY, graph, made
-from tests.studies.tiny_study import run, study, write
+from tests.studies.tiny_study import SUMMARY, graph, job_of, results_of, run, scores, study, table_of, write
+
+
+def recipes_of(name: str) -> list[Any]:
+    """The recipes of a study's rows."""
+    loaded, _ = load_study(name)
+    assert loaded.name == name
+    changes = {
+        row: [f"{key}={json.dumps(value)}" for key, value in spec.set.items()] for row, spec in loaded.runs.items()
+    }
+    return [load_recipe(spec.recipe, changes[row]) for row, spec in loaded.runs.items()]
 
 
 @pytest.mark.parametrize("name", study_names())
 def test_a_study_is_named_like_its_file_and_its_recipes_are_valid(name: str) -> None:
-    loaded, _ = load_study(name)
-    assert loaded.name == name
-    for spec in loaded.runs.values():
-        assert load_recipe(spec.recipe, [f"{key}={json.dumps(value)}" for key, value in spec.set.items()]).to_yaml()
+    assert all(recipe.to_yaml() for recipe in recipes_of(name))
 
 
 @pytest.mark.data
@@ -34,25 +48,24 @@ def test_a_study_is_named_like_its_file_and_its_recipes_are_valid(name: str) -> 
 def test_every_recipe_has_local_data(name: str, data_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "models" / "all-MiniLM-L6-v2").mkdir(parents=True)
     (tmp_path / "models" / "all-MiniLM-L6-v2" / "tokenizer.json").touch()
-    for spec in load_study(name)[0].runs.values():
-        recipe = load_recipe(spec.recipe, [f"{key}={json.dumps(value)}" for key, value in spec.set.items()])
+    for recipe in recipes_of(name):
         local: Any = with_local_data(recipe, [data_folder, tmp_path], load_local_data())
         paths = [Path(source.path) for sources in local.data.parts.values() for source in sources]
         assert paths and all(path.is_file() for path in paths)
         assert all("in place of the hub's" in note for note in source_notes(recipe, load_local_data()))
 
 
+TAUGHT = {**run("A"), "teacher": "b"}
+
+
 @pytest.mark.parametrize(
     ("change", "texts"),
     [
         ({"runs": {"a": {**run("A"), "seed": 3}}}, ["runs.a.seed", "did you mean 'seeds'"]),
-        ({"runs": {"a": {**run("A"), "teacher": "b"}}}, ["a: names the run 'b'; there are a"]),
-        (
-            {"runs": {"a": {**run("A"), "teacher": "b"}, "b": {**run("B"), "teacher": "a"}}},
-            ["runs.a.teacher: goes in a circle: a, b, a"],
-        ),
-        ({"runs": {"a": {**run("A"), "set": {"seed": 3}}}}, ["runs.a.set: seed", "write seeds:"]),
-        ({"runs": {"a": run("A", seeds=(1, 1))}}, ["runs.a.seeds: a seed is listed twice"]),
+        ({"runs": {"a": TAUGHT}}, ["a: names the run 'b'; there are a"]),
+        ({"runs": {"a": TAUGHT, "b": {**run("B"), "teacher": "a"}}}, ["runs.a.teacher: b has a teacher of its own"]),
+        ({"runs": {"a": {**run("A"), "set": {"seed": 3}}}}, ["runs.a.seeds: list each seed once, and there"]),
+        ({"runs": {"a": run("A", seeds=(1, 1))}}, ["runs.a.seeds: list each seed once"]),
         ({"figures": [{"kind": "lines", "title": "T", "y": ["accuracy"]}]}, ["'T' is of kind lines and needs x"]),
         ({"table": {"rows": "tests", "columns": ["acuracy"]}}, ["no figure 'acuracy'", "accuracy"]),
         ({"runs": {"a": {**run("A"), "recipe": "quickstrat"}}}, ["runs.a", "did you mean 'quickstart'"]),
@@ -73,8 +86,7 @@ def test_a_bad_study_is_refused_with_file_and_key(
     ("words", "text"),
     [
         (["table66"], "no study 'table66': no such file, and did you mean 'table6'?"),
-        (["table6", "--only", "basline"], "--only basline: table6 has no such row; there are baseline"),
-        (["table6", "--data", "nowhere"], "nowhere: is no folder"),
+        (["table6", "--data", "nowhere"], "--data nowhere: is no folder"),
         (["table6", "--jobs", "0"], "--jobs 0: give 1 or more"),
     ],
 )
@@ -111,19 +123,17 @@ def test_only_what_decides_the_weights_changes_the_hash() -> None:
     assert decisive(first) == decisive(second)
 
 
-def test_a_committed_run_is_found_for_every_trained_row() -> None:
-    for name in ("table6", "crt-exits"):
-        loaded, path = load_study(name)
-        results = Results(Path("nowhere"), ())
-        for job in jobs_of(loaded, path, DataReader(Path("nowhere"), (), SILENT, offline=True)):
-            match = results.find(job)
-            assert match is not None and match.origin == "results in studies", job.title
-            assert Results(Path("nowhere"), (), committed=False).find(job) is None
-
-
 def jobs(path: str, artifacts: Path, *, offline: bool = False) -> list[Job]:
     loaded, file = load_study(path)
-    return jobs_of(loaded, file, DataReader(artifacts, (), SILENT, offline=offline))
+    return jobs_of(loaded, file, artifacts, offline=offline)
+
+
+@pytest.mark.parametrize("name", ["table6", "crt-exits"])
+def test_a_committed_run_is_found_for_every_trained_row(name: str) -> None:
+    for job in jobs(name, Path("nowhere"), offline=True):
+        results = Results(Path("nowhere")).find(job)
+        assert results is not None and results.origin == "results in studies", job.title
+        assert Results(Path("nowhere"), committed=False).find(job) is None
 
 
 def test_a_teacher_that_is_no_row_counts_with_its_weights(tmp_path: Path) -> None:
@@ -132,7 +142,7 @@ def test_a_teacher_that_is_no_row_counts_with_its_weights(tmp_path: Path) -> Non
     taught = run("Taught", training__teacher="elder", training__distillation={"weight": 0.5})
     path, keys = write(tmp_path, study("taught", {"taught": taught})), []
     (job,) = jobs(path, tmp_path / "artifacts")
-    assert job.key is None and "elder" in job.data.reason
+    assert job.key is None and "elder" in job.reason
     (tmp_path / "artifacts" / "elder" / "run.json").write_text("{}", encoding="utf-8")
     for content in (b"one", b"two"):
         weights.write_bytes(content)
@@ -144,20 +154,34 @@ def test_results_of_different_data_are_not_mixed_where_it_cannot_be_read(tmp_pat
     hub = {"data.parts": {"train": [{"kind": "hub", "name": "somebody/reviews"}]}}
     path = write(tmp_path, study("far", {"far": {**run("Far", seeds=(1, 2)), "set": hub}}))
     first, second = jobs(path, tmp_path / "artifacts", offline=True)
-    results = Results(tmp_path / "artifacts", ())
-    results.keep(made("k1", recipe_sha256=first.sha256))
-    results.check_ambiguity([first, second])
+    results, recipe = Results(tmp_path / "artifacts", committed=False), decisive(first.written)
+    results.keep(results_of("k1", recipe_sha256=first.sha256, recipe=recipe))
     assert first.key is None and results.find(first) is not None
     small = SUMMARY.model_copy(update={"fingerprint": "5a5a5a5a", "rows": {"train": 20}})
-    results.keep(made("k2", recipe_sha256=second.sha256, data=small))  # of another seed, on 20 rows
-    results.check_ambiguity([first, second])
+    results.keep(results_of("k2", recipe_sha256=second.sha256, recipe=recipe, data=small))  # another seed, 20 rows
     assert results.find(first) is None and results.find(second) is None
     assert "5a5a5a5a with 20 rows (trained here)" in results.ambiguity(first)
 
 
-def test_the_results_with_most_scores_are_used(tmp_path: Path) -> None:
+def test_the_results_with_most_scores_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = jobs(write(tmp_path, study("rich", {"a": run("A")})), tmp_path / "artifacts")
-    for folder, graphs in (("one", ("fp32",)), ("two", ("fp32", "int8"))):
-        write_json(tmp_path / folder / f"{job.key}.json", made(job.key or "", artifacts=tuple(map(graph, graphs))))
-    match = Results(tmp_path / "artifacts", (tmp_path / "one", tmp_path / "two")).find(job)
-    assert match is not None and match.origin == "results in two"
+    monkeypatch.setattr("benchmarks.studies.results.COMMITTED", tmp_path / "committed")
+    results = Results(tmp_path / "artifacts")
+    for folder, graphs in ((results.folder, ("fp32",)), (tmp_path / "committed", ("fp32", "int8"))):
+        write_json(folder / f"{job.key}.json", results_of(job.key or "", artifacts=tuple(map(graph, graphs))))
+    richest = results.find(job)
+    assert richest is not None and richest.origin == "results in studies"
+
+
+def test_what_a_finished_run_still_lacks(tmp_path: Path) -> None:
+    specification, _ = table_of({}, {"model": [results_of("k")]})
+    job = job_of(specification, "model", export=("int8",))
+    rows = (scores("torch", "random-split"), scores("onnx-fp32", "random-split"))
+    item = results_of("k", evaluation=Evaluation(rows=rows))
+    (step,) = missing_steps(job, item, tmp_path, ("test",))
+    assert step[:4] == ("export", str(tmp_path), "--int8", "--keep-going")
+    item = item.model_copy(update={"artifacts": (graph("fp32"), graph("int8"))})
+    (step,) = missing_steps(job, item, tmp_path, ("test",))
+    assert step[:4] == ("evaluate", str(tmp_path), "--artifact", "onnx-int8")
+    complete = Evaluation(rows=(*rows, scores("onnx-int8", "random-split")))
+    assert not [*missing_steps(job, item.model_copy(update={"evaluation": complete}), tmp_path, ("test",))]

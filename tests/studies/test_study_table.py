@@ -1,89 +1,40 @@
-"""The table of given results: exits, exported precisions, thresholds, labels, times in turns, and recommendations."""
+"""The table of given results: exits, precisions, thresholds, times in turns, recommendations, and the finding."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.studies.figures import draw_study
-from benchmarks.studies.jobs import Data, Job
-from benchmarks.studies.render import study_csv, study_markdown, study_page
-from benchmarks.studies.results import ExportedSize, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
+from benchmarks.studies.render import finding_of, study_body, study_page
+from benchmarks.studies.results import Cell, Outcome, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
 from benchmarks.studies.specification import FigureSpec, Study
-from benchmarks.studies.store import Match
-from benchmarks.studies.table import Outcome, mixed_formats, mixed_hosts, pick, rows_of
-from benchmarks.studies.timing import row_of
-from benchmarks.studies.train import missing_steps
-from edgeformer.artifacts.manifest import DataSummary
+from benchmarks.studies.table import mixed_formats, mixed_hosts, pick, rows_of
+from benchmarks.studies.train import row_of
+from edgeformer.artifacts.errors import RecipeError
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row
-from edgeformer.artifacts.scores import EarlyExitRow, Evaluation, EvaluationRow
-from edgeformer.models import load_recipe
+from edgeformer.artifacts.scores import EarlyExitRow, Evaluation
 from edgeformer.tasks.early_exit import Rule
-from tests.studies.tiny_study import run, study
-
-HOST = {"cpu": "a processor", "cores": 2}
-SUMMARY = DataSummary(split="given", synthetic=False, rows={"train": 30, "validation": 4}, fingerprint="f")
-
-
-def made(key: str, **changes: Any) -> StudyRun:
-    """The results of a run that nobody trained."""
-    facts: dict[str, Any] = {
-        "key": key, "recipe_sha256": "r", "revision": 1, "alike": "a", "task": "classification", "recipe": {},
-        "run": f"run-{key}", "data": SUMMARY, "parameters": 2**20, "loops": 8, "steps": 10, "epochs": 2,
-        "planned_steps": 10, "best_epoch": 1, "seconds": 90.0, "rows_per_s": 5.0, "precision": "fp32",
-        "evaluation": Evaluation(), "versions": {}, "code_version": "0", "host": HOST, "started": "now",
-        "finished": "then",
-    }  # fmt: skip
-    return StudyRun(**{**facts, **changes})
-
-
-def row(artifact: str, split: str, **figures: Any) -> EvaluationRow:
-    return EvaluationRow(artifact=artifact, split=split, n=4, **{"loss": 1.0, **figures})
-
-
-def graph(precision: str, **changes: Any) -> ExportedSize:
-    facts = {"id": f"onnx-{precision}", "precision": precision, "role": "full", "exit": None, "status": "built"}
-    return ExportedSize(**{**facts, "size_bytes": 1000, **changes})
-
-
-def table_of(
-    table: dict[str, Any], results: dict[str, list[StudyRun]], times: StudyTimes | None = None
-) -> tuple[Study, tuple[StudyRow, ...]]:
-    """The study, and the lines of its table, of given results."""
-    written = study("made", {name: run(name.title()) for name in results}, table=table)
-    figures = Study.model_validate(written, strict=False)
-    outcomes = [
-        Outcome(job_of(figures, name), Match(item, "results in hand"))
-        for name, runs in results.items()
-        for item in runs
-    ]
-    return figures, rows_of(figures, outcomes, times)
-
-
-def job_of(found: Study, name: str) -> Job:
-    recipe = load_recipe("quickstart")
-    return Job(name, 1, found.runs[name], recipe, recipe, "r", Data(SUMMARY), ())
+from tests.studies.tiny_study import graph, job_of, results_of, run, scores, study, table_of
 
 
 def test_exits_are_measured_against_the_whole_model() -> None:
-    rows = [
-        row("torch", "validation", loss=2.0),
-        *(row("torch", "validation", loss=2.0 + 1 / e, exit=e) for e in (2, 4)),
-    ]
-    exits = [graph("fp32"), graph("fp32", id="onnx-fp32-exit2", role="exit", exit=2), graph("fp16")]
-    item = made("k", evaluation=Evaluation(rows=tuple(rows)), artifacts=tuple(exits))
-    entries = [("onnx-fp32", (8.0, 9.0, 10.0)), ("onnx-fp32-exit2", (4.0, 3.0, 2.5))]
+    by_exit = [scores("torch", "validation", loss=2.0 + 1 / exit_, exit=exit_) for exit_ in (2, 4)]
+    evaluation = Evaluation(rows=(scores("torch", "validation", loss=2.0), *by_exit))
+    exits = (graph("fp32"), graph("fp32", id="onnx-fp32-exit2", role="exit", exit=2), graph("fp16"))
     times = StudyTimes(
-        key="t", batch=1, seq=8, threads=1, host=HOST, versions={}, code_version="0", started="now", seconds=1.0,
+        key="t", batch=1, seq=8, threads=1, host={}, versions={}, code_version="0", started="now", seconds=1.0,
         entries=tuple(
-            TimedArtifact(run="k", artifact=name, p50_ms=p50, stable=True, provider="p") for name, p50 in entries
+            TimedArtifact(run="k", artifact=name, p50_ms=p50, stable=True, provider="p")
+            for name, p50 in {"onnx-fp32": (8.0, 9.0, 10.0), "onnx-fp32-exit2": (4.0, 3.0, 2.5)}.items()
         ),
     )  # fmt: skip
     timing = {"batch": 1, "seq": 8, "rounds": 3, "against": "model/8"}
-    columns = ["loss", "loop_ratio", "latency_ms", "speedup"]
-    _, lines = table_of({"rows": "exits", "columns": columns, "timing": timing}, {"model": [item]}, times)
+    table = {"rows": "exits", "columns": ["loss", "loop_ratio", "latency_ms", "speedup"], "timing": timing}
+    _, lines = table_of(table, {"model": [results_of("k", evaluation=evaluation, artifacts=exits)]}, times)
     assert [line.at for line in lines] == ["2", "4", "8"]
     early, middle, last = (line.cells for line in lines)
     assert (early["loop_ratio"].mean, last["loop_ratio"].mean, early["loss"].mean) == (4.0, 1.0, 2.5)
@@ -94,42 +45,36 @@ def test_exits_are_measured_against_the_whole_model() -> None:
 
 def test_precisions_and_the_pick_across_runs(tmp_path: Path) -> None:
     def exported(key: str, accuracy: float, size: int) -> StudyRun:
-        scores = [row("torch", "test", accuracy=accuracy), row("onnx-fp32", "test", accuracy=accuracy)]
-        scores.append(row("onnx-fp16", "test", accuracy=accuracy - 0.001, ms_per_sample=0.5))
+        rows = [scores(artifact, "test", accuracy=accuracy) for artifact in ("torch", "onnx-fp32")]
+        rows.append(scores("onnx-fp16", "test", accuracy=accuracy - 0.001, ms_per_sample=0.5))
         rejected = graph("int8", status="rejected", reason="it loses too much", size_bytes=None)
         artifacts = (graph("fp32", size_bytes=size), graph("fp16", size_bytes=size // 2), rejected)
-        return made(key, evaluation=Evaluation(rows=tuple(scores)), artifacts=artifacts)
+        return results_of(key, evaluation=Evaluation(rows=tuple(rows)), artifacts=artifacts)
 
     choices = [{"title": "Small", "smallest": "size_bytes", "keep": "accuracy", "within": 0.01, "paper": "the other"}]
     printed = [{"run": "wide", "at": "fp16", "source": "Table 0", "values": {"accuracy": 0.8}}]
-    spec = {
-        "rows": "artifacts",
-        "columns": ["size_bytes", "megabytes", "accuracy"],
-        "choices": choices,
-        "published": printed,
-    }
-    results, lines = table_of(
-        spec, {"wide": [exported("w", 0.9, 4000), exported("x", 0.92, 4000)], "thin": [exported("t", 0.7, 100)]}
-    )
+    columns = ["size_bytes", "megabytes", "accuracy"]
+    table = {"rows": "artifacts", "columns": columns, "choices": choices, "published": printed}
+    runs = {"wide": [exported("w", 0.9, 4000), exported("x", 0.92, 4000)], "thin": [exported("t", 0.7, 100)]}
+    specification, lines = table_of(table, runs)
     assert [(line.run, line.at) for line in lines][:3] == [("wide", "fp32"), ("wide", "fp16"), ("wide", "int8")]
     half = lines[1].cells
     assert half["accuracy"].mean == pytest.approx(0.909) and half["accuracy"].sd == pytest.approx(0.02 / 2**0.5)
     assert half["megabytes"].mean == 2.0 and half["accuracy"].difference == pytest.approx(0.109)
     assert lines[2].missing == "rejected: it loses too much"
-    picked = pick(results.table.choices[0], lines)
+    picked = pick(specification.table.choices[0], lines)
     assert picked.row == 1 and "Wide, fp16: bytes 2,000, of 2 whose accuracy is within 0.01" in picked.reason
-    table = StudyTable(
-        study="made", title="T|itle", element="Table 0", protocol="-", columns=results.table.columns, rows=lines,
+    complete = StudyTable(
+        study="made", title="T|itle", element="Table 0", protocol="-", columns=tuple(columns), rows=lines,
         picks=(picked,), minutes=3.0,
     )  # fmt: skip
-    page = study_page(table, [])
+    page = study_page(complete, [])
     assert "0.9090 ± 0.0141" in page and "+0.1090" in page and "it loses too much" in page and "T\\|itle" in page
-    assert study_markdown(table).count("\n|") == len(lines) + 1
-    assert study_csv(table).splitlines()[2].startswith("wide,fp16,2000.0,0.0")
-    look: dict[str, Any] = {"x": "size_bytes", "y": ("accuracy",), "size": "megabytes"}
+    assert study_body(complete, "", [])[0].count("\n|") == len(lines) + 1
     kinds: tuple[Any, ...] = ("bubbles", "bars", "lines")
+    look: dict[str, Any] = {"x": "size_bytes", "y": ("accuracy",), "size": "megabytes"}
     figures = [FigureSpec(kind=kind, title=kind, **look) for kind in kinds]
-    assert draw_study(tmp_path, table, figures, {}) == ["figure1.png", "figure2.png", "figure3.png"]
+    assert draw_study(tmp_path, complete, figures, {}) == ["figure1.png", "figure2.png", "figure3.png"]
 
 
 def test_thresholds_and_the_schedule() -> None:
@@ -139,11 +84,23 @@ def test_thresholds_and_the_schedule() -> None:
             perplexity=4.5, share={}, rule=rule,
         )  # fmt: skip
 
-    results = (early(None, 3.2), early(0.85, 4.0), early(0.85, 1.6, "cosine"))
-    item = made("k", evaluation=Evaluation(early_exit=results))
-    _, lines = table_of({"rows": "thresholds", "columns": ["mean_loops", "loop_ratio"]}, {"model": [item]})
+    evaluation = Evaluation(early_exit=(early(None, 3.2), early(0.85, 4.0), early(0.85, 1.6, "cosine")))
+    table = {"rows": "thresholds", "columns": ["mean_loops", "loop_ratio"]}
+    _, lines = table_of(table, {"model": [results_of("k", evaluation=evaluation)]})
     ratios = [("schedule", 2.5), ("0.85", 2.0), ("cosine 0.85", 5.0)]
     assert [(line.at, line.cells["loop_ratio"].mean) for line in lines] == ratios
+
+
+def test_labels_are_counted_in_the_data_and_nothing_is_trained() -> None:
+    content = study("made", {"sst2": run("SST-2")}, table={"rows": "labels", "columns": ["rows", "share_1"]})
+    specification = Study.model_validate(content, strict=False)
+    job = job_of(specification, "sst2")
+    assert job.summary is not None
+    counted = job.summary.model_copy(update={"label_rows": {"train": {"0": 30, "1": 10}}})
+    (row,) = rows_of(specification, [Outcome(replace(job, summary=counted), None)], None)
+    assert (row.at, row.cells["rows"].mean, row.cells["share_1"].mean, row.missing) == ("train", 40, 25.0, None)
+    (row,) = rows_of(specification, [Outcome(replace(job, summary=None), None, "is on the hub")], None)
+    assert row.missing == "is on the hub"
 
 
 def test_the_time_of_another_shape_is_nobodys() -> None:
@@ -164,76 +121,110 @@ def test_the_time_of_another_shape_is_nobodys() -> None:
 
 def test_times_of_two_processors_are_not_put_side_by_side() -> None:
     def scored(host: str) -> StudyRun:
-        rows = (row("torch", "test"), row("onnx-fp32", "test", ms_per_sample=0.5, host=host))
-        return made(f"k-{host}", evaluation=Evaluation(rows=rows), artifacts=(graph("fp32"),))
+        rows = (scores("torch", "test"), scores("onnx-fp32", "test", ms_per_sample=0.5, host=host))
+        return results_of(f"k-{host}", evaluation=Evaluation(rows=rows), artifacts=(graph("fp32"),))
 
-    spec = {"rows": "tests", "columns": ["loss", "ms_per_sample"]}
-    _, lines = table_of(spec, {"here": [scored("this")], "there": [scored("that")]})
+    table = {"rows": "tests", "columns": ["loss", "ms_per_sample"]}
+    _, lines = table_of(table, {"first": [scored("this")], "second": [scored("that")]})
     assert [line.cells["ms_per_sample"].mean for line in lines] == [None, None] and lines[0].cells["loss"].mean == 1.0
     assert "this and that" in mixed_hosts([scored("this"), scored("that")])
-    fp32, bf16 = (made("k", precision=precision) for precision in ("fp32", "bf16"))
+    fp32, bf16 = (results_of("k", precision=precision) for precision in ("fp32", "bf16"))
     assert mixed_formats([fp32, fp32]) == "" and "Trained in fp32 and bf16" in mixed_formats([fp32, bf16])
-    _, lines = table_of(spec, {"here": [scored("this")], "again": [scored("this")]})
+    _, lines = table_of(table, {"first": [scored("this")], "second": [scored("this")]})
     assert [line.cells["ms_per_sample"].mean for line in lines] == [0.5, 0.5]
 
 
 def test_what_leaks_is_said_and_never_picked() -> None:
-    void, honest = made("v", leaks=True), made("h")
-    scored = {key: item.model_copy(update={"evaluation": Evaluation(rows=(row("torch", "test", loss=loss),))})
-              for key, item, loss in (("void", void, 0.1), ("honest", honest, 3.0))}  # fmt: skip
-    choices = [{"title": "Best", "smallest": "loss"}]
-    results, lines = table_of(
-        {"rows": "tests", "columns": ["loss"], "choices": choices}, {k: [v] for k, v in scored.items()}
-    )
+    def scored(key: str, loss: float, *, leaks: bool) -> StudyRun:
+        return results_of(key, leaks=leaks, evaluation=Evaluation(rows=(scores("torch", "test", loss=loss),)))
+
+    table = {"rows": "tests", "columns": ["loss"], "choices": [{"title": "Best", "smallest": "loss"}]}
+    runs = {"void": [scored("v", 0.1, leaks=True)], "honest": [scored("h", 3.0, leaks=False)]}
+    specification, lines = table_of(table, runs)
     assert "LEAKS FUTURE TOKENS" in lines[0].remark
-    assert pick(results.table.choices[0], lines).row == 1
-
-
-def test_what_a_finished_run_still_lacks(tmp_path: Path) -> None:
-    results, _ = table_of({}, {"model": [made("k")]})
-    spec = results.runs["model"].model_copy(update={"export": ("int8",)})
-    job = job_of(results, "model")
-    job = Job(job.row, 1, spec, job.written, job.recipe, "r", job.data, ())
-    scores = Evaluation(rows=(row("torch", "random-split"), row("onnx-fp32", "random-split")))
-    item = made("k", evaluation=scores)
-    (step,) = missing_steps(job, item, tmp_path, ("test",))
-    assert step[:4] == ("export", str(tmp_path), "--int8", "--keep-going")
-    item = item.model_copy(update={"artifacts": (graph("fp32"), graph("int8"))})
-    (step,) = missing_steps(job, item, tmp_path, ("test",))
-    assert step[:4] == ("evaluate", str(tmp_path), "--artifact", "onnx-int8")
-    scored = Evaluation(rows=(*scores.rows, row("onnx-int8", "random-split")))
-    assert not [*missing_steps(job, item.model_copy(update={"evaluation": scored}), tmp_path, ("test",))]
+    assert pick(specification.table.choices[0], lines).row == 1
 
 
 def test_what_was_asked_for_has_its_line_with_a_reason() -> None:
     """Results of a run that another study, which asked for less, left behind."""
-    scores = Evaluation(rows=(row("torch", "test", accuracy=0.9), row("onnx-fp32", "test", accuracy=0.9)))
-    item = made("k", evaluation=scores, artifacts=(graph("fp32"), graph("fp16")))
-    printed = [
-        {"run": "model", "at": place, "source": "Table 0", "values": {"accuracy": 0.8}} for place in ("fp32", "int8")
-    ]
-    spec = {"rows": "artifacts", "columns": ["size_bytes", "accuracy"], "published": printed}
-    written = study("made", {"model": {**run("Model"), "export": ["fp16", "int8"]}}, table=spec)
-    results = Study.model_validate(written, strict=False)
-    outcome = Outcome(job_of(results, "model"), Match(item, "results in hand"))
-    complete, half, whole_numbers = rows_of(results, [outcome], None)
+    rows = (scores("torch", "test", accuracy=0.9), scores("onnx-fp32", "test", accuracy=0.9))
+    item = results_of("k", evaluation=Evaluation(rows=rows), artifacts=(graph("fp32"), graph("fp16")))
+    printed = [{"run": "model", "at": at, "source": "Table 0", "values": {"accuracy": 0.8}} for at in ("fp32", "int8")]
+    table = {"rows": "artifacts", "columns": ["size_bytes", "accuracy"], "published": printed}
+    content = study("made", {"model": {**run("Model"), "export": ["fp16", "int8"]}}, table=table)
+    specification = Study.model_validate(content, strict=False)
+    job = job_of(specification, "model")
+    complete, half, int8 = rows_of(specification, [Outcome(job, item)], None)
     assert complete.missing is None and complete.cells["accuracy"].mean == 0.9
     assert (half.at, half.missing) == ("fp16", "model, seed 1: fp16 is exported, and not scored")
-    assert (whole_numbers.at, whole_numbers.missing) == ("int8", "model, seed 1: its results have no int8")
-    assert whole_numbers.cells["accuracy"].published == 0.8 and whole_numbers.cells["accuracy"].mean is None
-    alone = Outcome(outcome.job, None, "has no results")
-    assert [line.at for line in rows_of(results, [alone], None)] == ["fp32", "fp16", "int8"]
+    assert (int8.at, int8.missing) == ("int8", "model, seed 1: its results have no int8")
+    assert int8.cells["accuracy"].published == 0.8 and int8.cells["accuracy"].mean is None
+    alone = Outcome(job, None, "has no results")
+    assert [line.at for line in rows_of(specification, [alone], None)] == ["fp32", "fp16", "int8"]
 
 
 def test_one_run_is_one_seed_however_often_it_is_named() -> None:
-    item = made("k", evaluation=Evaluation(rows=(row("torch", "test", accuracy=0.9),)))
+    item = results_of("k", evaluation=Evaluation(rows=(scores("torch", "test", accuracy=0.9),)))
     _, (line,) = table_of({"columns": ["accuracy"]}, {"model": [item, item, item]})
     assert (line.keys, line.cells["accuracy"].n, line.cells["accuracy"].sd) == (("k",), 1, None)
 
 
-def test_a_part_of_a_study_is_marked() -> None:
-    complete = StudyTable(study="s", title="T", element="E", protocol="-", columns=("loss",), rows=(), minutes=0.0)
-    part = complete.model_copy(update={"only": ("wide",)})
-    for render in (study_markdown, lambda table: study_page(table, [])):
-        assert "Not the study as it is written: there are only the rows wide" in render(part)
-        assert "Not the study" not in render(complete)
+TEXT = """
+{% if clear('wide', 'small', 'test', 'loss') and of('wide', 'test', 'loss') < of('small', 'test', 'loss') %}
+Wide wins, {{ said('wide', 'test', 'loss') }}{% else %}No difference{% endif %}:
+{{ '%.1f' | format(of('small', 'test', 'loss') / of('wide', 'test', 'loss')) }} times.
+"""
+
+
+def finding(text: str, *rows: StudyRow) -> str:
+    content = study("made", {"wide": run("Wide"), "small": run("Small")}, finding=text)
+    return finding_of(Study.model_validate(content, strict=False), rows)
+
+
+def line(name: str, at: str = "test", **cells: Cell) -> StudyRow:
+    return StudyRow(run=name, label=name, at=at, cells=cells, origin="here")
+
+
+def test_a_finding_says_what_the_rows_say() -> None:
+    def losses(wide: float | None, sd: float | None, n: int = 3) -> tuple[StudyRow, StudyRow]:
+        return line("wide", loss=Cell(mean=wide, sd=sd, n=n)), line("small", loss=Cell(mean=2.0, sd=0.1, n=3))
+
+    assert finding(TEXT, *losses(1.0, 0.1)) == "Wide wins, 1.0000 ± 0.1000: 2.0 times."
+    assert finding(TEXT, *losses(1.0, 1.9)) == "No difference: 2.0 times."
+    assert finding(TEXT, *losses(1.0, None, 1)).startswith("No difference")
+    assert finding(TEXT, *losses(None, None, 0)) == "Nothing is said yet: wide, test has no loss."
+    # 2.5 standard errors, and only four degrees of freedom: chance gives that once in 15 times.
+    assert finding(TEXT, *losses(1.8, 0.1)).startswith("No difference")
+    assert finding("") == ""
+    ranked = "{{ ranked('wide', 'small', 'test', 'loss') | join(', ') }}"
+    assert finding(ranked, *losses(3.0, None)) == "small (2.0000 ± 0.1000), wide (3.0000)"
+
+
+@pytest.mark.parametrize("text", ["{{ of('wide', 'test', 'lo' ~ 'ss2') }}", "{{ '%d' | format('x') }}", "{{ 1 / 0 }}"])
+def test_a_finding_that_cannot_be_filled_says_so(text: str) -> None:
+    with pytest.raises(RecipeError, match="made: finding: "):
+        finding(text, line("wide", loss=Cell(mean=1.0, sd=0.1, n=3)))
+
+
+def test_two_lines_of_a_run_are_compared_seed_by_seed() -> None:
+    """Seeds that differ by more than the lines do hide nothing: each is compared with itself."""
+
+    def apart(first: tuple[float, ...], second: tuple[float, ...]) -> str:
+        values_at = {"2": first, "4": second}
+        rows = [line("wide", at, loss=Cell(mean=1.0, n=len(values), values=values)) for at, values in values_at.items()]
+        return finding("{{ apart('wide', '2', '4', 'loss') }}", *rows)
+
+    assert apart((1.0, 2.0, 3.0), (0.9, 1.91, 2.89)) == "True"
+    assert apart((1.0, 2.0, 3.0), (1.1, 1.9, 2.9)) == "False"
+    assert apart((1.0,), (0.9,)) == apart((1.0, 2.0), (1.0, 2.0)) == "False"
+
+
+def test_chance_is_the_error_of_a_difference_of_two_shares() -> None:
+    rows = [line(name, accuracy=Cell(mean=0.8), rows=Cell(mean=n)) for name, n in (("wide", 100.0), ("small", 400.0))]
+    assert finding("{{ '%.4f' | format(chance('wide', 'small', 'test', 'accuracy')) }}", *rows) == "0.0447"
+
+
+def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
+    means = {"wide": 1.0, "small": 1.01}
+    rows = [line(name, speedup=Cell(mean=mean, n=3, low=0.7, high=1.3)) for name, mean in means.items()]
+    assert finding("{{ clear('wide', 'small', 'test', 'speedup') }}", *rows) == "False"

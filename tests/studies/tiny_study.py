@@ -1,4 +1,4 @@
-"""A study whose runs take a second or two, as a file."""
+"""A study whose runs take a second or two, as a file; and results of runs that nobody trained."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from benchmarks.studies.jobs import Job
+from benchmarks.studies.results import ExportedSize, Outcome, StudyRow, StudyRun, StudyTimes
+from benchmarks.studies.specification import Study
+from benchmarks.studies.table import rows_of
+from edgeformer.artifacts.manifest import DataSummary
+from edgeformer.artifacts.scores import Evaluation, EvaluationRow
+from edgeformer.models import load_recipe
 
 TINY = {
     "data.parts.train.0.rows": 400,
@@ -19,6 +27,7 @@ TINY = {
     "model.vocab_size": 300,
 }
 """The quickstart recipe on synthetic reviews, as small as it gets."""
+SUMMARY = DataSummary(split="given", synthetic=False, rows={"train": 30, "validation": 4}, fingerprint="f")
 
 
 def run(label: str, seeds: tuple[int, ...] = (1,), **changes: Any) -> dict[str, Any]:
@@ -29,16 +38,13 @@ def run(label: str, seeds: tuple[int, ...] = (1,), **changes: Any) -> dict[str, 
 
 def study(name: str, runs: dict[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
     """The content of a study's file."""
-    table = {"rows": "tests", "columns": ["parameters", "accuracy", "loss"]}
-    return {
-        "name": name,
+    table = {"rows": "tests", "columns": ["parameters", "accuracy", "loss"], **more.pop("table", {})}
+    text = {
         "title": f"The study {name}",
         "element": "no table of a paper",
         "protocol": "Two epochs of next to nothing.",
-        "runs": runs,
-        "table": {**table, **more.pop("table", {})},
-        **more,
     }
+    return {"name": name, **text, "runs": runs, "table": table, **more}
 
 
 def write(folder: Path, content: dict[str, Any]) -> str:
@@ -46,3 +52,41 @@ def write(folder: Path, content: dict[str, Any]) -> str:
     path = folder / f"{content['name']}.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return str(path)
+
+
+def results_of(key: str, **changes: Any) -> StudyRun:
+    """The results of a run that nobody trained."""
+    facts: dict[str, Any] = {
+        "key": key, "recipe_sha256": "r", "revision": 1, "task": "classification", "recipe": {}, "run": f"run-{key}",
+        "data": SUMMARY, "parameters": 2**20, "loops": 8, "steps": 10, "epochs": 2, "best_epoch": 1, "seconds": 90.0,
+        "precision": "fp32", "evaluation": Evaluation(), "versions": {}, "code_version": "0",
+        "host": {"cpu": "a processor", "cores": 2}, "started": "now", "finished": "then", "origin": "results in hand",
+    }  # fmt: skip
+    return StudyRun(**{**facts, **changes})
+
+
+def scores(artifact: str, split: str, **figures: Any) -> EvaluationRow:
+    """A score of four rows."""
+    return EvaluationRow(artifact=artifact, split=split, n=4, **{"loss": 1.0, **figures})
+
+
+def graph(precision: str, **changes: Any) -> ExportedSize:
+    """An exported graph of a thousand bytes."""
+    facts = {"id": f"onnx-{precision}", "precision": precision, "role": "full", "exit": None, "status": "built"}
+    return ExportedSize(**{**facts, "size_bytes": 1000, **changes})
+
+
+def job_of(study: Study, row: str, **changes: Any) -> Job:
+    """A job of a study's row on the data of SUMMARY."""
+    recipe, spec = load_recipe("quickstart"), study.runs[row].model_copy(update=changes)
+    return Job(row, 1, spec, recipe, recipe, "r", SUMMARY)
+
+
+def table_of(
+    table: dict[str, Any], results: dict[str, list[StudyRun]], times: StudyTimes | None = None
+) -> tuple[Study, tuple[StudyRow, ...]]:
+    """The study, and the lines of its table, of given results."""
+    content = study("made", {name: run(name.title()) for name in results}, table=table)
+    specification = Study.model_validate(content, strict=False)
+    outcomes = [Outcome(job_of(specification, name), item) for name, runs in results.items() for item in runs]
+    return specification, rows_of(specification, outcomes, times)
