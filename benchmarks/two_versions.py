@@ -1,0 +1,140 @@
+"""Is a version of edgeformer as fast as another? Start-up, export, profile, training and serving, interleaved A B A B.
+
+Usage: python -m benchmarks.two_versions OLD NEW --run RUN [--rounds 7] [--json FILE]
+
+OLD and NEW are checkouts that the same interpreter runs; RUN is a finished run of a classifier with a bundle. Every
+figure is the median of the rounds; a ratio above 1 says that NEW is faster. Nothing else may use the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+TEXT = "a warm, funny and quietly moving film"
+_CLIENTS, _REQUESTS = 8, 1600
+_TRAINING_STEPS = 150
+
+
+def edgeformer(checkout: Path, folder: Path, *words: str) -> tuple[float, str]:
+    """Run a command of a checkout in ``folder``; return its seconds and its standard output."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "edgeformer", *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode not in (0, 3):
+        raise SystemExit(f"{checkout}: edgeformer {' '.join(words)}: exit code {done.returncode}\n{done.stderr}")
+    return seconds, done.stdout
+
+
+def predict_start(folder: Path, checkout: Path) -> float:
+    """Return the seconds of one `predict`."""
+    return edgeformer(checkout, folder, "predict", "--run", "run", TEXT, "--json")[0]
+
+
+def export_fp16(folder: Path, checkout: Path) -> float:
+    """Return the seconds of an export from nothing."""
+    return edgeformer(checkout, folder, "export", "run", "--fp16", "--replace", "--json")[0]
+
+
+def profile_one(folder: Path, checkout: Path) -> float:
+    """Return the seconds of measuring one artifact at one shape, most of which the measuring rules prescribe."""
+    words = ("profile", "run", "--device", "host", "--batch", "1", "--seq", "16", "--artifact", "onnx-fp32", "--json")
+    return edgeformer(checkout, folder, *words)[0]
+
+
+def training_step(folder: Path, checkout: Path) -> float:
+    """Return the seconds of a training step, without preparing the data."""
+    name = f"training-{checkout.name}"
+    words = ("train", "quickstart", "--max-steps", str(_TRAINING_STEPS), "--name", name, "--json")
+    document = json.loads(edgeformer(checkout, folder, *words)[1])
+    shutil.rmtree(folder / "artifacts" / name)
+    return float(document["seconds"]) / int(document["steps"])
+
+
+def served_request(folder: Path, checkout: Path) -> float:
+    """Return the seconds of a request of eight clients."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-m", "edgeformer", "serve", "run", "--port", "0", "--json"]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        assert server.stdout is not None
+        address = json.loads(server.stdout.readline())["url"].removeprefix("http://").rstrip("/")
+
+        def client(requests: int) -> None:
+            connection = http.client.HTTPConnection(address)
+            for _ in range(requests):
+                body = json.dumps({"text": TEXT})
+                connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                response.read()
+                assert response.status == 200, response.status
+            connection.close()
+
+        client(50)
+        start = time.perf_counter()
+        with ThreadPoolExecutor(_CLIENTS) as pool:
+            list(pool.map(client, [_REQUESTS // _CLIENTS] * _CLIENTS))
+        seconds = time.perf_counter() - start
+        server.terminate()
+    return seconds / _REQUESTS
+
+
+CASES: dict[str, Callable[[Path, Path], float]] = {
+    "predict, start to answer": predict_start,
+    "export --fp16": export_fp16,
+    "profile of one artifact": profile_one,
+    "training step": training_step,
+    "served request": served_request,
+}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        shutil.copytree(arguments.run, folder / "artifacts" / "run")
+        for name, case in CASES.items():
+            versions = {"old": partial(case, folder, arguments.old.resolve())}
+            versions["new"] = partial(case, folder, arguments.new.resolve())
+            samples: dict[str, list[float]] = {version: [] for version in versions}
+            for measure in versions.values():
+                measure()  # warms the file cache
+            for number in range(arguments.rounds):
+                for version in versions if number % 2 == 0 else reversed(versions):
+                    samples[version].append(versions[version]())
+            old, new = median(samples["old"]), median(samples["new"])
+            ratios = sorted(a / b for a, b in zip(samples["old"], samples["new"], strict=True))
+            rows.append({"case": name, "old_s": old, "new_s": new, "ratio": old / new, "ratios": ratios})
+            print(
+                f"{name:26} old {old:8.4f} s, new {new:8.4f} s: {old / new:.3f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
