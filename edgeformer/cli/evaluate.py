@@ -56,8 +56,7 @@ def command(
     from edgeformer.run import locate
 
     location = locate(run, artifacts)
-    cache = artifacts / ".cache" / "tokens" if location.run is not None else None
-    options = EvaluateOptions(artifact, split, data, batch, cache, threshold, text, label, pair, runtime, encoding)
+    options = EvaluateOptions(artifact, split, data, batch, threshold, text, label, pair, runtime, encoding)
     evaluation = evaluate(location, options, show_progress())
     if as_json:
         opt.print_json(evaluation)

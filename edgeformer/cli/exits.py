@@ -58,12 +58,10 @@ def command(
     from edgeformer.run import locate
 
     location = locate(run, artifacts)
-    cache = artifacts / ".cache" / "tokens" if location.run is not None else None
     rows = EvaluateOptions(
         artifact or location.artifact,
         split,
         data,
-        cache=cache,
         text=text,
         label=label,
         pair=pair,

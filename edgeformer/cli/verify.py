@@ -45,8 +45,7 @@ def command(
     opened, progress = location.open_bundle(), show_progress()
     verification = verify(opened, artifact or location.artifact, progress, runtime)
     if write:
-        cache = artifacts / ".cache" / "tokens" if location.run is not None else None
-        verification = record(opened, verification, cache, progress)
+        verification = record(opened, verification, progress)
     if as_json:
         opt.print_json({**verification.model_dump(mode="json"), "exit_code": verification.exit_code})
     else:

@@ -293,8 +293,7 @@ class RunSource:
         if self.trimmed is not None:
             (new / TRIMMED_FOLDER).mkdir()
             readers[True] = self.trimmed.reader
-        cache = self.options.cache or self.run.folder.parent / ".cache" / "tokens"
-        origin = Origin(cache, self.run.manifest.data.fingerprints)
+        origin = Origin(self.run.manifest.data.fingerprints)
         for is_trimmed, reader in readers.items():
             self.validations[is_trimmed], problem = open_validation(
                 subject.task, self.run.settled.data, reader, origin, self.progress
@@ -373,7 +372,7 @@ class RunSource:
             precision="fp16" if self.options.fp16 else "fp32",
             max_length=subject.recipe.data.tokens_at_once,
             max_positions=subject.recipe.model.max_positions,
-            cache=self.options.cache.parent if self.options.cache is not None else None,
+            cache=self.options.cache,
             progress=self.progress,
             note=self.notes.append,
             module=lambda: subject.adapter.whole(subject.model).eval(),

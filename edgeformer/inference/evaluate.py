@@ -34,7 +34,6 @@ class EvaluateOptions:
         split: ``test`` (the protocol's own), ``validation``, or a test set by name.
         data: a file to score on instead of a split.
         batch: rows per call; fewer where an engine takes fewer, or where logits would grow too large.
-        cache: folder for encoded sets; None: no cache.
         threshold: a top probability for early exit at every exit, in addition to the sweep.
         text, label, pair: columns of ``data``; None: the names of the model's own data.
         encoding: of ``data``, e.g. cp1252; None: UTF-8.
@@ -44,7 +43,6 @@ class EvaluateOptions:
     split: str = "test"
     data: Path | None = None
     batch: int = 64
-    cache: Path | None = None
     threshold: float | None = None
     text: str | None = None
     label: str | None = None
@@ -193,7 +191,7 @@ class Evaluator:
         if key in self._sets:
             return self._sets[key]
         if options.data is None:
-            origin = Origin(options.cache, owner.trained_on, as_trained)
+            origin = Origin(owner.trained_on, as_trained)
             rows = owner.task.read_set(owner.data, reader, options.split, origin)
         else:
             from edgeformer.data.sources import Columns  # scoring a split reads no files

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, FileCheck, TargetRecord, files_sha256, lacks_parity
@@ -214,7 +213,7 @@ def score_drop(bundle: Bundle, artifact: ArtifactManifest, scores: Mapping[str, 
 
 
 def record(
-    bundle: Bundle, verification: Verification, cache: Path | None = None, progress: Progress = SILENT
+    bundle: Bundle, verification: Verification, progress: Progress = SILENT
 ) -> Verification:
     """Score the artifacts that ran here for the first time, as export would have, and add them to targets.json.
 
@@ -230,7 +229,7 @@ def record(
     for check in verification.artifacts:
         artifact = bundle.artifact(check.artifact)
         if lacks_parity(artifact) and check.parity is not None and check.status in ("verified", "failed"):
-            records.append(_target_record(bundle, artifact, check, check.parity, cache, progress))
+            records.append(_target_record(bundle, artifact, check, check.parity, progress))
     if not records:
         is_pending = any(map(lacks_parity, bundle.artifacts))
         why = "none of them runs here" if is_pending else "export compared every artifact that runs here"
@@ -244,7 +243,7 @@ def record(
 
 
 def _target_record(
-    bundle: Bundle, artifact: ArtifactManifest, check: ArtifactCheck, parity: Parity, cache: Path | None, bars: Progress
+    bundle: Bundle, artifact: ArtifactManifest, check: ArtifactCheck, parity: Parity, bars: Progress
 ) -> TargetRecord:
     """Score an artifact on the golden inputs, and on the validation split where its data can be read."""
     scores: dict[str, Any] = {}
@@ -258,7 +257,7 @@ def _target_record(
             if task.reads_text:
                 # A wrapped model has one set of labelled rows, its test set.
                 split = "validation" if bundle.manifest.wrapped is None else "test"
-                origin = Origin(cache, bundle.trained_on)
+                origin = Origin(bundle.trained_on)
                 validate, missing = open_validation(task, bundle.data, bundle.reader(artifact), origin, bars, split)
                 if validate is None:
                     scores["unscored"] = missing

@@ -104,12 +104,10 @@ class Origin:
     """Where the data of a trained model comes from.
 
     Attributes:
-        cache: folder for encoded sets; None: do not cache.
         trained_on: set → fingerprint recorded by training. Sets with another fingerprint are refused.
         as_trained: cut the text as training did. Exported graphs read every document as a row.
     """
 
-    cache: Path | None = None
     trained_on: Mapping[str, str] = field(default_factory=dict)
     as_trained: bool = False
 
