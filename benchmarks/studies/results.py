@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -247,12 +248,7 @@ class Results:
         """
         data = decisive(job.written)["data"]
         same = {run.data.fingerprint: run for run in self._runs(job) if run.recipe.get("data") == data}
-        texts = [
-            f"{key[:8]} with {sum(run.data.rows.values()):,} rows ({run.origin})" for key, run in same.items()
-        ]  # fmt: skip
-        if len(texts) < 2:
-            return ""
-        return f"there are results of different data: {', '.join(texts)}; choose with --data, or move the others"
+        return _different_data([(run.data, run.origin) for run in same.values()]) if len(same) > 1 else ""
 
     def keep(self, run: StudyRun) -> StudyRun:
         """Write results."""
@@ -261,18 +257,26 @@ class Results:
         return run
 
     def with_data(self, job: Job) -> Job:
-        """Return the job with what its data is: kept, where it can be read here; else as it was counted before."""
+        """Return the job with what its data is: kept, where it can be read here; else as all earlier counts agree."""
         if job.summary is not None:
             name = f"data-{job.sha256}-{job.summary.fingerprint[:16]}.json"
             write_json(self.folder / name, job.summary.model_copy(update={"findings": ()}))
             return job
         paths = [path for folder in self._origins for path in sorted(folder.glob(f"data-{job.sha256}-*.json"))]
-        return replace(job, summary=read_manifest(DataSummary, paths[0])) if paths else job
+        summaries = {summary.fingerprint: summary for summary in (read_manifest(DataSummary, path) for path in paths)}
+        if len(summaries) > 1:
+            return replace(job, reason=_different_data([(summary, "counted") for summary in summaries.values()]))
+        return replace(job, summary=next(iter(summaries.values()), None))
 
     def times(self, key: str) -> StudyTimes | None:
         """Return times by their key. Raises ArtifactError for a damaged file."""
         paths = [folder / f"times-{key}.json" for folder in self._origins]
         return next((read_manifest(StudyTimes, path) for path in paths if path.is_file()), None)
+
+
+def _different_data(summaries: Sequence[tuple[DataSummary, str]]) -> str:
+    texts = (f"{data.fingerprint[:8]} with {sum(data.rows.values()):,} rows ({origin})" for data, origin in summaries)
+    return f"there are results of different data: {', '.join(texts)}; choose with --data, or move the others"
 
 
 def _read_run(path: Path, origin: str) -> StudyRun:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.studies.figures import draw_study
 from benchmarks.studies.render import finding_of, study_body, study_page
-from benchmarks.studies.results import Cell, Outcome, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
+from benchmarks.studies.results import Cell, Outcome, Results, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
 from benchmarks.studies.specification import FigureSpec, Study
 from benchmarks.studies.table import mixed_formats, mixed_hosts, pick, rows_of
 from benchmarks.studies.train import row_of
@@ -18,7 +18,7 @@ from edgeformer.artifacts.errors import RecipeError
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row
 from edgeformer.artifacts.scores import EarlyExitRow, Evaluation
 from edgeformer.tasks.early_exit import Rule
-from tests.studies.tiny_study import graph, job_of, results_of, run, scores, study, table_of
+from tests.studies.tiny_study import SUMMARY, graph, job_of, results_of, run, scores, study, table_of
 
 
 def test_exits_are_measured_against_the_whole_model() -> None:
@@ -101,6 +101,17 @@ def test_labels_are_counted_in_the_data_and_nothing_is_trained() -> None:
     assert (row.at, row.cells["rows"].mean, row.cells["share_1"].mean, row.missing) == ("train", 40, 25.0, None)
     (row,) = rows_of(specification, [Outcome(replace(job, summary=None), None, "is on the hub")], None)
     assert row.missing == "is on the hub"
+
+
+def test_earlier_counts_of_different_data_are_not_used(tmp_path: Path) -> None:
+    content = study("made", {"sst2": run("SST-2")}, table={"rows": "labels", "columns": ["rows"]})
+    job, results = job_of(Study.model_validate(content, strict=False), "sst2"), Results(tmp_path, committed=False)
+    unread = replace(job, summary=None, reason="is on the hub")
+    results.with_data(job)
+    assert results.with_data(unread).summary == job.summary
+    results.with_data(replace(job, summary=SUMMARY.model_copy(update={"fingerprint": "g"})))
+    refused = results.with_data(unread)
+    assert refused.summary is None and refused.reason.startswith("there are results of different data: ")
 
 
 def test_the_time_of_another_shape_is_nobodys() -> None:
