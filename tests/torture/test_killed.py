@@ -28,13 +28,14 @@ def test_export_killed_before_every_change(tmp_path: Path) -> None:
     log = tmp_path / "whole.log"
     assert export_in_child(complete, "--int8", log=log) == 0, log.read_text(encoding="utf-8")
     count, ids = len(changes(log)), assert_whole(complete)
+    old_ids = assert_whole(copied_run(tmp_path / "old"))  # without the engine that OpenVINO adds where it is installed
     start = end = 0
     for number in range(1, count + 1):
         folder = tmp_path / f"killed-{number}"
         run = copied_run(folder)
         assert export_in_child(run, "--int8", kill=(number, "before"), log=log) == -signal.SIGKILL
-        assert assert_whole(run) == ids, number
         built = "made_from" in (run / "bundle" / "bundle.json").read_text(encoding="utf-8")
+        assert assert_whole(run) == (ids if built else old_ids), number
         start, end = start + (not built), end + built
         assert export_in_child(run, "--int8", log=log) == 0, log.read_text(encoding="utf-8")
         assert assert_whole(run) == ids, number
