@@ -212,9 +212,7 @@ def score_drop(bundle: Bundle, artifact: ArtifactManifest, scores: Mapping[str, 
     return None
 
 
-def record(
-    bundle: Bundle, verification: Verification, progress: Progress = SILENT
-) -> Verification:
+def record(bundle: Bundle, verification: Verification, progress: Progress = SILENT) -> Verification:
     """Score the artifacts that ran here for the first time, as export would have, and add them to targets.json.
 
     Return the verification with the records that were written, or the reason why there are none.
