@@ -20,12 +20,12 @@ BETWEEN_THE_RENAMES = ("replace bundle", "after")
 def test_killed_between_the_renames(tmp_path: Path) -> None:
     run = copied_run(tmp_path)
     ids, log = assert_whole(run), tmp_path / "log"
-    assert export_in_child(run, kill=BETWEEN_THE_RENAMES, log=log) == -signal.SIGKILL
+    assert export_in_child(run, "--replace", kill=BETWEEN_THE_RENAMES, log=log) == -signal.SIGKILL
     assert not (run / "bundle").exists(), "it was killed at another moment than this test means"
     assert locate(str(run / "bundle"), tmp_path).bundle == find_bundle(run) == run / "bundle"
     assert assert_whole(run) == ids
     assert list(run.glob(".bundle.*.tmp")), "the incomplete new bundle"
-    stopped = export_in_child(run, kill=BETWEEN_THE_RENAMES, log=log, signalled=signal.SIGTERM)
+    stopped = export_in_child(run, "--replace", kill=BETWEEN_THE_RENAMES, log=log, signalled=signal.SIGTERM)
     message = log.read_text(encoding="utf-8")
     assert stopped == 130 and f"interrupted; {run / 'bundle'} is unchanged" in message
     assert assert_whole(run) == ids

@@ -20,24 +20,26 @@ from tests.torture.export_children import _CONTEXT, assert_whole, changes, copie
 
 pytestmark = pytest.mark.torture
 AGED_S = 7200.0
+OPTIONS = ("--int8", "--replace")
+"""The bundle says nothing of what it was made of: only --replace makes it again."""
 
 
 def test_export_killed_before_every_change(tmp_path: Path) -> None:
     _CONTEXT.set_forkserver_preload(["tests.torture.traced_graphs"])
     complete = copied_run(tmp_path / "whole")
     log = tmp_path / "whole.log"
-    assert export_in_child(complete, "--int8", log=log) == 0, log.read_text(encoding="utf-8")
+    assert export_in_child(complete, *OPTIONS, log=log) == 0, log.read_text(encoding="utf-8")
     count, ids = len(changes(log)), assert_whole(complete)
     old_ids = assert_whole(copied_run(tmp_path / "old"))  # without the engine that OpenVINO adds where it is installed
     start = end = 0
     for number in range(1, count + 1):
         folder = tmp_path / f"killed-{number}"
         run = copied_run(folder)
-        assert export_in_child(run, "--int8", kill=(number, "before"), log=log) == -signal.SIGKILL
+        assert export_in_child(run, *OPTIONS, kill=(number, "before"), log=log) == -signal.SIGKILL
         built = "made_from" in (run / "bundle" / "bundle.json").read_text(encoding="utf-8")
         assert assert_whole(run) == (ids if built else old_ids), number
         start, end = start + (not built), end + built
-        assert export_in_child(run, "--int8", log=log) == 0, log.read_text(encoding="utf-8")
+        assert export_in_child(run, *OPTIONS, log=log) == 0, log.read_text(encoding="utf-8")
         assert assert_whole(run) == ids, number
         assert not list(run.glob(".bundle*")), number
         shutil.rmtree(folder)
