@@ -55,7 +55,7 @@ def command(
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
     from edgeformer.run import locate
-    from edgeformer.web.publish import PageOptions, publish
+    from edgeformer.web import PageOptions, publish
 
     location = locate(bundle, artifacts)
     shapes = tuple(product(opt.integers(batch, "--batch") or (1,), opt.integers(seq, "--seq") or (16, 128)))

@@ -1,1 +1,299 @@
-"""Publishing: a bundle becomes a static page that runs and measures it in any browser."""
+"""Publish a bundle as a static page that runs and measures its models in a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files as package_files
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from edgeformer.artifacts import report
+from edgeformer.artifacts.command_results import (
+    SITE_FILE,
+    LeftOut,
+    PageArtifact,
+    PageFile,
+    PageManifest,
+    PageProvider,
+    PageReader,
+    PageWeights,
+)
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.files import replacing_folder, write_json, write_text
+from edgeformer.artifacts.manifest import ArtifactManifest, cautions
+from edgeformer.artifacts.onnx_outline import external_files
+from edgeformer.artifacts.progress import SILENT, Progress
+from edgeformer.artifacts.report import MeasureRules, Subject, SubjectArtifact
+from edgeformer.artifacts.units import visible
+from edgeformer.artifacts.workspace import REMEDY, TOKENIZER_FILE, read_manifest
+from edgeformer.bundle import Bundle
+from edgeformer.runtimes import provider_facts
+from edgeformer.runtimes.web.libraries import TOKENIZER_LIBRARY, LibraryFile, find_local, select_runtimes
+from edgeformer.system.host import code_version, now
+from edgeformer.system.leftovers import remove_leftovers
+from edgeformer.system.lock import lock_path
+from edgeformer.tasks.scoring import reads_pairs
+from edgeformer.tasks.task import max_call_tokens
+
+DEFAULT_SHAPES = ((1, 16), (1, 128))
+_TEMPLATE = "index.html"
+# Threads need an isolated page. Hosts that read this file (Netlify, Cloudflare Pages) send the headers for it.
+_HEADERS = "/*\n  Cross-Origin-Opener-Policy: same-origin\n  Cross-Origin-Embedder-Policy: require-corp\n"
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """Options of a page.
+
+    Attributes:
+        libraries: folder with the libraries' npm packages; None: the page loads the libraries from a CDN.
+        artifacts: ids to publish; empty: all that a browser can run.
+        providers: execution providers of ONNX Runtime Web; empty: all.
+        shapes: batch size and tokens that the page offers to measure at; empty: the defaults.
+        allow_leak: publish a language model that sees future tokens; the page says so.
+    """
+
+    libraries: Path | None = None
+    artifacts: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, int], ...] = ()
+    allow_leak: bool = False
+
+
+def publish(
+    bundle: Bundle, output: Path, options: PageOptions, artifact: str | None = None, progress: Progress = SILENT
+) -> PageManifest:
+    """Write the page of a bundle. An existing page is replaced; any other existing folder is an error.
+
+    Args:
+        bundle: its files are compared with their checksums before they are copied.
+        output: the page's folder.
+        artifact: the artifact that the RUN argument names.
+
+    Raises:
+        InputError: the folder holds something else, nothing in the bundle runs in a browser, a library is missing, or
+            the model cannot take a shape.
+        ArtifactError: a file of the bundle is missing or changed.
+        OSError: the page cannot be written.
+    """
+    output = output.resolve()  # "." has no name for temporary folders next to it
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        if not (output / SITE_FILE).is_file():
+            raise InputError(f"-o {output}: exists and is no page of edgeformer; choose another folder")
+        try:
+            read_manifest(PageManifest, output / SITE_FILE)
+        except ArtifactError as error:
+            raise InputError(f"-o {output}: its {SITE_FILE} is of no page ({error}); choose another folder") from None
+    selected, left_out = _select_artifacts(bundle, options, artifact)
+    longest = bundle.manifest.max_positions
+    for _, seq in options.shapes:
+        if longest is not None and seq > longest:
+            raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; ask for less")
+    judged = max_call_tokens(bundle.task, longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
+    defaults = dict.fromkeys((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES)
+    with lock_path(output):
+        remove_leftovers(output)
+        with replacing_folder(output) as temporary:
+            builder = _PageBuilder(temporary, bundle, options.libraries)
+            manifest = builder.build(selected, left_out, options.providers, options.shapes or tuple(defaults))
+            write_json(temporary / SITE_FILE, manifest)
+            _write_site(temporary, manifest)
+    for entry in left_out:
+        progress.message(f"{entry.artifact}: not in the page: {entry.reason}")
+    return manifest
+
+
+def _select_artifacts(
+    bundle: Bundle, options: PageOptions, artifact: str | None
+) -> tuple[list[ArtifactManifest], tuple[LeftOut, ...]]:
+    """Return the artifacts of the page, and why the others are left out."""
+    if not bundle.task.reads_text:
+        raise InputError(f"{bundle.name}: is a {bundle.task.noun}; a page is for models that read text")
+    if bundle.leaks and not options.allow_leak:
+        raise InputError(
+            f"{bundle.name!r} leaks future tokens: it sees the tokens that it predicts, so its scores are void; use "
+            "--allow-leak to publish it, marked as leaking"
+        )
+    requested = options.artifacts or ((artifact,) if artifact is not None else ())
+    candidates = [bundle.artifact(name) for name in dict.fromkeys(requested)] or list(bundle.artifacts)
+    reasons = {candidate.id: _why_unsupported(candidate) for candidate in candidates}
+    refused = {name: reason for name, reason in reasons.items() if reason is not None}
+    if requested and refused:
+        name, reason = next(iter(refused.items()))
+        raise InputError(f"--artifact {name}: cannot be in a page: {reason}")
+    selected = [candidate for candidate in candidates if candidate.id not in refused]
+    if not selected:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "its bundle has no artifacts"
+        raise InputError(f"{bundle.name}: none of its artifacts runs in a browser: {listed}")
+    return selected, tuple(LeftOut(artifact=name, reason=reason) for name, reason in refused.items())
+
+
+def _why_unsupported(artifact: ArtifactManifest) -> str | None:
+    """Return why a browser cannot run an artifact in one call; None if it can."""
+    if artifact.status != "built" or artifact.file is None:
+        return f"{artifact.status}: {artifact.reason or 'no reason given'}"
+    if not artifact.is_graph:
+        return f"browsers run ONNX graphs, no {artifact.format}"
+    if artifact.role not in ("full", "exit"):
+        return "it runs in several calls, which pages do not support"
+    if unsupported := set(artifact.inputs) - {"input_ids", "attention_mask"}:
+        return f"it takes {', '.join(sorted(unsupported))}, which cannot be made from text"
+    return None
+
+
+@dataclass
+class _PageBuilder:
+    """Copies the files of a page and describes them. ``versions``: library → version, of those that it uses."""
+
+    folder: Path
+    bundle: Bundle
+    libraries: Path | None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def build(
+        self, selected: list[ArtifactManifest], left_out: tuple[LeftOut, ...], providers: tuple[str, ...],
+        shapes: tuple[tuple[int, int], ...],
+    ) -> PageManifest:  # fmt: skip
+        """Copy everything that the page needs and return its manifest."""
+        bundle, manifest, task = self.bundle, self.bundle.manifest, self.bundle.task
+        answers = task.predicts == "labels"
+        thresholds: Any = task.answer_config(bundle.data).get("thresholds")
+        page_providers = tuple(
+            PageProvider(
+                name=runtime.provider,
+                label=runtime.label,
+                short=provider_facts(runtime.provider).label,
+                script=self._library(runtime.script),
+                glue=self._library(runtime.glue),
+                binary=self._library(runtime.binary),
+                counts_threads=provider_facts(runtime.provider).counts_threads,
+            )
+            for runtime in select_runtimes(providers)
+        )
+        rules, strict = asdict(MeasureRules()), asdict(MeasureRules.strict())
+        return PageManifest(
+            run=manifest.run,
+            noun=task.noun,
+            parameters=manifest.parameters,
+            created=now(),
+            code_version=code_version(),
+            bundle=manifest.manifest_sha256 or bundle.name,
+            synthetic=manifest.synthetic,
+            leaks=manifest.leaks,
+            cautions=tuple(cautions(manifest)),
+            labels=manifest.labels if answers else None,
+            thresholds=thresholds if answers else None,
+            pairs=reads_pairs(task, bundle.data) is True,
+            silent=None if answers else f"the page measures a {task.noun}, and answers no texts with it",
+            readers={artifact.companions: self._reader(artifact, answers=answers) for artifact in selected},
+            artifacts=tuple(self._artifact(artifact) for artifact in selected),
+            left_out=left_out,
+            providers=page_providers,
+            tokenizers=self._library(TOKENIZER_LIBRARY) if answers else None,
+            versions=self.versions,
+            offline=self.libraries is not None,
+            shapes=shapes,
+            max_positions=manifest.max_positions,
+            rules={
+                **rules,
+                "strict": {name: value for name, value in strict.items() if value != rules[name]},
+                "percentile_needs": {str(percentile): n for percentile, n in report.PERCENTILE_NEEDS.items()},
+                "noisy_cv": report.NOISY_CV,
+                "quantiles": report.QUANTILES,
+                "drift_parts": report.DRIFT_PARTS,
+                "drift_part_calls": report.DRIFT_PART_CALLS,
+                "drift_fewest_calls": report.DRIFT_FEWEST_CALLS,
+            },
+            subject=Subject(
+                task=task.name,
+                max_positions=manifest.max_positions,
+                max_length=manifest.max_length,
+                artifacts={a.id: SubjectArtifact(role=a.role, sha256=a.sha256) for a in selected},
+                manifest_sha256=manifest.manifest_sha256,
+            ),
+        )
+
+    def _artifact(self, artifact: ArtifactManifest) -> PageArtifact:
+        """Copy an artifact's graph and external weights. Raises ArtifactError if the bundle is damaged."""
+        self.bundle.check(artifact)
+        assert artifact.file is not None and artifact.role in ("full", "exit")
+        weights = sorted(external_files(self.bundle.contents.path(artifact.file)))
+        folder = PurePosixPath(artifact.file).parent
+        return PageArtifact(
+            id=artifact.id,
+            precision=artifact.precision,
+            role=artifact.role,
+            exit=artifact.exit,
+            size_bytes=artifact.size_bytes or 0,
+            graph=self._copy(artifact.file),
+            weights=tuple(PageWeights(name=name, file=self._copy(str(folder / name))) for name in weights),
+            masked="attention_mask" in artifact.inputs or not artifact.inputs,
+            reader=artifact.companions,
+        )
+
+    def _reader(self, artifact: ArtifactManifest, *, answers: bool) -> PageReader:
+        """Copy an artifact's golden inputs and, if the page answers texts, its tokenizer."""
+        prefix = "" if artifact.companions == "." else f"{artifact.companions}/"
+        rows = [row.tolist() for row in self.bundle.golden(artifact).texts()]
+        golden = self._write(f"model/{prefix}golden.json", json.dumps({"rows": rows}).encode())
+        max_tokens = self.bundle.data.tokens_at_once
+        if not answers:
+            return PageReader(golden=golden, max_tokens=max_tokens)
+        config = f"{prefix}tokenizer_config.json"
+        has_config = config in self.bundle.contents.checksums
+        special = self.bundle.reader(artifact).tokenizer.encode("a").special_tokens_mask
+        return PageReader(
+            tokenizer=self._copy(f"{prefix}{TOKENIZER_FILE}"),
+            config=self._copy(config) if has_config else self._write(f"model/{config}", b"{}"),
+            golden=golden,
+            max_tokens=max_tokens,
+            suffix=special[::-1].index(0) if 0 in special else 0,  # special tokens after the text
+        )
+
+    def _library(self, file: LibraryFile) -> PageFile:
+        """Copy a library's file, or return its address. Raises InputError if the libraries' folder lacks it."""
+        name = file.package.name
+        if self.libraries is None:
+            self.versions[name] = file.package.version
+            return PageFile(url=file.address, integrity=file.integrity, size_bytes=file.size_bytes)
+        local = find_local(self.libraries, file)
+        self.versions[name] = local.version or "unknown"
+        path = f"libraries/{name.replace('@', '').replace('/', '-')}/{PurePosixPath(file.path).name}"
+        return self._write(path, local.content, local.integrity)
+
+    def _copy(self, name: str) -> PageFile:
+        """Copy a file of the bundle and compare the copy with its checksum in the manifest."""
+        content = self.bundle.contents.intact(name, f"the page needs {name}").read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.bundle.contents.checksums[name]:
+            raise ArtifactError(f"{self.bundle.folder / name}: changed while it was copied; {REMEDY}")
+        return self._write(f"model/{name}", content)
+
+    def _write(self, name: str, content: bytes, integrity: str | None = None) -> PageFile:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        sha256 = f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"
+        return PageFile(url=quote(name), integrity=integrity or sha256, size_bytes=len(content))
+
+
+def _write_site(folder: Path, manifest: PageManifest) -> None:
+    """Write the HTML, CSS and JavaScript of the page."""
+    for asset in package_files("edgeformer.web").joinpath("site").iterdir():
+        if asset.name.endswith((".js", ".css")):
+            (folder / asset.name).write_bytes(asset.read_bytes())
+    libraries = [file for provider in manifest.providers for file in (provider.script, provider.glue, provider.binary)]
+    libraries += [manifest.tokenizers] if manifest.tokenizers is not None else []
+    addresses = [urlsplit(file.url) for file in libraries]
+    hosts = dict.fromkeys(f"{address.scheme}://{address.netloc}" for address in addresses if address.netloc)
+    loader = PackageLoader("edgeformer.web", "site")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    page = environment.get_template(_TEMPLATE)
+    html = page.render(title=visible(manifest.run), noun=manifest.noun, hosts="".join(f" {host}" for host in hosts))
+    write_text(folder / _TEMPLATE, html)
+    write_text(folder / "_headers", _HEADERS)

@@ -14,7 +14,7 @@ import pytest
 
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes.web.libraries import RUNTIME, TOKENIZERS
-from edgeformer.web.publish import PageOptions, publish
+from edgeformer.web import PageOptions, publish
 from tests.cli.in_process import Edgeformer, in_process
 from tests.web.browser import CLASSIFIER, Browser, Tab, headless
 

@@ -22,7 +22,7 @@ from edgeformer.measurement.trackers import drifted, summarise, windows_agree
 from edgeformer.run import locate
 from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.tasks.task import make_buffers
-from edgeformer.web.publish import PageOptions, publish
+from edgeformer.web import PageOptions, publish
 from tests.cli.in_process import Edgeformer
 from tests.docs.test_deploy import SENTENCES, TOO_LONG
 from tests.web.browser import CLASSIFIER, ELSEWHERE, LANGUAGE, Tab, served

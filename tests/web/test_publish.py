@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-import edgeformer.web.publish as publishing
+import edgeformer.web as publishing
 from edgeformer.artifacts.command_results import SITE_FILE, PageManifest
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of
@@ -31,7 +31,7 @@ from edgeformer.runtimes.web.libraries import (
     integrity_of,
 )
 from edgeformer.tasks.scoring import NO_NUMBER
-from edgeformer.web.publish import PageOptions, publish
+from edgeformer.web import PageOptions, publish
 from tests.cli.in_process import Edgeformer
 from tests.docs.document import ROOT, programs
 from tests.web.browser import CLASSIFIER, LANGUAGE
