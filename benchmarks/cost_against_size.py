@@ -18,6 +18,7 @@ Usage:
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -129,15 +130,17 @@ def tell_peak(path: Path, shape: tuple[int, int], threads: int) -> None:
     """The child of :func:`peak_bytes`."""
     from edgeformer.bundle import Bundle
     from edgeformer.measurement.artifact import check_artifact, golden_calls
-    from edgeformer.measurement.trackers import peak_meter, release_unused, resident_bytes
+    from edgeformer.measurement.trackers import PeakMeter, resident_bytes
     from edgeformer.runtimes import OpenOptions
+    from edgeformer.system.memory import release_heap
 
     bundle = Bundle.open(path)
     artifact = next(fp32_artifact for fp32_artifact in bundle.built("full") if fp32_artifact.precision == "fp32")
     call = golden_calls(check_artifact(bundle, artifact), shape, 1)[0]
     bundle.session(artifact, OpenOptions(threads=threads)).close()  # the library is loaded
-    release_unused()
-    start, meter = resident_bytes(), peak_meter()
+    gc.collect()
+    release_heap()
+    start, meter = resident_bytes(), PeakMeter()
     meter.reset()
     with bundle.session(artifact, OpenOptions(threads=threads)) as session:
         session.run(call)

@@ -148,7 +148,7 @@ def needed_by(bundle: Bundle, shape: tuple[int, int]) -> Needed:
     """What one call of the FP32 graph needs. Raises EdgeformerError where it does not run."""
     checked = check_artifact(bundle, bundle.artifact("onnx-fp32"))
     item: Item = ("steady", *shape)
-    listing = run_listing(ListJob(checked=checked, items=(item,), threads=1))
+    listing = run_listing(ListJob(files=checked, items=(item,), threads=1))
     if item not in listing.items:
         raise EdgeformerError(f"{bundle.name} at {shape}: {listing.refused[item]}")
     nodes = listing.items[item].nodes

@@ -34,7 +34,7 @@ from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.benchmark import gate
 from edgeformer.benchmark.gate import GateOptions
 from edgeformer.benchmark.gate_scores import ArtifactPair
-from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairRules, PairSpec, compare_pair
+from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairJob, PairRules, compare_pair
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import conditions
 from edgeformer.measurement.artifact import check_artifact, items_of
@@ -79,7 +79,7 @@ def pair_of(bundle: Bundle, settings: Mapping[str, Any], case: Case) -> Pair:
     entry = bundle.artifact(settings["artifact"])
     checked, shape, threads = check_artifact(bundle, entry), (1, settings["seq"]), settings["threads"]
     first, second = (
-        PairSpec(
+        PairJob(
             files=checked, provider=default_provider("cpu"), threads=threads,
             items=items_of(entry, bundle.task, [shape])[:1], rules=WARMUP_RULES, repeat=repeat,
         )

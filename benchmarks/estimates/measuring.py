@@ -85,7 +85,7 @@ class Plan:
                 file = self._folder(sweep) / f"{name}-{checked.artifact.id}-{threads}.json"
                 if file.is_file():
                     continue
-                job = TimeJob(checked=checked, items=items, threads=threads, nodes=sweep == 0, budget_s=_BUDGET_S)
+                job = TimeJob(files=checked, items=items, threads=threads, nodes=sweep == 0, budget_s=_BUDGET_S)
                 stored = StoredTiming(model=name, artifact=checked.artifact, threads=threads, timing=run_timing(job))
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_text(file, stored.model_dump_json())

@@ -15,7 +15,7 @@ from benchmarks.estimates.measuring import TimedArtifact
 from benchmarks.estimates.models import Model
 from edgeformer.artifacts.device import Calibration, DeviceProfile
 from edgeformer.estimate.estimate import Case, estimate_row
-from edgeformer.estimate.fit import cross_validate, fit, with_cross_validation
+from edgeformer.estimate.fit import fit, with_cross_validation
 from edgeformer.estimate.probe import HostRates, host_facts
 from edgeformer.system.host import cpu_name, now
 
@@ -52,8 +52,8 @@ def rows_of(
 
     def fitted_on(runs: Collection[str]) -> DeviceProfile:
         selected = [call for call in calls if call.run in runs]
-        fitted, cases = (function(device, selected, rates.call_us, bare) for function in (fit, cross_validate))
-        return with_cross_validation(fitted, cases) if cases else fitted
+        fitted = fit(device, selected, rates.call_us, bare)
+        return with_cross_validation(fitted, selected, rates.call_us, bare)
 
     runs = list(dict.fromkeys(call.run for call in calls))
     other_kinds = {name: frozenset(run for run in runs if models[run].kind != models[name].kind) for name in runs}

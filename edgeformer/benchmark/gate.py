@@ -25,8 +25,8 @@ from edgeformer.benchmark.paired_run import (
     WARMUP_RULES,
     Pair,
     Pairing,
+    PairJob,
     PairRules,
-    PairSpec,
     SideError,
     compare_pair,
 )
@@ -46,35 +46,20 @@ _STATUSES: tuple[GateStatus, ...] = ("fail", "undecided", "pass")
 
 @dataclass(frozen=True)
 class GateOptions:
-    """What a candidate may be worse by than its baseline. A limit of None: the check is not made.
+    """What a candidate may be worse by than its baseline. A limit of None: the check is not made."""
 
-    Attributes:
-        max_slowdown: of the typical call, as a share of the baseline's.
-        max_memory_growth: of the peak, as a share.
-        max_size_growth: of the file, as a share.
-        max_score_loss: in the metric's own unit where it is a share (0.01 of accuracy is a point), else as a share.
-        eval_data: labelled file that both are scored on; None: the baseline's own held-out rows.
-        longest_s: of measuring one artifact at one shape.
-        error: the chance that any interval of the run misses.
-        rules: of the warm-up; None: the usual rules with a short limit.
-    """
-
-    max_slowdown: float = 0.05
-    max_memory_growth: float | None = 0.10
-    max_size_growth: float | None = 0.05
-    max_score_loss: float | None = 0.01
-    eval_data: Path | None = None
-    longest_s: float = 180.0
-    error: float = ERROR
-    rules: MeasureRules | None = None
+    max_slowdown: float = 0.05  # of the typical call, as a share of the baseline's
+    max_memory_growth: float | None = 0.10  # of the peak, as a share
+    max_size_growth: float | None = 0.05  # of the file, as a share
+    max_score_loss: float | None = 0.01  # in the metric's own unit where it is a share, else as a share
+    eval_data: Path | None = None  # labelled file that both are scored on; None: the baseline's own held-out rows
+    longest_s: float = 180.0  # of measuring one artifact at one shape
+    error: float = ERROR  # the chance that any interval of the run misses
+    rules: MeasureRules | None = None  # of the warm-up; None: the usual rules with a short limit
 
 
 def named_baseline(path: Path) -> tuple[Bundle, list[str]]:
-    """Return the bundle that a report was measured on, which must be unchanged, and notes on the two.
-
-    Raises:
-        ArtifactError: the report is damaged or edited, or its bundle is missing or was replaced.
-    """
+    """Return the bundle that a report was measured on, and notes. Raises ArtifactError: one is damaged or replaced."""
     report = read_report(path)
     parent = path.resolve().parent.parent  # the folder of the reports lies in that of the run, or of the bundle
     problem = f"its bundle {report.bundle} is not here; name the bundle's folder instead"
@@ -105,14 +90,7 @@ def gate_bundles(
 ) -> Gate:
     """Compare a bundle with its baseline, on this host.
 
-    Args:
-        location: the bundle, and the artifact that the user named, if any.
-        baseline: the bundle to compare it with.
-        device: its budget sets the shape if ``options`` do not.
-        options: shapes, threads and artifacts.
-        gate_options: what the candidate may be worse by.
-        progress: shows what is measured.
-        notes: on the baseline, for the gate.
+    The device's budget sets the shape if ``options`` do not. ``notes`` on the baseline are those of the gate, too.
 
     Raises:
         ArtifactError: a bundle, or a file of it that is needed, is missing, truncated or changed.
@@ -168,13 +146,9 @@ def gate_bundles(
 def _compare_presence(
     baseline: Bundle, candidate: Bundle, selected: Sequence[str]
 ) -> tuple[list[GateCheck], list[ArtifactPair], list[str]]:
-    """Compare which artifacts were built; ``selected``: ids that the user named, empty for all of both bundles.
+    """Return a check for each artifact that only one side has built, the pairs that both have, and notes.
 
-    Returns:
-        A check for each artifact that cannot be compared, the artifacts that can, and notes.
-
-    Raises:
-        InputError: a selected artifact is in neither bundle, or there is none at all.
+    ``selected``: ids that the user named; empty: all of both bundles.
     """
     old_artifacts = {artifact.id: artifact for artifact in baseline.artifacts}
     new_artifacts = {artifact.id: artifact for artifact in candidate.artifacts}
@@ -254,7 +228,7 @@ def _compare_pairs(
     for both, files, provider, item in runs:
         rules, threads = options.rules or WARMUP_RULES, request.threads[0]
         first, second = (
-            PairSpec(files=side, provider=provider, threads=threads, items=(item,), rules=rules, gpu_uuid=gpu_uuid)
+            PairJob(files=side, provider=provider, threads=threads, items=(item,), rules=rules, gpu_uuid=gpu_uuid)
             for side in files
         )
         phase, batch, seq = item
@@ -274,17 +248,9 @@ def timed_checks(
     error: float,
     advance: Callable[[Pairing], None] = lambda _: None,
 ) -> list[GateCheck]:
-    """Measure both in turns.
+    """Measure both in turns; return latency and memory, or latency alone if a side cannot be measured.
 
-    Args:
-        both: the artifact, which the checks name.
-        pair: how baseline and candidate are opened.
-        options: what the candidate may be worse by, and how long to measure.
-        error: the chance that an interval of this pair misses.
-        advance: called after every round.
-
-    Returns:
-        Latency and memory, or latency alone if a side cannot be measured. They name no shape.
+    ``error`` is the chance that an interval of this pair misses. The checks name no shape.
     """
     rules = PairRules(longest_s=options.longest_s, max_slowdown=options.max_slowdown, error=error)
     try:

@@ -41,15 +41,10 @@ class ArtifactPair:
 
 @dataclass(frozen=True)
 class CommonRows:
-    """Rows that both models are scored on.
+    """Rows that both models are scored on."""
 
-    Attributes:
-        texts: with labels as indices into the baseline's labels.
-        source: of the rows, for a reason: "the file held_out.csv"; without rows: why there are none.
-    """
-
-    texts: LabelledTexts
-    source: str
+    texts: LabelledTexts  # with labels as indices into the baseline's labels
+    source: str  # for a reason: "the file held_out.csv"; without rows: why there are none
 
 
 def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> CommonRows | str:
@@ -71,11 +66,7 @@ def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> 
 
 
 def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
-    """Read the baseline's held-out rows that the candidate was not trained on.
-
-    Raises:
-        DataError: data changed or cannot be read, or what the candidate was trained on is not known.
-    """
+    """Read the baseline's held-out rows that the candidate was not trained on. Raises DataError."""
     task, recorded = baseline.task, baseline.trained_on
     test = task.set_name(baseline.data, "test")
     candidate_tests = {value for name, value in candidate.trained_on.items() if name not in ("train", "validation")}
@@ -147,18 +138,10 @@ def score_check(
 ) -> GateCheck:
     """Compare the scores of an artifact on the same rows.
 
-    A loss of at most ``limit`` passes. A larger one fails if its 95 % interval holds no gain, else it is undecided.
-    The reason states the interval, and whether ``limit`` lies inside it. If one row is more than ``limit``, only an
-    interval that lies wholly beyond it decides.
-
-    Args:
-        sides: baseline and candidate.
-        both: the artifact in the two.
-        provider: that computes it; None: the default.
-        rows: from :func:`common_rows`; given the reason why there are none, the scores that export recorded are
-            compared if they are of the same validation rows.
-        limit: the largest loss that is allowed, in the metric's unit if it is a share, else as a share of it.
-        progress: advanced by rows.
+    A loss of at most ``limit`` (in the metric's unit if it is a share, else as a share of it) passes. A larger one
+    fails if its 95 % interval holds no gain, else it is undecided. If one row is more than ``limit``, only an interval
+    that lies wholly beyond it decides. Given the reason why there are no ``rows``, the scores that export recorded are
+    compared if they are of the same validation rows.
     """
     baseline, candidate = sides
     task = candidate.task
@@ -217,10 +200,7 @@ def _scored_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactMani
 
 
 def _candidate_texts(baseline: Bundle, candidate: Bundle, rows: CommonRows) -> LabelledTexts:
-    """Return the rows with labels as indices into those of the candidate: labels are matched by name.
-
-    Raises InputError if the candidate does not have a label of the rows.
-    """
+    """Return the rows with labels, matched by name, as indices into the candidate's. Raises InputError."""
     texts = rows.texts
     names, candidate_names = (tuple(getattr(bundle.data, "labels", ())) for bundle in (baseline, candidate))
     if names == candidate_names:
@@ -230,8 +210,7 @@ def _candidate_texts(baseline: Bundle, candidate: Bundle, rows: CommonRows) -> L
     used = [name for name, any_row in zip(names, np.any(is_label, axis=0).tolist(), strict=True) if any_row]
     if missing := [name for name in used if name not in candidate_names]:
         raise InputError(
-            f"the candidate has no label {', '.join(map(repr, missing))}, which rows of {rows.source} have; name a "
-            "file with labels of both: --eval-data FILE"
+            f"the candidate has no label {', '.join(map(repr, missing))}, which rows of {rows.source} have; {REMEDY}"
         )
     candidate_indices = np.array([candidate_names.index(name) if name in used else 0 for name in names])
     values = 1 << candidate_indices if has_label_sets else candidate_indices
@@ -316,10 +295,7 @@ def _compare_recorded(
     provider: str | None,
     why_no_rows: str,
 ) -> GateCheck | None:
-    """Compare the scores that export recorded; None if they are not of the same validation rows.
-
-    None also for a provider that computes in fewer bits than export scored.
-    """
+    """Compare the scores that export recorded; None if they are of other rows, or of a provider that rounds less."""
     if provider is not None and provider_facts(provider).rounds_to is not None:
         return None
     manifests, task = [bundle.manifest for bundle in sides], sides[1].task

@@ -4,14 +4,11 @@ Every round draws anew what differs from process to process: where the memory li
 Within a round the two take turns, A B B A, so that a falling clock or other work on the machine affects both. A round
 gives one number: the median log ratio of its pairs of blocks.
 
-The test looks at the growing sample of rounds repeatedly and keeps its stated chance of an error. It concerns the
-sample's median, so a disturbed round may be far off. A round's ratio lies above the true median as often as below,
-whatever its distribution: the number of ratios above it is that of a fair coin, and the interval between the order
-statistics that a fair coin passes rarely enough holds the median (the interval of the sign test). A look after every
-second round would spend the error many times; an error spending function spreads it over the looks, in the form that
-approximates Pocock's constant boundaries (Lan and DeMets, Discrete sequential boundaries for clinical trials,
-Biometrika 70, 1983). The chance of having crossed any boundary is counted exactly. Howard and Ramdas (Sequential
-estimation of quantiles, Bernoulli 28, 2022) have such intervals for samples without an end.
+The test looks at the growing sample of rounds repeatedly and keeps its stated chance of an error. The interval is that
+of the sign test for the median: the number of ratios above the true median is that of a fair coin, whatever their
+distribution. An error spending function spreads the error over the looks, in the form that approximates Pocock's
+boundaries (Lan and DeMets, Discrete sequential boundaries for clinical trials, Biometrika 70, 1983). The chance
+of having crossed any boundary is counted exactly.
 """
 
 from __future__ import annotations
@@ -25,23 +22,17 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil, e, exp, inf, log
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, Field
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.report import MeasureRules, Memory
-from edgeformer.measurement.artifact import ALLOWANCE_S, MeasureSpec, input_buffers, load_runtime, open_workload
-from edgeformer.measurement.trackers import (
-    gpu_memory_of_process,
-    measure,
-    memory_above,
-    peak_meter,
-    resident_bytes,
-)
-from edgeformer.measurement.worker import End, Send, start_worker
+from edgeformer.measurement import trackers
+from edgeformer.measurement.artifact import ALLOWANCE_S, MeasureJob, input_buffers, load_runtime, open_workload
+from edgeformer.measurement.worker import End, Send, Worker
 from edgeformer.runtimes import on_gpu
 
 ERROR = 0.05
@@ -60,20 +51,9 @@ _EXTENSION = 4
 _SIDES = ("baseline", "candidate")
 
 
-class PairSpec(MeasureSpec):
-    """One of two artifacts and its item; its worker times blocks of calls on request."""
-
-    repeat: int = Field(1, ge=1, description="calls timed as one, by which a benchmark plants a slowdown")
-
-
-Pair = tuple[PairSpec, PairSpec]
-"""Baseline and candidate."""
-
-
 class Ready(Frozen):
     """Message: the artifact is open and warm."""
 
-    kind: Literal["ready"] = "ready"
     provider: str
     call_ms: float = Field(description="mean of the warm-up calls, `repeat` of them counted as one")
     memory: Memory = Field(description="of the artifact, above a process that has loaded the runtime")
@@ -83,11 +63,18 @@ class Ready(Frozen):
 class Block(Frozen):
     """Message: the times of a block's calls."""
 
-    kind: Literal["block"] = "block"
-    times_ms: tuple[float, ...] = Field(strict=False)
+    times_ms: tuple[float, ...]
 
 
-MESSAGES: TypeAdapter[Ready | Block | End] = TypeAdapter(Annotated[Ready | Block | End, Field(discriminator="kind")])
+class PairJob(MeasureJob):
+    """One of two artifacts and its item; its worker times blocks of calls on request."""
+
+    messages: ClassVar[tuple[type[BaseModel], ...]] = (Ready, Block)
+    repeat: int = Field(1, ge=1, description="calls timed as one, by which a benchmark plants a slowdown")
+
+
+Pair = tuple[PairJob, PairJob]
+"""Baseline and candidate."""
 
 
 def work(document: bytes, send: Send) -> None:
@@ -95,25 +82,25 @@ def work(document: bytes, send: Send) -> None:
 
     A line holds two numbers of calls: untimed and timed ones.
     """
-    spec = PairSpec.model_validate_json(document, strict=False)
-    (item,), provider = spec.items, load_runtime(spec.files, spec.provider)
-    buffers = input_buffers(spec.files, item[1:])
-    meter, baseline_bytes = peak_meter(), resident_bytes()
-    with closing(meter), closing(open_workload(spec.files, item, provider, spec.threads, buffers)) as workload:
+    job = PairJob.model_validate_json(document, strict=False)
+    (item,), provider = job.items, load_runtime(job.files, job.provider)
+    buffers = input_buffers(job.files, item[1:])
+    meter, baseline_bytes = trackers.PeakMeter(), trackers.resident_bytes()
+    with closing(meter), closing(open_workload(job.files, item, provider, job.threads, buffers)) as workload:
 
         def call(index: int) -> None:
-            for repetition in range(spec.repeat):
-                workload.call(index * spec.repeat + repetition)
+            for repetition in range(job.repeat):
+                workload.call(index * job.repeat + repetition)
 
         workload.first()
         if not sys.stdin.buffer.readline():
             return
         # One timed call after the warm-up: the sample is taken in blocks.
-        sample = measure(call, replace(spec.rules, min_s=0.0, min_calls=1, max_s=0.0))
-        if on_gpu(provider):
-            memory = gpu_memory_of_process(spec.gpu_uuid)
+        sample = trackers.measure(call, replace(job.rules, min_s=0.0, min_calls=1, max_s=0.0))
+        if on_gpu(provider):  # of this process alone: on the card the other one is open as well
+            memory = trackers.gpu_memory(job.gpu_uuid, {})[0]
         else:
-            memory = memory_above(meter, baseline_bytes, since_reset=True)
+            memory = trackers.memory_above(meter, baseline_bytes, since_reset=True)
         call_ms = sample.warmup_s * 1000 / sample.warmup_calls
         send(Ready(provider=provider, call_ms=call_ms, memory=memory, is_settled=sample.stable))
         gc.disable()  # a collection within a call is Python's time, not the artifact's
@@ -143,11 +130,7 @@ class Interval:
         return {"low": self.low, "high": self.high} if self.high < inf and self.low > -1 else {}
 
     def change(self, limit: float) -> Literal["slower", "faster", "no different", "not known"]:
-        """Return the direction of the change; ``limit`` is the largest slowdown that is allowed, e.g. 0.05.
-
-        No different is an interval within half of the allowed slowdown to either side: one that merely holds zero may
-        hold a tenth more as well.
-        """
+        """Return the direction of the change; no different is an interval within half of ``limit`` to either side."""
         if self.low > 0:
             return "slower"
         if self.high < 0:
@@ -157,8 +140,7 @@ class Interval:
     def decision(self, limit: float) -> Literal["pass", "fail", "undecided"]:
         """Decide whether the slowdown is at most ``limit``, e.g. 0.05.
 
-        A pass requires that a small slowdown is either detected or known to be less than half of ``limit``. So a
-        candidate that is slower by a part of ``limit`` does not pass undetected.
+        A pass requires that a smaller slowdown is either detected or known to be less than half of ``limit``.
         """
         if self.low > limit:
             return "fail"
@@ -170,12 +152,7 @@ class Interval:
 def interval(log_ratios: Sequence[float], error: float = ERROR) -> Interval:
     """Return the median slowdown and the interval that holds it at this look and at all others of the run.
 
-    Args:
-        log_ratios: candidate to baseline, one per round, in the order in which they were measured.
-        error: the chance that an interval of the run misses it.
-
-    Returns:
-        Without ends (0 to infinity as a ratio) if the sample is too small for them.
+    ``log_ratios`` are of candidate to baseline, one per round; ``error`` is the chance that an interval misses it.
     """
     count = min(len(log_ratios), MOST_ROUNDS) // EVERY * EVERY  # the error is counted at these looks only
     ordered = sorted(log_ratios[:count])
@@ -190,8 +167,8 @@ def interval(log_ratios: Sequence[float], error: float = ERROR) -> Interval:
 def boundaries(error: float) -> dict[int, int]:
     """Map a look (number of rounds) to its boundary: ``heads <= boundary`` of a fair coin ends on one side.
 
-    Looks before the first one of the result have no interval with ends. Counts the chance of every number of heads
-    among the sequences that no earlier look has ended. Both sides may be crossed, so each gets half of the error.
+    Counts the chance of every number of heads among the sequences that no earlier look has ended. Both sides may be
+    crossed, so each gets half of the error.
     """
     boundary_of: dict[int, int] = {}
     alive, spent = np.ones(1), 0.0
@@ -218,18 +195,11 @@ class SideError(ArtifactError):
 
 @dataclass(frozen=True)
 class PairRules:
-    """When to stop measuring rounds.
+    """When to stop measuring rounds."""
 
-    Attributes:
-        longest_s: no round begins later than this after the first one, unless there are too few rounds for an
-            interval: then up to four times as late.
-        max_slowdown: the largest slowdown that is allowed.
-        error: the chance that any interval of the run misses the true slowdown.
-    """
-
-    longest_s: float = 180.0
+    longest_s: float = 180.0  # no round begins later, unless there are too few for an interval: then four times as late
     max_slowdown: float = 0.05
-    error: float = ERROR
+    error: float = ERROR  # the chance that any interval of the run misses the true slowdown
 
     @property
     def fewest_rounds(self) -> int:
@@ -239,34 +209,24 @@ class PairRules:
 
 @dataclass
 class Pairing:
-    """Result of the rounds so far; ``baseline_ms`` and ``candidate_ms`` hold a median per round.
-
-    Attributes:
-        memory: of baseline and candidate, per round.
-        unsettled: processes that did not settle while warming up.
-        failures: why rounds were measured again.
-        needs_s: time that the fewest rounds would take, if that is too long.
-    """
+    """Result of the rounds so far; the lists hold an entry per round."""
 
     log_ratios: list[float] = field(default_factory=list)
     baseline_ms: list[float] = field(default_factory=list)
     candidate_ms: list[float] = field(default_factory=list)
-    memory: list[tuple[Memory, Memory]] = field(default_factory=list)
+    memory: list[tuple[Memory, Memory]] = field(default_factory=list)  # of baseline and candidate
     slowdown: Interval = field(default_factory=lambda: interval([]))
     providers: tuple[str, str] = ("", "")
-    unsettled: int = 0
-    failures: list[str] = field(default_factory=list)
-    needs_s: float | None = None
+    unsettled: int = 0  # processes that did not settle while warming up
+    failures: list[str] = field(default_factory=list)  # why rounds were measured again
+    needs_s: float | None = None  # time that the fewest rounds would take, if that is too long
 
 
 def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None] = lambda _: None) -> Pairing:
     """Measure rounds until the slowdown is known well enough, or time or rounds are used up.
 
-    A worker may fail once, for want of memory at that moment or by a stray signal: its round is measured again. A side
-    that fails twice, in whichever rounds, cannot be measured.
-
-    Raises:
-        SideError: one of the two cannot be measured.
+    A worker may fail once, for want of memory at that moment or by a stray signal: its round is measured again. Raises
+    SideError for a side that fails twice, in whichever rounds.
     """
     result, start_s, fewest = Pairing(), time.perf_counter(), rules.fewest_rounds
     failed_sides: set[int] = set()
@@ -298,7 +258,7 @@ def _measure_round(pair: Pair, number: int, result: Pairing) -> None:
     order = (0, 1) if number % 2 == 0 else (1, 0)
     with ExitStack() as stack:
         clients = {
-            side: stack.enter_context(start_worker(pair[side], MESSAGES, pair[side].rules.warmup_max_s + ALLOWANCE_S))
+            side: stack.enter_context(closing(Worker(pair[side], pair[side].rules.warmup_max_s + ALLOWANCE_S)))
             for side in order
         }
 

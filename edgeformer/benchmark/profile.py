@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 
 from edgeformer.artifacts.device import DeviceProfile
@@ -15,33 +15,35 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import Progress, Silent, bar
 from edgeformer.artifacts.report import (
-    PERCENTILE_NEEDS,
     Candidate,
     Comparison,
+    NotJudged,
     Report,
     Row,
     Search,
     SizeParts,
     Subject,
     SubjectArtifact,
+    Verdict,
     checksum_notes,
     read_report,
     seal_report,
 )
-from edgeformer.benchmark.paired_run import WARMUP_RULES, PairRules, PairSpec, SideError, compare_pair
+from edgeformer.benchmark.paired_run import WARMUP_RULES, PairJob, PairRules, SideError, compare_pair
 from edgeformer.benchmark.request import ProfileOptions, Request, limits_of, resolve, shape_notes
-from edgeformer.benchmark.search import NOISE, search, verdict_of_pick
-from edgeformer.benchmark.verdict import check_budget, judged_rows, unjudged, verdict_notes, without_figures
+from edgeformer.benchmark.search import NOISE, TieBreak, same_setting, search
+from edgeformer.benchmark.verdict import EXPECTED_CHECKS, check_budget, judged_rows, verdict_notes
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence
 from edgeformer.measurement.artifact import (
     Item,
-    MeasureSpec,
+    MeasureJob,
     MeasuringInterrupted,
+    absent_figures,
     check_artifact,
     items_of,
     measure_artifact,
-    unavailable_row,
+    row_of,
 )
 from edgeformer.measurement.target import Target, find_target
 from edgeformer.run import Location
@@ -96,12 +98,6 @@ def profile_bundle(
     All files are checked before anything is measured. A failure after that (an artifact that crashes its process, a
     shape that it refuses) becomes a row with the reason; the other rows are kept.
 
-    Args:
-        location: the bundle, and the artifact that the user named, if any.
-        device: to judge the artifacts for.
-        options: what to measure and to judge.
-        progress: shows what is measured.
-
     Raises:
         ArtifactError: the bundle, or a file of it that is needed, is missing, truncated or changed.
         InputError: an unknown artifact, or a shape that the model cannot take.
@@ -132,7 +128,7 @@ def profile_bundle(
                     artifact_device_rows = estimate(bundle, artifact, device, items)
                 rows += artifact_device_rows
             device_rows += artifact_device_rows
-        notes.extend(filter(None, [card_note(device, target, rows)]))
+        notes += card_notes(device, target, rows)
         return _report(profiling, rows, device_rows)
     except KeyboardInterrupt:
         rows = profiling.host_rows
@@ -155,22 +151,15 @@ def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...
         if refusal is not None:
             profiling.progress.message(f"{artifact.id}: not measured: {refusal}")
             name = opener_of(artifact, provider).provider(artifact, provider)
-            rows += [
-                unavailable_row(artifact, artifact.size_bytes or 0, ("steady", *shape), name, "host", refusal)
-                for shape in request.shapes
-            ]
+            rows += [row_of(artifact, ("steady", *shape), name, "host", refusal) for shape in request.shapes]
             continue
         for threads in request.threads:
-            spec = MeasureSpec(
-                files=files,
-                provider=provider,
-                threads=threads,
-                items=items,
-                rules=request.rules,
+            job = MeasureJob(
+                files=files, provider=provider, threads=threads, items=items, rules=request.rules,
                 gpu_uuid=profiling.target.gpu_uuid,
-            )
+            )  # fmt: skip
             try:
-                measured = measure_artifact(spec, profiling.progress)
+                measured = measure_artifact(job, profiling.progress)
             except MeasuringInterrupted as error:
                 rows += error.rows
                 raise
@@ -183,25 +172,22 @@ def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...
 def rows_of_kind(rows: Sequence[Row], kind: Kind) -> list[Row]:
     """Return the host's rows that stand for a present device: what its kind of processor measured, by any provider.
 
-    With the device's usual provider also rows that failed: that is a fact about the device, and no estimate replaces
-    it.
+    With the device's usual provider also rows that failed: no estimate replaces a failure on the device itself.
     """
     usual = default_provider(kind)
     of_kind = [row for row in rows if provider_facts(row.provider).kind == kind]
     return [row for row in of_kind if row.latency_ms.status == "measured" or row.provider == usual]
 
 
-def card_note(device: DeviceProfile, target: Target, rows: Sequence[Row]) -> str | None:
-    """Return how to measure on a present card what ONNX Runtime computed on the processor; None: there is no such."""
+def card_notes(device: DeviceProfile, target: Target, rows: Sequence[Row]) -> list[str]:
+    """Return a note on how to measure on a present card what ONNX Runtime computed on the processor, if anything."""
     measured = [row for row in rows if row.where == "host" and row.latency_ms.status == "measured"]
     on_card = list(dict.fromkeys(row.artifact for row in measured if on_gpu(row.provider)))
     on_cpu = list(dict.fromkeys(row.artifact for row in measured if row.artifact not in on_card))
     if not target.present or device.kind != "cuda" or not on_cpu:
-        return None
-    result = f"measured on the card itself: {', '.join(on_card)}"
-    if not on_card:
-        result = "nothing was measured on the card itself"
-    return f"{result}; {', '.join(on_cpu)} ran on the processor; to run ONNX graphs on the card: edgeformer doctor"
+        return []
+    note = f"measured on the card itself: {', '.join(on_card) or 'nothing'}; {', '.join(on_cpu)} ran on the processor"
+    return [f"{note}; to run ONNX graphs on the card: edgeformer doctor"]
 
 
 def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Row] | None) -> Report:
@@ -218,19 +204,29 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
     rows = [
         row.model_copy(update={"inputs": bundle.task.input_shapes(bundle.data, row.batch, row.seq)}) for row in rows
     ]
-    verdict = unjudged("interrupted") if is_interrupted else check_budget(judged, limits, whole_texts)
+    if is_interrupted:
+        verdict = Verdict(
+            status="unknown", not_judged=tuple(NotJudged(name=name, reason="interrupted") for name in EXPECTED_CHECKS)
+        )
+    else:
+        verdict = check_budget(judged, limits, whole_texts)
     result: Search | None = None
     if options.search is not None and not is_interrupted:
         records = bundle.records
         profiling.notes.extend(filter(None, (record.why_refused(manifest) for record in records.records)))
         eligible = [row for row in rows if row.artifact not in left_out]
         completing = records.completing(manifest, device.match)
-
-        def tie_break(candidates: Sequence[Candidate], first: int, second: int) -> Comparison | None:
-            return break_tie(candidates, (first, second), bundle, request, target.gpu_uuid, profiling.progress)
-
+        tie_break: TieBreak = partial(
+            break_tie, bundle=bundle, request=request, gpu_uuid=target.gpu_uuid, progress=profiling.progress
+        )
         result = search(manifest, eligible, judged, limits, options.search, completing, tie_break)
-        verdict = verdict_of_pick(result, judged, limits, whole_texts)
+        if result.pick is None:
+            verdict = verdict.model_copy(update={"status": "fail"})
+        else:
+            pick = result.candidates[result.pick]
+            pick_rows = [row for row in judged if row.artifact == pick.artifact]
+            pick_rows = same_setting(pick_rows, pick.provider, pick.threads) or pick_rows
+            verdict = check_budget(pick_rows, limits, whole_texts)
 
     unused = shape_notes(limits) if is_interrupted else []
     notes = [note for note in (*request.notes, *profiling.notes) if note not in unused]
@@ -289,41 +285,37 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
 
 def break_tie(
     candidates: Sequence[Candidate],
-    positions: tuple[int, int],
+    first: int,
+    second: int,
+    *,
     bundle: Bundle,
     request: Request,
     gpu_uuid: str | None,
     progress: Progress,
 ) -> Comparison | None:
-    """Measure two close candidates of a search in turns; None: one of the two cannot be measured.
-
-    A candidate's time is the median of two processes; the next candidate's was measured minutes later. Candidates that
-    the gate would call no different must not be picked by such times.
-    """
+    """Measure two close candidates, whose times are minutes apart, in turns; None: one of them cannot be measured."""
     limits = request.limits.ranked
-    specs: list[PairSpec] = []
-    for candidate in (candidates[position] for position in positions):
+    jobs: list[PairJob] = []
+    for candidate in (candidates[first], candidates[second]):
         artifact = bundle.artifact(candidate.artifact)
-        spec = PairSpec(
-            files=check_artifact(bundle, artifact),
-            provider=candidate.provider,
-            threads=candidate.threads or request.threads[0],
-            items=(("steady" if artifact.role in ("full", "exit") else limits.phase, limits.batch, limits.seq),),
+        phase = "steady" if artifact.role in ("full", "exit") else limits.phase
+        job = PairJob(
+            files=check_artifact(bundle, artifact), provider=candidate.provider, gpu_uuid=gpu_uuid,
+            threads=candidate.threads or request.threads[0], items=((phase, limits.batch, limits.seq),),
             rules=replace(request.rules, warmup_max_s=min(request.rules.warmup_max_s, WARMUP_RULES.warmup_max_s)),
-            gpu_uuid=gpu_uuid,
-        )
-        specs.append(spec)
+        )  # fmt: skip
+        jobs.append(job)
     rules = PairRules(longest_s=min(_TIE_BREAK_S, _TIE_BREAK_ROWS * request.rules.min_s), max_slowdown=2 * NOISE)
-    first, second = specs
+    names = " with ".join(job.files.artifact.id for job in jobs)
     try:
-        with bar(progress, f"comparing {first.files.artifact.id} with {second.files.artifact.id}", None, "round"):
-            pairing = compare_pair((first, second), rules, lambda _: progress.advance(1))
+        with bar(progress, f"comparing {names}", None, "round"):
+            pairing = compare_pair((jobs[0], jobs[1]), rules, lambda _: progress.advance(1))
     except SideError as error:
         progress.message(f"not compared in turns: {error}")
         return None
     return Comparison(
-        first=positions[0],
-        second=positions[1],
+        first=first,
+        second=second,
         found=pairing.slowdown.change(rules.max_slowdown),
         change=pairing.slowdown.middle,
         rounds=len(pairing.log_ratios),
@@ -332,7 +324,7 @@ def break_tie(
 
 
 def _subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Subject:
-    """Return what a report records of the measured ``artifacts``, so that it can be judged without the bundle."""
+    """Return what a report records of the artifacts, so that it can be judged without the bundle."""
     return Subject(
         task=manifest.task,
         max_positions=manifest.max_positions,
@@ -345,23 +337,22 @@ def _subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest])
 def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bundle: Bundle | None = None) -> Report:
     """Judge a report's measurements for a device. The caller vouches that they are of that device.
 
-    Args:
-        path: of the report; its rows must be of the machine that it names, as a browser's are.
-        device: has the budget.
-        options: limits that win over the budget, and the artifacts to judge.
-        bundle: that was measured: then the report must be of its files. None: the report itself records enough.
-
-    Returns:
-        The report with the device, its verdict, and notes on both.
+    With ``bundle``, the report must be of its files; without it, the report itself has to record enough.
 
     Raises:
-        ArtifactError: the report is missing, damaged or edited, claims what its samples cannot carry, or is of other
-            files.
+        ArtifactError: the report is missing, damaged or edited, or is of other files.
         InputError: it holds nothing that was measured on the device, or lacks what only the bundle has.
     """
     report = read_report(path)
-    _check_figures(path, report)
-    subject = report.subject if bundle is None else _check_subject(path, report, bundle)
+    subject = recorded = report.subject
+    if bundle is not None:
+        subject = _subject_of(bundle.manifest, bundle.artifacts)
+        for name in dict.fromkeys(row.artifact for row in report.rows):
+            bundled, other = subject.artifacts.get(name), recorded.artifacts.get(name) if recorded is not None else None
+            if bundled is None or (other is not None and other.sha256 != bundled.sha256):
+                raise ArtifactError(
+                    f"{path}: is about another {name!r} than {bundle.folder} has: name the run that was measured"
+                )
     if subject is None:
         raise InputError(f"{path}: by an earlier version, which names no task; name the bundle: --bundle RUN")
     rows = tuple(row for row in report.rows if row.where == "host")
@@ -398,7 +389,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         if not of_kind:
             labels = ", ".join(dict.fromkeys(provider_facts(row.provider).label for row in warm))
             reason = f"measured with {labels} only, which says nothing of a device of the kind {device.kind}"
-        judged += [without_figures(row, reason) for row in rows if row.artifact == name]
+        judged += [row.model_copy(update=absent_figures(reason)) for row in rows if row.artifact == name]
     # A report from elsewhere may state several sizes of one artifact: the largest counts.
     sizes: dict[str, int] = {}
     for row in judged:
@@ -420,44 +411,3 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         "judged_from": str(path),
     }
     return seal_report(report.model_copy(update=update))
-
-
-def _check_figures(path: Path, report: Report) -> None:
-    """Raise ArtifactError for figures that no measurement has."""
-    percentiles = {f"p{percentile}": needed for percentile, needed in PERCENTILE_NEEDS.items()}
-    for number, row in enumerate(report.rows):
-        latency = row.latency_ms
-        values = [
-            (name, value) for name in ("min", "p50", *percentiles) if (value := getattr(latency, name)) is not None
-        ]
-        problems = [f"{name} is below zero" for name, value in values if value < 0]
-        problems += [f"{lower} is above {higher}" for (lower, a), (higher, b) in pairwise(values) if a > b]
-        if latency.status == "measured":
-            if latency.p50 is None or latency.n < 1:
-                problems.append("measured, but without a time or a call")
-            problems += [
-                f"{name} of {latency.n} calls, where {needed} are needed"
-                for name, needed in percentiles.items()
-                if latency.n < needed and getattr(latency, name) is not None
-            ]
-        if problems:
-            raise ArtifactError(f"{path}: rows.{number}.latency_ms: {problems[0]}; no page and no profile writes that")
-        if row.size_bytes < 0 or row.batch < 1 or row.seq < 1:
-            raise ArtifactError(f"{path}: rows.{number}: a size below zero, or a shape of nothing")
-
-
-def _check_subject(path: Path, report: Report, bundle: Bundle) -> Subject:
-    """Return what the bundle records of the measured artifacts. Raises ArtifactError if the report is of others."""
-    subject = _subject_of(bundle.manifest, bundle.artifacts)
-    recorded = report.subject.artifacts if report.subject is not None else {}
-    for name in dict.fromkeys(row.artifact for row in report.rows):
-        if name not in subject.artifacts:
-            raise ArtifactError(
-                f"{path}: is about {name!r}, which {bundle.folder} does not have; is it of another run?"
-            )
-        if name in recorded and recorded[name].sha256 != subject.artifacts[name].sha256:
-            raise ArtifactError(
-                f"{path}: is about another {name!r} than the one in {bundle.folder}: their checksums differ; measure "
-                "this one, or name the run that was measured"
-            )
-    return subject

@@ -32,64 +32,38 @@ _LONGEST_QUESTION = 60
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What a caller may ask for. Its limits win over the device profile's budgets.
+    """What a caller may ask for. Its limits win over the device profile's budgets."""
 
-    Attributes:
-        batches: batch sizes to measure, each with every one of ``seqs``; None: 1 and 16.
-        seqs: sequence lengths to measure; empty: the budget's.
-        max_latency_ms: p50, at every shape that ``batches`` and ``seqs`` name, else at the budget's.
-        max_size_bytes: of the artifact's file.
-        max_memory_bytes: peak on the device, at the same shapes.
-        max_energy_mj: per call above idle, at the same shapes.
-        strict: the rules for figures to publish; ``rules`` wins over it.
-        threads: of one operator; each count is measured; empty: the physical cores that this process may use.
-        artifacts: ids to profile; empty: all that were built.
-        provider: that computes, by its runtime's name; None: what fits the device's kind and works here.
-        runtime: the value of ``--runtime``, instead of ``provider``; None: of a search, all that are installed.
-        rules: when to stop measuring; None: the usual rules.
-        allow_leak: also measure a language model that looks ahead; the report says so.
-        search: also name the artifact to deploy.
-        estimate_error: validated error of estimates, for the report.
-    """
-
-    batches: tuple[int, ...] | None = None
-    seqs: tuple[int, ...] = ()
-    max_latency_ms: float | None = None
-    max_size_bytes: int | None = None
-    max_memory_bytes: int | None = None
-    max_energy_mj: float | None = None
-    strict: bool = False
-    threads: tuple[int, ...] = ()
-    artifacts: tuple[str, ...] = ()
-    provider: str | None = None
-    runtime: str | None = None
-    rules: MeasureRules | None = None
-    allow_leak: bool = False
-    search: SearchOptions | None = None
-    estimate_error: EstimateError | None = None
+    batches: tuple[int, ...] | None = None  # to measure, each with every one of ``seqs``; None: 1 and 16
+    seqs: tuple[int, ...] = ()  # sequence lengths to measure; empty: the budget's
+    max_latency_ms: float | None = None  # p50, at every shape that ``batches`` and ``seqs`` name, else at the budget's
+    max_size_bytes: int | None = None  # of the artifact's file
+    max_memory_bytes: int | None = None  # peak on the device, at the same shapes
+    max_energy_mj: float | None = None  # per call above idle, at the same shapes
+    strict: bool = False  # the rules for figures to publish; ``rules`` wins over it
+    threads: tuple[int, ...] = ()  # of one operator, each count measured; empty: the usable physical cores
+    artifacts: tuple[str, ...] = ()  # ids to profile; empty: all that were built
+    provider: str | None = None  # by its runtime's name; None: what fits the device's kind and works here
+    runtime: str | None = None  # of ``--runtime``, instead of ``provider``; None: of a search, all that are installed
+    rules: MeasureRules | None = None  # when to stop measuring; None: the usual rules
+    allow_leak: bool = False  # also measure a language model that looks ahead; the report says so
+    search: SearchOptions | None = None  # also name the artifact to deploy
+    estimate_error: EstimateError | None = None  # validated error of estimates, for the report
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options, resolved against one bundle and one device.
+    """The options, resolved against one bundle and one device."""
 
-    Attributes:
-        shapes: from small to large.
-        threads: from few to many.
-        provider: that computes, if ``runtime`` is None.
-        runtime: requested by name, see :func:`edgeformer.runtimes.requested_providers`.
-        question: see :func:`question_of`.
-    """
-
-    shapes: tuple[Shape, ...]
+    shapes: tuple[Shape, ...]  # from small to large
     limits: Limits
     rules: MeasureRules
-    threads: tuple[int, ...]
-    provider: str | None
+    threads: tuple[int, ...]  # from few to many
+    provider: str | None  # that computes, if ``runtime`` is None
     artifacts: tuple[ArtifactManifest, ...]
     notes: tuple[str, ...]
-    runtime: str | None = None
-    question: str = ""
+    runtime: str | None = None  # requested by name, see :func:`edgeformer.runtimes.requested_providers`
+    question: str = ""  # see :func:`question_of`
 
     def providers(self, artifact: ArtifactManifest) -> tuple[str | None, ...]:
         """Return the providers to measure an artifact with; empty: the requested runtime does not open it."""
@@ -158,7 +132,7 @@ def resolve(
     if rules not in (MeasureRules(), MeasureRules.strict()):
         notes.append(f"measured by other rules than the usual ones: {rules}")
     return Request(
-        shapes=tuple(sorted(shapes, key=_by_size)),
+        shapes=tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))),
         limits=limits,
         rules=rules,
         threads=tuple(sorted({*options.threads})) or (default_threads(),),
@@ -168,10 +142,6 @@ def resolve(
         runtime=runtime,
         question=question_of(options, artifact),
     )
-
-
-def _by_size(shape: Shape) -> tuple[int, Shape]:
-    return shape[0] * shape[1], shape
 
 
 def limits_of(
@@ -188,10 +158,7 @@ def limits_of(
     Limits of the options are judged at the shapes that the options name, if they name any.
 
     Args:
-        options: win over the budget.
-        device: has the budget.
-        task: of the model.
-        longest: tokens of its longest call; None: any number.
+        longest: tokens of the model's longest call; None: any number.
         data: of the model's bundle; None: not available.
         is_other_host: the rows were measured on another machine, whose memory is not this one's.
     """
@@ -230,7 +197,7 @@ def limits_of(
         return replace(limits, **overrides)
     at_shapes = (
         replace(limits, **command, size_bytes=None, shape_note=None, batch=batch, seq=seq)
-        for batch, seq in sorted(shapes, key=_by_size)
+        for batch, seq in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
     )
     moved: dict[str, Any] = dict.fromkeys(overrides)
     return replace(limits, **moved, by_command=tuple(at_shapes))
@@ -256,15 +223,14 @@ def question_of(options: ProfileOptions, artifact: str | None) -> str:
     if options.search is not None:
         words += ["search", *(f"{name}-{bound:g}" for name, bound in options.search.bounds.items())]
         words += [f"least-{options.search.minimize}"] if options.search.minimize != "latency" else []
-    of_calls = [
-        f"latency-{options.max_latency_ms:g}ms" if options.max_latency_ms is not None else "",
-        f"memory-{format_bytes(options.max_memory_bytes)}" if options.max_memory_bytes is not None else "",
-        f"energy-{options.max_energy_mj:g}mJ" if options.max_energy_mj is not None else "",
-    ]
-    if any(of_calls):
+    latency_ms, memory_bytes, energy_mj = options.max_latency_ms, options.max_memory_bytes, options.max_energy_mj
+    of_calls = [f"latency-{latency_ms:g}ms"] if latency_ms is not None else []
+    of_calls += [f"memory-{format_bytes(memory_bytes)}"] if memory_bytes is not None else []
+    of_calls += [f"energy-{energy_mj:g}mJ"] if energy_mj is not None else []
+    if of_calls:
         sizes = {"batch": options.batches or (), "seq": options.seqs}
-        words += filter(None, of_calls)
-        words += ["-".join([name, *map(str, values)]) for name, values in sizes.items() if values]
+        of_calls += ["-".join([name, *map(str, values)]) for name, values in sizes.items() if values]
+    words += of_calls
     if options.max_size_bytes is not None:
         words.append(f"size-{format_bytes(options.max_size_bytes)}")
     words += options.artifacts or ((artifact,) if artifact is not None else ())

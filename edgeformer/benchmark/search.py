@@ -17,9 +17,10 @@ from typing import Any, Literal
 from edgeformer.artifacts.bundle_files import REMEASURE, TargetRecord, completed, lacks_parity
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Rounded
-from edgeformer.artifacts.report import Candidate, Check, Comparison, Row, Search, Verdict
+from edgeformer.artifacts.report import Candidate, Check, Comparison, Row, Search
 from edgeformer.artifacts.units import format_bytes
-from edgeformer.benchmark.verdict import Limits, check_budget, judged_rows, quantities, shown, without_figures
+from edgeformer.benchmark.verdict import Limits, check_budget, judged_rows, quantities, shown
+from edgeformer.measurement.artifact import absent_figures
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks, get_task
 from edgeformer.tasks.risk_control import share_interval
@@ -37,15 +38,9 @@ TieBreak = Callable[[Sequence[Candidate], int, int], Comparison | None]
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What is searched for.
+    """What is searched for."""
 
-    Attributes:
-        bounds: a task's metric → its worst value on the validation split that will do, e.g. accuracy → 0.91; empty:
-            any.
-        minimize: what the pick has least of.
-    """
-
-    bounds: Mapping[str, float] = field(default_factory=dict)
+    bounds: Mapping[str, float] = field(default_factory=dict)  # a task's metric → its worst validation score
     minimize: Literal["latency", "size", "memory", "energy"] = "latency"
 
 
@@ -62,11 +57,8 @@ def check_options(options: SearchOptions, manifest: BundleManifest) -> None:
             flag = next((other.metric.flag for other in all_tasks() if other.metric.name == name), name)
             raise InputError(f"{flag}: {manifest.run!r} is a {task.noun}; bound it with {metric.flag}")
         if not metric.lowest <= bound <= (inf if metric.highest is None else metric.highest):
-            if metric.highest is None:
-                least = f"{metric.lowest:g}, give e.g. {25 * metric.lowest:g}"
-                raise InputError(f"{metric.flag}: {bound:g}; {metric.name} is never below {least}")
-            share = f"{metric.lowest:g} to {metric.highest:g}, e.g. 0.91 for 91 %"
-            raise InputError(f"{metric.flag}: {bound:g} is no share; give {share}")
+            highest = "" if metric.highest is None else f" and never above {metric.highest:g} (0.91 is 91 %)"
+            raise InputError(f"{metric.flag}: {bound:g}; {metric.name} is never below {metric.lowest:g}{highest}")
     if manifest.leaks:
         raise InputError(f"--search: {manifest.run!r} leaks future tokens; its scores are void, nothing to search by")
 
@@ -82,21 +74,18 @@ def search(
 ) -> Search:
     """Name the artifact to deploy among those that were profiled.
 
+    The pick is the least of ``options.minimize`` among those that meet the bound and break no limit. Candidates that
+    are known to keep every limit go before those with a limit that cannot be decided. Differences within noise (2.5 %,
+    or overlapping ranges: of estimates, or of measured times that are close) do not count: the smaller file wins.
+
     Args:
-        manifest: of the bundle.
+        manifest: of the bundle, whose order is that of the candidates.
         rows: of the artifacts that may be picked, host and device.
         device_rows: of them, those on the device, measured there or estimated for it.
         limits: what the device's budget and the command allow.
         options: what is searched for.
-        records: artifact that export did not compare → what its target measured; see
-            :meth:`~edgeformer.artifacts.bundle_files.TargetRecords.completing`.
+        records: artifact that export did not compare → what its target measured.
         tie_break: measures the two fastest in turns, if the least latency is searched and they are close.
-
-    Returns:
-        All candidates in the order of the bundle, and the position of the pick: the least of ``options.minimize`` among
-        those that meet the bound and break no limit. Candidates that are known to keep every limit go before those with
-        a limit that cannot be decided. Differences within noise (2.5 %, or overlapping ranges: of estimates, or of
-        measured times that are close) do not count: the smaller file wins.
 
     Raises:
         InputError: as :func:`check_options`.
@@ -127,20 +116,31 @@ def search(
         reasons = (row.latency_ms.reason for row in artifact_rows if row.latency_ms.status == "unavailable")
         shape = f"{at_shape.batch}×{at_shape.seq}"
         why_absent = next(filter(None, reasons), f"{shape} was neither measured nor estimated")
-        absent = without_figures(artifact_rows[0], why_absent).model_copy(update={"threads": None})
-        for row in usable or [absent]:
-            judged = [without_figures(row, why_absent)]
+        absent = absent_figures(why_absent)
+        for row in usable or [artifact_rows[0].model_copy(update={**absent, "threads": None})]:
+            judged = [row.model_copy(update=absent)]
             if usable and basis != "host":
-                judged = _same_setting(basis_rows, row.provider, row.threads)
+                judged = same_setting(basis_rows, row.provider, row.threads)
             checks = check_budget(judged, limits, (artifact.id,) if is_whole_text else ()).checks
             score = _score_of(artifact, row.provider, scored_manifest, metric, records.get(artifact.id))
             candidates.append(_candidate(artifact, row, checks, score, metric, bound, options.minimize))
             costs.append(quantities(row)[options.minimize])
-    on_front = front(candidates, metric)
-    candidates = [
-        candidate.model_copy(update={"on_front": position in on_front}) for position, candidate in enumerate(candidates)
-    ]
-    positions = close_pair(candidates) if options.minimize == "latency" and basis != "estimated" else None
+    # The Pareto front of score, latency and size, of all candidates whose score and latency are known, feasible or not.
+    points: dict[int, tuple[float, float, int]] = {}
+    for position, candidate in enumerate(candidates):
+        if candidate.score is not None and candidate.latency_ms is not None:
+            loss = -candidate.score if metric.higher_is_better else candidate.score
+            points[position] = (loss, candidate.latency_ms, candidate.size_bytes)
+    for position, point in points.items():
+        if not any(other != point and all(map(le, other, point)) for other in points.values()):
+            candidates[position] = candidates[position].model_copy(update={"on_front": True})
+    # The two fastest that may be picked, if their measured times are close.
+    times = [(candidates[position].latency_ms or inf, position) for position in _eligible(candidates)]
+    times = sorted(time for time in times if candidates[time[1]].latency_status == "measured")[:2]
+    is_close = len(times) == 2 and times[1][0] <= times[0][0] * (1 + CLOSE)
+    compared = None
+    if is_close and options.minimize == "latency" and basis != "estimated":
+        compared = tie_break(candidates, times[0][1], times[1][1])
     result = Search(
         metric=metric.name,
         bound=bound,
@@ -152,34 +152,23 @@ def search(
         not_in_bundle=absent_variants(manifest),
         batch=at_shape.batch,
         seq=at_shape.seq,
-        compared=tie_break(candidates, *positions) if positions is not None else None,
+        compared=compared,
     )
     return _pick(result, costs, metric)
 
 
-def verdict_of_pick(result: Search, device_rows: Sequence[Row], limits: Limits, whole_texts: Sequence[str]) -> Verdict:
-    """Return the verdict of a search: its pick against the limits; without a pick it has failed."""
-    if result.pick is None:
-        return check_budget(device_rows, limits, whole_texts).model_copy(update={"status": "fail"})
-    pick = result.candidates[result.pick]
-    rows = [row for row in device_rows if row.artifact == pick.artifact]
-    return check_budget(_same_setting(rows, pick.provider, pick.threads) or rows, limits, whole_texts)
-
-
-def _same_setting(rows: Sequence[Row], provider: str, threads: int | None) -> list[Row]:
+def same_setting(rows: Sequence[Row], provider: str, threads: int | None) -> list[Row]:
+    """Return the rows of one provider and thread count."""
     return [row for row in rows if (row.provider, row.threads) == (provider, threads)]
 
 
 def _score_of(
     artifact: ArtifactManifest, provider: str, manifest: BundleManifest, metric: Metric, record: TargetRecord | None
 ) -> tuple[float, int, dict[str, Any]] | str:
-    """Return the score on the validation split, or, if export had no such split, on the golden inputs.
+    """Return score, its number of rows and the candidate's facts on who scored it; or the reason why there is none.
 
-    With a provider that rounds, the score of its rounded answers. The decode graph and the step bundle compute what the
-    full graph of their precision computes (export compared that with torch) and are not scored themselves.
-
-    Returns:
-        The score, its number of rows, and the candidate's facts on who scored it; or the reason why there is none.
+    It is of the validation split, or, if export had no such split, of the golden inputs; with a provider that rounds,
+    of its rounded answers. The decode graph and the step bundle have the score of the full graph of their precision.
     """
     unscored = f"its predictions were never scored (an engine runs only on its target): {REMEASURE}"
     if record is not None:
@@ -283,49 +272,16 @@ def _meets(score: float, bound: float, metric: Metric) -> bool:
     return score >= bound if metric.higher_is_better else score <= bound
 
 
-def front(candidates: Sequence[Candidate], metric: Metric) -> set[int]:
-    """Return the positions of the candidates that no other dominates in score, latency and size, feasible or not.
-
-    One dominates another if it is at least as good in all three and better in one. A candidate whose score or latency
-    is not known is never on the front.
-    """
-    points: dict[int, tuple[float, float, int]] = {}
-    for position, candidate in enumerate(candidates):
-        if candidate.score is not None and candidate.latency_ms is not None:
-            loss = -candidate.score if metric.higher_is_better else candidate.score
-            points[position] = (loss, candidate.latency_ms, candidate.size_bytes)
-    return {
-        position
-        for position, point in points.items()
-        if not any(other != point and all(map(le, other, point)) for other in points.values())
-    }
-
-
 def _eligible(candidates: Sequence[Candidate]) -> list[int]:
     """Return the positions of those that may be picked: feasible, and if possible known to keep every limit."""
     feasible = [position for position, candidate in enumerate(candidates) if candidate.feasible]
     return [position for position in feasible if not candidates[position].unknown] or feasible
 
 
-def close_pair(candidates: Sequence[Candidate]) -> tuple[int, int] | None:
-    """Return the two eligible candidates with the least measured times, or None if the first is clearly faster."""
-    times = sorted(
-        (candidate.latency_ms, position)
-        for position in _eligible(candidates)
-        if (candidate := candidates[position]).latency_status == "measured" and candidate.latency_ms is not None
-    )
-    if len(times) < 2 or times[1][0] > times[0][0] * (1 + CLOSE):
-        return None
-    return times[0][1], times[1][1]
-
-
 def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
     """Return the search with its pick and why it is the pick; or with none and why nothing is.
 
-    Args:
-        result: with all candidates; its comparison of two of them goes before their own times.
-        costs: quantity to minimize, of each candidate.
-        metric: of the scores.
+    A comparison of two candidates goes before their ``costs``, which are the quantity to minimize.
     """
     candidates, minimize, comparison, bound = result.candidates, result.minimize, result.compared, result.bound
     demands = "break no limit"

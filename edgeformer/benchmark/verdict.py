@@ -27,31 +27,24 @@ from edgeformer.runtimes import provider_facts
 
 _WORST_FIRST: tuple[CheckStatus, ...] = ("fail", "unknown", "pass")
 _SUREST_FIRST: tuple[MeasurementStatus, ...] = ("measured", "estimated", "unavailable")
-_EXPECTED_CHECKS = ("size", "latency", "memory")
+EXPECTED_CHECKS = ("size", "latency", "memory")
 """Kinds of check that a reader takes for granted in a pass; a verdict says which of them were not judged."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an artifact may cost, and the shape at which it is judged. A limit of None is not checked.
-
-    Attributes:
-        phase: what latency and energy are of: a whole call, or one decoded token.
-        shape_note: why the shape is not the budget's.
-        by_command: limits of the command line, at the shapes that it names; the other limits are the device's budget.
-        profile: name of the device profile with the budget.
-    """
+    """What an artifact may cost, and the shape at which it is judged. A limit of None is not checked."""
 
     size_bytes: int | None
     latency_ms: float | None
     memory_bytes: int | None
     batch: int
     seq: int
-    phase: Literal["steady", "decode"] = "steady"
-    shape_note: str | None = None
+    phase: Literal["steady", "decode"] = "steady"  # of latency and energy: a whole call, or one decoded token
+    shape_note: str | None = None  # why the shape is not the budget's
     energy_mj: float | None = None
-    by_command: tuple[Limits, ...] = ()
-    profile: str | None = None
+    by_command: tuple[Limits, ...] = ()  # of the command line, at its shapes; the others are the device's budget
+    profile: str | None = None  # name of the device profile with the budget
 
     @property
     def judges_calls(self) -> bool:
@@ -73,13 +66,9 @@ class Limits:
 def check_budget(rows: Sequence[Row], limits: Limits, whole_texts: Collection[str] = ()) -> Verdict:
     """Check every artifact. ``fail`` outweighs ``unknown``, which outweighs ``pass``; without a check it is unknown.
 
-    Args:
-        rows: on the device, measured there or estimated for it, of all artifacts, shapes, providers and thread counts;
-            measured rows win over estimates. Judged is the one provider with one thread count that meets most limits,
-            at all shapes together, then the fastest; a provider that rounds, which changes the answers, only if there
-            is no other.
-        limits: what an artifact may cost.
-        whole_texts: ids of language models' graphs without caches, to which every token costs a pass over the text.
+    Of an artifact's rows on the device, measured ones win over estimates. Judged is the one provider with one thread
+    count that meets most limits, at all shapes together, then the fastest; a provider that rounds only if there is no
+    other. ``whole_texts`` are graphs of language models without caches, to which every token costs a whole pass.
     """
     exempt = exempt_from_latency(rows, limits, whole_texts)
     checks: list[Check] = []
@@ -89,7 +78,7 @@ def check_budget(rows: Sequence[Row], limits: Limits, whole_texts: Collection[st
     statuses = {check.status for check in checks} or {"unknown"}
     judged = tuple(dict.fromkeys(check.name for check in checks if check.status != "unknown"))
     not_judged: list[NotJudged] = []
-    for name in dict.fromkeys((*_EXPECTED_CHECKS, *(check.name for check in checks))):
+    for name in dict.fromkeys((*EXPECTED_CHECKS, *(check.name for check in checks))):
         if name in judged:
             continue
         unknown = next((check for check in checks if check.name == name), None)
@@ -106,11 +95,6 @@ def check_budget(rows: Sequence[Row], limits: Limits, whole_texts: Collection[st
         judged=judged,
         not_judged=tuple(not_judged),
     )
-
-
-def unjudged(reason: str) -> Verdict:
-    """Return the verdict if no artifact was checked, with the reason for latency, memory and size."""
-    return Verdict(status="unknown", not_judged=tuple(NotJudged(name=name, reason=reason) for name in _EXPECTED_CHECKS))
 
 
 def verdict_notes(verdict: Verdict, rows: Sequence[Row], limits: Limits, whole_texts: Collection[str]) -> list[str]:
@@ -130,11 +114,7 @@ def verdict_notes(verdict: Verdict, rows: Sequence[Row], limits: Limits, whole_t
 
 
 def exempt_from_latency(rows: Sequence[Row], limits: Limits, whole_texts: Collection[str]) -> tuple[str, ...]:
-    """Return the artifacts whose latency and energy are not held against a limit per decoded token.
-
-    Graphs for whole texts score texts; if the bundle has graphs that decode, those are judged for decoding. Without
-    them a token costs a whole pass, which is judged.
-    """
+    """Return the graphs for whole texts that no limit per decoded token concerns, because other artifacts decode."""
     artifacts = tuple(dict.fromkeys(row.artifact for row in rows))
     if limits.phase != "decode" or all(artifact in whole_texts for artifact in artifacts):
         return ()
@@ -177,11 +157,6 @@ def quantities(row: Row) -> dict[str, Check]:
             update |= {"low": min(values), "high": max(values)}
         checks["latency"] = checks["latency"].model_copy(update=update)
     return checks
-
-
-def without_figures(row: Row, reason: str) -> Row:
-    """Return the row with nothing measured or estimated, and the reason."""
-    return row.model_copy(update=absent_figures(reason))
 
 
 def judged_rows(rows: Sequence[Row], limits: Limits, is_whole_text: bool) -> list[Row]:
@@ -239,7 +214,7 @@ def _row_checks(
     shapes = ", ".join(dict.fromkeys(f"{other.batch}×{other.seq}" for other in rows))
     why_absent = f"{shape} was not measured, but {shapes}" if row is None else f"decoding at {shape} was not measured"
     why_absent = next(filter(None, reasons), why_absent)
-    values = absent = quantities(without_figures(rows[0], why_absent))
+    values = absent = quantities(rows[0].model_copy(update=absent_figures(why_absent)))
     if row is not None:
         # Provider and threads, if other rows differ in them, and what the provider rounds to.
         rounds_to = provider_facts(row.provider).rounds_to

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, Field
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, FittedCase
@@ -24,14 +24,14 @@ from edgeformer.artifacts.progress import Progress, Silent, bar
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate
-from edgeformer.estimate.fit import FEWEST_SHAPES, TimedCall, cross_validate, fit, with_cross_validation
+from edgeformer.estimate.fit import FEWEST_SHAPES, TimedCall, fit, with_cross_validation
 from edgeformer.estimate.listing import ItemNodes, list_item
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes
 from edgeformer.estimate.probe import disturbance, host_facts, run_probe, time_calls
 from edgeformer.estimate.roofline import refused_calibration
 from edgeformer.measurement.artifact import (
     Item,
-    MeasureSpec,
+    MeasureJob,
     Refusal,
     Shape,
     check_artifact,
@@ -41,7 +41,7 @@ from edgeformer.measurement.artifact import (
 )
 from edgeformer.measurement.conditions import read_cpu
 from edgeformer.measurement.target import find_target
-from edgeformer.measurement.worker import End, Job, Send, run_job
+from edgeformer.measurement.worker import Send, run_job
 from edgeformer.runtimes import ArtifactFiles, default_provider, library_versions, on_gpu
 from edgeformer.system.capability import kernel_flags
 from edgeformer.system.host import cpu_name, default_threads, now, stated_cache_bytes
@@ -92,15 +92,8 @@ def improve(
 ) -> tuple[DeviceProfile, Path]:
     """Fit the estimator to this host with a bundle, or compare it with measurements, or both; keep the profile.
 
-    Args:
-        device: this host's profile, or of a card in it, which can be checked and not fitted.
-        folder: of the user's own profiles.
-
-    Returns:
-        The profile with its calibration, and the file that was written.
-
-    Raises:
-        InputError, ArtifactError, EdgeformerError: as :func:`calibrate` and :func:`validate`.
+    Returns the profile with its calibration, and the file in ``folder``. Raises as :func:`calibrate` and
+    :func:`validate`.
     """
     path = folder / f"{device.name}.yaml"
     if options.calibrate:
@@ -112,21 +105,10 @@ def improve(
     return device, path
 
 
-class TimeJob(Job):
-    """Time whole calls of one artifact at some items, from small to large; ``nodes``: then time their nodes."""
-
-    name = "timing"
-    checked: ArtifactFiles
-    items: tuple[Item, ...] = Field(strict=False)
-    nodes: bool
-    budget_s: float = Field(description="items that would start later are left out")
-
-
 class TimedItem(Frozen):
     """Message: the median duration of a call, and its nodes if they were requested."""
 
-    kind: Literal["timed"] = "timed"
-    item: Item = Field(strict=False)
+    item: Item
     call_us: float
     nodes: ItemNodes | None = None
 
@@ -134,19 +116,22 @@ class TimedItem(Frozen):
 class Disturbance(Frozen):
     """Message: other work on the machine while calls were timed, too much to reproduce the times."""
 
-    kind: Literal["disturbance"] = "disturbance"
     text: str
 
 
-_MESSAGES: TypeAdapter[TimedItem | Refusal | Disturbance | End] = TypeAdapter(
-    Annotated[TimedItem | Refusal | Disturbance | End, Field(discriminator="kind")]
-)
+class TimeJob(MeasureJob):
+    """Time whole calls of one artifact at some items, from small to large; ``nodes``: then time their nodes."""
+
+    name = "timing"
+    messages: ClassVar[tuple[type[BaseModel], ...]] = (TimedItem, Refusal, Disturbance)
+    nodes: bool
+    budget_s: float = Field(description="items that would start later are left out")
 
 
 class Timing(Frozen):
     """What one worker process timed of an artifact."""
 
-    items: tuple[TimedItem, ...] = Field(strict=False)
+    items: tuple[TimedItem, ...]
     refused: dict[str, str] = Field({}, description="batch×seq → reason")
     disturbed: str | None = None
 
@@ -162,7 +147,7 @@ def run_timing(job: TimeJob, advance: Callable[[], None] = lambda: None) -> Timi
             if isinstance(message, TimedItem):
                 advance()
 
-        reason = run_job(job, _MESSAGES, _LONGEST_S, take).reason or "the timing process did not time it"
+        reason = run_job(job, take).reason or "the timing process did not time it"
         items = {message.item: message for message in messages if isinstance(message, TimedItem)}
         refused = {item: reason for item in job.items if item not in items}
         refused |= {message.item: message.reason for message in messages if isinstance(message, Refusal)}
@@ -186,8 +171,8 @@ def work(message: bytes, send: Send) -> None:
             send(Refusal(item=item, reason=f"beyond the {job.budget_s:.0f} s for this artifact"))
             continue
         try:
-            inputs = golden_calls(job.checked, item[1:], count=2)
-            with contextlib.closing(open_workload(job.checked, item, provider, job.threads, inputs)) as workload:
+            inputs = golden_calls(job.files, item[1:], count=2)
+            with contextlib.closing(open_workload(job.files, item, provider, job.threads, inputs)) as workload:
                 workload.first()
                 time_calls(partial(workload.call, 0), _WARM_UP_S, 1)
                 calls_us[item] = statistics.median(time_calls(partial(workload.call, 0), _ROUND_S, _FEWEST_CALLS))
@@ -200,7 +185,7 @@ def work(message: bytes, send: Send) -> None:
         if job.nodes:
             count = min(_MOST_NODE_CALLS, max(_FEWEST_NODE_CALLS, round(_NODES_ROUND_S * 1e6 / call_us)))
             try:
-                nodes = list_item(job.checked, item, job.threads, timed_calls=count)
+                nodes = list_item(job.files, item, job.threads, timed_calls=count)
             except EdgeformerError as error:
                 send(Refusal(item=item, reason=str(error)))
                 continue
@@ -230,7 +215,7 @@ def combine_sweeps(run: str, artifact: ArtifactManifest, timings: Sequence[Timin
 @dataclass(frozen=True)
 class _Subject:
     run: str
-    checked: ArtifactFiles
+    files: ArtifactFiles
     items: tuple[Item, ...]
 
 
@@ -248,9 +233,7 @@ def calibrate(
     Args:
         bundle: whose full FP32, INT8 and FP16 ONNX graphs, where it has them, are timed on this host.
         base: name, title and budgets are kept.
-        threads: of one operator; None: the physical cores that this process may use.
-        shapes: (batch, seq) to fit on; those that the model cannot take are left out, and of several models every
-            other one.
+        shapes: (batch, seq) to fit on; those that the model cannot take are left out.
         further: bundles of other models; with two of them or more, each model is left out once, which measures the
             error of estimates for a model that was not fitted.
 
@@ -268,7 +251,7 @@ def calibrate(
         )
     folders = (bundle, *further)
     subjects = [subject for folder in folders for subject in _subjects(folder, shapes, bool(further))]
-    ids = [(subject.run, subject.checked.artifact.id) for subject in subjects]
+    ids = [(subject.run, subject.files.artifact.id) for subject in subjects]
     if repeated := sorted({run for run, artifact in ids if ids.count((run, artifact)) > 1}):
         raise InputError(f"--also: {', '.join(repeated)} is named twice; name each model once")
     seconds = _PROBE_S + _BUDGET_S
@@ -286,16 +269,16 @@ def calibrate(
         order = range(len(subjects))
         for index in reversed(order) if sweep % 2 else order:  # so that a steady drift falls on all alike
             subject = subjects[index]
-            name = f"{subject.run}'s {subject.checked.artifact.id}, sweep {sweep + 1} of {SWEEPS}"
+            name = f"{subject.run}'s {subject.files.artifact.id}, sweep {sweep + 1} of {SWEEPS}"
             with bar(progress, f"timing {name}", len(subject.items), "shape"):
                 job = TimeJob(
-                    checked=subject.checked, items=subject.items, threads=count, nodes=sweep == 0,
+                    files=subject.files, items=subject.items, threads=count, nodes=sweep == 0,
                     budget_s=_BUDGET_S / len(subjects) / SWEEPS,
                 )  # fmt: skip
                 timings[index].append(run_timing(job, progress.advance))
     for subject, (first, *_) in zip(subjects, timings, strict=True):
         for shape, reason in first.refused.items():
-            progress.message(f"{subject.checked.artifact.id} at {shape}: not timed: {reason}")
+            progress.message(f"{subject.files.artifact.id} at {shape}: not timed: {reason}")
     reports = [rates.disturbed, *(timing.disturbed for sweeps in timings for timing in sweeps)]
     disturbed = None
     if disturbances := [text for text in reports if text is not None]:
@@ -307,19 +290,19 @@ def calibrate(
     calls = [
         call
         for subject, sweeps in zip(subjects, timings, strict=True)
-        for call in combine_sweeps(subject.run, subject.checked.artifact, sweeps)
+        for call in combine_sweeps(subject.run, subject.files.artifact, sweeps)
     ]
     bare = Calibration(
         created=now(), processor=cpu_name(), instructions=kernel_flags(), stated_cache_bytes=stated_cache_bytes(),
         threads=count, disturbed=disturbed, provider=default_provider("cpu"), versions=library_versions(),
         efficiencies={},
     )  # fmt: skip
-    fitted, cases = fit(device, calls, rates.call_us, bare), list[FittedCase]()
+    fitted = fit(device, calls, rates.call_us, bare)
     try:
-        cases = cross_validate(device, calls, rates.call_us, bare)
+        return with_cross_validation(fitted, calls, rates.call_us, bare)
     except EdgeformerError as error:
         progress.message(f"the error on other models is not known: {error}")
-    return with_cross_validation(fitted, cases) if cases else fitted
+        return fitted
 
 
 def _subjects(folder: Path, shapes: Sequence[Shape], several: bool) -> list[_Subject]:
@@ -347,10 +330,7 @@ def _subjects(folder: Path, shapes: Sequence[Shape], several: bool) -> list[_Sub
 
 
 def full_graphs(bundle: Bundle, precisions: Sequence[str], role: str = "full") -> list[ArtifactFiles]:
-    """Check and return the full, untrimmed ONNX graphs of a bundle, in the order of ``precisions``.
-
-    ``role`` is ``decode`` for those that write a token. Raises ArtifactError if a file is missing or changed.
-    """
+    """Check and return the untrimmed ONNX graphs of a role, in the order of ``precisions``. Raises ArtifactError."""
     full = [artifact for artifact in bundle.built(role) if artifact.is_graph and not artifact.trimmed]
     selected = [artifact for precision in precisions for artifact in full if artifact.precision == precision]
     return [check_artifact(bundle, artifact) for artifact in selected]
@@ -370,11 +350,6 @@ def validate(
     gets a calibration without rates, so that estimates stay those of its facts. The error of a cross-validation stays:
     other shapes of a fitted model say nothing of other models. Cases that could not be measured stably count for no
     error; those that could not be compared are left out, with a message.
-
-    Args:
-        folder: the bundle's.
-        device: this host's calibrated profile, or that of a card in it.
-        shapes: (batch, seq); those that a model cannot take are left out.
 
     Raises:
         InputError: the profile has no calibration, or its device is not here; or every case was fitted.
@@ -415,7 +390,7 @@ def validate(
         fitted += len(shapes) - len(unseen)
         if not unseen:
             continue
-        spec = MeasureSpec(
+        spec = MeasureJob(
             files=checked, provider=calibration.provider, threads=calibration.threads,
             items=tuple(("steady", *shape) for shape in unseen), rules=rules or MeasureRules(energy_s=0.0),
         )  # fmt: skip

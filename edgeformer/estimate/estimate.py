@@ -35,7 +35,7 @@ from edgeformer.estimate.roofline import (
     rates_of,
     refused_calibration,
 )
-from edgeformer.measurement.artifact import Item, Phase, check_artifact, row_of, unavailable_row
+from edgeformer.measurement.artifact import Item, Phase, check_artifact, row_of
 from edgeformer.runtimes import cannot_estimate, provider_of, runtime_of
 
 RECORD_FILE = "record.json"
@@ -58,10 +58,7 @@ def estimate_evidence(
 ) -> tuple[EstimateEvidence, ...]:
     """Return the records about estimates for a device, the nearest first; empty without estimated rows.
 
-    Args:
-        device: profile whose rows are estimated.
-        error: of the device's own calibration, or else of this host's (:func:`roofline.known_error`).
-        precisions: of the estimated rows.
+    ``error``: of the device's own calibration, or else of this host's (:func:`roofline.known_error`).
     """
     if not precisions:
         return ()
@@ -106,11 +103,7 @@ def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, 
     """Return one row per item, `where: device`: estimated, or unavailable with the reason.
 
     A worker process runs the graph once per item, to list the nodes that ONNX Runtime really executes; how long that
-    takes here has no influence.
-
-    Args:
-        artifact: a built one; an engine is estimated from the ONNX graph of the same exit.
-        items: (phase, batch, seq) each.
+    takes here has no influence. An engine is estimated from the ONNX graph of the same exit.
     """
     case = Case(artifact, onnx_origin(bundle.manifest, artifact) or artifact, device, bundle.name)
     try:
@@ -121,8 +114,7 @@ def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, 
         rates_of(device, artifact.precision)  # the profile may lack a fact
         if (reason := refused_calibration(device)) is not None:
             raise EdgeformerError(reason)
-        checked = check_artifact(bundle, case.listed)
-        listing = run_listing(ListJob(checked=checked, items=tuple(items), threads=1))
+        listing = run_listing(ListJob(files=check_artifact(bundle, case.listed), items=tuple(items), threads=1))
     except EdgeformerError as error:
         listing = Listing(refused=dict.fromkeys(items, str(error)))
     return [estimate_row(case, listing, item) for item in items]
@@ -168,7 +160,7 @@ def estimate_row(case: Case, listing: Listing, item: Item) -> Row:
             "work": total(works),
         }
     except EdgeformerError as error:
-        return unavailable_row(artifact, size_bytes, item, provider, "device", str(error))
+        return row_of(artifact, item, provider, "device", str(error))
     return row_of(artifact, item, provider, "device", **figures)
 
 

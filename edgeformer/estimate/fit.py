@@ -80,15 +80,10 @@ def nnls(matrix: Floats, target: Floats) -> Floats:
 
 
 def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare: Calibration) -> DeviceProfile:
-    """Return the device with a calibration fitted to the calls.
+    """Return the device, with this host's facts, and a calibration fitted to the calls.
 
-    Args:
-        device: with this host's facts.
-        call_us: cost of a graph run beside its nodes.
-        bare: the calibration without rates.
-
-    Raises:
-        EdgeformerError: too few shapes of the FP32 graph were timed.
+    ``call_us``: of a graph run beside its nodes; ``bare``: the calibration without rates. Raises EdgeformerError: too
+    few shapes of the FP32 graph were timed.
     """
     if sum(call.artifact.precision == "fp32" for call in calls) < FEWEST_SHAPES:
         raise EdgeformerError("fewer than 4 shapes of the FP32 graph could be timed: too little to fit on")
@@ -157,9 +152,8 @@ def _durations_us(calls: Sequence[TimedCall], call_us: float) -> list[tuple[floa
 def _efficiency(samples: Floats) -> Efficiency:
     """Fit one operator or class.
 
-    Args:
-        samples: float64 [n, 6]: 1, the microseconds of operations, near and far bytes at the device's rates, the
-            measured duration, and its share of the call, by which a sample counts: sums have to come out right.
+    ``samples`` [n, 6]: 1, the microseconds of operations, near and far bytes at the device's rates, the measured
+    duration, and its share of the call, by which a sample counts: sums have to come out right.
     """
     columns, durations, shares = samples[:, :4], samples[:, 4], samples[:, 5]
     weights = np.sqrt(shares) / durations
@@ -200,35 +194,29 @@ def case_of(device: DeviceProfile, call: TimedCall) -> FittedCase:
     )  # fmt: skip
 
 
-def cross_validate(
-    device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare: Calibration
-) -> list[FittedCase]:
-    """Return every timed call beside its estimate by a fit to the other models; empty for fewer than three models.
+def with_cross_validation(
+    fitted: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare: Calibration
+) -> DeviceProfile:
+    """Return the profile of :func:`fit` with the error on models that were left out; unchanged for fewer than three.
 
-    The arguments are those of :func:`fit`.
+    Every model's calls are estimated by a fit to the other models. Half of a range, in log2, is the largest error: the
+    cases of a model share an error, so many cases of few models are few.
     """
+    assert fitted.calibration is not None
     runs = list(dict.fromkeys(call.run for call in calls))
     cases: list[FittedCase] = []
     for run in runs if len(runs) >= FEWEST_MODELS else ():
-        fitted = fit(device, [call for call in calls if call.run != run], call_us, bare)
-        assert fitted.calibration is not None
-        precisions = fitted.calibration.efficiencies
-        cases += [case_of(fitted, call) for call in calls if call.run == run and call.artifact.precision in precisions]
-    return cases
-
-
-def with_cross_validation(device: DeviceProfile, cases: Sequence[FittedCase]) -> DeviceProfile:
-    """Return the calibrated profile with the error on models that were left out.
-
-    Half of a range, in log2, is the largest of them: the cases of a model share an error, so many cases of few models
-    are few.
-    """
-    assert device.calibration is not None
+        device = fit(fitted, [call for call in calls if call.run != run], call_us, bare)
+        assert device.calibration is not None
+        precisions = device.calibration.efficiencies
+        cases += [case_of(device, call) for call in calls if call.run == run and call.artifact.precision in precisions]
+    if not cases:
+        return fitted
     pooled = [abs(math.log2(case.estimated_ms / case.measured_ms)) for case in cases if case.estimated_ms]
     error = EstimateError(
-        kind=device.kind, device=device.calibration.processor, cases=len(pooled),
+        kind=fitted.kind, device=fitted.calibration.processor, cases=len(pooled),
         models=len({case.run for case in cases}), median_log2=statistics.median(pooled), worst_log2=max(pooled),
         spread_log2=max(pooled), created=now(),
     )  # fmt: skip
     update = {"left_out": tuple(cases), "error": error}
-    return device.model_copy(update={"calibration": device.calibration.model_copy(update=update)})
+    return fitted.model_copy(update={"calibration": fitted.calibration.model_copy(update=update)})

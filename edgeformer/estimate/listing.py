@@ -8,22 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, Field
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.golden import Tokens
-from edgeformer.measurement.artifact import Item, Refusal, golden_calls
-from edgeformer.measurement.worker import End, Job, Send, run_job
+from edgeformer.measurement.artifact import Item, MeasureJob, Refusal, golden_calls
+from edgeformer.measurement.worker import Send, run_job
 from edgeformer.runtimes import ArtifactFiles
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, ProfiledGraph
 from edgeformer.runtimes.session import Array
 
-# A listing runs every item once. Beyond this the worker hangs.
-_LONGEST_S = 600.0
 _TYPES = {
     "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
     "tensor(bool)": np.bool_, "tensor(double)": np.float64,
@@ -32,22 +30,20 @@ Declared = Mapping[str, tuple[str, tuple[int | None, ...]]]
 """Input → type, shape with None for a dynamic axis."""
 
 
-class ListJob(Job):
-    """One artifact and the items to list."""
-
-    name = "listing"
-    checked: ArtifactFiles
-    items: tuple[Item, ...] = Field(strict=False)
-
-
 class ItemNodes(Frozen):
     """Executed nodes of one item."""
 
-    kind: Literal["nodes"] = "nodes"
-    item: Item = Field(strict=False)
-    nodes: tuple[ExecutedNode, ...] = Field(strict=False, description="those of a graph that runs n times, n times")
+    item: Item
+    nodes: tuple[ExecutedNode, ...] = Field(description="those of a graph that runs n times, n times")
     runs: int = Field(description="graph runs in one call of the artifact")
     feed_bytes: int = Field(description="inputs of all runs: tokens, states, caches of earlier tokens")
+
+
+class ListJob(MeasureJob):
+    """One artifact and the items to list."""
+
+    name = "listing"
+    messages: ClassVar[tuple[type[BaseModel], ...]] = (ItemNodes, Refusal)
 
 
 @dataclass
@@ -58,25 +54,13 @@ class Listing:
     refused: dict[Item, str] = field(default_factory=dict)
 
 
-_MESSAGES: TypeAdapter[ItemNodes | Refusal | End] = TypeAdapter(
-    Annotated[ItemNodes | Refusal | End, Field(discriminator="kind")]
-)
-
-
 def run_listing(job: ListJob) -> Listing:
     """List the executed nodes of an ONNX artifact in a worker; an item that fails has a reason instead."""
-    listing = Listing()
-
-    def take(message: ItemNodes | Refusal) -> None:
-        if isinstance(message, ItemNodes):
-            listing.items[message.item] = message
-        else:
-            listing.refused[message.item] = message.reason
-
-    end = run_job(job, _MESSAGES, _LONGEST_S, take)
-    for item in job.items:
-        if item not in listing.items:
-            listing.refused.setdefault(item, end.reason or "the listing process did not list it")
+    messages: list[ItemNodes | Refusal] = []
+    reason = run_job(job, messages.append).reason or "the listing process did not list it"
+    listing = Listing({message.item: message for message in messages if isinstance(message, ItemNodes)})
+    listing.refused |= {item: reason for item in job.items if item not in listing.items}
+    listing.refused |= {message.item: message.reason for message in messages if isinstance(message, Refusal)}
     return listing
 
 
@@ -85,37 +69,32 @@ def work(message: bytes, send: Send) -> None:
     job = ListJob.model_validate_json(message, strict=False)
     for item in job.items:
         try:
-            send(list_item(job.checked, item, job.threads))
+            send(list_item(job.files, item, job.threads))
         except EdgeformerError as error:
             send(Refusal(item=item, reason=str(error)))
 
 
-def list_item(checked: ArtifactFiles, item: Item, threads: int, timed_calls: int = 0) -> ItemNodes:
-    """Run one item under ONNX Runtime's profiler and return its executed nodes.
+def list_item(files: ArtifactFiles, item: Item, threads: int, timed_calls: int = 0) -> ItemNodes:
+    """Run one item of an ONNX artifact under ONNX Runtime's profiler and return its executed nodes.
 
-    Args:
-        checked: an ONNX artifact.
-        timed_calls: the nodes' durations are means over so many calls with prepacked weights, as in production; 0: of
-            one call without prepacking, which is slower and shows the weights' shapes.
-
-    Raises:
-        ArtifactError, InputError: a part is missing, or the graph refuses its inputs.
+    The nodes' durations are means over ``timed_calls`` with prepacked weights, as in production; 0: of one call without
+    prepacking, which is slower and shows the weights' shapes. Raises ArtifactError or InputError.
     """
-    graphs: list[tuple[Path, int]] = [(checked.file, 1)]
-    if checked.artifact.role == "step":
-        calls = (("embed", 1), ("loop", checked.loops or 1), ("readout", 1))
+    graphs: list[tuple[Path, int]] = [(files.file, 1)]
+    if files.artifact.role == "step":
+        calls = (("embed", 1), ("loop", files.loops or 1), ("readout", 1))
         try:
-            graphs = [(checked.parts[name], times) for name, times in calls]
+            graphs = [(files.parts[name], times) for name, times in calls]
         except KeyError as error:
             raise ArtifactError(
-                f"{checked.file}: {checked.artifact.id} has no part {error}; export the run again"
+                f"{files.file}: {files.artifact.id} has no part {error}; export the run again"
             ) from None
     nodes: list[ExecutedNode] = []
     feed_bytes = 0
     for file, times in graphs:
         graph = ProfiledGraph(file, threads)
         # Golden inputs where the graph takes those, else inputs made for a part of a model.
-        (inputs,) = golden_calls(checked, item[1:], count=1)
+        (inputs,) = golden_calls(files, item[1:], count=1)
         if item[0] == "steady" and graph.inputs.keys() <= inputs.keys():
             inputs = {name: inputs[name] for name in graph.inputs}
         else:
@@ -135,15 +114,9 @@ def list_item(checked: ArtifactFiles, item: Item, threads: int, timed_calls: int
 
 
 def feed_for(declared: Declared, item: Item, ids: Tokens) -> dict[str, Array]:
-    """Return inputs of a graph: given tokens, and random states and caches, of which only the shapes matter.
+    """Return inputs of a graph: tokens ``ids`` [batch, n], and random states and caches, whose shapes alone matter.
 
-    Args:
-        declared: the graph's inputs.
-        item: (phase, batch, seq); decoding, ``seq`` − 1 tokens were read before.
-        ids: int64 [batch, tokens of this call].
-
-    Raises:
-        InputError: the graph has an input that none of edgeformer's graphs has.
+    Raises InputError: the graph has an input that none of edgeformer's graphs has.
     """
     phase, batch, seq = item
     new = ids.shape[1]

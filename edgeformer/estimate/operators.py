@@ -1,8 +1,7 @@
 """Operations and bytes of executed graph nodes, and how far estimates of each kind of operator were checked.
 
-The estimator was validated on transformers. The work of convolutions and recurrent operators is counted by their
-formulas, but how close a device gets to its peaks with them was never checked. Of an operator that is in no list here
-even the work is unknown.
+The estimator was validated on transformers. The work of convolutions is counted by their formula, but how close a
+device gets to its peaks with them was never checked. Of an operator that is in no list here even the work is unknown.
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ from edgeformer.artifacts.report import Work
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 
 CONVOLUTIONS = {"Conv", "FusedConv", "NhwcFusedConv", "ConvInteger", "QLinearConv", "ConvTranspose"}
-RECURRENT = {"LSTM": 4, "DynamicQuantizeLSTM": 4, "GRU": 3, "RNN": 1}
-"""Operator → products per step: the gates and the candidate state."""
 MATRIX_PRODUCTS = {
     "MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul",
     "MatMulNBits", "QLinearMatMul", "QGemm",
 }  # fmt: skip
-PRODUCTS = MATRIX_PRODUCTS | CONVOLUTIONS | RECURRENT.keys()
+PRODUCTS = MATRIX_PRODUCTS | CONVOLUTIONS
 FUSED_ATTENTION = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
 LOOKUPS = {"Gather", "GatherBlockQuantized", "GatherND", "GatherElements", "EmbedLayerNormalization"}
 # They give the same bytes another shape; runtimes let input and output share the memory.
@@ -63,7 +60,7 @@ _FLOATS = ("float", "float16", "bfloat16", "double")
 # Arithmetic per written element, as passes of a polynomial; other operators count one.
 _PER_ELEMENT = {"Softmax": 5.0, "SimplifiedLayerNormalization": 4.0, "LayerNormalization": 5.0, "QuickGelu": 5.0}
 
-Trust = Literal["checked", "convolution", "narrow", "recurrent", "window", "unknown"]
+Trust = Literal["checked", "convolution", "narrow", "window", "unknown"]
 """How far estimates of an operator were checked; ``narrow`` is a convolution of one channel at a time."""
 
 
@@ -81,8 +78,6 @@ DOUBTS: dict[Trust, Doubt] = {
     "convolution": Doubt(2.25, 2.0),
     # One channel at a time is no product of matrices: 5 to 10 % of the peak are usual.
     "narrow": Doubt(2.25, 6.0),
-    # Step by step, with products of few rows.
-    "recurrent": Doubt(1.5, 4.0),
     # On one CPU up to 1.5 times the high end (Resize).
     "window": Doubt(1.5, 4.0),
     "unknown": Doubt(2.0, 10.0),
@@ -109,7 +104,6 @@ class NodeWork:
 
     @property
     def bytes(self) -> float:
-        """All bytes read and written."""
         return self.weight_bytes + self.moved_bytes
 
     @property
@@ -123,8 +117,6 @@ def trust_of(node: ExecutedNode) -> Trust:
     if node.op in CONVOLUTIONS:
         kernel = node.inputs[1].shape if len(node.inputs) > 1 else ()
         return "narrow" if len(kernel) > 2 and kernel[1] == 1 and kernel[0] > 1 else "convolution"
-    if node.op in RECURRENT:
-        return "recurrent"
     if node.op in _WINDOWS:
         return "window"
     return "checked" if node.op in _COUNTED or node.op.startswith("Reduce") else "unknown"
@@ -133,9 +125,7 @@ def trust_of(node: ExecutedNode) -> Trust:
 def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
     """Return the work of one node.
 
-    Args:
-        float_bytes: bytes of one float on the device where they differ from the listing's: an FP16 graph that a CPU
-            has listed computes in FP32 there. None: as listed.
+    ``float_bytes``: of one float on the device; None: as listed. A CPU lists an FP16 graph as it computes it, in FP32.
     """
 
     def size(tensors: Iterable[Tensor]) -> float:
@@ -147,14 +137,10 @@ def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
         weight_inputs = _weight_inputs(node)
         weights = [inputs[index] for index in weight_inputs]
         activations = [tensor for index, tensor in enumerate(inputs) if index not in weight_inputs]
-        columns, reads = _columns(node), weights
-        if node.op in RECURRENT:  # the weights of the state are read again in every step
-            steps = inputs[0].shape[0] if inputs[0].shape else 1
-            state = inputs[2] if len(inputs) > 2 else None
-            reads = [weight for weight in weights for _ in range(steps if weight is state else 1)]
+        columns = _columns(node)
         operator = "product of activations" if cls == "attention" and node.op in PRODUCTS else node.op
         return NodeWork(
-            cls, operator, _product_operations(node), size(reads), size(activations) + size(outputs),
+            cls, operator, _product_operations(node), size(weights), size(activations) + size(outputs),
             rows=written // columns if columns else 1, columns=columns,
             quantized=any(tensor.dtype in ("int8", "uint8") for tensor in weights), trust=trust_of(node),
         )  # fmt: skip
@@ -277,10 +263,6 @@ def _product_operations(node: ExecutedNode) -> float:
         # convolution [C in, C out / groups, …], where every input meets all of its channel's kernel.
         kernel, positions = node.inputs[1], first if node.op == "ConvTranspose" else out
         return 2.0 * positions.elements * kernel.elements / max(1, kernel.shape[0] if kernel.shape else 1)
-    if node.op in RECURRENT:
-        # X [steps, rows, I], W [directions, gates × H, I]
-        (steps, rows, width), (directions, gates, _) = first.shape, node.inputs[1].shape
-        return 2.0 * steps * rows * directions * gates * (width + gates // RECURRENT[node.op])
     if node.op in FUSED_ATTENTION:
         key = node.inputs[min(1, len(node.inputs) - 1)].shape
         if len(node.outputs) > 1:  # the keys that it passes on include those of earlier tokens

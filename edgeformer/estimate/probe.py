@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
@@ -20,7 +19,7 @@ from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.measurement.conditions import CpuReading, read_cpu, used_between
 from edgeformer.measurement.speed_probe import add_chain, matmul_chain
-from edgeformer.measurement.worker import End, Job, Send, run_job
+from edgeformer.measurement.worker import Job, Send, run_job
 from edgeformer.runtimes import default_provider
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
 from edgeformer.system.host import cpu_name, now, stated_cache_bytes, usable_cores
@@ -41,19 +40,11 @@ _LARGE = 1 << 24
 # The difference of two chains is operators alone, without what a call costs, and without the profiler.
 _SHORT_CHAIN, _LONG_CHAIN, _CHAIN_CALLS = 32, 288, 200
 _LEAST_OPERATOR_US = 0.05
-# Beyond this the worker hangs.
-_LONGEST_S = 600.0
 _TRIES = 2
 # A product this small says more about overhead than about a rate.
 _LEAST_OPERATIONS = 1e7
 # Weights that are read at more than this share of the usual rate come from the cache.
 _CACHED_SHARE = 0.8
-
-
-class ProbeJob(Job):
-    """Measure the rates of this host."""
-
-    name = "probing"
 
 
 class ProductTime(Frozen):
@@ -68,22 +59,25 @@ class ProductTime(Frozen):
 class HostRates(Frozen):
     """Rates of a host."""
 
-    kind: Literal["rates"] = "rates"
-    products: tuple[ProductTime, ...] = Field(strict=False)
+    products: tuple[ProductTime, ...]
     bandwidth: float = Field(description="bytes per second, summing tensors that no cache holds")
     operator_us: float = Field(description="from one operator to the next, doing next to nothing")
     call_us: float = Field(0.0, description="of a call, beside its operators")
     disturbed: str | None = Field(None, description="other work on the machine, where that was too much")
 
 
-_MESSAGES: TypeAdapter[HostRates | End] = TypeAdapter(Annotated[HostRates | End, Field(discriminator="kind")])
+class ProbeJob(Job):
+    """Measure the rates of this host."""
+
+    name = "probing"
+    messages = (HostRates,)
 
 
 def run_probe(threads: int) -> HostRates:
     """Measure this host in a worker; in a second one if other work disturbed the first. Raises EdgeformerError."""
     results: list[HostRates] = []
     for _ in range(_TRIES):
-        end = run_job(ProbeJob(threads=threads), _MESSAGES, _LONGEST_S, results.append)
+        end = run_job(ProbeJob(threads=threads), results.append)
         if not results:
             raise EdgeformerError(f"this host's rates could not be measured: {end.reason or 'no answer'}")
         if results[-1].disturbed is None:
@@ -96,6 +90,8 @@ def work(message: bytes, send: Send) -> None:
 
     A chain that does not fit into memory is left out.
     """
+    from edgeformer.runtimes.onnxruntime.session import OnnxSession
+
     threads, start = ProbeJob.model_validate_json(message).threads, read_cpu()
     generator, (free_bytes, _) = np.random.default_rng(0), host_free_bytes()
     with tempfile.TemporaryDirectory(prefix="edgeformer-probe-") as folder:
@@ -108,13 +104,19 @@ def work(message: bytes, send: Send) -> None:
             rows = (*_ROWS, _PEAK_ROWS) if weights == 1 else _ROWS
             feeds = [{"x": generator.normal(size=(count, width)).astype(np.float32)} for count in rows]
             listed = ProfiledGraph(file, threads, prepacked=True).list_nodes(*feeds, calls=_CALLS)
-            for count, nodes in zip(rows, listed, strict=True):
-                duration_us = median(node.duration_us for node in nodes)
+            for count, executed in zip(rows, listed, strict=True):
+                duration_us = median(node.duration_us for node in executed)
                 products.append(ProductTime(rows=count, width=width, weights=weights, duration_us=duration_us))
         file.write_bytes(add_chain(_LARGE, 2))
         inputs = {"x": np.ones(_LARGE, np.float32)}
         (large,) = ProfiledGraph(file, threads, prepacked=True).list_nodes(inputs, calls=6)
-        short_us, long_us = (_chain_us(file, nodes, threads) for nodes in (_SHORT_CHAIN, _LONG_CHAIN))
+        chains_us: list[float] = []  # of a call of each chain: the fastest tenth
+        for nodes in (_SHORT_CHAIN, _LONG_CHAIN):
+            file.write_bytes(add_chain(1, nodes))
+            with contextlib.closing(OnnxSession(file, default_provider("cpu"), threads)) as session:
+                times_us = time_calls(partial(session.run, {"x": np.ones(1, np.float32)}), 0.0, _CHAIN_CALLS)
+            chains_us.append(float(np.quantile(times_us, 0.1)))
+    short_us, long_us = chains_us
     operator_us = max(_LEAST_OPERATOR_US, (long_us - short_us) / (_LONG_CHAIN - _SHORT_CHAIN))
     send(
         HostRates(
@@ -125,16 +127,6 @@ def work(message: bytes, send: Send) -> None:
             disturbed=disturbance(start),
         )
     )
-
-
-def _chain_us(file: Path, nodes: int, threads: int) -> float:
-    """Return the microseconds of a call of a chain of ``nodes`` sums of two numbers: the fastest tenth."""
-    from edgeformer.runtimes.onnxruntime.session import OnnxSession
-
-    file.write_bytes(add_chain(1, nodes))
-    with contextlib.closing(OnnxSession(file, default_provider("cpu"), threads)) as session:
-        times_us = time_calls(partial(session.run, {"x": np.ones(1, np.float32)}), 0.0, _CHAIN_CALLS)
-    return float(np.quantile(times_us, 0.1))
 
 
 def time_calls(call: Callable[[], object], seconds: float, minimum: int) -> list[float]:
@@ -159,12 +151,8 @@ def host_facts(
 ) -> DeviceProfile:
     """Return ``base`` with the measured facts of this host; it keeps its name, title and budgets.
 
-    Args:
-        base: profile of a host.
-        threads: that were used.
-        rates: measured with as many threads.
-        works: nodes of calibrated graphs and their microseconds, of which the fastest INT8 product is the INT8 peak.
-        disturbed: other work on the machine meanwhile; then no fact counts as verified.
+    ``works`` are nodes of calibrated graphs and their microseconds; the fastest INT8 product is the INT8 peak.
+    ``disturbed``: other work on the machine meanwhile; then no fact counts as verified.
     """
     when = f"measured by edgeformer calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
     when += f"; {disturbed}" if disturbed else ""
@@ -206,7 +194,7 @@ def cache_bytes(products: Sequence[ProductTime], stated: int | None) -> tuple[in
     if slowest > _CACHED_SHARE * cached:  # all of them fit
         return stated or 2 * max(rates), "as Linux says" if stated else "the products of single rows all fit"
     # At half of its size a cache delivers about the geometric mean of its own and the memory's rate.
-    shown = 2 * max(size for size, rate in rates.items() if rate >= (cached * slowest) ** 0.5)
-    if stated is not None and stated <= shown:
+    largest = 2 * max(size for size, rate in rates.items() if rate >= (cached * slowest) ** 0.5)
+    if stated is not None and stated <= largest:
         return stated, "as Linux says"
-    return shown, "from the time of products of single rows"
+    return largest, "from the time of products of single rows"

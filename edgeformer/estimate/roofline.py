@@ -136,11 +136,9 @@ def beyond_cache(total_bytes: float, cache_bytes: float) -> float:
 
 
 def amounts(work: NodeWork, weights_beyond: float, cache_bytes: float) -> Amounts:
-    """Return operations and bytes of a node.
+    """Return operations and bytes of a node; a node whose activations exceed the cache reads and writes memory.
 
-    Args:
-        weights_beyond: share of all weights that no cache keeps from one call to the next (:func:`beyond_cache`).
-        cache_bytes: a node whose activations are larger reads and writes memory.
+    ``weights_beyond``: share of all weights that no cache keeps from one call to the next (:func:`beyond_cache`).
     """
     far = work.weight_bytes * weights_beyond + work.moved_bytes * beyond_cache(work.moved_bytes, cache_bytes)
     return Amounts(work.operations, work.bytes - far, far)
@@ -154,30 +152,23 @@ def calibrated_nodes_us(
 ) -> list[float]:
     """Return the microseconds of every node of a call on a calibrated device.
 
-    Args:
-        precision: of the artifact.
-        weight_bytes: of the whole graph's products, each shared weight once.
-
-    Raises:
-        EdgeformerError: the calibrated graphs had no operator of a class that this graph has.
+    ``weight_bytes``: of the whole graph's products, each shared weight once. Raises EdgeformerError: the calibrated
+    graphs had no operator of a class that this graph has.
     """
     beyond = beyond_cache(weight_bytes, rates.cache_bytes)
-    return [
-        node_us(amounts(work, beyond, rates.cache_bytes), efficiency_of(work, calibration, precision), rates)
-        for work in works
-    ]
-
-
-def efficiency_of(work: NodeWork, calibration: Calibration, precision: str) -> Efficiency:
-    """Return the operator's efficiency, else its class's, else its class's in FP32. Raises EdgeformerError."""
-    if (own := calibration.operators.get(precision, {}).get(work.operator)) is not None:
-        return own
-    for fitted_precision in (precision, "fp32"):
-        if (efficiency := calibration.efficiencies.get(fitted_precision, {}).get(work.cls)) is not None:
-            return efficiency
-    raise EdgeformerError(
-        f"the calibration has no {work.cls} operators, which this graph has; calibrate with a bundle that has them"
-    )
+    durations_us: list[float] = []
+    for work in works:
+        # The operator's efficiency, else its class's, else its class's in FP32.
+        efficiency = calibration.operators.get(precision, {}).get(work.operator)
+        for fitted_precision in (precision, "fp32"):
+            efficiency = efficiency or calibration.efficiencies.get(fitted_precision, {}).get(work.cls)
+        if efficiency is None:
+            raise EdgeformerError(
+                f"the calibration has no {work.cls} operators, which this graph has; calibrate with a bundle that has "
+                "them"
+            )
+        durations_us.append(node_us(amounts(work, beyond, rates.cache_bytes), efficiency, rates))
+    return durations_us
 
 
 def node_us(amount: Amounts, efficiency: Efficiency, rates: Rates) -> float:
@@ -232,33 +223,22 @@ def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused
     """
     beyond = beyond_cache(weight_bytes, rates.cache_bytes)
     single = [[work] for work in works if not (rates.gpu and work.host_only)]
-    low = _low_us(fuse(works) if rates.gpu else single, rates, beyond)
-    high = _high_us(fuse(works) if rates.gpu and fused else single, rates, weight_bytes, fits=beyond == 0)
-    return low, max(low, high)
-
-
-def _low_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, beyond: float) -> float:
-    """Arithmetic overlaps memory, chains are read and written once, weights that fit stay from one call to the next."""
-    share = OPTIMISTIC
+    # Low: arithmetic overlaps memory, chains are read and written once, weights that fit stay in the cache.
+    share, low_us = OPTIMISTIC, 0.0
     near, memory = rates.bandwidth * share.of_cache, rates.bandwidth * share.of_bandwidth
-    total_us = 0.0
-    for kernel in kernels:
+    for kernel in fuse(works) if rates.gpu else single:
         compute_s = sum(_compute_s(work, rates.peak, rates, share) for work in kernel)
         # What lies inside a fused chain stays in registers: its largest member's bytes are read and written.
         moved_s = max(work.moved_bytes for work in kernel) / near
         weights_s = sum(work.weight_bytes for work in kernel) * (beyond / memory + (1 - beyond) / near)
         speedup = max(DOUBTS[work.trust].faster for work in kernel)
-        total_us += max(compute_s, moved_s + weights_s) / speedup * 1e6 + rates.overhead_us * share.overhead
-    return total_us
-
-
-def _high_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, weight_bytes: float, fits: bool) -> float:
-    """Nothing overlaps; weights that fit are read from memory once per call, the repeats come from the cache."""
-    share = PESSIMISTIC
-    memory, near = rates.bandwidth * share.of_bandwidth, rates.bandwidth * share.of_cache
+        low_us += max(compute_s, moved_s + weights_s) / speedup * 1e6 + rates.overhead_us * share.overhead
+    # High: nothing overlaps; weights that fit are read from memory once per call, the repeats come from the cache.
+    share, kernels = PESSIMISTIC, fuse(works) if rates.gpu and fused else single
+    near, memory = rates.bandwidth * share.of_cache, rates.bandwidth * share.of_bandwidth
     read = sum(work.weight_bytes for kernel in kernels for work in kernel)
     first_read = min(read, weight_bytes)
-    total_us = 1e6 * (first_read / memory + (read - first_read) / near if fits else read / memory)
+    high_us = 1e6 * (first_read / memory + (read - first_read) / near if beyond == 0 else read / memory)
     for kernel in kernels:
         for work in kernel:
             slower, busy = DOUBTS[work.trust].slower, 1.0
@@ -266,10 +246,10 @@ def _high_us(kernels: Sequence[Sequence[NodeWork]], rates: Rates, weight_bytes: 
                 tiles = -(-work.rows // _TILE) * max(1, -(-work.columns // _TILE))
                 waves = -(-tiles // rates.cores)
                 busy = max(_LEAST_OCCUPANCY, tiles / (waves * rates.cores))
-            total_us += 1e6 * slower * _compute_s(work, rates.sure_peak, rates, share) / busy
-            total_us += 1e6 * slower * work.moved_bytes / memory
-        total_us += rates.overhead_us * (share.overhead if rates.gpu else _CPU_OVERHEAD_HIGH)
-    return total_us
+            high_us += 1e6 * slower * _compute_s(work, rates.sure_peak, rates, share) / busy
+            high_us += 1e6 * slower * work.moved_bytes / memory
+        high_us += rates.overhead_us * (share.overhead if rates.gpu else _CPU_OVERHEAD_HIGH)
+    return low_us, max(low_us, high_us)
 
 
 def _compute_s(work: NodeWork, peak: float, rates: Rates, share: Share) -> float:
@@ -297,7 +277,6 @@ def estimate_memory(
     """Return weights, activations, workspace and, on GPUs, the CUDA context; `unavailable` where that is not known.
 
     Args:
-        artifact: an engine states more about itself.
         weights: bytes as stored.
         step_bytes: the largest node's inputs and outputs together.
         feed_bytes: inputs of a call; caches of earlier tokens are read and written.

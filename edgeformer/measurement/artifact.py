@@ -6,19 +6,19 @@ threads run on other cores, or other work has begun on the same hardware that no
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, Field
 
 from edgeformer.artifacts.base import Frozen
-from edgeformer.artifacts.device import Speed
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.golden import GOLDEN_FILE, read_golden
 from edgeformer.artifacts.manifest import ArtifactManifest
@@ -26,11 +26,12 @@ from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Row
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import conditions, trackers
-from edgeformer.measurement.speed_probe import SpeedProbe, typical
-from edgeformer.measurement.worker import End, Job, Send, run_job
+from edgeformer.measurement.speed_probe import SpeedProbe
+from edgeformer.measurement.worker import Job, Send, run_job
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, on_gpu, opener_of, provider_facts
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import usable_cores
+from edgeformer.system.memory import release_heap
 from edgeformer.tasks import Task, get_task
 
 Shape = tuple[int, int]
@@ -41,11 +42,6 @@ Phase = Literal["steady", "decode"]
 
 Item = tuple[Phase, int, int]
 """(phase, batch, seq): what gets one row."""
-
-Where = Literal["host", "device"]
-"""Measured on this host, or a figure of the device that an artifact is judged for."""
-
-Buffers = Sequence[Mapping[str, Array]]
 
 ALLOWANCE_S = 120.0
 """Silence of a worker beyond the bound of its loops: opening a large artifact, and a slow last call."""
@@ -96,56 +92,45 @@ def golden_calls(files: ArtifactFiles, shape: Shape, count: int) -> list[dict[st
     return get_task(files.task).calls(read_golden(files.golden), files.axes, shape, count)
 
 
-class MeasureSpec(Job):
-    """One artifact, the items to measure, and the rules."""
-
-    name = "measuring"
-    files: ArtifactFiles
-    provider: str | None = Field(description="None: the runtime's choice for this machine")
-    items: tuple[Item, ...] = Field(strict=False)
-    rules: MeasureRules
-
-
 class Start(Frozen):
     """Message: an item is being opened and measured."""
 
-    kind: Literal["start"] = "start"
-    item: Item = Field(strict=False)
+    item: Item
     provider: str
-
-
-class FinishedRow(Frozen):
-    """Message: a row, sent as soon as it is finished."""
-
-    kind: Literal["row"] = "row"
-    row: Row
 
 
 class Refusal(Frozen):
     """Message: one item cannot be measured or listed; the others continue."""
 
-    kind: Literal["refusal"] = "refusal"
-    item: Item = Field(strict=False)
+    item: Item
     reason: str
 
 
-MESSAGES: TypeAdapter[Start | FinishedRow | Refusal | End] = TypeAdapter(
-    Annotated[Start | FinishedRow | Refusal | End, Field(discriminator="kind")]
-)
+class MeasureJob(Job):
+    """One artifact, the items to measure, and the rules; each finished row is sent at once."""
+
+    name = "measuring"
+    messages: ClassVar[tuple[type[BaseModel], ...]] = (Start, Row, Refusal)
+    files: ArtifactFiles
+    items: tuple[Item, ...]
+    provider: str | None = Field(None, description="None: the runtime's choice for this machine")
+    rules: MeasureRules = MeasureRules()
 
 
-def row_of(artifact: ArtifactManifest, item: Item, provider: str, where: Where, **figures: Any) -> Row:
-    """Return a row of an artifact; ``figures`` are the row's other fields."""
-    phase, batch, seq = item
-    identity: Any = {"provider": provider, "where": where, "phase": phase, "batch": batch, "seq": seq}
-    return Row(artifact=artifact.id, precision=artifact.precision, **identity, **figures)
-
-
-def unavailable_row(
-    artifact: ArtifactManifest, size_bytes: int, item: Item, provider: str, where: Where, reason: str
+def row_of(
+    artifact: ArtifactManifest,
+    item: Item,
+    provider: str,
+    where: Literal["host", "device"],
+    reason: str | None = None,
+    **figures: Any,
 ) -> Row:
-    """Return a row without figures except the file's size, and with the reason."""
-    return row_of(artifact, item, provider, where, size_bytes=size_bytes, **absent_figures(reason))
+    """Return a row, measured on this host or a figure of the device; with ``reason``, all figures are unavailable."""
+    phase, batch, seq = item
+    figures |= {"provider": provider, "where": where, "phase": phase, "batch": batch, "seq": seq}
+    if reason is not None:
+        figures |= {"size_bytes": artifact.size_bytes or 0, **absent_figures(reason)}
+    return Row(artifact=artifact.id, precision=artifact.precision, **figures)
 
 
 def absent_figures(reason: str) -> dict[str, Any]:
@@ -162,21 +147,18 @@ class MeasuringInterrupted(KeyboardInterrupt):
         self.rows = rows
 
 
-def measure_artifact(spec: MeasureSpec, progress: Progress) -> list[Row]:
-    """Return the rows of one artifact, in the order of ``spec.items``; a row without figures has a reason.
+def measure_artifact(job: MeasureJob, progress: Progress) -> list[Row]:
+    """Return the rows of one artifact, in the order of ``job.items``; a row without figures has a reason.
 
     After a worker died, a new one continues behind the item that killed it, until two in a row have died without a
     row. Stable rows are measured again, for a third of the time, by a second process; see :func:`confirmed`.
-
-    Args:
-        spec: what to measure.
-        progress: advanced once per item, and once more if the item is measured again.
+    ``progress`` is advanced once per item, and once more if the item is measured again.
 
     Raises:
         MeasuringInterrupted: Ctrl-C.
     """
-    name = spec.files.artifact.id
-    rows, is_interrupted = _measure_items(spec, progress, f"measuring {name}")
+    name = job.files.artifact.id
+    rows, is_interrupted = _measure_items(job, progress, f"measuring {name}")
     stable = tuple(item_of(row) for row in rows if row.phase != "cold" and row.latency_ms.stable)
     second_rows: list[Row] = []
     if not is_interrupted:
@@ -185,12 +167,12 @@ def measure_artifact(spec: MeasureSpec, progress: Progress) -> list[Row]:
                 phase = "" if row.phase == "steady" else f", {row.phase}"
                 progress.message(f"{name} at {row.batch}×{row.seq}{phase}: not measured: {row.latency_ms.reason}")
         if stable:
-            second = spec.model_copy(update={"rules": spec.rules.repeated(), "items": stable})
+            second = job.model_copy(update={"rules": job.rules.repeated(), "items": stable})
             second_rows, is_interrupted = _measure_items(second, progress, f"measuring {name} again")
     by_item = {item_of(row): row for row in second_rows if row.phase != "cold"}
     for position, row in enumerate(rows):
         if row.phase != "cold" and row.latency_ms.stable:
-            rows[position] = confirmed(row, by_item.get(item_of(row)), spec.rules.repeat_tolerance)
+            rows[position] = confirmed(row, by_item.get(item_of(row)), job.rules.repeat_tolerance)
     if is_interrupted:
         raise MeasuringInterrupted(rows)
     return rows
@@ -205,10 +187,7 @@ def item_of(row: Row) -> Item:
 def confirmed(row: Row, second_row: Row | None, tolerance: float) -> Row:
     """Return the row with the second process's median noted; not stable if the two medians differ.
 
-    Args:
-        row: of the first process; its sample is kept.
-        second_row: the same item from the second process; None: interrupted before it was measured.
-        tolerance: relative difference of the medians that is allowed.
+    ``second_row`` is None if it was interrupted; ``tolerance`` is the relative difference that is allowed.
     """
     facts = row.conditions
     if second_row is None:
@@ -228,7 +207,7 @@ def confirmed(row: Row, second_row: Row | None, tolerance: float) -> Row:
     return row.model_copy(update={"latency_ms": latency, "conditions": facts})
 
 
-def _measure_items(spec: MeasureSpec, progress: Progress, description: str) -> tuple[list[Row], bool]:
+def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tuple[list[Row], bool]:
     """Run workers until every item has a row or a refusal.
 
     Returns:
@@ -238,28 +217,29 @@ def _measure_items(spec: MeasureSpec, progress: Progress, description: str) -> t
     refusals: dict[Item, str] = {}
     cold: tuple[Item | None, Row] | None = None  # the first worker's first call, and the item it was measured with
     current: Item | None = None
-    provider = spec.provider or "none"
+    provider = job.provider or "none"
 
-    def take(message: Start | FinishedRow | Refusal) -> None:
+    def take(message: Start | Row | Refusal) -> None:
         nonlocal cold, current, provider
         if isinstance(message, Start):
             provider, current = message.provider, message.item
         elif isinstance(message, Refusal):
             refusals[message.item] = message.reason
             progress.advance(1)
-        elif message.row.phase != "cold":
-            rows[item_of(message.row)] = message.row
-            progress.advance(1, p50_ms=message.row.latency_ms.p50 or 0.0)
+        elif message.phase != "cold":
+            rows[item_of(message)] = message
+            progress.advance(1, p50_ms=message.latency_ms.p50 or 0.0)
         elif cold is None:  # a worker that continues has a first call, too
-            cold = current, message.row
+            cold = current, message
 
-    fruitless_workers, unanswered = 0, spec.items
+    fruitless_workers, unanswered = 0, job.items
     try:
-        with bar(progress, description, len(spec.items), "shape"):
+        with bar(progress, description, len(job.items), "shape"):
             while unanswered:
                 open_items, current = unanswered, None
-                job = spec.model_copy(update={"items": open_items})
-                end = run_job(job, MESSAGES, spec.rules.longest_s + ALLOWANCE_S, take)
+                end = run_job(
+                    job.model_copy(update={"items": open_items}), take, silence_s=job.rules.longest_s + ALLOWANCE_S
+                )
                 unanswered = tuple(item for item in open_items if item not in rows and item not in refusals)
                 fruitless_workers = fruitless_workers + 1 if unanswered == open_items else 0
                 reason = end.reason or "the measuring process did not measure this shape"
@@ -273,14 +253,13 @@ def _measure_items(spec: MeasureSpec, progress: Progress, description: str) -> t
     except KeyboardInterrupt:
         return [*([cold[1]] if cold is not None else []), *rows.values()], True
     ordered: list[Row] = []
-    artifact = spec.files.artifact
-    for item in spec.items:
+    for item in job.items:
         if cold is not None and cold[0] == item:
             ordered.append(cold[1])
         row = rows.get(item)
         if row is None:
-            row = unavailable_row(artifact, artifact.size_bytes or 0, item, provider, "host", refusals[item])
-            row = row.model_copy(update={"threads": None if on_gpu(provider) else spec.threads})
+            threads = None if on_gpu(provider) else job.threads
+            row = row_of(job.files.artifact, item, provider, "host", refusals[item], threads=threads)
         ordered.append(row)
     return ordered, False
 
@@ -290,30 +269,21 @@ def _measure_items(spec: MeasureSpec, progress: Progress, description: str) -> t
 
 @dataclass(frozen=True)
 class Workload:
-    """An opened artifact and its calls.
+    """An opened artifact and its calls."""
 
-    Attributes:
-        first: the first call; while decoding it reads the text before the timed token.
-        call: one timed call; its argument counts calls, to rotate inputs.
-        close: releases the memory.
-        load_ms: opening alone: the runtime was imported and the files were checked before.
-        facts: for the row's conditions.
-        caveats: warnings for the row: nodes that another provider computes.
-        device_ms: milliseconds of a call on the card alone; None if nothing measures that.
-        memory_by_name: bytes on the card that the runtime itself reports.
-    """
-
-    first: Callable[[], object]
-    call: Callable[[int], object]
+    first: Callable[[], object]  # while decoding it reads the text before the timed token
+    call: Callable[[int], object]  # one timed call; its argument counts calls, to rotate inputs
     close: Callable[[], None]
-    load_ms: float
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    caveats: tuple[str, ...] = ()
-    device_ms: Callable[[int], float | None] = lambda index: None
-    memory_by_name: Callable[[], dict[str, int]] = dict
+    load_ms: float  # opening alone: the runtime was imported and the files were checked before
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for the row's conditions
+    caveats: tuple[str, ...] = ()  # warnings for the row: nodes that another provider computes
+    device_ms: Callable[[int], float | None] = lambda index: None  # of a call on the card alone; None: not measured
+    memory_by_name: Callable[[], dict[str, int]] = dict  # bytes on the card that the runtime itself reports
 
 
-def open_workload(files: ArtifactFiles, item: Item, provider: str, threads: int, buffers: Buffers) -> Workload:
+def open_workload(
+    files: ArtifactFiles, item: Item, provider: str, threads: int, buffers: Sequence[Mapping[str, Array]]
+) -> Workload:
     """Open an artifact afresh for one item; ``buffers`` of its shape are used in turn.
 
     A steady call takes a whole input. A decode call takes one more token at the end of the same text every time, its
@@ -367,7 +337,7 @@ def load_runtime(files: ArtifactFiles, requested_provider: str | None) -> str:
     return provider
 
 
-def input_buffers(files: ArtifactFiles, shape: Shape) -> Buffers:
+def input_buffers(files: ArtifactFiles, shape: Shape) -> Sequence[Mapping[str, Array]]:
     """Return two to eight different inputs of one shape, of 256 MiB together if they are large."""
     size_bytes = sum(array.nbytes for array in golden_calls(files, shape, 1)[0].values())
     count = min(_BUFFERS, _BUFFER_BYTES // max(1, size_bytes))
@@ -375,15 +345,15 @@ def input_buffers(files: ArtifactFiles, shape: Shape) -> Buffers:
 
 
 def work(document: bytes, send: Send) -> None:
-    """Measure the items of a MeasureSpec. An item that the artifact refuses does not stop the others."""
-    spec = MeasureSpec.model_validate_json(document, strict=False)
-    files, provider = spec.files, load_runtime(spec.files, spec.provider)
-    is_gpu = on_gpu(provider)
+    """Measure the items of a MeasureJob. An item that the artifact refuses does not stop the others."""
+    job = MeasureJob.model_validate_json(document, strict=False)
+    files, provider = job.files, load_runtime(job.files, job.provider)
+    is_gpu, gpu_uuid = on_gpu(provider), job.gpu_uuid
     # The imported runtime and the speed probe are part of the memory baseline.
     speed_probe = None if is_gpu else SpeedProbe()
-    buffers = {shape: input_buffers(files, shape) for shape in dict.fromkeys(item[1:] for item in spec.items)}
-    gpu_memory_before = trackers.gpu_memory_in_use(spec.gpu_uuid)
-    meter, baseline_bytes = trackers.peak_meter(), trackers.resident_bytes()
+    buffers = {shape: input_buffers(files, shape) for shape in dict.fromkeys(item[1:] for item in job.items)}
+    gpu_memory_before = trackers.gpu_memory_in_use(gpu_uuid)
+    meter, baseline_bytes = trackers.PeakMeter(), trackers.resident_bytes()
 
     def read_memory(workload: Workload, since_reset: bool) -> tuple[Memory, dict[str, Any]]:
         """Return the row's memory, and other memory figures for the row's conditions."""
@@ -393,45 +363,31 @@ def work(document: bytes, send: Send) -> None:
             resident = resident.model_copy(update={"method": method})
         if not is_gpu:
             return resident, {}
-        by_name = trackers.gpu_memory_by_name(spec.gpu_uuid, gpu_memory_before)
+        memory, by_name = trackers.gpu_memory(gpu_uuid, gpu_memory_before)
         facts = {"host_memory_peak_bytes": resident.peak, "gpu_memory_bytes": {**by_name, **workload.memory_by_name()}}
-        return trackers.gpu_memory(spec.gpu_uuid, gpu_memory_before, by_name), facts
+        return memory, facts
 
-    def make_row(item: Item, latency: Latency, memory: Memory, energy: Energy, facts: Mapping[str, Any]) -> Row:
-        return row_of(
-            files.artifact,
-            item,
-            provider,
-            "host",
-            latency_ms=latency,
-            memory_bytes=memory,
-            size_bytes=files.artifact.size_bytes,
-            throughput_per_s=item[1] * 1000 / latency.mean if latency.mean else None,
-            energy_mj=energy,
-            threads=None if is_gpu else spec.threads,
-            conditions=facts,
-        )
-
-    def probe_speeds() -> list[Speed]:
-        return [] if speed_probe is None else [speed_probe.speed() for _ in range(_SPEED_PROBES)]
+    def make_row(item: Item, latency: Latency, **figures: Any) -> Row:
+        throughput = item[1] * 1000 / latency.mean if latency.mean and "load_ms" not in figures else None
+        threads, size_bytes = None if is_gpu else job.threads, files.artifact.size_bytes
+        figures |= {"latency_ms": latency, "throughput_per_s": throughput, "threads": threads, "size_bytes": size_bytes}
+        return row_of(files.artifact, item, provider, "host", **figures)
 
     def measure_item(item: Item, workload: Workload, since_reset: bool, facts: dict[str, Any]) -> Row:
         # A provider with threads of its own may use any number of them.
-        threads = spec.threads if provider_facts(provider).counts_threads else None
+        threads = job.threads if provider_facts(provider).counts_threads else None
         pools = max(1, len(files.parts))
-        speeds = probe_speeds()
+        speeds = [speed_probe.speed() for _ in range(_SPEED_PROBES)] if speed_probe is not None else []
         first_reading = conditions.read_cpu()
-        sample = trackers.measure(workload.call, spec.rules)
+        sample = trackers.measure(workload.call, job.rules)
         use = conditions.used_between(first_reading, conditions.read_cpu())
-        speeds += probe_speeds()
+        speeds += [speed_probe.speed() for _ in range(_SPEED_PROBES)] if speed_probe is not None else []
         memory, memory_facts = read_memory(workload, since_reset)
-        surroundings = conditions.describe(spec.threads, spec.gpu_uuid)
-        energy_counter = trackers.energy_counter(provider, spec.gpu_uuid)
-        energy = trackers.measure_energy(workload.call, energy_counter, spec.rules)
+        surroundings = conditions.describe(job.threads, gpu_uuid)
+        energy = trackers.measure_energy(workload.call, trackers.energy_counter(provider, gpu_uuid), job.rules)
         warnings = [*sample.warnings, *workload.caveats, *use.warnings(threads, pools)]
         warnings += conditions.doubts(surroundings, provider)
         stable = sample.stable and not use.disturbed(usable_cores(), threads, pools)
-        latency = trackers.summarise(sample.samples_ms, stable, warnings, sample.reason)
         facts = {
             **memory_facts,
             **surroundings,
@@ -443,7 +399,8 @@ def work(document: bytes, send: Send) -> None:
             **facts,
         }
         if speeds:
-            facts["speed"] = typical(speeds).model_dump()
+            parts = ([speed.product_us for speed in speeds], [speed.copy_us for speed in speeds])
+            facts["speed"] = dict(zip(("product_us", "copy_us"), map(statistics.median, parts), strict=True))
         device_ms = None
         try:
             if workload.device_ms(0) is not None:
@@ -451,16 +408,18 @@ def work(document: bytes, send: Send) -> None:
                 device_ms = statistics.median(ms for ms in calls_ms if ms is not None)
         except EdgeformerError as error:
             facts["no_device_ms"] = str(error)
-        return make_row(item, latency, memory, energy, facts).model_copy(update={"device_ms": device_ms})
+        latency = trackers.summarise(sample.samples_ms, stable, warnings, sample.reason)
+        figures = {"memory_bytes": memory, "energy_mj": energy, "device_ms": device_ms, "conditions": facts}
+        return make_row(item, latency, **figures)
 
     try:
-        for position, item in enumerate(spec.items):
+        for position, item in enumerate(job.items):
             send(Start(item=item, provider=provider))
             left_over_bytes = max(0, trackers.resident_bytes() - baseline_bytes)
             since_reset = meter.reset() or position == 0
             try:
                 # Opened afresh, so that the peak holds nothing of earlier shapes.
-                opened = open_workload(files, item, provider, spec.threads, buffers[item[1:]])
+                opened = open_workload(files, item, provider, job.threads, buffers[item[1:]])
                 with closing(opened) as workload:
                     start_s = time.perf_counter()
                     workload.first()
@@ -469,21 +428,23 @@ def work(document: bytes, send: Send) -> None:
                         latency = trackers.summarise([first_ms], stable=None, warnings=workload.caveats)
                         energy = Energy(status="unavailable", reason="one call is too short for an energy counter")
                         memory, facts = read_memory(workload, since_reset=True)
-                        facts |= {**conditions.describe(spec.threads, spec.gpu_uuid), **workload.facts}
+                        facts |= {**conditions.describe(job.threads, gpu_uuid), **workload.facts}
                         facts["file_cache"] = "warm"  # the parent has just hashed the file
-                        update = {"phase": "cold", "load_ms": workload.load_ms, "throughput_per_s": None}
-                        send(FinishedRow(row=make_row(item, latency, memory, energy, facts).model_copy(update=update)))
+                        figures = {"memory_bytes": memory, "energy_mj": energy, "conditions": facts}
+                        cold = make_row(item, latency, load_ms=workload.load_ms, **figures)
+                        send(cold.model_copy(update={"phase": "cold"}))
                     facts = {"load_ms": round(workload.load_ms, 3), "left_over_bytes": left_over_bytes}
                     facts |= workload.facts
                     if item[0] == "decode":
                         facts["read_context_ms"] = round(first_ms, 3)
                     row = measure_item(item, workload, since_reset, facts)
                     measuring_s = round(time.perf_counter() - start_s, 3)  # first call, warm-up and timed calls
-                    row = row.model_copy(update={"conditions": {**row.conditions, "measuring_s": measuring_s}})
-                    send(FinishedRow(row=row))
+                    send(row.model_copy(update={"conditions": {**row.conditions, "measuring_s": measuring_s}}))
             except EdgeformerError as error:
                 send(Refusal(item=item, reason=str(error)))
-            trackers.release_unused()
+            # So that one shape's memory is not counted with the next one's.
+            gc.collect()
+            release_heap()
     finally:
         meter.close()
         if speed_probe is not None:

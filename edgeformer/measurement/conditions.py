@@ -35,21 +35,15 @@ _SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp")
 
 @dataclass(frozen=True)
 class CpuReading:
-    """Processor seconds so far: of the whole machine, of this process, and taken by the hypervisor.
-
-    Attributes:
-        throttled: thermal throttling events since boot; None: not counted.
-        thread_s: of each thread of this process; empty if the system does not report it.
-        mhz: clock of the fastest core; None if the system does not report it.
-    """
+    """Processor seconds so far: of the whole machine, of this process, and taken by the hypervisor."""
 
     at_s: float
     busy_s: float
     own_s: float
     stolen_s: float
-    throttled: int | None
-    thread_s: Mapping[int, float] = field(default_factory=dict)
-    mhz: float | None = None
+    throttled: int | None  # thermal throttling events since boot; None: not counted
+    thread_s: Mapping[int, float] = field(default_factory=dict)  # of this process; empty: not reported
+    mhz: float | None = None  # clock of the fastest core; None: not reported
 
 
 def read_cpu() -> CpuReading:
@@ -79,19 +73,14 @@ def read_cpu() -> CpuReading:
 
 @dataclass(frozen=True)
 class CpuUse:
-    """Use of the processor between two readings, in cores.
-
-    Attributes:
-        busy_threads: threads of this process that computed, without the one that calls the artifact.
-        clock_fall: relative fall of the clock.
-    """
+    """Use of the processor between two readings, in cores."""
 
     own_cores: float
     foreign_cores: float
     stolen_cores: float
     throttled: bool
-    busy_threads: Mapping[int, float] = field(default_factory=dict)
-    clock_fall: float = 0.0
+    busy_threads: Mapping[int, float] = field(default_factory=dict)  # that computed beside the calling one
+    clock_fall: float = 0.0  # relative
 
     def warnings(self, threads: int | None = None, pools: int = 1) -> list[str]:
         """Return reasons to doubt the figures. ``threads`` and ``pools``: see :meth:`crowd`."""
@@ -108,21 +97,15 @@ class CpuUse:
     def crowd(self, threads: int | None, pools: int = 1) -> str | None:
         """Return a warning if more than the artifact's ``threads`` computed in this process; None: not checked.
 
-        Cores alone do not show it: on two cores, two threads and a third that spins use two cores together.
-
-        Args:
-            threads: of one operator, including the calling one.
-            pools: graphs that run in turns, each with its threads in addition to the calling one.
+        ``pools`` are graphs that run in turns, each with its threads in addition to the calling one.
         """
         if threads is None:
             return None
         if len(self.busy_threads) <= (threads - 1) * pools and self.own_cores <= threads + _CORES_TOLERANCE:
             return None
-        busiest = sorted(self.busy_threads.items(), key=lambda entry: -entry[1])
-        names = ", ".join(f"thread {number} {cores:.1f} cores" for number, cores in busiest)
-        extra = f"; beside the calling one: {names}" if names else ""
         assigned = f"{threads} thread{'s' if threads > 1 else ''}"
-        return f"this process used {self.own_cores:.1f} cores, where the artifact was given {assigned}{extra}"
+        used = f"{self.own_cores:.1f} cores with {1 + len(self.busy_threads)} threads"
+        return f"this process used {used}, where the artifact was given {assigned}"
 
     def disturbed(self, cores: int, threads: int | None, pools: int = 1) -> bool:
         """Whether too much other work ran on ``cores`` cores to reproduce the figures."""
@@ -151,18 +134,15 @@ def used_between(first: CpuReading, second: CpuReading) -> CpuUse:
 
 def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
     """Return the present conditions, without those that this system does not report."""
-
-    def cpufreq(name: str) -> str | None:
-        text: str | None = _safely(lambda: (_CPU / "cpu0/cpufreq" / name).read_text(encoding="ascii").strip())
-        return text
-
+    files = [_CPU / "cpu0/cpufreq" / name for name in ("scaling_governor", "scaling_driver")]
+    governor, driver = (_safely(partial(file.read_text, encoding="ascii")) or "" for file in files)
     frequency = _safely(psutil.cpu_freq)
     temperatures = _safely(getattr(psutil, "sensors_temperatures", None)) or {}
     conditions: dict[str, Any] = {
         "threads": threads,
         "affinity": _safely(getattr(psutil.Process(), "cpu_affinity", None)),
-        "governor": cpufreq("scaling_governor"),
-        "governor_scales": cpufreq("scaling_driver") in _SCALING_DRIVERS or None,
+        "governor": governor.strip() or None,
+        "governor_scales": driver.strip() in _SCALING_DRIVERS or None,
         "cpu_mhz": round(frequency.current) if frequency else None,
         "load_average_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "power": power_source(),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -28,11 +29,7 @@ _PROBE_S, _FEWEST_CALLS = 0.01, 3
 
 
 class SpeedProbe:
-    """The product and the copy, opened once; :meth:`speed` takes twenty milliseconds.
-
-    One thread computes, however many the measured artifact has: so a speed means the same everywhere, and threads of
-    another session, which look out for work for a while after a call, are not in its way.
-    """
+    """The product and the copy, opened once; one thread computes, so that a speed means the same everywhere."""
 
     def __init__(self) -> None:
         from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -47,39 +44,24 @@ class SpeedProbe:
 
     def speed(self) -> Speed:
         """Return the median duration of some calls of each, in microseconds."""
-        product_us = self._median_us(lambda: self._session.run(self._inputs))
-        return Speed(product_us=product_us, copy_us=self._median_us(lambda: np.copyto(self._target, self._source)))
+        medians_us: list[float] = []
+        for call in (partial(self._session.run, self._inputs), partial(np.copyto, self._target, self._source)):
+            times_ns: list[int] = []
+            end = time.perf_counter() + _PROBE_S
+            while time.perf_counter() < end or len(times_ns) < _FEWEST_CALLS:
+                start_ns = time.perf_counter_ns()
+                call()
+                times_ns.append(time.perf_counter_ns() - start_ns)
+            medians_us.append(max(1.0, median(times_ns)) / 1000)
+        return Speed(product_us=medians_us[0], copy_us=medians_us[1])
 
     def close(self) -> None:
         """Free the memory."""
         self._session.close()
 
-    def _median_us(self, call: Callable[[], object]) -> float:
-        times: list[int] = []
-        end = time.perf_counter() + _PROBE_S
-        while time.perf_counter() < end or len(times) < _FEWEST_CALLS:
-            start = time.perf_counter_ns()
-            call()
-            times.append(time.perf_counter_ns() - start)
-        return max(1.0, median(times)) / 1000
-
-
-def typical(speeds: Sequence[Speed]) -> Speed:
-    """Return the median of each part. Raises ValueError if there is none."""
-    if not speeds:
-        raise ValueError("no speed was measured")
-    return Speed(
-        product_us=median(speed.product_us for speed in speeds), copy_us=median(speed.copy_us for speed in speeds)
-    )
-
 
 def matmul_chain(width: int, weights: int) -> bytes:
-    """Return an ONNX model of different square products in sequence: x [rows, width] → y [rows, width].
-
-    Args:
-        width: each weight has width² · 4 bytes, scaled so that the values neither grow nor vanish.
-        weights: number of products.
-    """
+    """Return an ONNX model of so many square products in sequence, x [rows, width] → y, whose values do not grow."""
     generator = np.random.default_rng(0)
     names = [f"w{number}" for number in range(weights)]
     arrays = {n: generator.normal(size=(width, width)).astype(np.float32) / np.float32(width**0.5) for n in names}
@@ -95,23 +77,20 @@ def _chain(op: str, operands: Sequence[str], weights: Mapping[str, Array], shape
     """Return a model from x to y of ``shape``, one ``op`` after the other, each with one of ``operands``."""
     names = ["x", *(f"t{number}" for number in range(len(operands) - 1)), "y"]
     graph = b"".join(
-        _message(1, _text(1, source) + _text(1, operand) + _text(2, target) + _text(3, f"node_{target}") + _text(4, op))
+        _message(1, b"".join(map(_message, (1, 1, 2, 3, 4), (source, operand, target, f"node_{target}", op))))
         for source, operand, target in zip(names, operands, names[1:], strict=False)
-    ) + _text(2, "probe")
+    ) + _message(2, "probe")
     for name, values in weights.items():
         dimensions = b"".join(_number(1, size) for size in values.shape)
-        graph += _message(5, dimensions + _number(2, _FLOAT) + _text(8, name) + _message(9, values.tobytes()))
-    sizes = b"".join(_message(1, _text(2, "rows") if size is None else _number(1, size)) for size in shape)
+        graph += _message(5, dimensions + _number(2, _FLOAT) + _message(8, name) + _message(9, values.tobytes()))
+    sizes = b"".join(_message(1, _message(2, "rows") if size is None else _number(1, size)) for size in shape)
     kind = _message(2, _message(1, _number(1, _FLOAT) + _message(2, sizes)))
-    graph += _message(11, _text(1, "x") + kind) + _message(12, _text(1, "y") + kind)
-    return _number(1, _IR_VERSION) + _message(7, graph) + _message(8, _text(1, "") + _number(2, _OPSET))
+    graph += _message(11, _message(1, "x") + kind) + _message(12, _message(1, "y") + kind)
+    return _number(1, _IR_VERSION) + _message(7, graph) + _message(8, _message(1, "") + _number(2, _OPSET))
 
 
-def _text(field: int, text: str) -> bytes:
-    return _message(field, text.encode())
-
-
-def _message(field: int, content: bytes) -> bytes:
+def _message(field: int, content: bytes | str) -> bytes:
+    content = content.encode() if isinstance(content, str) else content
     return _varint(field << 3 | 2) + _varint(len(content)) + content
 
 

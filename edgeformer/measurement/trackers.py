@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import statistics
-import sys
 import threading
 import time
 from array import array
@@ -37,7 +36,6 @@ from edgeformer.artifacts.report import (
 from edgeformer.runtimes import on_gpu
 from edgeformer.system import nvidia
 from edgeformer.system.host import RaplDomain, rapl_domains
-from edgeformer.system.memory import release_heap
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,7 @@ class Sample:
 def measure(
     call: Callable[[int], object], rules: MeasureRules, clock: Callable[[], int] = time.perf_counter_ns
 ) -> Sample:
-    """Warm up, then time single calls.
-
-    Args:
-        call: runs the artifact once, blocking; its argument counts calls from 0, to rotate input buffers.
-        rules: when to stop.
-        clock: nanoseconds; injected so that tests of the rules need not wait.
-    """
+    """Warm up, then time single calls of the artifact; ``call``'s argument counts them. ``clock``: nanoseconds."""
     # Not lists: their objects would show in the memory that is measured.
     warmup_ms, samples_ms = array("d"), array("d")
 
@@ -124,11 +116,7 @@ def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
 
     The sample is cut into up to ten parts, in the order of the calls, of at least as many calls as a warm-up window:
     if single calls vary by 10 %, the medians of ten calls differ by that much without any drift. Samples of fewer than
-    fifty calls are cut in halves; fewer than twenty calls cannot drift.
-
-    Args:
-        samples_ms: one time per call, in order.
-        tolerance: relative difference of the parts' medians that is allowed.
+    fifty calls are cut in halves; fewer than twenty calls cannot drift. ``tolerance``: of the parts' medians.
     """
     if len(samples_ms) < DRIFT_FEWEST_CALLS:
         return None
@@ -143,16 +131,9 @@ def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
 def summarise(
     samples_ms: Sequence[float], stable: bool | None, warnings: Sequence[str] = (), reason: str | None = None
 ) -> Latency:
-    """Summarise the times of single calls.
+    """Summarise the times of single calls; a percentile that they cannot support is None, and ``reason`` names it.
 
-    Args:
-        samples_ms: one time per call, in order; at least one.
-        stable: whether warm-up settled and the sample did not drift; None for a single call.
-        warnings: of the measuring loop.
-        reason: why the sample is smaller than the rules demand, if it is.
-
-    Returns:
-        ``status: measured``; a percentile that the sample cannot support is None, and ``reason`` names it.
+    ``stable``: warm-up settled and the sample did not drift; None for a single call.
     """
     values = np.asarray(samples_ms, dtype=np.float64)
     if values.size == 0:
@@ -186,17 +167,11 @@ def summarise(
 
 @dataclass(frozen=True)
 class EnergyCounter:
-    """A counter of energy.
+    """A counter of energy."""
 
-    Attributes:
-        name: with the part of the machine that it covers.
-        read: its present readings. Raises OSError if the counter is gone.
-        used_mj: millijoules between two readings.
-    """
-
-    name: str
-    read: Callable[[], Sequence[int]]
-    used_mj: Callable[[Sequence[int], Sequence[int]], float]
+    name: str  # with the part of the machine that it covers
+    read: Callable[[], Sequence[int]]  # raises OSError if the counter is gone
+    used_mj: Callable[[Sequence[int], Sequence[int]], float]  # millijoules between two readings
 
 
 def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | str:
@@ -235,19 +210,11 @@ def measure_energy(
     """Measure millijoules per call above idle.
 
     The idle power must settle first: a GPU keeps its clocks up for seconds after its last kernel, and cools down for
-    longer.
-
-    Args:
-        call: runs the artifact once, blocking; its argument counts calls from 0.
-        counter: to read, or the reason why there is none.
-        rules: how long to idle and to call.
-        clock: seconds.
-        sleep: idles for some seconds; injected like the clock, so that tests need not wait.
+    longer. ``counter`` may be the reason why there is none.
     """
-    if isinstance(counter, str):
-        return Energy(status="unavailable", reason=counter)
-    if rules.energy_s == 0:
-        return Energy(status="unavailable", reason="these rules measure no energy")
+    if isinstance(counter, str) or rules.energy_s == 0:
+        reason = counter if isinstance(counter, str) else "these rules measure no energy"
+        return Energy(status="unavailable", reason=reason)
     try:
         idle_powers_mw: list[float] = []
         idle_start_s = clock()
@@ -259,7 +226,6 @@ def measure_energy(
             if len(recent_mw) == rules.windows and max(recent_mw) <= min(recent_mw) * (1 + rules.window_tolerance):
                 break
         else:
-            recent_mw = idle_powers_mw[-rules.windows :]
             reason = (
                 f"{counter.name}: the idle power did not settle within {clock() - idle_start_s:.0f} s "
                 f"({min(recent_mw) / 1000:.1f} to {max(recent_mw) / 1000:.1f} W in the last {rules.windows} windows of "
@@ -282,79 +248,48 @@ def measure_energy(
 _POLL_S = 0.010
 
 
-class PolledPeak:
-    """Peak memory of this process since :meth:`reset`: a thread reads it every 10 ms; shorter peaks are missed."""
+class PeakMeter:
+    """Peak resident memory of this process: kept by Linux, else read every 10 ms, so that shorter ones are missed.
 
-    method = "highest resident memory seen, asked every 10 ms"
+    ``proc``: of this process.
+    """
 
-    def __init__(self) -> None:
-        self._peak = 0
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+    def __init__(self, proc: Path = Path("/proc/self")) -> None:
+        self._proc, self._polled_bytes, self._stopped = proc, 0, threading.Event()
+        try:
+            self.is_polled = "VmHWM:" not in (proc / "status").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            self.is_polled = True
+        self.method = "peak resident memory kept by the kernel (VmHWM)"
+        if self.is_polled:
+            self.method = "highest resident memory seen, asked every 10 ms"
+            threading.Thread(target=self._poll, daemon=True).start()
 
-    def reset(self) -> bool:
-        """Start over. False: this system cannot, and the peak remains that of the whole process."""
-        self._peak = 0
-        return True
-
-    def peak_bytes(self) -> int:
-        """Return the highest resident memory."""
-        self._peak = max(self._peak, resident_bytes())
-        return self._peak
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
+    def _poll(self) -> None:
         while not self._stopped.wait(_POLL_S):
             self.peak_bytes()
 
-
-class SystemPeak:
-    """The peak that the system keeps: Linux, where a process may reset it (except in some containers), and Windows."""
-
-    def __init__(self, proc: Path | None = Path("/proc/self")) -> None:
-        """``proc``: of this process; None: on Windows."""
-        self._proc = proc
-        self.method = "peak resident memory kept by the kernel (VmHWM)" if proc else "peak working set kept by Windows"
-
     def reset(self) -> bool:
-        """Start over; see :meth:`PolledPeak.reset`."""
-        if self._proc is None:
-            return False
+        """Start over. False: this system cannot, as in some containers; the peak remains that of the whole process."""
+        self._polled_bytes = 0
         try:
-            (self._proc / "clear_refs").write_text("5", encoding="ascii")
+            if not self.is_polled:
+                (self._proc / "clear_refs").write_text("5", encoding="ascii")
         except OSError:
             return False
         return True
 
     def peak_bytes(self) -> int:
-        """Return the highest resident memory. Raises OSError if the kernel does not report it."""
-        if self._proc is None:
-            return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
-        for line in (self._proc / "status").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        raise OSError(f"{self._proc}/status has no VmHWM")
+        """Return the highest resident memory."""
+        if not self.is_polled:
+            status = (self._proc / "status").read_text(encoding="utf-8", errors="replace")
+            return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+        self._polled_bytes = max(self._polled_bytes, resident_bytes())
+        return self._polled_bytes
 
     def close(self) -> None:
-        """Do nothing: there is nothing to stop."""
-
-
-PeakMeter = PolledPeak | SystemPeak
-
-
-def peak_meter() -> PeakMeter:
-    """Return the best meter of this system."""
-    meter = SystemPeak(None) if sys.platform == "win32" else SystemPeak()
-    try:
-        meter.peak_bytes()
-    except OSError:
-        return PolledPeak()
-    return meter
+        """Stop reading."""
+        self._stopped.set()
 
 
 def resident_bytes() -> int:
@@ -367,12 +302,6 @@ def memory_above(meter: PeakMeter, baseline_bytes: int, since_reset: bool) -> Me
     method = meter.method + ("" if since_reset else ", over all shapes so far: this system cannot reset it")
     peak = max(0, meter.peak_bytes() - baseline_bytes)
     return Memory(status="measured", peak=peak, baseline=baseline_bytes, method=method)
-
-
-def release_unused() -> None:
-    """Return freed memory to the system, so that one shape's memory is not counted with the next one's."""
-    gc.collect()
-    release_heap()
 
 
 PROCESS, CARD, SYSTEM = "process (NVML)", "card (NVML)", "system"
@@ -393,43 +322,24 @@ def gpu_memory_in_use(uuid: str | None) -> dict[str, int]:
     return {CARD: used_bytes} if used_bytes is not None else {}
 
 
-def gpu_memory_by_name(uuid: str | None, initial: Mapping[str, int]) -> dict[str, int]:
-    """Return the memory added since ``initial`` (of :func:`gpu_memory_in_use`), by name; the most exact one first."""
+def gpu_memory(uuid: str | None, initial: Mapping[str, int]) -> tuple[Memory, dict[str, int]]:
+    """Return the best figure of what this process holds on the card, `unavailable` if there is none, and all by name.
+
+    ``initial``: of :func:`gpu_memory_in_use`, before anything was opened; empty: the process's own figure alone.
+    """
     growth = {name: max(0, used - initial[name]) for name, used in gpu_memory_in_use(uuid).items() if name in initial}
-    by_name = {PROCESS: nvidia.process_memory_bytes(os.getpid()), **growth}
-    return {name: value for name, value in by_name.items() if value}
-
-
-def gpu_memory_of_process(uuid: str | None) -> Memory:
-    """Return what this process alone holds on the card while another process is measured as well.
-
-    `unavailable` if NVML does not report memory per process.
-    """
-    by_name = gpu_memory_by_name(uuid, {})
-    if by_name:
-        return gpu_memory(uuid, {}, by_name)
-    reason = "another process is measured at the same time, and NVML does not tell the two apart here"
-    return Memory(status="unavailable", reason=reason)
-
-
-def gpu_memory(uuid: str | None, initial: Mapping[str, int], by_name: Mapping[str, int]) -> Memory:
-    """Return the best figure as a measurement; `unavailable` if there is none.
-
-    Args:
-        uuid: of the card, if NVML knows one.
-        initial: of :func:`gpu_memory_in_use`, before anything was opened.
-        by_name: of :func:`gpu_memory_by_name`.
-    """
+    figures = {PROCESS: nvidia.process_memory_bytes(os.getpid()), **growth}
+    by_name = {name: value for name, value in figures.items() if value}
     is_hidden = uuid is not None and PROCESS not in by_name and nvidia.uses_wddm(uuid)
     note = "Windows' WDDM driver model hides the memory of single processes"
     for name, method in _METHODS.items():
         if name in by_name:
             method = f"{method} ({note})" if is_hidden else method
-            return Memory(status="measured", peak=by_name[name], baseline=initial.get(name, 0), method=method)
+            return Memory(status="measured", peak=by_name[name], baseline=initial.get(name, 0), method=method), by_name
     reason = (
-        "neither NVML nor the system reports the memory on the GPU (without NVML nothing does; inside a container "
-        "the driver may know this process by another number)"
+        "neither NVML nor the system reports this process's memory on the GPU (without NVML nothing does; inside a "
+        "container the driver may know this process by another number)"
     )
     if is_hidden:
         reason = f"{note}, and NVML has no figure for the card"
-    return Memory(status="unavailable", reason=reason)
+    return Memory(status="unavailable", reason=reason), by_name

@@ -1,4 +1,4 @@
-"""Worker processes: one job in, messages out, each a JSON document on a line of its own.
+"""Worker processes: one job in, messages out, each a line with the name of its type and a JSON document.
 
 Whatever is measured or listed may crash, hang, or take the runtime with it. In a worker process that becomes the
 ``reason`` of its last message. A worker runs one job, so that nothing else shares its memory and its threads.
@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
-from typing import IO, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import EdgeformerError
@@ -26,20 +26,23 @@ from edgeformer.system.capability import exit_text
 Send = Callable[[BaseModel], None]
 """Sends one message to the parent at once, so that a worker that dies afterwards has not lost it."""
 
+SILENCE_S = 600.0
+"""A worker that sends nothing for so long hangs, and is killed."""
 _SIGKILL = -9
 _EXIT_S = 10.0
 _STDERR_TAIL_BYTES = 4096
 
 
 class Job(Frozen):
-    """What a worker does. The module that defines a subclass has the function that runs it in the worker.
+    """What a worker does: it calls ``work(document: bytes, send: Send)`` of the module that defines the subclass.
 
-    That function is ``work(document: bytes, send: Send)``; ``document`` is the job's JSON. It raises EdgeformerError if
-    the job cannot be done.
+    ``document`` is the job's JSON. ``work`` raises EdgeformerError if the job cannot be done.
     """
 
     name: ClassVar[str]
     """For messages: the ``measuring`` process."""
+    messages: ClassVar[tuple[type[BaseModel], ...]]
+    """What it sends before its End."""
 
     threads: int = Field(description="of one operator; OpenMP's are pinned")
     gpu_uuid: str | None = Field(None, description="the only card that the worker sees; None: all cards")
@@ -48,7 +51,6 @@ class Job(Frozen):
 class End(Frozen):
     """Last message of a job; the parent makes one up for a worker that sent none."""
 
-    kind: Literal["end"] = "end"
     reason: str | None = Field(None, description="why the job could not be done")
     died: bool = Field(False, description="the worker exited without an End: another worker may continue")
 
@@ -59,10 +61,7 @@ def worker_command() -> list[str]:
 
 
 def worker_environment(job: Job) -> dict[str, str]:
-    """Return a worker's environment: OpenMP threads pinned (unpinned ones may share a core), one GPU visible.
-
-    OpenMP settings of the user win.
-    """
+    """Return a worker's environment: OpenMP threads pinned unless the user has set them, one GPU visible."""
     pinned = {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(job.threads)}
     # On a Jetson the UUID is empty or has another form; CUDA would then see no card.
     uuid = job.gpu_uuid or ""
@@ -70,22 +69,20 @@ def worker_environment(job: Job) -> dict[str, str]:
     return {**pinned, **os.environ, "PYTHONIOENCODING": "utf-8", **visible}
 
 
-class WorkerClient:
-    """Parent side of a running worker. Use :func:`start_worker`."""
+class Worker:
+    """A worker process that has been sent its job. :meth:`close` kills it."""
 
-    def __init__(
-        self,
-        name: str,
-        process: subprocess.Popen[bytes],
-        stderr: IO[bytes],
-        messages: TypeAdapter[Any],
-        silence_s: float,
-    ) -> None:
-        self._name, self._process, self._stderr = name, process, stderr
-        self._messages, self._silence_s = messages, silence_s
+    def __init__(self, job: Job, silence_s: float = SILENCE_S) -> None:
+        self._job, self._silence_s = job, silence_s
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes it)
+        command, pipe = [*worker_command(), type(job).__module__], subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=worker_environment(job)
+        )
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         # A thread reads, because Windows cannot wait for a pipe with a time limit.
         threading.Thread(target=self._read_lines, daemon=True).start()
+        self.send(job.model_dump_json())
 
     def _read_lines(self) -> None:
         assert self._process.stdout is not None
@@ -102,17 +99,14 @@ class WorkerClient:
             self._process.stdin.flush()
 
     def receive(self) -> Any:
-        """Return the next message.
-
-        Returns:
-            An End if the worker exits without one, is silent for too long, or writes anything but a message; it is then
-            killed.
-        """
+        """Return the next message, or an End if the worker exits without one, is silent, or writes something else."""
         line, died = b"", False
+        types: dict[str, type[BaseModel]] = {"End": End, **{kind.__name__: kind for kind in self._job.messages}}
         try:
             line = self._lines.get(timeout=self._silence_s) or b""
             if line:
-                message = self._messages.validate_json(line, strict=False)
+                name, _, document = line.decode().partition(" ")
+                message = types[name].model_validate_json(document, strict=False)
                 if isinstance(message, End):  # time to exit in order
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._process.wait(_EXIT_S)
@@ -124,7 +118,7 @@ class WorkerClient:
             problem = "closed its output without a result"
         except queue.Empty:
             problem = f"was silent for {self._silence_s:.0f} s and was ended"
-        except ValidationError:
+        except (KeyError, UnicodeDecodeError, ValidationError):
             problem = f"wrote something that is no message: {line[:80]!r}"
         self._process.kill()
         self._process.wait()
@@ -132,40 +126,25 @@ class WorkerClient:
         self._stderr.seek(max(0, self._stderr.tell() - _STDERR_TAIL_BYTES))
         lines = self._stderr.read().decode("utf-8", errors="replace").strip().splitlines()
         tail = f"; last line on stderr: {lines[-1].strip()[:300]}" if lines else ""
-        return End(reason=f"the {self._name} process {problem}{tail}", died=died)
+        return End(reason=f"the {self._job.name} process {problem}{tail}", died=died)
+
+    def close(self) -> None:
+        """Kill the worker."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._stderr.close()
 
 
-@contextlib.contextmanager
-def start_worker(job: Job, messages: TypeAdapter[Any], silence_s: float) -> Iterator[WorkerClient]:
-    """Start a worker and send it its job; it is killed at the end of the block.
+def run_job(job: Job, take: Callable[[Any], None], silence_s: float = SILENCE_S) -> End:
+    """Run a job in a worker until its End; ``take`` is called with every other message as it arrives.
 
-    Args:
-        job: what to do.
-        messages: parses a line of the worker.
-        silence_s: a worker that sends nothing for longer is killed.
+    An exception of ``take`` ends the worker at once.
     """
-    command, pipe = [*worker_command(), type(job).__module__], subprocess.PIPE
-    with tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, env=worker_environment(job))
-        try:
-            client = WorkerClient(job.name, process, stderr, messages, silence_s)
-            client.send(job.model_dump_json())
-            yield client
-        finally:
-            process.kill()
-            process.wait()
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-
-
-def run_job(job: Job, messages: TypeAdapter[Any], silence_s: float, take: Callable[[Any], None]) -> End:
-    """Run a job in a worker until its End. An exception of ``take`` ends the worker at once.
-
-    ``take`` is called with every message but the End, as it arrives; for the others see :func:`start_worker`.
-    """
-    with start_worker(job, messages, silence_s) as client:
-        while not isinstance(message := client.receive(), End):
+    with contextlib.closing(Worker(job, silence_s)) as worker:
+        while not isinstance(message := worker.receive(), End):
             take(message)
         return message
 
@@ -192,7 +171,7 @@ def claim_stdout() -> Send:
     sys.stdout = sys.stderr
 
     def send(message: BaseModel) -> None:
-        channel.write(message.model_dump_json().encode() + b"\n")
+        channel.write(f"{type(message).__name__} {message.model_dump_json()}\n".encode())
         channel.flush()
 
     return send

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -29,18 +27,16 @@ from edgeformer.benchmark.paired_run import (
     Block,
     Pair,
     Pairing,
+    PairJob,
     PairRules,
-    PairSpec,
     Ready,
     compare_pair,
 )
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle, seal
-from edgeformer.measurement.trackers import gpu_memory_of_process
-from edgeformer.measurement.worker import WorkerClient, start_worker
+from edgeformer.measurement.worker import Worker
 from edgeformer.report.gate import append_summary, junit_xml, markdown_summary
 from edgeformer.run import Location
-from edgeformer.system import nvidia
 from tests.cli.in_process import in_process
 from tests.measurement.measuring_child import RULES
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
@@ -169,14 +165,13 @@ def kill_workers(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
     """Kill the worker processes of these numbers, in the order in which they are started."""
     started = count()
 
-    @contextmanager
-    def start(spec: PairSpec, *arguments: Any) -> Iterator[WorkerClient]:
-        with start_worker(spec, *arguments) as client:
+    class Mortal(Worker):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             if next(started) in numbers:
-                client._process.kill()
-            yield client
+                self._process.kill()
 
-    monkeypatch.setattr(paired_run, "start_worker", start)
+    monkeypatch.setattr(paired_run, "Worker", Mortal)
 
 
 def test_a_worker_may_die_once_but_not_twice(baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,22 +274,13 @@ def test_slow_calls_have_smaller_blocks(monkeypatch: pytest.MonkeyPatch, call_ms
             ready = Ready(provider="p", call_ms=call_ms, memory=memory, is_settled=True)
             return ready if requests[-1] == "warm up" else Block(times_ms=(call_ms,))
 
-    monkeypatch.setattr(paired_run, "start_worker", lambda *_: nullcontext(FakeClient()))
-    spec = cast(PairSpec, SimpleNamespace(repeat=1, rules=RULES))
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(paired_run, "Worker", lambda *_: FakeClient())
+    spec = cast(PairJob, SimpleNamespace(repeat=1, rules=RULES))
     paired_run._measure_round((spec, spec), 0, Pairing())
     assert requests == ["warm up"] * 2 + 2 * blocks
-
-
-def test_card_memory_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other process is open at the same time: the memory of the whole card would be that of both."""
-    monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: 700)
-    monkeypatch.setattr(nvidia, "card_used_bytes", lambda uuid: 9000)
-    process_memory = gpu_memory_of_process("GPU-1")
-    assert (process_memory.status, process_memory.peak) == ("measured", 700)
-    assert "of the process (NVML)" in str(process_memory.method)
-    monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: None)
-    hidden = gpu_memory_of_process("GPU-1")
-    assert (hidden.status, hidden.peak) == ("unavailable", None) and "tell the two apart" in str(hidden.reason)
 
 
 def test_memory_by_two_methods_is_not_compared(baseline: Path) -> None:

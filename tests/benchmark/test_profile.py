@@ -12,7 +12,7 @@ import pytest
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.report import MeasureRules, Report, read_report
-from edgeformer.benchmark.profile import ProfileOptions, card_note, profile_bundle
+from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
 from edgeformer.benchmark.request import question_of
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.measurement.target import Target
@@ -115,17 +115,17 @@ def test_a_card_without_a_cuda_runtime_is_not_measured_by_the_cpu(
     expected = "measured with CPUExecutionProvider: CUDAExecutionProvider is needed"
     assert any(expected in note and "estimated instead" in note for note in report.notes)
     assert {check.name: check.basis for check in report.verdict.checks}["latency"] == "estimated"
-    rest = next(note for note in report.notes if note.startswith("nothing was measured on the card itself"))
+    rest = next(note for note in report.notes if note.startswith("measured on the card itself: nothing"))
     assert "model ran on the processor; to run ONNX graphs on the card: edgeformer doctor" in rest
 
 
 def test_a_note_separates_card_rows_from_cpu_rows() -> None:
     device, present = load_profile("rtx4050"), Target(True, "present: RTX 4050")
     engine, graph = search_cases.row("tensorrt-rtx-fp16", provider="tensorrt-rtx"), search_cases.row("onnx-fp16")
-    note = card_note(device, present, [engine, graph])
+    (note,) = card_notes(device, present, [engine, graph])
     assert str(note).startswith("measured on the card itself: tensorrt-rtx-fp16; onnx-fp16 ran on the processor; ")
-    assert card_note(device, present, [engine]) is None
-    assert card_note(device, Target(False, "absent"), [engine, graph]) is None
+    assert card_notes(device, present, [engine]) == []
+    assert card_notes(device, Target(False, "absent"), [engine, graph]) == []
 
 
 def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def refused(
     ("command", "options", "expected"),
     [
         ("profile", ["--search", "--max-perplexity", "20"], "classifier; bound it with --min-accuracy"),
-        ("profile", ["--search", "--min-accuracy", "91"], "0.91 for 91 %"),
+        ("profile", ["--search", "--min-accuracy", "91"], "0.91 is 91 %"),
         ("profile", ["--min-accuracy", "0.9"], "--min-accuracy: says what to search for; add --search"),
         ("profile", ["--minimize", "size"], "--minimize: says what to search for; add --search"),
         ("profile", ["--search", "--minimize", "price"], "price"),

@@ -121,9 +121,9 @@ def test_with_the_bundle_the_files_must_be_the_same(write: Write) -> None:
     assert judge_report(write(report(row(), subject=None)), device, ProfileOptions(), bundle).rows
     other = report(row())
     other["subject"]["artifacts"]["onnx-fp32"]["sha256"] = "0" * 64
-    with pytest.raises(ArtifactError, match="their checksums differ"):
+    with pytest.raises(ArtifactError, match="is about another 'onnx-fp32'"):
         judge_report(write(other), device, ProfileOptions(), bundle)
-    with pytest.raises(ArtifactError, match="does not have"):
+    with pytest.raises(ArtifactError, match="is about another 'onnx-fp99'"):
         judge_report(write(report(row("onnx-fp99"))), device, ProfileOptions(), bundle)
     with pytest.raises(InputError, match="--bundle RUN"):
         judge_report(write(report(row(), subject=None)), device, ProfileOptions())
@@ -165,12 +165,6 @@ def test_a_language_model_is_judged_per_token(write: Write) -> None:
         (report(row(), on_target=False), "has estimates"),
         (report(row(latency_ms=latency(float("nan")))), "no finite number"),
         (report(row(), host={"cpu": [1, {"deep": float("inf")}]}), "no finite number"),
-        (report(row(latency_ms=latency(-1.0))), "below zero"),
-        (report(row(latency_ms=latency(p90=1.0))), "p50 is above p90"),
-        (report(row(latency_ms=latency(p99=3.0))), "p99 of 100 calls, where 662 are needed"),
-        (report(row(latency_ms=latency(n=0))), "without a time or a call"),
-        (report(row(batch=0)), "a shape of nothing"),
-        (report(row(size_bytes=-5)), "a size below zero"),
         (report(row(), unknown=1), "unknown"),
         ({**report(row()), "rows": "many"}, "rows"),
         (report(row(), subject={"task": "poetry", "artifacts": {}}), "poetry"),
@@ -204,7 +198,7 @@ def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> No
     edgeformer("profile", "browser.json", code=2)
     assert "Verdict for raspberry-pi-5" in edgeformer(*command, "--bundle", str(BUNDLE))
     write(report(row("onnx-fp99")))
-    assert "does not have" in edgeformer(*command, "--bundle", str(BUNDLE), code=2)
+    assert "is about another" in edgeformer(*command, "--bundle", str(BUNDLE), code=2)
     assert "gone.json: cannot be read" in edgeformer("profile", "gone.json", "--device", PI, code=2)
     (tmp_path / "browser.json").write_text("{" * 50_000, encoding="utf-8")
     edgeformer(*command, code=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -157,7 +158,7 @@ def test_a_tie_break_measures_the_two_fastest_in_turns(tmp_path: Path) -> None:
     progress = Recorder()
     scored = bundle(*(artifact(entry.id) for entry in tiny.artifacts))
     decided = run(
-        scored, rows, tie_break=lambda candidates, *pair: break_tie(candidates, pair, tiny, request, None, progress)
+        scored, rows, tie_break=partial(break_tie, bundle=tiny, request=request, gpu_uuid=None, progress=progress)
     )
     assert decided.compared is not None
     assert (decided.compared.rounds, decided.compared.found) == (1, "not known") and progress.advanced == 1
@@ -326,7 +327,7 @@ def test_golden_scores_count_only_without_a_validation_split() -> None:
     [
         (SearchOptions({"perplexity": 20.0}), "classification", "classifier; bound it with --min-accuracy"),
         (SearchOptions({"accuracy": 0.9}), "language-modeling", "language model; bound it with --max-perplexity"),
-        (SearchOptions({"accuracy": 91.0}), "classification", "0.91 for 91 %"),
+        (SearchOptions({"accuracy": 91.0}), "classification", "0.91 is 91 %"),
         (SearchOptions({"perplexity": 0.5}), "language-modeling", "never below 1"),
         (SearchOptions({"perplexity": float("nan")}), "language-modeling", "never below 1"),
     ],

@@ -14,8 +14,8 @@ from edgeformer.benchmark.verdict import (
     judged_rows,
     shown,
     verdict_notes,
-    without_figures,
 )
+from edgeformer.measurement.artifact import absent_figures
 from tests.benchmark import search_cases
 
 CPU, ROUNDS = "CPUExecutionProvider", "openvino-cpu-bf16"
@@ -69,7 +69,7 @@ def test_one_limit_exceeded_fails_the_verdict_and_only_its_check(change: dict[st
 
 
 def test_an_absent_device_is_judged_by_size_only() -> None:
-    absent = without_figures(row(), "not present on this host")
+    absent = row(**absent_figures("not present on this host"))
     assert statuses(absent) == {"size": "pass", "latency": "unknown", "memory": "unknown"}
     verdict = check_budget([absent], limits(energy_mj=1.0))
     assert (verdict.status, verdict.judged, verdict.is_partial) == ("unknown", ("size",), False)

@@ -34,7 +34,7 @@ from edgeformer.estimate.estimate import estimate
 from edgeformer.estimate.listing import ItemNodes
 from edgeformer.estimate.probe import HostRates, ProductTime
 from edgeformer.estimate.roofline import known_error
-from edgeformer.measurement.artifact import Item, MeasureSpec, check_artifact
+from edgeformer.measurement.artifact import Item, MeasureJob, check_artifact
 from edgeformer.measurement.target import Target
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 from edgeformer.system.capability import kernel_flags
@@ -109,7 +109,7 @@ def test_estimates_are_compared_with_measurements(tiny: Path, calibrated: Device
 def test_a_timing_worker_leaves_out_what_is_beyond_its_budget(tiny: Path) -> None:
     checked = check_artifact(Bundle.open(tiny), artifact_of(tiny, "onnx/model.onnx"))
     items: tuple[Item, ...] = (("steady", 1, 8), ("steady", 2, 8))
-    timing = run_timing(TimeJob(checked=checked, items=items, threads=1, nodes=False, budget_s=-1.0))
+    timing = run_timing(TimeJob(files=checked, items=items, threads=1, nodes=False, budget_s=-1.0))
     assert timing.items == () and set(timing.refused) == {"1×8", "2×8"}
     assert "beyond the -1 s for this artifact" in timing.refused["1×8"]
 
@@ -143,7 +143,7 @@ def times(job: TimeJob, refused: tuple[tuple[int, int], ...] = (), slower: float
     items = []
     for item in job.items:
         rows = item[1] * item[2]
-        nodes = tuple(linear((NODE_US[job.checked.artifact.precision] * rows + extra), rows) for extra in (1.0, 3.0))
+        nodes = tuple(linear((NODE_US[job.files.artifact.precision] * rows + extra), rows) for extra in (1.0, 3.0))
         call_us = slower * (sum(node.duration_us for node in nodes) + CALL_US)
         if item[1:] not in refused:
             listed = ItemNodes(item=item, nodes=nodes, runs=1, feed_bytes=8 * rows) if job.nodes else None
@@ -162,7 +162,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     def run_timing(job: TimeJob, advance: Any) -> Timing:
         state.jobs.append(job)
-        precision = job.checked.artifact.precision
+        precision = job.files.artifact.precision
         timing = times(job, state.refused.get(precision, ()))
         return timing.model_copy(update={"disturbed": state.disturbed.get(precision)})
 
@@ -175,7 +175,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_every_precision_is_timed_at_the_shapes_that_the_model_takes(bundle: Path, host: SimpleNamespace) -> None:
     device = calibrate(bundle, load_profile("host"), shapes=SHAPES)
     forward, backward = ("fp32", "int8", "fp16"), ("fp16", "int8", "fp32")
-    assert [job.checked.artifact.id for job in host.jobs] == [*forward, *backward, *forward]
+    assert [job.files.artifact.id for job in host.jobs] == [*forward, *backward, *forward]
     assert [job.nodes for job in host.jobs] == [True] * 3 + [False] * 6, "nodes are listed once"
     for job in host.jobs:
         assert job.items == tuple(("steady", batch, seq) for batch, seq in SORTED), "from small to large"
@@ -195,7 +195,7 @@ def test_every_precision_is_timed_at_the_shapes_that_the_model_takes(bundle: Pat
 
 def test_an_artifact_takes_the_median_of_its_processes_and_nodes_are_as_fast(bundle: Path) -> None:
     (checked,) = full_graphs(Bundle.open(bundle), ("fp32",))
-    job = TimeJob(checked=checked, items=(("steady", 1, 8),), threads=1, nodes=True, budget_s=1.0)
+    job = TimeJob(files=checked, items=(("steady", 1, 8),), threads=1, nodes=True, budget_s=1.0)
     artifact = checked.artifact
     (call,) = combine_sweeps("r", artifact, [times(job, slower=slower) for slower in (1.5, 1.0, 1.2)])
     (plain,) = combine_sweeps("r", artifact, [times(job, slower=1.2)])
@@ -278,7 +278,7 @@ def test_several_models_have_fewer_shapes_and_decoders_are_timed(host: SimpleNam
     entries = [artifact_of(folder, "onnx/model.onnx"), artifact_of(folder, "onnx/decode.onnx", role="decode")]
     write_manifest(folder, entries)
     calibrate(folder, load_profile("host"), shapes=shapes, further=[other_model(tmp_path, "second")])
-    items = {(job.checked.file.parts[-4], job.checked.artifact.role): job.items for job in host.jobs}
+    items = {(job.files.file.parts[-4], job.files.artifact.role): job.items for job in host.jobs}
     assert items["long", "full"] == items["second", "full"] == tuple(("steady", 1, seq) for seq in range(8, 18, 2))
     assert items["long", "decode"] == (("decode", 1, 24),), "as far as the model's texts go"
 
@@ -299,7 +299,7 @@ class Machine:
     """A call takes its rows times its tokens in milliseconds; estimates are twice that."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.specs: list[MeasureSpec] = []
+        self.specs: list[MeasureJob] = []
         self.measured: dict[tuple[int, int], Latency | None] = {}
         self.estimated: dict[tuple[int, int], Latency] = {}
         monkeypatch.setattr(calibrate_module, "measure_artifact", self.measure)
@@ -313,7 +313,7 @@ class Machine:
             energy_mj=Energy(status="unavailable"),
         )  # fmt: skip
 
-    def measure(self, spec: MeasureSpec, progress: Any) -> list[Row]:
+    def measure(self, spec: MeasureJob, progress: Any) -> list[Row]:
         self.specs.append(spec)
         rows = [self.row(("cold", *item[1:]), Latency(status="measured", p50=999.0)) for item in spec.items]  # type: ignore[arg-type]
         for shape in [item[1:] for item in spec.items]:

@@ -257,7 +257,7 @@ def test_what_is_estimated_is_listed_once_with_one_thread(bundle: Path, monkeypa
     assert (first.latency_ms.status, second.latency_ms.status) == ("estimated", "unavailable")
     assert second.latency_ms.reason == "the graph's nodes were not listed"
     (spec,) = specs
-    assert (spec.items, spec.threads, spec.checked.artifact.id) == ((ITEM, TOKEN), 1, of.id)
+    assert (spec.items, spec.threads, spec.files.artifact.id) == ((ITEM, TOKEN), 1, of.id)
 
 
 @pytest.mark.parametrize(

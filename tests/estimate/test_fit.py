@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, Fact, FittedCase, Peaks
+from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, Fact, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.estimate.fit import (
     TimedCall,
-    cross_validate,
     estimated_us,
     fit,
     nnls,
@@ -159,21 +158,15 @@ def test_four_shapes_of_the_fp32_graph_are_needed() -> None:
 def test_each_of_three_models_is_estimated_by_the_others() -> None:
     models = [calls_of(run="a"), calls_of(run="b"), calls_of(run="c", true=TRUE.model_copy(update={"of_peak": 0.4}))]
     calls = [call for model in models for call in model]
-    cases = cross_validate(DEVICE, calls, CALL_US, BARE)
+    base = DEVICE.model_copy(update={"calibration": BARE})
+    calibration = with_cross_validation(base, calls, CALL_US, BARE).calibration
+    assert calibration is not None and (error := calibration.error) is not None
+    cases = calibration.left_out
     assert [case.run for case in cases] == [call.run for call in calls]
+    assert (error.models, error.cases, error.spread_log2) == (3, len(calls), error.worst_log2)
     without_c = fit(DEVICE, [call for call in calls if call.run != "c"], CALL_US, BARE)
     last = calls[-1]
     assert cases[-1].estimated_ms == pytest.approx(estimated_us(without_c, last) / 1000)
     assert cases[-1].estimated_ms is not None and cases[-1].estimated_ms < 0.8 * cases[-1].measured_ms
-    assert cross_validate(DEVICE, models[0] + models[1], CALL_US, BARE) == [], "two models say nothing of a third"
-
-
-def test_the_error_of_a_cross_validation_counts_cases_and_models() -> None:
-    cases = [
-        FittedCase(run=run, artifact="a", batch=1, seq=1, measured_ms=1.0, estimated_ms=estimated)
-        for run, estimated in (("x", 2.0), ("x", 2.0), ("y", 0.25), ("y", None))
-    ]
-    calibration = with_cross_validation(DEVICE.model_copy(update={"calibration": BARE}), cases).calibration
-    assert calibration is not None and (error := calibration.error) is not None
-    assert (error.models, error.cases, error.median_log2, error.spread_log2) == (2, 3, 1.0, 2.0)
-    assert calibration.left_out == tuple(cases)
+    two = models[0] + models[1]
+    assert with_cross_validation(base, two, CALL_US, BARE) == base, "two models say nothing of a third"

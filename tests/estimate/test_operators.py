@@ -115,19 +115,6 @@ def test_work_of_a_node(listed: ExecutedNode, counts: dict[str, Any]) -> None:
     assert {name: getattr(work, name) for name in counts} == counts
 
 
-@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-@pytest.mark.parametrize("directions", [1, 2])
-def test_every_step_of_a_recurrent_operator_multiplies_input_and_state(op: str, gates: int, directions: int) -> None:
-    """2 · T · B · D · gates · H · (I + H); the state's weights are read in every step."""
-    steps, rows, width, hidden = 7, 3, 10, 16
-    w, r = (directions, gates * hidden, width), (directions, gates * hidden, hidden)
-    bias = (directions, 2 * gates * hidden)
-    inputs: list[Shape] = [(steps, rows, width), w, r, bias]
-    work = count_node(node(op, inputs, (steps, directions, rows, hidden), constant=bytes_of(w, r, bias)))
-    assert work.operations == 2 * steps * rows * directions * gates * hidden * (width + hidden)
-    assert work.weight_bytes == bytes_of(w, bias) + steps * bytes_of(r) and work.trust == "recurrent"
-
-
 @pytest.mark.parametrize(
     ("op", "cls", "per_element", "reduces"),
     [

@@ -10,13 +10,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgeformer.artifacts.device import Speed
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.estimate import probe
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.probe import HostRates, ProductTime, cache_bytes, disturbance, host_facts
 from edgeformer.measurement.conditions import CpuReading
-from edgeformer.measurement.speed_probe import SpeedProbe, add_chain, matmul_chain, typical
+from edgeformer.measurement.speed_probe import SpeedProbe, add_chain, matmul_chain
 from edgeformer.measurement.worker import End
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -118,7 +117,7 @@ def test_other_work_beside_a_measurement_is_seen(
 def test_a_probe_that_was_disturbed_is_repeated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [HostRates(products=(), bandwidth=1.0, operator_us=1.0, disturbed=text) for text in ("x", "y", None)]
 
-    def run_job(job: object, messages: object, silence_s: float, take: Callable[[HostRates], None]) -> End:
+    def run_job(job: object, take: Callable[[HostRates], None]) -> End:
         take(answers.pop(0))
         return End()
 
@@ -132,5 +131,3 @@ def test_the_speed_probe_measures_a_product_and_a_copy() -> None:
     speeds = [speed_probe.speed() for _ in range(3)]
     speed_probe.close()
     assert all(0 < speed.product_us < 1e6 and 0 < speed.copy_us < 1e6 for speed in speeds)
-    slow, fast = Speed(product_us=600.0, copy_us=400.0), Speed(product_us=450.0, copy_us=300.0)
-    assert typical([fast, slow, fast]) == fast

@@ -19,7 +19,6 @@ from edgeformer.estimate.roofline import (
     amounts,
     beyond_cache,
     calibrated_nodes_us,
-    efficiency_of,
     estimate_memory,
     known_error,
     node_us,
@@ -86,9 +85,9 @@ def test_an_operators_own_efficiency_goes_before_its_classs_and_that_before_fp32
         (SHAPES, "fp16", half, 2.0),
         (SHAPES, "int8", half, 1.0),
     ):
-        assert efficiency_of(work, result, precision).overhead_us == expected
+        assert calibrated_nodes_us([work], CPU, result, precision, 0.0) == [pytest.approx(expected, abs=1e-3)]
     with pytest.raises(EdgeformerError, match="no elementwise operators"):
-        efficiency_of(MOVED, half, "fp32")
+        calibrated_nodes_us([MOVED], CPU, half, "fp32", 0.0)
 
 
 @pytest.mark.parametrize(("beyond", "us"), [(HELD, 2.5), (HALF_HELD, 6.25), (TOO_LARGE, 10.0)])

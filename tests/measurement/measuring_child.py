@@ -13,17 +13,17 @@ from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import MeasureRules, Row
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import worker
-from edgeformer.measurement.artifact import MeasureSpec, check_artifact, measure_artifact
+from edgeformer.measurement.artifact import MeasureJob, check_artifact, measure_artifact
 from edgeformer.runtimes import ArtifactFiles
 from tests.runtimes.tiny_bundle import artifact_of
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
 
 
-def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
+def make_spec(bundle: Path, **changes: object) -> MeasureJob:
     """Return a spec of the tiny bundle's artifact at two shapes."""
     artifact = artifact_of(bundle, "onnx/model.onnx")
-    return MeasureSpec(
+    return MeasureJob(
         files=check_artifact(Bundle.open(bundle), artifact),
         provider="CPUExecutionProvider",
         threads=1,
@@ -32,7 +32,7 @@ def make_spec(bundle: Path, **changes: object) -> MeasureSpec:
     ).model_copy(update=changes)
 
 
-def another(spec: MeasureSpec, **changes: Any) -> ArtifactFiles:
+def another(spec: MeasureJob, **changes: Any) -> ArtifactFiles:
     """Return the artifact of ``spec`` with changes."""
     return replace(spec.files, **changes)
 

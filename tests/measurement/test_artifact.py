@@ -18,9 +18,8 @@ from edgeformer.bundle import Bundle
 from edgeformer.measurement import artifact as artifact_module
 from edgeformer.measurement import worker
 from edgeformer.measurement.artifact import (
-    FinishedRow,
     Item,
-    MeasureSpec,
+    MeasureJob,
     MeasuringInterrupted,
     Refusal,
     Start,
@@ -28,7 +27,7 @@ from edgeformer.measurement.artifact import (
     confirmed,
     items_of,
     measure_artifact,
-    unavailable_row,
+    row_of,
 )
 from edgeformer.measurement.trackers import summarise
 from edgeformer.measurement.worker import End
@@ -54,7 +53,7 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measure_language(folder: Path, artifact_id: str, *shapes: tuple[int, int]) -> list[Row]:
     bundle = Bundle.open(folder)
     artifact = bundle.artifact(artifact_id)
-    spec = MeasureSpec(
+    spec = MeasureJob(
         files=check_artifact(bundle, artifact),
         provider="CPUExecutionProvider",
         threads=1,
@@ -159,17 +158,18 @@ def test_a_worker_without_a_result_is_a_reason_for_every_row(monkeypatch: pytest
 def test_messages_before_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path) -> None:
     spec = make_spec(bundle)
     first, second = ("steady", 1, 8), ("steady", 2, 8)
-    finished = unavailable_row(spec.files.artifact, 1, first, "CPUExecutionProvider", "host", "like a measured one")
-    messages = [Start(item=first, provider="P"), FinishedRow(row=finished), Start(item=second, provider="P")]
+    finished = row_of(spec.files.artifact, first, "CPUExecutionProvider", "host", "like a measured one")
+    messages = [Start(item=first, provider="P"), finished, Start(item=second, provider="P")]
     path = tmp_path / "messages"
-    path.write_text("".join(message.model_dump_json() + "\n" for message in messages), encoding="utf-8")
+    lines = [f"{type(message).__name__} {message.model_dump_json()}\n" for message in messages]
+    path.write_text("".join(lines), encoding="utf-8")
     program = (
         f"import os, sys; sys.stdout.write(open({str(path)!r}, encoding='utf-8').read()); sys.stdout.flush(); "
         "os._exit(5)"
     )
     rows = run_as(monkeypatch, bundle, program)
     assert rows[0] == finished and rows[1].provider == "P" and "exit code 5" in str(rows[1].latency_ms.reason)
-    path.write_text(Refusal(item=first, reason="too long").model_dump_json() + "\n", encoding="utf-8")
+    path.write_text(f"Refusal {Refusal(item=first, reason='too long').model_dump_json()}\n", encoding="utf-8")
     progress = Recorder()
     measure_artifact(make_spec(bundle, items=(("steady", 1, 8),)), progress)
     assert progress.messages == ["model at 1×8: not measured: too long"]
@@ -276,7 +276,7 @@ def test_a_thread_that_spins_in_the_worker_is_reported(monkeypatch: pytest.Monke
 )
 def test_a_second_median_within_the_tolerance_confirms(bundle: Path, second: float | None, stable: bool) -> None:
     entry = make_spec(bundle).files.artifact
-    absent = unavailable_row(entry, 1, ("steady", 2, 8), "P", "host", "the process ended early")
+    absent = row_of(entry, ("steady", 2, 8), "P", "host", "the process ended early")
     first, again = (
         absent.model_copy(update={"latency_ms": summarise([p50] * 130, True, ["noted"]), "conditions": {"threads": 1}})
         for p50 in (10.0, second or 1.0)
@@ -297,13 +297,13 @@ def test_a_second_median_within_the_tolerance_confirms(bundle: Path, second: flo
 
 def test_rows_of_an_interrupted_confirmation_are_not_stable(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C once one of two stable rows was measured again: the other one has no second median."""
-    spec, jobs = make_spec(bundle), list[MeasureSpec]()
+    spec, jobs = make_spec(bundle), list[MeasureJob]()
 
-    def run_job(job: MeasureSpec, messages: object, silence_s: float, take: Callable[[FinishedRow], None]) -> End:
+    def run_job(job: MeasureJob, take: Callable[[Row], None], silence_s: float) -> End:
         jobs.append(job)
         for item in job.items:
-            row = unavailable_row(spec.files.artifact, 1, item, "CPUExecutionProvider", "host", "")
-            take(FinishedRow(row=row.model_copy(update={"latency_ms": summarise([1.0] * 200, stable=True)})))
+            row = row_of(spec.files.artifact, item, "CPUExecutionProvider", "host", "")
+            take(row.model_copy(update={"latency_ms": summarise([1.0] * 200, stable=True)}))
             if len(jobs) == 2:
                 raise KeyboardInterrupt
         return End()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,31 +15,20 @@ import pytest
 
 from edgeformer.artifacts.report import Memory
 from edgeformer.measurement import trackers
-from edgeformer.measurement.trackers import (
-    PolledPeak,
-    SystemPeak,
-    gpu_memory,
-    gpu_memory_by_name,
-    gpu_memory_in_use,
-    memory_above,
-    peak_meter,
-    release_unused,
-    resident_bytes,
-)
+from edgeformer.measurement.trackers import PeakMeter, gpu_memory, gpu_memory_in_use, memory_above, resident_bytes
 from edgeformer.system import nvidia
 
 MIB = 2**20
 Machine = Callable[..., None]
 
 
-@pytest.mark.parametrize("kind", [SystemPeak, PolledPeak])
-def test_an_allocation_is_seen_and_a_reset_starts_over(kind: type[SystemPeak | PolledPeak]) -> None:
-    if kind is SystemPeak and not isinstance(peak_meter(), SystemPeak):
-        pytest.skip("this system keeps no peak")
+@pytest.mark.parametrize("is_polled", [False, True])
+def test_an_allocation_is_seen_and_a_reset_starts_over(is_polled: bool, tmp_path: Path) -> None:
     earlier = set(threading.enumerate())
-    meter = kind()
+    meter = PeakMeter(tmp_path) if is_polled else PeakMeter()
     threads = set(threading.enumerate()) - earlier
     try:
+        assert meter.is_polled >= is_polled
         initial = resident_bytes()
         block = bytearray(64 * MIB)
         time.sleep(0.1)
@@ -49,59 +36,25 @@ def test_an_allocation_is_seen_and_a_reset_starts_over(kind: type[SystemPeak | P
         assert meter.peak_bytes() > initial + 32 * MIB
         if meter.reset():
             assert meter.peak_bytes() < initial + 32 * MIB
-        else:
-            assert kind is SystemPeak
     finally:
         meter.close()
-    assert not any(thread.is_alive() or not thread.daemon for thread in threads), "polling keeps no process alive"
+    assert all(thread.daemon for thread in threads), "polling keeps no process alive"
 
 
 def test_the_kernels_peak_is_in_kilobytes_and_starts_over_when_a_five_is_written(tmp_path: Path) -> None:
     """Documentation/filesystems/proc: 5 resets VmHWM, the other numbers reset something else; a kB is 1024 bytes."""
     (tmp_path / "status").write_bytes(b"Name:\t\xff\nVmPeak:\t   99999 kB\nVmHWM:\t    2048 kB\nVmRSS:\t    1 kB\n")
     (tmp_path / "clear_refs").write_text("", encoding="ascii")
-    meter = SystemPeak(tmp_path)
+    meter = PeakMeter(tmp_path)
     assert meter.peak_bytes() == 2 * MIB
     assert meter.reset() and (tmp_path / "clear_refs").read_text(encoding="ascii") == "5"
-    (tmp_path / "status").write_text("Name: x\n", encoding="ascii")
-    with pytest.raises(OSError, match="no VmHWM"):
-        meter.peak_bytes()
-    assert SystemPeak(tmp_path / "absent").reset() is False
-
-
-def test_windows_keeps_the_peak_of_the_whole_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=7 * MIB, peak_wset=9 * MIB))
-    monkeypatch.setattr(trackers, "psutil", SimpleNamespace(Process=lambda: process))
-    assert SystemPeak(None).peak_bytes() == 9 * MIB
-    assert SystemPeak(None).reset() is False
-
-
-@pytest.mark.parametrize("fails", [OSError, AttributeError])
-def test_freed_memory_is_returned_to_the_system(monkeypatch: pytest.MonkeyPatch, fails: type[Exception]) -> None:
-    trimmed = []
-    monkeypatch.setattr(sys, "platform", "linux")
-    library = SimpleNamespace(malloc_trim=lambda pad: trimmed.append(pad) or 1)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    release_unused()
-    assert trimmed == [0], "all of it"
-
-    def absent(name: None) -> None:
-        raise fails
-
-    monkeypatch.setattr(ctypes, "CDLL", absent)
-    release_unused()
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail("malloc_trim is Linux's"))
-    release_unused()
-
-
-@pytest.mark.parametrize(("peak", "added"), [(100, 0), (500, 300)])
-def test_memory_is_above_the_baseline(monkeypatch: pytest.MonkeyPatch, peak: int, added: int) -> None:
-    monkeypatch.setattr(SystemPeak, "peak_bytes", lambda self: peak)
-    meter = SystemPeak(None)
-    memory = memory_above(meter, baseline_bytes=200, since_reset=True)
-    assert memory == Memory(status="measured", peak=added, baseline=200, method=meter.method)
-    assert "cannot reset" in str(memory_above(meter, baseline_bytes=200, since_reset=False).method)
+    memory = memory_above(meter, baseline_bytes=MIB, since_reset=True)
+    assert memory == Memory(status="measured", peak=MIB, baseline=MIB, method=meter.method)
+    (tmp_path / "clear_refs").unlink()
+    (tmp_path / "clear_refs").mkdir()
+    assert meter.reset() is False
+    below = memory_above(meter, baseline_bytes=3 * MIB, since_reset=False)
+    assert below.peak == 0 and "cannot reset" in str(below.method)
 
 
 @pytest.fixture
@@ -124,9 +77,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def measured(uuid: str | None = "GPU-1") -> tuple[Memory, dict[str, int]]:
-    initial = gpu_memory_in_use(uuid)
-    by_name = gpu_memory_by_name(uuid, initial)
-    return gpu_memory(uuid, initial, by_name), by_name
+    return gpu_memory(uuid, gpu_memory_in_use(uuid))
 
 
 @pytest.mark.parametrize(
@@ -169,5 +120,5 @@ def test_the_card_is_read_by_its_uuid_only(machine: Machine, monkeypatch: pytest
     monkeypatch.setattr(nvidia, "uses_wddm", {"GPU-1": False, "GPU-2": True}.get)
     assert gpu_memory_in_use("GPU-2") == {"card (NVML)": 2000}
     for uuid, hidden in (("GPU-1", False), ("GPU-2", True)):
-        memory = gpu_memory(uuid, {"card (NVML)": 1000}, {"card (NVML)": 7})
+        memory, _ = gpu_memory(uuid, {"card (NVML)": 900})
         assert ("WDDM" in str(memory.method)) is hidden

@@ -17,7 +17,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.bundle import Bundle
-from edgeformer.measurement.artifact import MeasureSpec, check_artifact, measure_artifact
+from edgeformer.measurement.artifact import MeasureJob, check_artifact, measure_artifact
 from edgeformer.runtimes.onnxruntime import providers
 from edgeformer.runtimes.onnxruntime.providers import (
     CPU,
@@ -174,7 +174,7 @@ def test_a_plugin_that_cannot_be_registered_is_unavailable_with_its_reason(broke
         OnnxSession(bundle.folder / str(artifact.file), RTX)
     rules = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.1, min_s=0.01, max_s=0.1, idle_s=0.01, energy_s=0.01)
     checked = check_artifact(bundle, artifact)
-    spec = MeasureSpec(files=checked, provider=RTX, threads=1, items=(("steady", 1, 8),), rules=rules)
+    spec = MeasureJob(files=checked, provider=RTX, threads=1, items=(("steady", 1, 8),), rules=rules)
     rows = measure_artifact(spec, Silent())
     assert rows and {(row.provider, row.latency_ms.status) for row in rows} == {(RTX, "unavailable")}
     assert all("library.so" in str(row.latency_ms.reason) for row in rows)
