@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from edgeformer.data.encoding import Encoded, Rows, TrainingRows
+from edgeformer.data.encoding import Encoded, Rows
+from edgeformer.data.storage import StoredRows
 
 Int64s = NDArray[np.int64]
 IGNORED = -100
@@ -22,7 +23,7 @@ _FEISTEL_ROUNDS = 8
 
 
 def plan_batches(
-    rows: TrainingRows[Any], batch_size: int, *, seed: int, epoch: int, bucketed: bool, streamed: bool = False
+    rows: Rows | StoredRows[Any], batch_size: int, *, seed: int, epoch: int, bucketed: bool, streamed: bool = False
 ) -> Sequence[Int64s]:
     """Return the row numbers of every batch of one epoch: every row once, equal for equal arguments.
 
@@ -49,6 +50,20 @@ def ordered_batches(lengths: NDArray[np.integer], batch_size: int) -> list[Int64
     return _split_order(order, batch_size)
 
 
+def cut_batches(lengths: Int64s, max_rows: int, tokens: int) -> list[Int64s]:
+    """Return row numbers of batches, longest rows first, with at most ``max_rows`` rows and ``tokens`` padded tokens.
+
+    A batch has at least one row.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    batches = []
+    while len(order):
+        count = max(1, min(max_rows, tokens // int(lengths[order[0]])))
+        batches.append(order[:count])
+        order = order[count:]
+    return batches
+
+
 def _split_order(order: Int64s, size: int) -> list[Int64s]:
     if size < 1:
         raise ValueError(f"batch_size must be at least 1, not {size}")
@@ -62,7 +77,7 @@ class _StreamedPlan(Sequence[Int64s]):
     within the window.
     """
 
-    def __init__(self, rows: TrainingRows[Any], batch_size: int, *, seed: int, epoch: int, bucketed: bool) -> None:
+    def __init__(self, rows: Rows | StoredRows[Any], batch_size: int, *, seed: int, epoch: int, bucketed: bool) -> None:
         self._rows, self._batch_size, self._bucketed, self._seed = rows, batch_size, bucketed, (seed, epoch)
         generator = np.random.default_rng(self._seed)
         self._keys = generator.integers(2**64, size=_FEISTEL_ROUNDS, dtype=np.uint64).tolist()

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.manifest import DataFinding
-from edgeformer.data.rows import LabelledTexts, Row, comparison_key, join_pair, label_counts
+from edgeformer.data.rows import LabelledTexts, comparison_key, join_pair, label_counts
 from edgeformer.data.sources import load_part, part_rows
 from edgeformer.data.splits import set_parts
 
@@ -23,40 +23,26 @@ _UNEVEN_RATIO = 10
 """Rows of the most frequent label per row of the rarest label, from which labels are uneven."""
 
 
-class EmptyRows:
-    """Counts rows without a text, and keeps the places of the first ones."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.first: list[str] = []
-
-    def add(self, row: Row) -> None:
-        """Count one more row."""
-        self.rows += 1
-        if len(self.first) < _EXAMPLES:
-            self.first.append(_place(row))
+def empty_texts(part: str, rows: int, places: Sequence[str] = ()) -> list[DataFinding]:
+    """Return the warning about ``rows`` rows without a text; ``places``: where they are, if known."""
+    examples = [*map(_place, places[:_EXAMPLES])]
+    return [_finding("empty texts", part, rows, f"{_count(rows)} without a text: left out", examples)] if rows else []
 
 
-def empty_texts(name: str, rows: int, first: Sequence[str] = ()) -> list[DataFinding]:
-    """Return the warning about ``rows`` rows without a text. ``first``: places of the first ones, if known."""
-    return [_finding("empty texts", name, rows, f"{_count(rows)} without a text: left out", first)] if rows else []
+def load_with_findings(
+    config: DataConfig, names: Iterable[str] | None = None
+) -> tuple[dict[str, LabelledTexts], list[DataFinding]]:
+    """Read parts of the config, with warnings; without ``names`` all, with repetitions in the training parts.
 
-
-def read_parts(config: DataConfig, names: Iterable[str]) -> tuple[dict[str, LabelledTexts], list[DataFinding]]:
-    """Read some parts of the config, with warnings about rows without a text. Raises DataError."""
+    Raises DataError.
+    """
     parts: dict[str, LabelledTexts] = {}
     findings: list[DataFinding] = []
-    for part in names:
-        empty_rows = EmptyRows()
-        parts[part] = load_part(config, part, empty_rows.add)
-        findings += empty_texts(part, empty_rows.rows, empty_rows.first)
-    return parts, findings
-
-
-def load_with_findings(config: DataConfig) -> tuple[dict[str, LabelledTexts], list[DataFinding]]:
-    """Read every part of the config, with warnings; repetitions are counted in the training parts. Raises DataError."""
-    parts, findings = read_parts(config, config.parts)
-    return parts, [*findings, *repetitions(config, parts)]
+    for part in config.parts if names is None else names:
+        places: list[str] = []
+        parts[part] = load_part(config, part, places)
+        findings += empty_texts(part, len(places), places)
+    return parts, findings + (repetitions(config, parts) if names is None else [])
 
 
 def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[DataFinding]:
@@ -98,14 +84,15 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
     if len(repeated):
         together = "; all rows of a text are in the same set" if config.split == "stratified" else ""
         message = f"{_count(len(repeated))} with the text of an earlier row: kept{together}"
-        repetition_examples = [f"{_place(examples[row])} as in {_place(examples[n])}" for row, n in repetition_pairs]
+        place_pairs = [[_place(examples[row].where) for row in pair] for pair in repetition_pairs]
+        repetition_examples = [f"{place} as in {first_place}" for place, first_place in place_pairs]
         findings.append(_finding("duplicates", name, len(repeated), message, repetition_examples))
     if len(contradicting):
         contradictions = []
         for row, other in contradiction_pairs:
             text = " ".join(join_pair(examples[row].text).split())
             shortened = repr(text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
-            both = [f"{_place(examples[n])} {label_of(n)}" for n in (row, other)]
+            both = [f"{_place(examples[n].where)} {label_of(n)}" for n in (row, other)]
             contradictions.append(f"{', '.join(both)}: {shortened}")
         count = int(np.isin(first, contradicted).sum())
         message = (
@@ -172,9 +159,9 @@ def majority_label(counts: Mapping[str, Mapping[str, int]]) -> str:
     return max(train, key=train.__getitem__)
 
 
-def _place(row: Row) -> str:
+def _place(where: str) -> str:
     """Return ``reviews.csv, line 7``."""
-    source, _, line = row.where.rpartition(", ")
+    source, _, line = where.rpartition(", ")
     return f"{source if source.startswith('hub ') else Path(source).name}, {line}"
 
 

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import boundary_id
+
+if TYPE_CHECKING:
+    from edgeformer.data.storage import StoredRows
 
 _CHUNK = 2048
 _UNLIMITED = 2**40
@@ -67,34 +70,19 @@ class Encoded(Rows):
 RowsT = TypeVar("RowsT", bound=Rows, covariant=True, default=Rows)
 
 
-class TrainingRows(Protocol[RowsT]):
-    """Encoded rows of the training set, in memory or on disk."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def truncated(self) -> int:
-        """Texts that were truncated."""
-
-    def sizes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tokens of the rows ``numbers``, by which batches are sorted."""
-
-    def loaded(self, numbers: NDArray[np.int64]) -> tuple[RowsT, NDArray[np.int64]]:
-        """Return rows in memory that include the rows ``numbers``, and the numbers of these rows in them."""
-
-
 @dataclass(frozen=True)
 class Prepared(Generic[RowsT]):
     """Encoded data of a recipe, without the texts.
 
     Attributes:
         pad: the padding token.
+        train: in memory, or on disk.
         tests: test set → its rows.
     """
 
     tokenizer: Tokenizer
     pad: int
-    train: TrainingRows[RowsT]
+    train: RowsT | StoredRows[RowsT]
     validation: RowsT
     tests: Mapping[str, RowsT]
     summary: DataSummary
@@ -136,7 +124,7 @@ def encode_texts(
 def encode(texts: LabelledTexts, tokenizer: Tokenizer, max_length: int, progress: Progress = SILENT) -> Encoded:
     """Encode a set, each text truncated to ``max_length`` tokens."""
     encoded, _ = encode_texts(tokenizer, texts.texts, max_length, progress.advance)
-    return replace(encoded, labels=texts.labels)
+    return replace(encoded, labels=texts.labels, empty=texts.empty)
 
 
 class PlainText:

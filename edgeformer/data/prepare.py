@@ -19,22 +19,20 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import DataConfig, DataSection, PairsConfig, Source, TokenizerConfig
-from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import DataFinding, DataSummary, Lengths
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data.cleaning import count_words
 from edgeformer.data.data_warnings import (
-    EmptyRows,
     empty_texts,
     label_findings,
     load_with_findings,
-    read_parts,
     rows_per_label,
     seen_findings,
 )
-from edgeformer.data.encoding import Encoded, Prepared, TrainingRows, count_values, encode, encode_texts
-from edgeformer.data.rows import LabelledTexts, Text, check_unchanged, join_pair, label_rows, labelled
-from edgeformer.data.sources import Columns, load_part, pairs_source, part_rows, read, replacement_source, skip_empty
+from edgeformer.data.encoding import Encoded, Prepared, Rows, count_values, encode, encode_texts
+from edgeformer.data.rows import LabelledTexts, Text, join_pair, label_rows, labelled
+from edgeformer.data.sources import Columns, load_part, pairs_source, part_rows, read, replacement_source
 from edgeformer.data.splits import (
     IMPORTED_SETS,
     check_classes,
@@ -43,9 +41,10 @@ from edgeformer.data.splits import (
     missing_set,
     set_parts,
     split,
+    unknown_set,
 )
 from edgeformer.data.storage import Pieces, StoredRows
-from edgeformer.data.streaming import Stream, store_training_set
+from edgeformer.data.streaming import Stream, TextPieces, store_training_set
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 
 _ROWS_AT_ONCE = 1 << 20
@@ -78,37 +77,46 @@ def prepare(
             f"the set that it reports; add the part {missing}, or hold out a tenth of train: --set "
             f"data.split={protocol}"
         )
-    empty_rows = EmptyRows()
+    skipped: list[str] = []
     with bar(progress, "Reading data", None, "parts"):
         if data.stream:
-            parts, findings = read_parts(data, [part for part in data.parts if part != "train"])
+            parts, findings = load_with_findings(data, [part for part in data.parts if part != "train"])
             sets = make_sets(data, [name for name in set_sources if name != "train"], parts)
-            stream = class_stream(data, empty_rows)
+            stream = class_stream(data, skipped)
         else:
             parts, findings = load_with_findings(data)
             sets = split(data, parts)
             findings += seen_findings(data, sets)
             stream = Stream.of_texts(sets.pop("train"), len(data.labels), several=data.separator is not None)
-    test_texts = {name: [*map(join_pair, rows.texts)] for name, rows in sets.items() if name != "validation"}
+
+    def encode_pieces(tokenizer: Tokenizer, pieces: TextPieces, facts: dict[str, Any]) -> Iterator[Pieces]:
+        truncated, words = 0, Counter[int]()
+        for texts, labels in pieces:
+            encoded, _ = encode_texts(tokenizer, texts, data.max_length)
+            truncated += encoded.truncated
+            words += count_values(count_words(texts, data.cleaning))
+            yield {"ids": encoded.ids, "offsets": encoded.offsets, "labels": np.array(labels, dtype=np.int64)}
+        text_words = {str(number): texts for number, texts in words.items()}
+        facts |= {"truncated": truncated, "empty": len(skipped), "text_words": text_words}
+
     tokenizer, stored = store_training_set(
         stream,
         tokenizer_config,
         partial(load_tokenizer, cleaning=data.cleaning, vocab_size=vocab_size),
-        lambda tokenizer: _ClassEncoder(tokenizer, data, empty_rows),
+        encode_pieces,
         lambda pieces, facts: Encoded(pieces["ids"], pieces["offsets"], pieces["labels"], facts.truncated),
         {"cleaning": data.cleaning, "vocab_size": vocab_size, "max_length": data.max_length},
-        test_texts,
+        {name: [*map(join_pair, rows.texts)] for name, rows in sets.items() if name != "validation"},
         cache,
         progress,
     )
-    train: TrainingRows[Encoded] = stored if data.stream else stored.in_memory()
+    train = stored if data.stream else stored.in_memory()
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
         encoded = {name: encode(rows, tokenizer, data.max_length, progress) for name, rows in sets.items()}
     words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
     train_words = {int(number): texts for number, texts in stored.facts.text_words.items()}
     tokens: dict[str, Counter[int]] = {}
-    all_rows: dict[str, TrainingRows[Encoded]] = {"train": train, **encoded}
-    for name, rows in all_rows.items():
+    for name, rows in {"train": train, **encoded}.items():
         tokens[name] = Counter()
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             tokens[name] += count_values(rows.sizes(np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))))
@@ -133,24 +141,21 @@ def prepare(
     )
 
 
-def data_findings(data: DataConfig) -> list[DataFinding]:
+def data_findings(data: DataSection) -> list[DataFinding]:
     """Return the warnings of :func:`prepare` about data in memory, without tokenizing. Raises the same errors."""
-    if data.stream:
+    if data.stream or not isinstance(data, DataConfig):
         return []
     parts, findings = load_with_findings(data)
     sets = split(data, parts)
     return [*findings, *seen_findings(data, sets), *label_findings(data, rows_per_label(data, sets))]
 
 
-def class_stream(data: DataConfig, empty_rows: EmptyRows) -> Stream:
-    """Return the part ``train`` of a classifier's data as a stream.
-
-    ``empty_rows`` counts the rows without a text, from 0 in each pass.
-    """
+def class_stream(data: DataConfig, skipped: list[str]) -> Stream:
+    """Return the part ``train`` of a classifier's data as a stream; ``skipped``: as in ``read``, of the last pass."""
 
     def pairs() -> Iterator[tuple[Text, int]]:
-        empty_rows.rows = 0
-        return labelled(part_rows(data, "train", empty_rows.add), data.labels)
+        skipped.clear()
+        return labelled(part_rows(data, "train", skipped), data.labels)
 
     settings: dict[str, object] = {"labels": data.labels, "empty": "left out"}
     if data.sampled("train"):
@@ -158,30 +163,11 @@ def class_stream(data: DataConfig, empty_rows: EmptyRows) -> Stream:
     return Stream(data.parts["train"], settings, pairs, len(data.labels), check=partial(check_classes, data))
 
 
-class _ClassEncoder:
-    """Makes rows of a classifier's texts, each of at most ``data.max_length`` tokens."""
-
-    def __init__(self, tokenizer: Tokenizer, data: DataConfig, empty_rows: EmptyRows) -> None:
-        self._tokenizer, self._data, self._empty_rows = tokenizer, data, empty_rows
-        self._truncated = 0
-        self._words: Counter[int] = Counter()
-
-    def pieces(self, texts: list[Text], labels: list[int], *, last: bool) -> Pieces:
-        encoded, _ = encode_texts(self._tokenizer, texts, self._data.max_length)
-        self._truncated += encoded.truncated
-        self._words += count_values(count_words(texts, self._data.cleaning))
-        return {"ids": encoded.ids, "offsets": encoded.offsets, "labels": np.array(labels, dtype=np.int64)}
-
-    def facts(self) -> dict[str, object]:
-        words = {str(number): texts for number, texts in self._words.items()}
-        return {"truncated": self._truncated, "empty": self._empty_rows.rows, "text_words": words}
-
-
 def summarize(
     config: DataSection,
     train: StoredRows[Any],
     texts: Mapping[str, LabelledTexts],
-    rows: Mapping[str, TrainingRows[Any]],
+    rows: Mapping[str, Rows],
     **fields: Any,
 ) -> DataSummary:
     """Return the summary of the sets.
@@ -193,7 +179,7 @@ def summarize(
     """
     fingerprints = {"train": train.facts.fingerprint} | {name: texts[name].fingerprint() for name in texts}
     counts = {"train": train.facts.texts} | {name: len(texts[name]) for name in texts}
-    encoded: dict[str, TrainingRows[Any]] = {"train": train, **rows}
+    encoded: dict[str, Any] = {"train": train, **rows}
     lines = (f"{name} {counts[name]} {fingerprint}\n" for name, fingerprint in fingerprints.items())
     return DataSummary(
         synthetic=config.synthetic,
@@ -239,64 +225,30 @@ def lengths_of_sets(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Length
     return distributions
 
 
-def prepare_test(
-    config: DataConfig,
-    tokenizer: Tokenizer,
-    max_length: int,
-    split: str,
-    trained_on: Mapping[str, str] | None = None,
-) -> Encoded:
-    """Encode one set of a trained model's data with the model's tokenizer. Reads only the parts of that set.
-
-    Args:
-        split: ``test`` (the protocol's test set), ``validation``, or the name of a test set.
-        trained_on: set → fingerprint, as recorded by training: other data cut by the same protocol would put training
-            rows into the test set.
-
-    Raises:
-        InputError: no such set.
-        DataError: as in :func:`prepare`, or the set differs from that of training.
-    """
-    sets = set_parts(config)
-    name = list(sets)[2] if split == "test" else split
-    if name not in sets or name == "train":
-        allowed = ", ".join(("test", *(key for key in sets if key != "train")))
-        raise InputError(f"--split {split!r}: no such set; allowed: {allowed}")
-    texts = set_texts(config, name)
-    check_unchanged(name, texts.fingerprint(), trained_on, "score a file of its own with --data FILE")
-    return encode(texts, tokenizer, max_length)
-
-
 def set_texts(config: DataConfig, name: str) -> LabelledTexts:
     """Read one set of a model's data, not encoded. Reads only the parts of that set.
 
-    Raises DataError: as in :func:`prepare`, or the model was imported without the data of this set.
+    Raises:
+        InputError: no such set.
+        DataError: as in :func:`prepare`, or the model was imported without the data of this set.
     """
-    return make_sets(config, (name,), {part: load_part(config, part) for part in set_parts(config)[name]})[name]
+    sets = set_parts(config)
+    if name not in sets:
+        raise unknown_set(name, sets)
+    return make_sets(config, (name,), {part: load_part(config, part) for part in sets[name]})[name]
 
 
-def encode_file(path: Path, data: DataConfig, tokenizer: Tokenizer, columns: Columns | None = None) -> Encoded:
-    """Encode a labelled file as :func:`file_texts` reads it. Raises DataError."""
-    empty_rows = EmptyRows()
-    texts = file_texts(path, data, columns, empty_rows)
-    return replace(encode(texts, tokenizer, data.max_length), empty=empty_rows.rows)
-
-
-def file_texts(
-    path: Path, data: DataConfig, columns: Columns | None = None, empty_rows: EmptyRows | None = None
-) -> LabelledTexts:
+def file_texts(path: Path, data: DataConfig, columns: Columns | None = None) -> LabelledTexts:
     """Read a labelled file for a model with the data section ``data``. Skips rows without a text. Raises DataError.
 
-    Args:
-        columns: the columns that the user names. Others are those of ``data``, or have well-known names (text, label).
-        empty_rows: counts the rows that are left out.
+    ``columns``: that the user names. Others are those of ``data``, or have well-known names (text, label).
     """
-    empty_rows = empty_rows or EmptyRows()
-    rows = skip_empty(read(replacement_source(path, data.parts, columns), data.labels, data.separator), empty_rows.add)
+    skipped: list[str] = []
+    rows = read(replacement_source(path, data.parts, columns), data.labels, data.separator, skipped=skipped)
     texts = label_rows(rows, data.labels)
     if not len(texts):
         raise DataError(f"{path}: no row of it has a text")
-    return texts
+    return replace(texts, empty=len(skipped))
 
 
 def pair_part(data: PairsConfig, split: str) -> str:
@@ -307,10 +259,7 @@ def pair_part(data: PairsConfig, split: str) -> str:
     parts = first_of(data.parts, *IMPORTED_SETS.get(split, (split,)))
     if parts:
         return parts[0]
-    if split in IMPORTED_SETS:
-        raise missing_set(split)
-    allowed = ", ".join(dict.fromkeys(("test", "validation", *(part for part in data.parts if part != "train"))))
-    raise InputError(f"--split {split!r}: no such set; allowed: {allowed}")
+    raise missing_set(split) if split in IMPORTED_SETS else unknown_set(split, [*IMPORTED_SETS, *data.parts])
 
 
 def read_pairs(sources: Iterable[Source], name: str) -> LabelledTexts:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from edgeformer.artifacts.data_config import FileSource, HubSource
-from edgeformer.artifacts.errors import DataError, did_you_mean, needs_extra
-from edgeformer.data.rows import Record, format_names, type_name
+from edgeformer.artifacts.errors import DataError, MissingDependencyError, did_you_mean, needs_extra
+from edgeformer.data.rows import Record, format_names
 
 FORMATS = {
     ".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet",
@@ -210,7 +210,7 @@ def format_of_source(source: FileSource) -> str:
 
 
 def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
-    """Stream the records of a file. ``labels``: as in :func:`hub_records`; only Parquet files have class columns.
+    """Stream the records of a file. ``labels``: as in :func:`class_records`; only Parquet files have class columns.
 
     Raises:
         DataError: no such file, a broken archive, a wrong encoding, a line that does not fit the format; plain text
@@ -223,7 +223,12 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
     if kind == "parquet":
         if source.encoding is not None:
             raise DataError(f"{path}: is Parquet, whose texts are UTF-8; leave out the encoding {source.encoding}")
-        yield from _parquet_records(path, labels)
+        try:
+            yield from class_records(_parquet_rows(path), str(path), labels)
+        except (DataError, MissingDependencyError):
+            raise
+        except Exception as error:  # pyarrow's errors have no common base
+            raise DataError(f"{path}: cannot be read as Parquet: {first_line(error)}") from None
         return
     if kind == "text" and source.label is not None and source.label_value is None:
         raise DataError(
@@ -255,7 +260,7 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
                 except (ValueError, RecursionError) as error:
                     raise DataError(f"{where}: not valid JSON: {error}; JSONL has one JSON object per line") from None
                 if not isinstance(values, dict):
-                    raise DataError(f'{where}: must be a JSON object ({{"text": …}}), not {type_name(values)}')
+                    raise DataError(f'{where}: must be a JSON object ({{"text": …}}), not {type(values).__name__}')
                 yield where, values
 
 
@@ -342,26 +347,14 @@ def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: st
         yield f"{path}, line {number}", dict(zip(names, cells, strict=True))
 
 
-def hub_records(source: HubSource, labels: Sequence[str]) -> Iterator[Record]:
-    """Stream one split of a hub data set or of a local data set folder.
-
-    ``labels``: of the recipe. A class column with the same names in another order is read by name.
+def hub_rows(source: HubSource) -> Any:
+    """Return the library's data set of a split of a hub data set or local data set folder. It has a fingerprint.
 
     Raises:
         DataError: not found, offline, no such config or split.
         MissingDependencyError: ``datasets`` is not installed.
     """
-    yield from _with_class_names(hub_rows(source), _hub_name(source), labels)
-
-
-def _hub_name(source: HubSource) -> str:
-    config = f" ({source.config})" if source.config else ""
-    return f"hub data set {source.name}{config}, split {source.split}"
-
-
-def hub_rows(source: HubSource) -> Any:
-    """Return the library's data set of a source, which has a fingerprint. Raises as :func:`hub_records`."""
-    name = _hub_name(source)
+    name = f"hub data set {source.name}{f' ({source.config})' if source.config else ''}, split {source.split}"
     with needs_extra("train", f"{name}: reading it"):
         import datasets
     try:
@@ -378,30 +371,28 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0].strip()
 
 
-def _parquet_records(path: Path, labels: Sequence[str]) -> Iterator[Record]:
+def _parquet_rows(path: Path) -> Any:
+    """Return the rows of a Parquet file, unpacked in small batches. Raises DataError for a bomb."""
     with needs_extra("train", f"{path}: reading it"):
         import datasets
-    try:
-        from pyarrow import parquet
+    from pyarrow import parquet
 
-        metadata, size = parquet.read_metadata(path), path.stat().st_size
-        unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-        if unpacked > max(_SMALL_PARQUET_BYTES, MAX_RATIO * size) or metadata.num_rows > _MAX_ROWS_PER_BYTE * size:
-            raise DataError(
-                f"{path}: holds {metadata.num_rows:,} rows, unpacked {unpacked:,} bytes, in {size:,} bytes, as no text "
-                "does; it is not read; if you trust it, write it anew as JSONL"
-            )
-        options: dict[str, Any] = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
-        rows = datasets.load_dataset("parquet", data_files=str(path), **options)
-        yield from _with_class_names(rows, str(path), labels)
-    except DataError:
-        raise
-    except Exception as error:  # pyarrow's errors have no common base
-        raise DataError(f"{path}: cannot be read as Parquet: {first_line(error)}") from None
+    metadata, size = parquet.read_metadata(path), path.stat().st_size
+    unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    if unpacked > max(_SMALL_PARQUET_BYTES, MAX_RATIO * size) or metadata.num_rows > _MAX_ROWS_PER_BYTE * size:
+        raise DataError(
+            f"{path}: holds {metadata.num_rows:,} rows, unpacked {unpacked:,} bytes, in {size:,} bytes, as no text "
+            "does; it is not read; if you trust it, write it anew as JSONL"
+        )
+    options: dict[str, Any] = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
+    return datasets.load_dataset("parquet", data_files=str(path), **options)
 
 
-def _with_class_names(rows: Any, where: str, labels: Sequence[str]) -> Iterator[Record]:
-    """Read class columns: -1 means "unlabelled"; names replace numbers if the recipe has the same names."""
+def class_records(rows: Any, where: str, labels: Sequence[str]) -> Iterator[Record]:
+    """Yield the records of a library's data set. In class columns -1 means "unlabelled".
+
+    ``labels``: of the recipe. A class column with the same names in another order is read by name.
+    """
     class_names: dict[str, list[str]] = {
         column: list(feature.names)
         for column, feature in (rows.features or {}).items()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +55,6 @@ class Row:
     values: Mapping[str, object] | None = field(default=None, compare=False, repr=False)
 
 
-OnRow = Callable[[Row], None]
-"""Called for each row that is left out."""
-
-
 def rows_of(
     records: Iterable[Record], source: FileSource | HubSource, separator: str | None = None, *, blanks: bool = False
 ) -> Iterator[Row]:
@@ -71,18 +68,42 @@ def rows_of(
     Raises:
         DataError: a column is missing, a value is not text, or a row has no label and may not be skipped.
     """
+    text_columns = [source.text] if source.text_pair is None else [source.text, source.text_pair]
+    columns = [("text", column) for column in text_columns]
+    if source.label is not None and source.label_value is None:
+        columns.insert(0, ("label", source.label))
     for where, values in records:
         label = _label(where, values, source, separator)
-        if label is None and source.skip_unlabelled:
+        if label is None and source.skip_unlabelled and (source.label is None or source.label in values):
             continue
+        for kind, name in columns:
+            if name not in values:
+                hint = f"{did_you_mean(name, list(values))}columns: {format_names(values) if values else 'none'}"
+                raise DataError(f"{where}: no column {name!r}; {hint}; set the source's {kind}: to one of them")
         if label is None and (source.label is not None or source.label_value is not None):
             raise DataError(
                 f"{where}: has no label in column {source.label!r}; fill it in, "
                 "or set skip_unlabelled: true for this source to leave such rows out"
             )
-        text = _text(where, values, source.text, blanks)
-        second = None if source.text_pair is None else _text(where, values, source.text_pair, blanks)
-        yield Row(text if second is None else (text, second), label, where, values if blanks else None)
+        texts = []
+        for column in text_columns:
+            value, problem = values[column], None
+            if isinstance(value, str):
+                try:
+                    value.encode("utf-8")
+                except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
+                    problem = (
+                        f"character {error.start + 1} is half of a surrogate pair "
+                        f"(U+{ord(value[error.start]):04X}), not text; repair or remove this row"
+                    )
+            elif value is not None or not blanks:
+                name = "nothing" if value is None else f"a value of type {type(value).__name__}"
+                problem = f"column {column!r} holds {name}; it must hold text"
+            if problem is not None and not blanks:
+                raise DataError(f"{where}: {problem}")
+            text = "" if value is None else str(value)
+            texts.append(text if problem is None else Unreadable(json.dumps(value, default=str), problem))
+        yield Row(texts[0] if len(texts) == 1 else (texts[0], texts[1]), label, where, values if blanks else None)
 
 
 def _label(
@@ -99,45 +120,24 @@ def _label(
             if source.skip_unlabelled:
                 return None
         value = cell if value is None else value
-    elif source.label is not None and value is None:
-        raise missing_column(where, "label", source.label, values)
     if value is None:
         return None if separator is None else ()
-    items = value if separator is not None and isinstance(value, (list, tuple)) else (value,)
-    if items is value and not all(isinstance(item, (str, int)) for item in items):
-        raise DataError(f"{where}: column {source.label!r} holds a list; its items must be names or numbers")
-    if not all(isinstance(item, (str, int, float)) for item in items):
-        raise DataError(f"{where}: column {source.label!r} holds {type_name(value)}; a label is a name or a number")
+    is_list = separator is not None and isinstance(value, (list, tuple))
+    items: Sequence[object] = value if is_list and isinstance(value, (list, tuple)) else (value,)
+    if not all(isinstance(item, (str, int) if is_list else (str, int, float)) for item in items):
+        raise DataError(
+            f"{where}: column {source.label!r} holds a value of type {type(value).__name__}; a label is a name or a "
+            "number, several labels are a list of them"
+        )
     if separator is not None and isinstance(value, str):
         return tuple(name for part in value.split(separator) if (name := part.strip()))
     # pandas writes integers as floats next to missing values
-    labels = tuple(
+    labels: tuple[Any, ...] = tuple(
         int(item) if isinstance(item, bool) or (isinstance(item, float) and item.is_integer()) else item
         for item in items
     )
-    return labels[0] if separator is None else labels
-
-
-def _text(where: str, values: Mapping[str, object], column: str, blanks: bool) -> str:
-    if column not in values:
-        raise missing_column(where, "text", column, values)
-    value = values[column]
-    if value is None and blanks:
-        return ""
-    if not isinstance(value, str):
-        problem = f"column {column!r} holds {'nothing' if value is None else type_name(value)}; it must hold text"
-    else:
-        try:
-            value.encode("utf-8")
-            return value
-        except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
-            problem = (
-                f"character {error.start + 1} is half of a surrogate pair "
-                f"(U+{ord(value[error.start]):04X}), not text; repair or remove this row"
-            )
-    if blanks:
-        return Unreadable(json.dumps(value, default=str), problem)
-    raise DataError(f"{where}: {problem}")
+    label: Label = labels[0] if separator is None else labels
+    return label
 
 
 def join_pair(text: Text) -> str:
@@ -157,19 +157,6 @@ def format_names(names: Iterable[str], limit: int = 20) -> str:
     return ", ".join([*shortened, *([f"… ({len(names):,} in all)"] if len(names) > limit else [])])
 
 
-def missing_column(where: str, kind: str, name: str, columns: Iterable[str]) -> DataError:
-    """Return the error for a source whose ``kind`` column (text or label) is not among ``columns``."""
-    columns = list(columns)
-    hint = f"{did_you_mean(name, columns)}columns: {format_names(columns) if columns else 'none'}"
-    return DataError(f"{where}: no column {name!r}; {hint}; set the source's {kind}: to one of them")
-
-
-def type_name(value: object) -> str:
-    """Return the type of a value for a message: "an int", "a list"."""
-    kind = type(value).__name__
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-
-
 @dataclass(frozen=True)
 class LabelledTexts:
     """Texts with their labels.
@@ -178,11 +165,13 @@ class LabelledTexts:
         texts: [n] as the source has them, not cleaned.
         labels: int64 [n], indices into data.labels; with several labels per row, sets of labels as bits.
         sources: int64 [n], the number of each row's source; None: not needed.
+        empty: rows of a file without a text, which are left out.
     """
 
     texts: list[Text]
     labels: NDArray[np.int64]
     sources: NDArray[np.int64] | None = None
+    empty: int = 0
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -213,30 +202,24 @@ class LabelledTexts:
 
     def fingerprint(self) -> str:
         """Return the sha256 of texts and labels, in order."""
-        digest = Fingerprint()
-        digest.add_labels(self.labels)
-        digest.add_texts(self.texts)
+        digest = hashlib.sha256()
+        hash_labels(digest, self.labels)
+        hash_texts(digest, self.texts)
         return digest.hexdigest()
 
 
-class Fingerprint:
-    """sha256 of the labels, and then the texts, of a set: all labels first, both in any number of pieces."""
+def hash_labels(digest: Any, labels: Sequence[int] | NDArray[np.int64]) -> None:
+    """Add labels to the sha256 of a set: first all labels, then all texts, both in any number of pieces."""
+    digest.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
 
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
 
-    def add_labels(self, labels: Sequence[int] | NDArray[np.int64]) -> None:
-        self._digest.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
-
-    def add_texts(self, texts: Iterable[Text]) -> None:
-        for text in texts:
-            for part in (text,) if isinstance(text, str) else text:
-                content = part.encode("utf-8")
-                self._digest.update(len(content).to_bytes(8, "little"))
-                self._digest.update(content)
-
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
+def hash_texts(digest: Any, texts: Iterable[Text]) -> None:
+    """Add texts to the sha256 of a set."""
+    for text in texts:
+        for part in (text,) if isinstance(text, str) else text:
+            content = part.encode("utf-8")
+            digest.update(len(content).to_bytes(8, "little"))
+            digest.update(content)
 
 
 def check_unchanged(name: str, fingerprint: str, trained_on: Mapping[str, str] | None, remedy: str) -> None:
@@ -266,36 +249,27 @@ def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text,
     Raises DataError: an unknown label, or a row without a label.
     """
     by_name = {name: index for index, name in enumerate(labels)}
-    can_be_index = all(index == _class_number(name, labels, index) for name, index in by_name.items())
-
-    def class_index(label: object, where: str) -> int:
-        name = str(label)
-        problem, hint = "has no label", ""
-        if label is not None:
-            if name in by_name:
-                return by_name[name]
-            number = _class_number(name, labels, -1)
-            if number >= 0 and can_be_index:
-                return number
-            quoted = repr(name) if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]!r}…"
-            problem, hint = f"label {quoted} is not in the set", did_you_mean(name, by_name)
-        numbers = f" (or their numbers 0 to {len(labels) - 1})" if can_be_index else ""
-        raise DataError(
-            f"{where}: {problem}; {hint}allowed: {', '.join(labels)}{numbers}; change the row, or data.labels"
-        )
-
-    for row in rows:
-        if isinstance(row.label, tuple):
-            yield row.text, sum({1 << class_index(label, row.where) for label in row.label})
-        else:
-            yield row.text, class_index(row.label, row.where)
-
-
-def _class_number(name: str, labels: Sequence[str], default: int) -> int:
-    """Return ``name`` as the index of one of ``labels``, or ``default`` if it is none."""
     # isdecimal alone would accept digits of other scripts, which are names.
-    is_number = name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < len(labels)
-    return int(name) if is_number else default
+    numeric = [name for name in labels if name.isascii() and name.isdecimal() and len(name) < 10]
+    can_be_index = not any(by_name[name] != int(name) < len(labels) for name in numeric)
+    for row in rows:
+        indices = []
+        for label in row.label if isinstance(row.label, tuple) else (row.label,):
+            name = str(label)
+            index = by_name.get(name)
+            if index is None and can_be_index and name.isascii() and name.isdecimal() and len(name) < 10:
+                index = int(name) if int(name) < len(labels) else None
+            if index is None or label is None:
+                quoted = repr(name) if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]!r}…"
+                problem = "has no label" if label is None else f"label {quoted} is not in the set"
+                hint = did_you_mean(name, by_name) if label is not None else ""
+                ranges = f" (or their numbers 0 to {len(labels) - 1})" if can_be_index else ""
+                raise DataError(
+                    f"{row.where}: {problem}; {hint}allowed: {', '.join(labels)}{ranges}; change the row, or "
+                    "data.labels"
+                )
+            indices.append(index)
+        yield row.text, sum({1 << index for index in indices}) if isinstance(row.label, tuple) else indices[0]
 
 
 def label_counts(numbers: NDArray[np.int64], classes: int, *, several: bool) -> list[int]:
@@ -307,5 +281,4 @@ def label_counts(numbers: NDArray[np.int64], classes: int, *, several: bool) -> 
 
 def label_sets(numbers: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
     """Return sets of labels as 0 and 1, int64 [n, classes]."""
-    sets: NDArray[np.int64] = numbers[:, None] >> np.arange(classes) & 1
-    return sets
+    return np.asarray(numbers[:, None] >> np.arange(classes) & 1)

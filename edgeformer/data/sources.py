@@ -11,6 +11,7 @@ import itertools
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from edgeformer.artifacts.errors import DataError, InputError, did_you_mean
 from edgeformer.data.records import (
     COMPRESSIONS,
     check_file,
+    class_records,
     file_records,
     format_of_source,
-    hub_records,
+    hub_rows,
     suffix_format,
 )
-from edgeformer.data.rows import LabelledTexts, OnRow, Row, format_names, join_pair, label_rows, rows_of
+from edgeformer.data.rows import LabelledTexts, Row, format_names, join_pair, label_rows, rows_of
 from edgeformer.data.splits import sampled_rows
 from edgeformer.data.synthetic import synthetic_reviews
 
@@ -105,42 +107,45 @@ def matching_column(names: Iterable[str], columns: Sequence[str]) -> str | None:
 
 
 def read(
-    source: Source, labels: Sequence[str] = (), separator: str | None = None, *, blanks: bool = False
+    source: Source,
+    labels: Sequence[str] = (),
+    separator: str | None = None,
+    *,
+    blanks: bool = False,
+    skipped: list[str] | None = None,
 ) -> Iterator[Row]:
     """Stream the rows of a source.
 
     Args:
         labels: label names of the recipe, for hub data sets with the same classes in another order.
         separator, blanks: as in :func:`~edgeformer.data.rows.rows_of`.
+        skipped: leave out rows whose text is white space only, and append their places here; None: keep them.
 
     Raises:
         DataError: a file, a column or a row is unusable; there is no (labelled) row.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
+    name = ""
     if isinstance(source, SyntheticSource):
         rows = synthetic_reviews(source.rows, source.seed)
-        yield from rows if separator is None else (replace(row, label=(str(row.label),)) for row in rows)
-        return
-    if isinstance(source, HubSource):
-        name, records = f"hub data set {source.name}, split {source.split}", hub_records(source, labels)
+        if separator is not None:
+            rows = (replace(row, label=(str(row.label),)) for row in rows)
+    elif isinstance(source, HubSource):
+        name = f"hub data set {source.name}{f' ({source.config})' if source.config else ''}, split {source.split}"
+        rows = rows_of(class_records(hub_rows(source), name, labels), source, separator, blanks=blanks)
     else:
-        name, records = source.path, file_records(source, labels)
+        name = source.path
+        rows = rows_of(file_records(source, labels), source, separator, blanks=blanks)
     is_empty = True
-    for row in rows_of(records, source, separator, blanks=blanks):
-        is_empty = False
-        yield row
-    if is_empty:
-        kind = "labelled rows" if source.skip_unlabelled else "rows"
-        raise DataError(f"{name}: no {kind} in it; a set needs at least one")
-
-
-def skip_empty(rows: Iterable[Row], on_empty: OnRow = lambda row: None) -> Iterator[Row]:
-    """Yield the rows that have a text. ``on_empty`` is called with each row that has white space only."""
     for row in rows:
-        if join_pair(row.text).strip():
+        is_empty = False
+        if skipped is None or join_pair(row.text).strip():
             yield row
         else:
-            on_empty(row)
+            skipped.append(row.where)
+    if is_empty and not isinstance(source, SyntheticSource):
+        kind = "labelled rows" if source.skip_unlabelled else "rows"
+        raise DataError(f"{name}: no {kind} in it; a set needs at least one")
 
 
 def file_source(
@@ -304,30 +309,27 @@ def pairs_source(path: Path, like: Source | None = None, columns: Columns | None
     return source
 
 
-def part_rows(config: DataConfig, part: str, on_empty: OnRow = lambda row: None) -> Iterator[Row]:
-    """Yield the rows of a part's sources that have a text, as many of each as its ``rows`` says.
+def part_rows(config: DataConfig, part: str, skipped: list[str] | None = None) -> Iterator[Row]:
+    """Yield the rows of a part that have a text, as many of each source as its ``rows`` says.
 
-    ``on_empty`` is called with each row without a text. Raises DataError.
+    The places of the rows without a text are appended to ``skipped``. Raises DataError.
     """
-    numbers = range(len(config.parts[part]))
-    return itertools.chain.from_iterable(_source_rows(config, part, number, on_empty) for number in numbers)
+    return itertools.chain.from_iterable(_rows_by_source(config, part, [] if skipped is None else skipped))
 
 
-def _source_rows(config: DataConfig, part: str, number: int, on_empty: OnRow) -> Iterator[Row]:
-    source = config.parts[part][number]
-
-    def rows(on_empty: OnRow) -> Iterator[Row]:
-        return skip_empty(read(source, config.labels, config.separator), on_empty)
-
-    if source.kind == "synthetic-reviews" or source.rows is None:  # a generator makes the requested number of rows
-        return rows(on_empty)
-    return sampled_rows(rows, source.rows, config.split_seed, f"data.parts.{part}.{number}.rows", on_empty)
+def _rows_by_source(config: DataConfig, part: str, skipped: list[str]) -> Iterator[Iterator[Row]]:
+    for number, source in enumerate(config.parts[part]):
+        rows = partial(read, source, config.labels, config.separator)
+        if source.kind == "synthetic-reviews" or source.rows is None:  # a generator makes the requested number of rows
+            yield rows(skipped=skipped)
+        else:
+            yield sampled_rows(rows, source.rows, config.split_seed, f"data.parts.{part}.{number}.rows", skipped)
 
 
-def load_part(config: DataConfig, part: str, on_empty: OnRow = lambda row: None) -> LabelledTexts:
+def load_part(config: DataConfig, part: str, skipped: list[str] | None = None) -> LabelledTexts:
     """Read :func:`part_rows` into memory, with the numbers of their sources if these are balanced. Raises DataError."""
-    numbers = range(len(config.parts[part]))
-    sets = [label_rows(_source_rows(config, part, number, on_empty), config.labels) for number in numbers]
+    by_source = _rows_by_source(config, part, [] if skipped is None else skipped)
+    sets = [label_rows(rows, config.labels) for rows in by_source]
     return LabelledTexts.joined(sets, with_sources=config.balance not in (None, "label"))
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.artifacts.data_config import Amount, DataConfig
-from edgeformer.artifacts.errors import DataError
+from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import OverlapCount
 from edgeformer.data.cleaning import clean, clean_for_splits, count_words
-from edgeformer.data.rows import LabelledTexts, OnRow, Row, comparison_key, join_pair, label_counts
+from edgeformer.data.rows import LabelledTexts, Row, comparison_key, join_pair, label_counts
 
 Int64s = NDArray[np.int64]
 MIN_ROWS = 10
@@ -52,6 +52,12 @@ def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
 def first_of(parts: Collection[str], *names: str) -> tuple[str, ...]:
     """Return the first of ``names`` that is one of ``parts``, alone; an empty tuple if none is."""
     return tuple(name for name in names if name in parts)[:1]
+
+
+def unknown_set(name: str, sets: Iterable[str]) -> InputError:
+    """Return the error for a set that the data does not have."""
+    allowed = ", ".join(dict.fromkeys(("test", *(key for key in sets if key != "train"))))
+    return InputError(f"--split {name!r}: no such set; allowed: {allowed}")
 
 
 def missing_set(name: str) -> DataError:
@@ -227,21 +233,20 @@ def row_count(amount: Amount, rows: int, key: str) -> int:
 
 
 def sampled_rows(
-    rows: Callable[[OnRow], Iterator[Row]], amount: Amount, seed: int, key: str, on_empty: OnRow
+    rows: Callable[..., Iterator[Row]], amount: Amount, seed: int, key: str, skipped: list[str]
 ) -> Iterator[Row]:
     """Sample the rows of a source with its shares of labels. Reads it twice: first the labels, in 8 bytes a row.
 
     Args:
-        rows: reads the source from its beginning, and calls its argument with each row without a text.
-        on_empty: called with these rows, once.
+        rows: reads the source from its beginning; see :func:`~edgeformer.data.sources.read`.
         key: of the amount, for messages.
+        skipped: receives the places of rows without a text.
     """
     numbers: dict[str, int] = {}
-    first_pass = rows(lambda row: None)
-    strata = np.fromiter((numbers.setdefault(str(row.label), len(numbers)) for row in first_pass), np.int64)
+    strata = np.fromiter((numbers.setdefault(str(row.label), len(numbers)) for row in rows(skipped=[])), np.int64)
     is_sampled = np.zeros(len(strata), dtype=bool)
     is_sampled[sample(strata, row_count(amount, len(strata), key), seed)] = True
-    yield from itertools.compress(rows(on_empty), is_sampled.tolist())
+    yield from itertools.compress(rows(skipped=skipped), is_sampled.tolist())
 
 
 def sample(strata: Int64s, count: int, seed: int) -> Int64s:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -20,7 +19,7 @@ from pydantic import Field
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.files import read_at_most, replacing_folder, sha256_of, write_json, write_text
+from edgeformer.artifacts.files import read_at_most, sha256_of, write_json, write_text
 from edgeformer.artifacts.manifest import OverlapCount
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.workspace import read_manifest
@@ -132,42 +131,25 @@ class StoredRows(Generic[RowsT]):
         return self.build({name: np.array(array.mapped()) for name, array in self.arrays.items()}, self.facts)
 
 
-class Writer:
-    """Appends rows to the arrays of a folder; see :func:`writing`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._digests: dict[str, Any] = {}
-        self._rows = self._tokens = 0
-
-    def append(self, pieces: Pieces) -> None:
-        """Append rows."""
-        offsets = pieces["offsets"]
-        begins = offsets + self._tokens
-        for name, array in {**pieces, "offsets": begins[1:] if self._digests else begins}.items():
-            self.write(f"{name}.bin", np.ascontiguousarray(array, dtype=_DTYPES[name]).tobytes())
-        self._rows += len(offsets) - 1
-        self._tokens += int(offsets[-1])
-
-    def write(self, name: str, content: bytes) -> None:
-        """Append bytes to a file of the folder."""
-        with (self._folder / name).open("ab") as file:
-            file.write(content)
-        self._digests.setdefault(name, hashlib.sha256()).update(content)
-
-    def finish(self, facts: Mapping[str, object]) -> None:
-        """Write the facts: ``facts``, the checksums and the number of rows."""
-        checksums = {name: digest.hexdigest() for name, digest in self._digests.items()}
-        stored = StoredFacts.model_validate({"sha256": checksums, "rows": self._rows, **facts}, strict=False)
-        write_json(self._folder / _FACTS_FILE, stored)
-        write_text(self._folder / _FACTS_CHECKSUM, sha256_of(self._folder / _FACTS_FILE))
+def write_rows(folder: Path, pieces: Iterable[Pieces]) -> tuple[int, dict[str, str]]:
+    """Write the arrays of rows that come in pieces. Return the number of rows, and file → sha256."""
+    digests: dict[str, Any] = {}
+    rows = tokens = 0
+    for piece in pieces:
+        begins = piece["offsets"] + tokens
+        for name, array in {**piece, "offsets": begins[1:] if digests else begins}.items():
+            content = np.ascontiguousarray(array, dtype=_DTYPES[name]).tobytes()
+            with (folder / f"{name}.bin").open("ab") as file:
+                file.write(content)
+            digests.setdefault(f"{name}.bin", hashlib.sha256()).update(content)
+        rows, tokens = rows + len(begins) - 1, int(begins[-1])
+    return rows, {name: digest.hexdigest() for name, digest in digests.items()}
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[Writer]:
-    """Yield a writer. ``folder`` appears when the block has called ``finish`` and ended without an error."""
-    with replacing_folder(folder) as temporary:
-        yield Writer(temporary)
+def write_facts(folder: Path, facts: Mapping[str, object]) -> None:
+    """Write the facts about stored rows, with a checksum of their own."""
+    write_json(folder / _FACTS_FILE, StoredFacts.model_validate(facts, strict=False))
+    write_text(folder / _FACTS_CHECKSUM, sha256_of(folder / _FACTS_FILE))
 
 
 def read_stored(

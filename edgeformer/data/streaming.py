@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import Source, TokenizerConfig, stated
 from edgeformer.artifacts.errors import DataError
-from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.files import replacing_folder, sha256_of, write_text
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.data.encoding import RowsT
 from edgeformer.data.records import check_file, format_of_source, hub_rows
-from edgeformer.data.rows import Fingerprint, LabelledTexts, Text, join_pair, label_counts
+from edgeformer.data.rows import LabelledTexts, Text, hash_labels, hash_texts, join_pair, label_counts
 from edgeformer.data.splits import OverlapCounter
-from edgeformer.data.storage import Pieces, StoredFacts, StoredRows, read_stored, writing
+from edgeformer.data.storage import Pieces, StoredFacts, StoredRows, read_stored, write_facts, write_rows
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import LockedError, lock_path, wait_for_lock
@@ -39,14 +39,11 @@ _WAIT_S = 24 * 3600.0
 _TOKENIZER_FILE = "tokenizer.json"
 
 
-class Encoder(Protocol):
-    """Makes rows of texts that come in pieces."""
+TextPieces = Iterator[tuple[list[Text], list[int]]]
+"""Texts and their labels, in pieces of bounded size."""
 
-    def pieces(self, texts: list[Text], labels: list[int], *, last: bool) -> Pieces:
-        """Return the rows that these texts complete. ``last``: no more texts follow."""
-
-    def facts(self) -> Mapping[str, object]:
-        """Return the fields of StoredFacts that the encoder counts, for all texts so far."""
+Encode = Callable[[Tokenizer, TextPieces, dict[str, Any]], Iterator[Pieces]]
+"""Yields the rows of texts, and then adds the fields of StoredFacts that it counted to the dictionary."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Stream:
         settings = {"fingerprint": texts.fingerprint(), "classes": classes, "several": several}
         return cls((), settings, lambda: zip(texts.texts, labels, strict=True), classes, several)
 
-    def pieces(self) -> Iterator[tuple[list[Text], list[int]]]:
+    def pieces(self) -> TextPieces:
         """Yield the texts and labels in pieces of bounded size."""
         texts: list[Text] = []
         labels: list[int] = []
@@ -96,7 +93,7 @@ def store_training_set(
     stream: Stream,
     config: TokenizerConfig,
     load: Callable[..., Tokenizer],
-    make_encoder: Callable[[Tokenizer], Encoder],
+    encode: Encode,
     build: Callable[[Pieces, StoredFacts], RowsT],
     settings: Mapping[str, object],
     other_texts: Mapping[str, Sequence[str]],
@@ -107,7 +104,7 @@ def store_training_set(
 
     Args:
         load: loads the tokenizer of a configuration, or trains it on ``training_texts``.
-        build: as of :class:`StoredRows`.
+        encode, build: make stored arrays of texts, and rows in memory of stored arrays.
         settings: what decides tokenizer and rows, besides the texts.
         other_texts: other set → its texts, which are compared with the training texts.
         cache: the rows are stored in a folder of it; another process that makes the same rows is waited for.
@@ -148,49 +145,52 @@ def store_training_set(
         if rows is not None:
             return tokenizer or Tokenizer.from_file(str(folder / _TOKENIZER_FILE)), rows
 
-        digest, counts, text_count = Fingerprint(), np.zeros(stream.classes, dtype=np.int64), 0
+        digest, counts, text_count = hashlib.sha256(), np.zeros(stream.classes, dtype=np.int64), 0
 
         def checked_texts() -> Iterator[str]:
             nonlocal text_count
             with bar(progress, "Reading the training set", None, "texts"):
                 for texts, labels in stream.pieces():
                     numbers = np.array(labels, dtype=np.int64)
-                    digest.add_labels(numbers)
+                    hash_labels(digest, numbers)
                     piece_counts = label_counts(numbers, stream.classes, several=stream.several)
                     counts[:] += np.array(piece_counts[: stream.classes], dtype=np.int64)
                     text_count += len(texts)
                     progress.advance(len(texts))
                     yield from map(join_pair, texts)
+            if tokenizer is None:  # the bar of the texts comes first
+                progress.start("Training the tokenizer", None)
 
         texts_once = checked_texts()
-
-        def training_texts() -> Iterator[str]:
-            yield from texts_once
-            progress.start("Training the tokenizer", None)  # its texts are read first, under a bar of their own
-
         if tokenizer is None:
             try:
-                tokenizer = load(config, training_texts=training_texts())
+                tokenizer = load(config, training_texts=texts_once)
             finally:
                 progress.finish()
         for _ in texts_once:  # those that no tokenizer was trained on
             pass
         stream.check(counts.tolist())
-        encoder, counter, tokenized = make_encoder(tokenizer), OverlapCounter(other_texts), 0
-        with bar(progress, "Tokenizing the training set", text_count, "texts"), writing(folder) as writer:
+        counter, tokenized, facts = OverlapCounter(other_texts), 0, dict[str, Any]()
+
+        def counted_pieces() -> TextPieces:
+            nonlocal tokenized
             for texts, labels in stream.pieces():
-                digest.add_texts(texts)
+                hash_texts(digest, texts)
                 counter.add(map(join_pair, texts))
-                writer.append(encoder.pieces(texts, labels, last=False))
+                yield texts, labels
                 tokenized += len(texts)
                 progress.advance(len(texts))
-            writer.append(encoder.pieces([], [], last=True))
+
+        with bar(progress, "Tokenizing the training set", text_count, "texts"), replacing_folder(folder) as temporary:
+            rows_written, checksums = write_rows(temporary, encode(tokenizer, counted_pieces(), facts))
             if tokenized != text_count or [(path.stat().st_size, path.stat().st_mtime_ns) for path in files] != states:
                 names = ", ".join(map(str, files)) or "the training set"
                 raise DataError(f"{names}: changed while it was read; start again when nothing writes to it")
-            writer.write(_TOKENIZER_FILE, tokenizer.to_str().encode("utf-8"))
-            facts = {"key": key, "fingerprint": digest.hexdigest(), "texts": text_count, "overlap": counter.counts()}
-            writer.finish({**facts, "label_rows": counts.tolist(), **encoder.facts()})
+            write_text(temporary / _TOKENIZER_FILE, tokenizer.to_str())
+            checksums[_TOKENIZER_FILE] = sha256_of(temporary / _TOKENIZER_FILE)
+            facts |= {"key": key, "sha256": checksums, "rows": rows_written, "fingerprint": digest.hexdigest()}
+            overlap = counter.counts()
+            write_facts(temporary, {**facts, "texts": text_count, "overlap": overlap, "label_rows": counts.tolist()})
         rows = read_stored(folder, key, build, progress)
         if rows is None:
             raise DataError(f"{folder}: was damaged while it was written; check the disk")

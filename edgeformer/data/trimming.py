@@ -7,6 +7,7 @@ letter that no kept token has becomes [UNK] (WordPiece); bytes are always kept (
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -22,10 +23,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import Vocabulary
-from edgeformer.data.data_warnings import EmptyRows
 from edgeformer.data.encoding import Encoded, count_values, encode, encode_texts
 from edgeformer.data.prepare import class_stream
-from edgeformer.data.rows import Fingerprint, LabelledTexts, check_unchanged
+from edgeformer.data.rows import LabelledTexts, check_unchanged, hash_labels, hash_texts
 from edgeformer.data.sources import load_part, load_parts
 from edgeformer.data.splits import make_sets, split
 from edgeformer.data.streaming import Stream
@@ -54,10 +54,6 @@ class Keeping:
     first: int = 0
     max_used: int | None = None
 
-    def used(self, counts: Mapping[int, int]) -> list[int]:
-        """Return the used tokens that stay, of a mapping token → uses in the text."""
-        return sorted(counts, key=lambda token: (-counts[token], token))[: self.max_used]
-
 
 ALL_USED = Keeping()
 
@@ -65,39 +61,43 @@ ALL_USED = Keeping()
 def trim_to_training(
     config: DataConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str] | None = None, keeping: Keeping = ALL_USED
 ) -> tuple[Trimmed, Vocabulary]:
-    """Read the training text again, keep its tokens, and measure the effect on the validation text.
+    """Read a classifier's training text again, keep its tokens, and measure the effect on the validation text.
 
     ``trained_on``: set → fingerprint, as recorded by training.
 
     Raises DataError: the data cannot be read, or differs from that of training; the tokenizer cannot be trimmed.
     """
     if config.stream:
-        stream = class_stream(config, EmptyRows())
+        stream = class_stream(config, [])
         validation = make_sets(config, ("validation",), {"validation": load_part(config, "validation")})["validation"]
     else:
         sets = split(config, load_parts(config))
         stream, validation = Stream.of_texts(sets["train"]), sets["validation"]
-    digest, uses = Fingerprint(), Counter[int]()
-    for _, labels in stream.pieces():
-        digest.add_labels(labels)
-    for texts, _ in stream.pieces():
-        digest.add_texts(texts)
-        uses.update(count_values(encode_texts(tokenizer, texts, config.max_length)[0].ids))
-    for name, fingerprint in (("train", digest.hexdigest()), ("validation", validation.fingerprint())):
-        check_unchanged(name, fingerprint, trained_on, "export without --vocab-trim")
-    trimmed = trim_tokenizer(tokenizer, keeping.used(uses), keeping.first)
-    return trimmed, trim_effect(tokenizer, trimmed, validation, config.max_length)
+    check_unchanged("validation", validation.fingerprint(), trained_on, "export without --vocab-trim")
+    return trim_to_stream(stream, validation, tokenizer, config.max_length, trained_on, keeping)
 
 
-def trim_to_texts(
-    tokenizer: Tokenizer, texts: LabelledTexts, other_texts: LabelledTexts, max_length: int, keeping: Keeping = ALL_USED
+def trim_to_stream(
+    stream: Stream,
+    other_texts: LabelledTexts,
+    tokenizer: Tokenizer,
+    max_length: int,
+    trained_on: Mapping[str, str] | None = None,
+    keeping: Keeping = ALL_USED,
 ) -> tuple[Trimmed, Vocabulary]:
-    """Keep the tokens of ``texts``, each cut to ``max_length``, and measure the effect on ``other_texts``.
+    """Keep the tokens of the training texts of a stream, and measure the effect on ``other_texts``. Raises DataError.
 
-    Raises DataError: the tokenizer cannot be trimmed.
+    Each text is cut to ``max_length`` tokens.
     """
-    used = keeping.used(count_values(encode(texts, tokenizer, max_length).ids))
-    trimmed = trim_tokenizer(tokenizer, used, keeping.first)
+    digest, uses = hashlib.sha256(), Counter[int]()
+    for _, labels in stream.pieces():
+        hash_labels(digest, labels)
+    for texts, _ in stream.pieces():
+        hash_texts(digest, texts)
+        uses.update(count_values(encode_texts(tokenizer, texts, max_length)[0].ids))
+    check_unchanged("train", digest.hexdigest(), trained_on, "export without --vocab-trim")
+    most_used = sorted(uses, key=lambda token: (-uses[token], token))[: keeping.max_used]
+    trimmed = trim_tokenizer(tokenizer, most_used, keeping.first)
     return trimmed, trim_effect(tokenizer, trimmed, other_texts, max_length)
 
 

@@ -34,7 +34,6 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import CONFIG_FILE, NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder
 from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import Encoded, PlainText, Prepared, encode, encode_texts
-from edgeformer.data.language import prepare_text_set
 from edgeformer.data.rows import Text, label_sets
 from edgeformer.data.sources import imported_data, local_text_parts
 from edgeformer.data.synthetic import PARAGRAPHS, SENTENCES
@@ -51,7 +50,7 @@ from edgeformer.runtimes import library_versions
 from edgeformer.runtimes.torch.session import TorchSession
 from edgeformer.system.host import code_version, describe_host, now
 from edgeformer.system.leftovers import new_folder
-from edgeformer.tasks import Task, TextReader, get_task
+from edgeformer.tasks import Origin, Task, TextReader, get_task
 from edgeformer.tasks.scoring import answer_rows
 
 
@@ -378,7 +377,9 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
     plain = PlainText(tokenizer)
     if options.data is not None:
-        rows, golden_origin = prepare_text_set(recipe.data, tokenizer, "validation"), "from the validation text"
+        task, reader = get_task(recipe.task), TextReader(tokenizer, plain.boundary, config.vocab_size)
+        rows = task.read_set(recipe.data, reader, "validation", Origin(as_trained=True))
+        golden_origin = "from the validation text"
     else:
         encoded = [[*plain.encode(paragraph).ids, plain.boundary] for paragraph in PARAGRAPHS]
         ids = np.array([plain.boundary, *itertools.chain.from_iterable(encoded)], dtype=np.int32)

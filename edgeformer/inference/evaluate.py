@@ -99,7 +99,8 @@ class Evaluator:
         """Score an artifact: append its rows to ``rows`` and ``early_exit``."""
         owner, set_name = candidate.owner, self.set_name(candidate)
         task, provider = owner.task, None
-        words = task.words(self.labelled_rows(candidate), cut=True)  # cut to the artifact's length
+        rows = self.labelled_rows(candidate)
+        words = None if rows.truncated else getattr(rows, "words", None)  # truncated to the artifact's length
         if not candidate.answers_with_losses:
             meter = task.meter(candidate.exits[-1:], data=owner.data)
             timing = self._run(candidate, meter, every_exit=False)

@@ -54,7 +54,7 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         training = (
             f"{manifest.epochs} epochs, {manifest.steps:,} steps, {format_duration(manifest.seconds)} in "
             f"{manifest.precision} on {markdown(str(manifest.host.get('cpu')))}; {weights}, chosen by validation "
-            f"{task.selected_by(recipe.training)}; seed {recipe.seed}"
+            f"{getattr(recipe.training, 'select_by', 'loss')}; seed {recipe.seed}"
         )
     facts += [f"**Training:** {training}", f"**Data:** split {markdown(data.split)}; {markdown(counts)}"]
     overlaps = [

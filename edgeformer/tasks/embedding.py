@@ -14,15 +14,15 @@ from pydantic import Field
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import PairsConfig
-from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
-from edgeformer.data.encoding import Encoded, Prepared, encode
-from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.encoding import Encoded, Prepared
+from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity
-from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Origin, Prediction, Task, TextReader
+from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Prediction, Task
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
@@ -175,30 +175,6 @@ class Embedding(Task):
         parts, notes = imported_parts(folder, scored=True)
         return data.model_copy(update={"parts": parts}), notes
 
-    def read_set(self, data: PairsConfig, reader: TextReader, split: str, origin: Origin) -> Encoded:
-        pairs = self.set_texts(data, split)
-        if pairs.fingerprint() != origin.trained_on.get(split, pairs.fingerprint()):
-            raise DataError(
-                f"the {split} set is not the one that this model was imported with; its data changed since. Restore "
-                "the data, or score a file of its own with --data FILE"
-            )
-        if split == "train":
-            raise InputError("--split train: has texts without scores, so there is nothing to compare cosines with")
-        return encode(pairs, reader.tokenizer, data.max_length)
-
-    def read_file(
-        self,
-        data: PairsConfig,
-        reader: TextReader,
-        path: Path,
-        columns: Columns | None = None,
-        *,
-        as_trained: bool = False,
-    ) -> Encoded:
-        from edgeformer.data.prepare import pairs_file
-
-        return encode(pairs_file(path, data, columns), reader.tokenizer, data.max_length)
-
     def available_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
         names = [name for name in ("train",) if name in data.parts]
         names += ["validation", "test"] if data.parts.keys() - {"train"} else []
@@ -211,30 +187,29 @@ class Embedding(Task):
         part = pair_part(data, name)
         return read_texts(data.parts[part]) if name == "train" else read_pairs(data.parts[part], f"data.parts.{part}")
 
-    def file_texts(self, data: PairsConfig, path: Path) -> LabelledTexts:
+    def file_texts(self, data: PairsConfig, path: Path, columns: Columns | None = None) -> LabelledTexts:
         from edgeformer.data.prepare import pairs_file
 
-        return pairs_file(path, data)
+        return pairs_file(path, data, columns)
 
     def trim(
         self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
     ) -> tuple[Trimmed, Vocabulary]:
         """Trim to the part ``train``; measure the effect on the other parts, or on every tenth text of ``train``."""
         from edgeformer.data.prepare import read_texts
-        from edgeformer.data.trimming import trim_to_texts
+        from edgeformer.data.streaming import Stream
+        from edgeformer.data.trimming import trim_to_stream
 
         train = self.set_texts(data, "train")
-        if train.fingerprint() != trained_on.get("train", train.fingerprint()):
-            raise DataError(
-                "data.parts.train: is not the text that this model was imported with; restore it, or export without "
-                "--vocab-trim"
-            )
+        check_unchanged("train", train.fingerprint(), trained_on, "export without --vocab-trim")
         evaluation_sources = [source for part, sources in data.parts.items() if part != "train" for source in sources]
         if evaluation_sources:
-            return trim_to_texts(tokenizer, train, read_texts(evaluation_sources), data.max_length, keeping)
-        is_tenth = np.arange(len(train)) % 10 == 9
-        kept, evaluated = (train.take(np.flatnonzero(mask)) for mask in (~is_tenth, is_tenth))
-        return trim_to_texts(tokenizer, kept, evaluated if len(evaluated) else kept, data.max_length, keeping)
+            kept, evaluated = train, read_texts(evaluation_sources)
+        else:
+            is_tenth = np.arange(len(train)) % 10 == 9
+            kept, evaluated = (train.take(np.flatnonzero(mask)) for mask in (~is_tenth, is_tenth))
+        other_texts = evaluated if len(evaluated) else kept
+        return trim_to_stream(Stream.of_texts(kept), other_texts, tokenizer, data.max_length, keeping=keeping)
 
     def batch(
         self, rows: Encoded, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None

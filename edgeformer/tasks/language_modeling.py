@@ -18,18 +18,11 @@ from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import EarlyExitScore, ExitScore, Score
 from edgeformer.data.batching import IGNORED, TextRows, text_batch
-from edgeformer.data.encoding import Prepared
-from edgeformer.data.language import (
-    encode_paragraphs,
-    encode_text_file,
-    prepare_text,
-    prepare_text_set,
-    set_paragraphs,
-    text_file,
-    text_set_name,
-)
+from edgeformer.data.encoding import PlainText, Prepared
+from edgeformer.data.language import encode_paragraphs, paragraphs, prepare_text, text_file, text_set_name
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import Columns, local_text_parts
+from edgeformer.data.splits import unknown_set
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits, first_exits
 from edgeformer.tasks.metric import (
@@ -43,8 +36,7 @@ from edgeformer.tasks.metric import (
     token_losses,
     top_probability,
 )
-from edgeformer.tasks.scoring import LOGITS_BYTES, cut_batches
-from edgeformer.tasks.task import Float64s, Int64s, Origin, Task, TextReader
+from edgeformer.tasks.task import Float64s, Int64s, Task, TextReader
 
 
 class LanguageTraining(TrainingConfig):
@@ -210,14 +202,6 @@ GOLDEN_ROWS, GOLDEN_TOKENS = 8, 64
 GOLDEN_TOP = 32
 """Logits per golden token in golden.npz; all of them would be gigabytes."""
 
-EVALUATION_TOKENS = 8192
-"""Tokens per call of models that return losses."""
-
-
-def _row_config(data: TextConfig, *, as_trained: bool = False) -> TextConfig:
-    return data if as_trained else data.model_copy(update={"mode": "paragraphs"})
-
-
 class LanguageModeling(Task):
     """The next token of a text."""
 
@@ -254,36 +238,26 @@ class LanguageModeling(Task):
     def prepare(self, recipe: LanguageRecipe, cache: Path, progress: Progress) -> Prepared[TextRows]:
         return prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
-    def read_set(self, data: TextConfig, reader: TextReader, split: str, origin: Origin) -> TextRows:
-        """Encode one set: packed as in training, or one row per document for exported graphs.
+    def set_texts(self, data: TextConfig, name: str) -> LabelledTexts:
+        if name not in data.parts:
+            raise unknown_set(name, ["validation", *data.parts])
+        return LabelledTexts.unlabelled([*paragraphs(data, name)])
+
+    def file_texts(self, data: TextConfig, path: Path, columns: Columns | None = None) -> LabelledTexts:
+        return LabelledTexts.unlabelled(text_file(path, data, columns))
+
+    def encode_rows(
+        self, data: TextConfig, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False
+    ) -> TextRows:
+        """Encode paragraphs: packed as in training, or one row per document for exported graphs.
 
         Exported graphs have no input for positions, so they cannot know where a document starts in a packed row. One
         row per document predicts the same tokens from the same context, with two exceptions: a document that crosses
         the end of a packed row (training forgets the part in front), and a document that is longer than the model
         reads (its rest is not in ``n``).
         """
-        config = _row_config(data, as_trained=origin.as_trained)
-        return prepare_text_set(config, reader.tokenizer, split, origin.trained_on)
-
-    def read_file(
-        self,
-        data: TextConfig,
-        reader: TextReader,
-        path: Path,
-        columns: Columns | None = None,
-        *,
-        as_trained: bool = False,
-    ) -> TextRows:
-        return encode_text_file(path, _row_config(data, as_trained=as_trained), reader.tokenizer, columns)
-
-    def set_texts(self, data: TextConfig, name: str) -> LabelledTexts:
-        return LabelledTexts.unlabelled(set_paragraphs(data, name))
-
-    def file_texts(self, data: TextConfig, path: Path) -> LabelledTexts:
-        return LabelledTexts.unlabelled(text_file(path, data))
-
-    def encode_rows(self, data: TextConfig, reader: TextReader, texts: LabelledTexts) -> TextRows:
-        return encode_paragraphs([str(text) for text in texts.texts], _row_config(data), reader.tokenizer)
+        config = data if as_trained else data.model_copy(update={"mode": "paragraphs"})
+        return encode_paragraphs([str(text) for text in texts.texts], config, PlainText(reader.tokenizer))
 
     def reader(self, tokenizer: Path, data: TextConfig, vocabulary: int) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer))
@@ -296,22 +270,10 @@ class LanguageModeling(Task):
         """Return input_ids, targets and, for packed rows, positions: int64 [B, S]."""
         return text_batch(rows, numbers, pad, pad_to=pad_to)
 
-    def weight(self, batch: Arrays) -> int:
-        return int((batch["targets"] != IGNORED).sum())
-
     def example(self, recipe: LanguageRecipe, rows: int) -> dict[str, Int64s]:
         ids = np.zeros((rows, recipe.data.sequence_length), dtype=np.int64)
         packed = {"positions": ids} if recipe.data.mode == "packed" else {}
         return {"input_ids": ids, "targets": ids, **packed}
-
-    def evaluation_rows(self, longest: int) -> int:
-        return max(1, EVALUATION_TOKENS // max(1, longest))
-
-    def call_batches(
-        self, rows: TextRows, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
-    ) -> list[Int64s]:
-        tokens = EVALUATION_TOKENS if losses else LOGITS_BYTES // (4 * vocabulary)
-        return cut_batches(rows.lengths[:first], max_rows, max(1, tokens))
 
     def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> LanguageMeter:
         return LanguageMeter(exits, records)

@@ -14,7 +14,7 @@ from edgeformer.artifacts.errors import DataError, InputError, MissingDependency
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.scores import Score
-from edgeformer.data.batching import collate, ordered_batches
+from edgeformer.data.batching import collate, cut_batches, ordered_batches
 from edgeformer.data.encoding import Encoded, encode_texts
 from edgeformer.data.rows import Text, Unreadable
 from edgeformer.tasks.metric import Arrays, Meter
@@ -22,9 +22,6 @@ from edgeformer.tasks.task import Answer, Int64s, Origin, Run, Task, TextReader,
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
-
-LOGITS_BYTES = 256 * 10**6
-"""Size of the logits that one call may return: 1,273 tokens of a vocabulary of 50,257."""
 
 SCORED_TOKENS = 2048
 """Validation tokens on which artifacts of a task that counts tokens are scored: enough to detect a change of 2 %."""
@@ -82,20 +79,6 @@ def score_batches(
         meter.add(outputs, inputs)
         advance(len(inputs["input_ids"]))
     return seconds
-
-
-def cut_batches(lengths: Int64s, max_rows: int, tokens: int) -> list[Int64s]:
-    """Return row numbers of batches, longest rows first, with at most ``max_rows`` rows and ``tokens`` padded tokens.
-
-    A batch has at least one row.
-    """
-    (order,) = ordered_batches(lengths, max(1, len(lengths)))
-    batches = []
-    while len(order):
-        count = max(1, min(max_rows, tokens // int(lengths[order[0]])))
-        batches.append(order[:count])
-        order = order[count:]
-    return batches
 
 
 def open_validation(

@@ -18,14 +18,14 @@ from tokenizers import Tokenizer
 from edgeformer.artifacts.data_config import DataConfig, FileTokenizer
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.golden import Golden, GoldenError, Tokens
-from edgeformer.artifacts.manifest import DataFinding, Parity, Precision, Vocabulary
+from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress
-from edgeformer.artifacts.recipe import Recipe, TrainingConfig
+from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import EvaluationRow, Score
 from edgeformer.artifacts.units import markdown
-from edgeformer.data.batching import collate, ordered_batches
+from edgeformer.data.batching import IGNORED, collate, cut_batches, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared, encode
-from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn, measure_parity
@@ -44,7 +44,10 @@ Axes = Mapping[str, tuple[str, ...]]
 """Input → what sizes each axis: ``batch``, ``seq`` or an empty string (fixed). Empty for text: [batch, seq]."""
 
 GOLDEN_ROWS = 64
-EVALUATION_ROWS = 128
+EVALUATION_ROWS, EVALUATION_TOKENS = 128, 8192
+"""Rows or, of models that return losses per token, tokens of one call."""
+LOGITS_BYTES = 256 * 10**6
+"""Size of the logits that one call may return: 1,273 tokens of a vocabulary of 50,257."""
 
 MAX_SCORE_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003, "int4": 0.01}
 """Largest allowed drop of the metric of label tasks against FP32 on the same rows."""
@@ -112,8 +115,11 @@ class Origin:
     as_trained: bool = False
 
 
-class TaskFacts(ABC):
-    """What a task is."""
+class Task(ABC):
+    """One task: data, scoring, golden inputs, and the files that clients of its models read.
+
+    ``recipe`` and ``data`` arguments are of the task's own types.
+    """
 
     name: ClassVar[str]  # in recipes and manifests
     noun: ClassVar[str]  # what a model of this task is called, such as ``classifier``
@@ -140,11 +146,8 @@ class TaskFacts(ABC):
     score_note: ClassVar[str]  # how to read its scores, for the model card
     golden_note: ClassVar[str]  # what scores on the golden inputs alone cannot show, for a note
 
-
-class TaskData(TaskFacts):
-    """Data of a task: read, split, encode, batch. ``recipe`` and ``data`` arguments are of the task's own types."""
-
-    # edgeformer.data.prepare is imported in functions: predictions from a bundle need no data sets.
+    # Data: read, split, encode, batch. edgeformer.data.prepare is imported in functions: predictions from a bundle need
+    # no data sets.
 
     def prepare(self, recipe: Any, cache: Path, progress: Progress) -> Prepared[Any]:
         """Read, split and encode the data of a recipe. Raises DataError, MissingDependencyError."""
@@ -166,21 +169,21 @@ class TaskData(TaskFacts):
         """Encode one set of a trained model's data: ``test`` (of the protocol), ``validation`` or a test set by name.
 
         Raises:
-            InputError: no such set.
+            InputError: no such set, or it has no right answers.
             DataError: the set cannot be read, or differs from the one of training.
         """
-        from edgeformer.data.prepare import prepare_test
-
-        rows = prepare_test(data, reader.tokenizer, data.max_length, split, origin.trained_on)
-        return self.decode_labels(rows, data)
+        name = self.set_name(data, split)
+        if name == "train":
+            raise InputError("--split train: the model was trained on it, so no score is computed; name another set")
+        texts = self.set_texts(data, name)
+        check_unchanged(name, texts.fingerprint(), origin.trained_on, "score a file of its own with --data FILE")
+        return self.encode_rows(data, reader, texts, as_trained=origin.as_trained)
 
     def read_file(
         self, data: Any, reader: TextReader, path: Path, columns: Columns | None = None, *, as_trained: bool = False
     ) -> Any:
         """Encode a labelled or plain file as the model's sets; ``columns``: None: detect them. Raises DataError."""
-        from edgeformer.data.prepare import encode_file
-
-        return self.decode_labels(encode_file(path, data, reader.tokenizer, columns), data)
+        return self.encode_rows(data, reader, self.file_texts(data, path, columns), as_trained=as_trained)
 
     def available_sets(self, data: Any) -> dict[str, LabelledTexts]:
         """Return the texts of every set that exists for an imported model. Raises DataError."""
@@ -196,32 +199,26 @@ class TaskData(TaskFacts):
         Pairs of an embedding model are flat: rows 2i and 2i + 1 are pair i. Labels of a language model are 0.
 
         Raises:
-            DataError: the set is unknown or cannot be read.
-            InputError: the task has no texts.
+            DataError: the set cannot be read.
+            InputError: no such set, or the task has no texts.
         """
         from edgeformer.data.prepare import set_texts
 
         return set_texts(data, name)
 
-    def file_texts(self, data: Any, path: Path) -> LabelledTexts:
+    def file_texts(self, data: Any, path: Path, columns: Columns | None = None) -> LabelledTexts:
         """Read a file without encoding it, with the columns and labels of ``data``. Raises as :meth:`set_texts`."""
         from edgeformer.data.prepare import file_texts
 
-        return file_texts(path, data)
+        return file_texts(path, data, columns)
 
-    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts) -> Any:
-        """Encode texts of :meth:`set_texts` or :meth:`file_texts` as exported artifacts read them."""
+    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False) -> Any:
+        """Encode texts of :meth:`set_texts` or :meth:`file_texts`. ``as_trained``: see :class:`Origin`."""
         return self.decode_labels(encode(texts, reader.tokenizer, data.max_length), data)
 
     def decode_labels(self, rows: Encoded, data: Any) -> Encoded:
         """Return the rows with labels as scores compare them; files and caches store one number per row."""
         return rows
-
-    def findings(self, data: Any) -> Sequence[DataFinding]:
-        """Read the data and return warnings about it. Raises DataError."""
-        from edgeformer.data.prepare import data_findings
-
-        return data_findings(data) if isinstance(data, DataConfig) else ()
 
     def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
         """Load the tokenizer file of a trained model. Raises DataError."""
@@ -261,7 +258,7 @@ class TaskData(TaskFacts):
 
     def weight(self, batch: Arrays) -> int:
         """Return the number of rows or predicted tokens that count in the loss of a batch."""
-        return len(batch["labels"])
+        return int((batch["targets"] != IGNORED).sum()) if self.unit == "tokens" else len(batch["labels"])
 
     def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
         """Return a batch of zeros with ``rows`` rows of the recipe's full length, for memory planning."""
@@ -272,7 +269,7 @@ class TaskData(TaskFacts):
 
     def evaluation_rows(self, longest: int) -> int:
         """Return how many rows training evaluates in one call if the longest has ``longest`` tokens."""
-        return EVALUATION_ROWS
+        return max(1, EVALUATION_TOKENS // max(1, longest)) if self.unit == "tokens" else EVALUATION_ROWS
 
     def call_batches(
         self, rows: Any, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
@@ -284,15 +281,12 @@ class TaskData(TaskFacts):
             losses: the model returns losses instead of logits.
             first: use only this many rows from the start; None: all.
         """
-        return ordered_batches(rows.lengths[:first], max_rows)
+        lengths = rows.lengths[:first]
+        if self.unit != "tokens":
+            return ordered_batches(lengths, max_rows)
+        return cut_batches(lengths, max_rows, EVALUATION_TOKENS if losses else max(1, LOGITS_BYTES // (4 * vocabulary)))
 
-    def words(self, rows: Any, *, cut: bool = False) -> int | None:
-        """Return the number of words of a set if scores need it; ``cut``: None if rows were truncated."""
-        return None if cut and rows.truncated else getattr(rows, "words", None)
-
-
-class Scoring(TaskFacts):
-    """Scores of a task: meters, metric, selection of the kept weights, limits of a score drop, predictions."""
+    # Scoring: meters, metric, selection of the kept weights, limits of a score drop, predictions.
 
     score_rows: Callable[..., Score]
     """Score answers [n, …] to rows with these labels [n, …], by a data section; absent in tasks with a meter of their
@@ -329,13 +323,9 @@ class Scoring(TaskFacts):
     def metric_of(self, figures: Float64s) -> float:
         """Compute the metric from the figures of some rows; resampling may repeat rows."""
 
-    def selected_by(self, training: TrainingConfig) -> str:
-        """Return the name of the validation figure that selects the kept epoch."""
-        return str(getattr(training, "select_by", "loss"))
-
     def criterion(self, score: Any, training: Any) -> float:
         """Return the value that selects the kept epoch, smaller is better: the loss, or the negative metric."""
-        name = self.selected_by(training)
+        name = getattr(training, "select_by", "loss")
         return float(score.loss if name == "loss" else -getattr(score, name))
 
     def record(self, score: Any) -> dict[str, float]:
@@ -397,9 +387,7 @@ class Scoring(TaskFacts):
         """
         raise InputError(f"a {self.noun} has no labels; use edgeformer {self.use}")
 
-
-class GoldenInputs(TaskData, Scoring):
-    """Golden inputs of a task: the inputs that export and devices check, and benchmarks run."""
+    # Golden inputs: what export and devices check, and benchmarks run.
 
     parity: Callable[[Array, Array, Precision, str], Parity] = staticmethod(measure_parity)
     """Compare logits [n, C] computed with a provider with those of torch FP32; n counts rows or tokens."""
@@ -481,9 +469,7 @@ class GoldenInputs(TaskData, Scoring):
         """Make ``count`` different inputs of one shape (batch size, length) from the golden inputs."""
         return [dict(call) for call in make_buffers(golden, *shape, count)]
 
-
-class Task(GoldenInputs):
-    """One task: data, scoring and golden inputs, and the files that clients of its models read."""
+    # Files that clients of its models read.
 
     def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
         """Return the keys of a run's config.json that belong to the task."""

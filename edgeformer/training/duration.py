@@ -27,6 +27,7 @@ from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.batching import plan_batches
+from edgeformer.data.prepare import data_findings
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import load_recipe, model_spec_of
 from edgeformer.system.memory import keep_heap
@@ -139,7 +140,7 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
         return PlannedData(fitted, len(batches) * epochs, rows * epochs, tokens, "data", text, notes=tuple(notes))
     if is_small and len(files) == len(sources):
         try:
-            notes = [finding.message for finding in task.findings(data)]
+            notes = [finding.message for finding in data_findings(data)]
         except (DataError, MissingDependencyError) as error:
             notes = [f"training would refuse its data: {error}"]
     else:

@@ -195,7 +195,7 @@ class Objective:
                     meter.add(*pair)
                 advance(sum(map(len, batches[first : first + count])))
             # Padding that counts as text belongs to no word.
-            return meter.score(None if self._pad_to else self.task.words(rows))
+            return meter.score(None if self._pad_to else getattr(rows, "words", None))
 
 
 def _to_tensors(
