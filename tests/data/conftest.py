@@ -7,8 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
+from edgeformer.artifacts.data_config import TextConfig
 from edgeformer.artifacts.progress import Silent
 from edgeformer.data.rows import Row
+from edgeformer.tasks import Origin, TextReader, get_task
 
 
 class Recorder(Silent):
@@ -49,3 +53,15 @@ def write_parquet(path: Path, rows: Iterable[Row]) -> Path:
 def file_sources(path: Path, **settings: Any) -> list[dict[str, Any]]:
     """Return a part of a recipe with one file."""
     return [{"kind": "file", "path": str(path), **settings}]
+
+
+def read_set(data: Any, tokenizer: Tokenizer, split: str, trained_on: dict[str, str] | None = None) -> Any:
+    """Encode one set of a classifier's or language model's data."""
+    task = get_task("language-modeling" if isinstance(data, TextConfig) else "classification")
+    return task.read_set(data, TextReader(tokenizer, 0, 0), split, Origin(trained_on or {}, as_trained=True))
+
+
+def read_file(data: Any, tokenizer: Tokenizer, path: Path) -> Any:
+    """Encode a file for a classifier or language model."""
+    task = get_task("language-modeling" if isinstance(data, TextConfig) else "classification")
+    return task.read_file(data, TextReader(tokenizer, 0, 0), path, as_trained=True)

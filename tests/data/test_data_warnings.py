@@ -9,10 +9,10 @@ import pytest
 from edgeformer.artifacts.data_config import DataConfig, TrainedTokenizer
 from edgeformer.artifacts.manifest import DataFinding
 from edgeformer.data.data_warnings import label_findings
-from edgeformer.data.prepare import data_findings, encode_file, prepare
+from edgeformer.data.prepare import data_findings, prepare
 from edgeformer.data.rows import Row
-from edgeformer.data.sources import load_part, skip_empty
-from tests.data.conftest import file_sources, write_parquet
+from edgeformer.data.sources import load_part
+from tests.data.conftest import file_sources, read_file, write_parquet
 from tests.tasks.test_embedding import tiny_tokenizer
 
 CLEAN = [(f"row number {n} is {'fine' if n % 2 else 'dull'}", "good" if n % 2 else "bad") for n in range(40)]
@@ -49,11 +49,6 @@ def test_empty_texts_are_left_out_and_reported(tmp_path: Path) -> None:
     rows = load_part(chosen, "train")
     assert rows.texts == [text for text, _ in CLEAN]
     assert rows.fingerprint() == load_part(config(tmp_path, CLEAN), "train").fingerprint()
-
-
-def test_pair_with_one_text_is_not_empty() -> None:
-    texts = (("a", ""), ("", " "), "", "a")
-    assert [row.text for row in skip_empty(Row(text, 0, "") for text in texts)] == [("a", ""), "a"]
 
 
 def test_repeated_texts_are_reported_with_their_lines(tmp_path: Path) -> None:
@@ -145,5 +140,5 @@ def test_streamed_set_leaves_empty_texts_out(tmp_path: Path) -> None:
 
 def test_file_to_score_leaves_empty_texts_out(tmp_path: Path) -> None:
     chosen = config(tmp_path, [("a film", "good"), (" ", "bad")])
-    encoded = encode_file(tmp_path / "mine.csv", chosen, tiny_tokenizer())
+    encoded = read_file(chosen, tiny_tokenizer(), tmp_path / "mine.csv")
     assert (len(encoded), encoded.empty) == (1, 1)

@@ -12,12 +12,12 @@ from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.data.batching import text_batch
 from edgeformer.data.encoding import Prepared
-from edgeformer.data.language import encode_text_file, prepare_text, prepare_text_set, text_set_name
+from edgeformer.data.language import prepare_text, text_set_name
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.models import recipe_type
 from edgeformer.tasks.language_modeling import LanguageRecipe
-from tests.data.conftest import file_sources
+from tests.data.conftest import file_sources, read_file, read_set
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 LONG = [text for text in TEXTS if len(text) > 50]
@@ -136,16 +136,14 @@ def test_evaluation_reads_the_sets_of_training(tmp_path):
     fingerprints = data.summary.fingerprints
     (tmp_path / "train.txt").unlink()  # not needed
     for name, expected in {"validation": data.validation, **data.tests}.items():
-        rows = prepare_text_set(language.data, data.tokenizer, name, fingerprints)
+        rows = read_set(language.data, data.tokenizer, name, fingerprints)
         assert np.array_equal(rows.ids, expected.ids)
-    for name in ("train", "nonsense"):
-        message = f"--split '{name}': no such set; allowed: test, validation, other"
-        with pytest.raises(InputError, match=message):
-            prepare_text_set(language.data, data.tokenizer, name)
+    with pytest.raises(InputError, match="--split 'nonsense': no such set; allowed: test, validation, other"):
+        read_set(language.data, data.tokenizer, "nonsense")
     write_texts(tmp_path / "test.txt", TEXTS[340:])
     with pytest.raises(DataError, match="the test set is not the one of this model's training"):
-        prepare_text_set(language.data, data.tokenizer, "test", fingerprints)
-    assert prepare_text_set(language.data, data.tokenizer, "test").paragraphs > data.tests["test"].paragraphs
+        read_set(language.data, data.tokenizer, "test", fingerprints)
+    assert read_set(language.data, data.tokenizer, "test").paragraphs > data.tests["test"].paragraphs
 
 
 @pytest.mark.parametrize(("tests", "expected"), [(("b", "test"), "test"), (("b", "a"), "b"), ((), "validation")])
@@ -183,14 +181,14 @@ def test_other_file_is_read_in_every_format(tmp_path):
     long = [text for text in TEXTS[:40] if text in LONG]
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-        rows = encode_text_file(tmp_path / name, language.data, tokenizer)
+        rows = read_file(language.data, tokenizer, tmp_path / name)
         assert texts_of(rows, tokenizer) == long and rows.words == words_of(long)
     (tmp_path / "b.csv").write_text("id,phrase\n1,a\n")
     with pytest.raises(DataError, match=r"b\.csv: no text column; columns: id, phrase"):
-        encode_text_file(tmp_path / "b.csv", language.data, tokenizer)
+        read_file(language.data, tokenizer, tmp_path / "b.csv")
     (tmp_path / "b.txt").write_text("too short\n")
     with pytest.raises(DataError, match=r"b\.txt: none of its 1 paragraphs has more than 50 characters"):
-        encode_text_file(tmp_path / "b.txt", language.data, tokenizer)
+        read_file(language.data, tokenizer, tmp_path / "b.txt")
 
 
 def test_files_of_a_folder_are_found_by_name(tmp_path):
@@ -232,6 +230,6 @@ def test_wikitext_2_has_its_published_size(data_folder, tmp_path):
     assert data.tests["test"].words + blank == 245_569
     long = [line.strip() for line in lines if len(line.strip()) > 50]
     filtered = language.data.model_copy(update={"min_characters": 50, "mode": "paragraphs", "sequence_length": 1024})
-    rows = prepare_text_set(filtered, data.tokenizer, "test")
+    rows = read_set(filtered, data.tokenizer, "test")
     assert (rows.paragraphs, rows.words, rows.truncated) == (len(long), words_of(long), 0)
     assert data.tokenizer.decode(rows.ids[1 : rows.offsets[1] - 1].tolist()) == long[0]

@@ -10,14 +10,14 @@ from edgeformer.artifacts.data_config import DataConfig, FileSource
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.data.encoding import Encoded, Prepared, count_values, encode
-from edgeformer.data.prepare import encode_file, lengths_of_sets, prepare, prepare_test
+from edgeformer.data.prepare import lengths_of_sets, prepare
 from edgeformer.data.sources import file_source, imported_data, load_part, read
 from edgeformer.data.splits import split
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import fingerprint, special_ids
 from edgeformer.models import recipe_type
 from edgeformer.tasks.classification import ClassificationRecipe
-from tests.data.conftest import file_sources
+from tests.data.conftest import file_sources, read_file, read_set
 from tests.tasks.test_embedding import tiny_tokenizer
 
 MODEL = {"kind": "encoder", "hidden_size": 8, "layers": 1, "iterations": 1, "heads": 2, "ffn_size": 8}
@@ -105,13 +105,12 @@ def test_bundle_reads_the_sets_of_training(tmp_path, protocol):
     data = prepared(trained, tmp_path)
     sets = {"test": data.tests[protocol], "validation": data.validation, **data.tests}
     for name, expected in sets.items():
-        encoded = prepare_test(trained.data, data.tokenizer, 32, name)
+        encoded = read_set(trained.data, data.tokenizer, name)
         assert np.array_equal(encoded.ids, expected.ids)
         assert np.array_equal(encoded.labels, expected.labels)
-    for name in ("train", "nonsense"):
-        message = f"--split '{name}': no such set; allowed: test, validation, {protocol}, other"
-        with pytest.raises(InputError, match=message):
-            prepare_test(trained.data, data.tokenizer, 32, name)
+    for name, reason in (("train", "the model was trained on it"), ("x", f"no such set; .*, {protocol}, other")):
+        with pytest.raises(InputError, match=f"--split '?{name}'?: {reason}"):
+            read_set(trained.data, data.tokenizer, name)
 
 
 def test_test_part_is_read_without_the_training_data(tmp_path):
@@ -120,9 +119,9 @@ def test_test_part_is_read_without_the_training_data(tmp_path):
     trained = recipe(parts, "given", vocab_size=200)
     data = prepared(trained, tmp_path / "cache")
     (tmp_path / "a.tsv").unlink()
-    assert len(prepare_test(trained.data, data.tokenizer, 32, "test")) == 30
+    assert len(read_set(trained.data, data.tokenizer, "test")) == 30
     with pytest.raises(DataError, match=r"a\.tsv: no such file"):
-        prepare_test(trained.data, data.tokenizer, 32, "validation")
+        read_set(trained.data, data.tokenizer, "validation")
 
 
 def test_file_to_evaluate_has_well_known_columns(tmp_path):
@@ -130,16 +129,16 @@ def test_file_to_evaluate_has_well_known_columns(tmp_path):
     data = prepared(trained, tmp_path / "cache")
     path = tmp_path / "mine.csv"
     path.write_text('id,review,sentiment\n1,"the menu was great",positive\n2,bad,0\n')
-    encoded = encode_file(path, trained.data, data.tokenizer)
+    encoded = read_file(trained.data, data.tokenizer, path)
     assert encoded.labels.tolist() == [1, 0]
     assert encoded.row(0).tolist() == data.tokenizer.encode("the menu was great").ids
     path.write_text("id,words,sentiment\n1,a,positive\n")
     with pytest.raises(DataError, match=r"mine\.csv: no text column; columns: id, words, sentiment"):
-        encode_file(path, trained.data, data.tokenizer)
+        read_file(trained.data, data.tokenizer, path)
     path.write_text("text,label\na,great\n")
     message = r"mine\.csv, line 2: label 'great' is not in the set; allowed: negative, positive"
     with pytest.raises(DataError, match=message):
-        encode_file(path, trained.data, data.tokenizer)
+        read_file(trained.data, data.tokenizer, path)
 
 
 @pytest.mark.parametrize(("other", "protocol"), [("test", "given"), ("validation", "glue-dev")])
@@ -150,7 +149,7 @@ def test_imported_model_is_not_trained_with_one_set_for_validation_and_test(tmp_
         prepared(imported, tmp_path)
     data = prepared(recipe(parts, protocol), tmp_path)
     assert (len(data.validation), len(data.tests[protocol])) == (6, 20)
-    assert len(prepare_test(imported.data, data.tokenizer, 32, "validation")) == 20  # judging may use the other
+    assert len(read_set(imported.data, data.tokenizer, "validation")) == 20  # judging may use the other
     data = prepared(recipe({**parts, "test": synthetic(20, 2), "validation": synthetic(20, 3)}, "imported"), tmp_path)
     assert (len(data.train), len(data.validation), len(data.tests["test"])) == (60, 20, 20)
 
@@ -253,7 +252,7 @@ def test_file_is_read_as_the_model_reads_texts(table, columns):
     path.write_text("\t".join(columns) + "\tlabel\na b\tc\tyes\nb\td a\tno\n", encoding="utf-8")
 
     def first_row(config: DataConfig) -> list[int]:
-        return encode_file(path, config, tiny_tokenizer()).row(0).tolist()
+        return read_file(config, tiny_tokenizer(), path).row(0).tolist()
 
     single = [CLS, C, SEP] if columns[0] == "question" else [CLS, A, B, SEP]
     assert first_row(pair_config(table, parts={"train": synthetic(9, 0)})) == single
@@ -261,7 +260,7 @@ def test_file_is_read_as_the_model_reads_texts(table, columns):
     assert first_row(pair_config(table)) == [CLS, A, B, SEP, C, SEP]
     with pytest.raises(DataError, match=r"could be single texts \((sentence|text)\) or pairs"):
         first_row(pair_config(table, parts={}))
-    assert len(encode_file(table, pair_config(table, parts={}), tiny_tokenizer())) == 3  # can be pairs only
+    assert len(read_file(pair_config(table, parts={}), tiny_tokenizer(), table)) == 3  # can be pairs only
 
 
 def test_pair_columns_of_the_model_are_used(table):
@@ -269,13 +268,13 @@ def test_pair_columns_of_the_model_are_used(table):
     path.write_text("left\tright\tsame\na b\tc\tyes\n", encoding="utf-8")
     names = {"text": "left", "text_pair": "right", "label": "same"}
     config = pair_config(table, parts={"train": file_sources("gone.tsv", **names, skip_unlabelled=True)})
-    assert encode_file(path, config, tiny_tokenizer()).row(0).tolist() == [CLS, A, B, SEP, C, SEP]
+    assert read_file(config, tiny_tokenizer(), path).row(0).tolist() == [CLS, A, B, SEP, C, SEP]
     path.write_text("left\tright\tsame\na\tb\t\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 2: has no label"):  # skip_unlabelled is for the recipe's own sources
-        encode_file(path, config, tiny_tokenizer())
+        read_file(config, tiny_tokenizer(), path)
     path.write_text("text\tlabel\na\tyes\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"no pairs of texts; columns: text, label; .* left and right, sentence1 and"):
-        encode_file(path, config, tiny_tokenizer())
+        read_file(config, tiny_tokenizer(), path)
 
 
 def test_pairs_are_prepared_for_training(tmp_path):
@@ -290,12 +289,12 @@ def test_pairs_are_prepared_for_training(tmp_path):
 
 
 def test_sets_of_an_imported_model_replace_each_other(table, tmp_path):
-    assert len(prepare_test(pair_config(table), tiny_tokenizer(), 8, "validation")) == 3
+    assert len(read_set(pair_config(table), tiny_tokenizer(), "validation")) == 3
     section, notes = imported_data(None, ("no", "yes"), 8)
     assert section["parts"] == {} and notes == []
     without_data = DataConfig.model_validate(section)
     with pytest.raises(DataError, match="trained elsewhere, and nothing is known of a test set; import it again"):
-        prepare_test(without_data, tiny_tokenizer(), 8, "test")
+        read_set(without_data, tiny_tokenizer(), "test")
     with pytest.raises(DataError, match=r"nothing is known of its training text; import it again .*: --data DIR$"):
         split(without_data, {})
     (tmp_path / "folder").mkdir()

@@ -12,12 +12,11 @@ from pydantic import ValidationError
 from edgeformer.artifacts.data_config import DataConfig, PairsConfig, TextConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.data.cleaning import clean
-from edgeformer.data.prepare import prepare_test
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import load_part, load_parts
 from edgeformer.data.splits import hold_out, make_sets, row_count, sample, set_parts, split
 from edgeformer.models import load_recipe
-from tests.data.conftest import file_sources
+from tests.data.conftest import file_sources, read_set
 from tests.data.test_prepare import prepared, recipe, synthetic
 
 PARTS = {"random-split": ["train"], "glue-dev": ["train", "validation"], "given": ["train", "test"]}
@@ -327,7 +326,7 @@ def test_resume_and_evaluation_read_the_sets_of_training(protocol, mixed, tmp_pa
     assert prepared(reloaded, tmp_path / "cache").summary == data.summary
     assert data.summary.label_rows["hotels"] == dict.fromkeys(LABELS, 3), "ten of them, of which equal thirds are nine"
     for name in [name for name in set_parts(trained.data) if name != "train"]:
-        encoded = prepare_test(trained.data, data.tokenizer, 32, name, data.summary.fingerprints)
+        encoded = read_set(trained.data, data.tokenizer, name, data.summary.fingerprints)
         assert np.array_equal(encoded.ids, (data.validation if name == "validation" else data.tests[name]).ids)
 
 

@@ -14,11 +14,11 @@ import pytest
 from edgeformer.artifacts.data_config import DataConfig, TextConfig, TrainedTokenizer
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.progress import SILENT
-from edgeformer.data import sources, storage, streaming
+from edgeformer.data import sources, streaming
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.language import prepare_text
 from edgeformer.data.prepare import prepare
-from edgeformer.data.storage import DiskArray, read_stored, writing
+from edgeformer.data.storage import DiskArray, read_stored, write_facts, write_rows
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.trimming import trim_to_training
 from edgeformer.system.lock import lock_path
@@ -154,14 +154,14 @@ def test_changed_file_of_equal_size_and_time_is_noticed(parts, tmp_path):
 
 
 def test_file_that_changes_during_reading_is_refused(parts, tmp_path, monkeypatch):
-    append = storage.Writer.append
+    write_rows = streaming.write_rows
 
-    def grow_and_append(self, pieces):
+    def grow_and_write(folder, pieces):
         with (tmp_path / "train.jsonl").open("a") as file:
             file.write('{"text": "one more", "label": 1}\n')
-        append(self, pieces)
+        return write_rows(folder, pieces)
 
-    monkeypatch.setattr(storage.Writer, "append", grow_and_append)
+    monkeypatch.setattr(streaming, "write_rows", grow_and_write)
     with pytest.raises(DataError, match=r"train\.jsonl: changed while it was read; start again"):
         prepare(class_config(parts), BPE, 400, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*stream*"))
@@ -256,12 +256,17 @@ def stored(tmp_path):
     lengths = generator.integers(0, 13, 1000)
     ids = generator.integers(0, 2**31, lengths.sum(), dtype=np.int32)
     rows = Encoded(ids, np.concatenate(([0], np.cumsum(lengths))), generator.integers(0, 5, 1000), 0)
-    with writing(tmp_path / "set") as writer:
+
+    def pieces():
         for start, stop in ((0, 0), (0, 1), (1, 700), (700, 700), (700, 1000)):
             begin, end = rows.offsets[start], rows.offsets[stop]
             offsets = rows.offsets[start : stop + 1] - begin
-            writer.append({"ids": ids[begin:end], "offsets": offsets, "labels": rows.labels[start:stop]})
-        writer.finish({"key": "this", "fingerprint": "f", "truncated": 3})
+            yield {"ids": ids[begin:end], "offsets": offsets, "labels": rows.labels[start:stop]}
+
+    (tmp_path / "set").mkdir()
+    count, checksums = write_rows(tmp_path / "set", pieces())
+    facts = {"key": "this", "sha256": checksums, "rows": count, "fingerprint": "f", "truncated": 3}
+    write_facts(tmp_path / "set", facts)
     return tmp_path / "set", rows
 
 
@@ -305,13 +310,6 @@ def test_damaged_foreign_and_missing_files_are_reported(stored, name):
     assert read_stored(stored[0], "that" if name == "foreign" else "this", build, progress) is None
     assert len(progress.messages) == 1 and progress.messages[0].startswith("damaged token cache (")
     assert read_stored(stored[0] / "absent", "this", build, progress) is None and len(progress.messages) == 1
-
-
-def test_interrupted_writer_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt), writing(tmp_path / "set") as writer:
-        writer.append({"ids": np.arange(3), "offsets": np.array([0, 3])})
-        raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_array_is_read_in_several_mappings(tmp_path):

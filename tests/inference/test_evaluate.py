@@ -19,7 +19,8 @@ from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.scores import Evaluation, EvaluationRow
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.batching import TextRows, text_batch
-from edgeformer.data.language import encode_text_file, prepare_text_set
+from edgeformer.data.encoding import PlainText
+from edgeformer.data.language import encode_paragraphs, paragraphs, text_file
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import open_predictor, predict
@@ -160,7 +161,8 @@ def read_test_set(run: Path, mode: str) -> TextRows:
     assert isinstance(recipe, LanguageRecipe)
     file = FileTokenizer(kind="file", path=str(run / "model" / "tokenizer.json"))
     tokenizer = load_language_tokenizer(file, vocab_size=WORDS, training_texts=None)
-    return prepare_text_set(recipe.data.model_copy(update={"mode": mode}), tokenizer, "test")
+    texts = [*paragraphs(recipe.data, "test")]
+    return encode_paragraphs(texts, recipe.data.model_copy(update={"mode": mode}), PlainText(tokenizer))
 
 
 def single_rows(rows: TextRows) -> Iterator[dict[str, torch.Tensor]]:
@@ -221,7 +223,7 @@ def test_word_perplexity_of_a_text_file(language_run: Path, tmp_path: Path) -> N
     file = FileTokenizer(kind="file", path=str(bundle / "tokenizer.json"))
     tokenizer = load_language_tokenizer(file, vocab_size=WORDS, training_texts=None)
     data = load_recipe(str(language_run / "recipe.yaml")).data.model_copy(update={"mode": "paragraphs"})
-    rows = encode_text_file(text, data, tokenizer)
+    rows = encode_paragraphs(text_file(text, data), data, PlainText(tokenizer))
     assert rows.truncated == 0 and (row.split, row.n) == ("text.txt", rows.tokens)
     words = sum(len(line.split()) + 1 for line in lines)
     assert row.word_perplexity == pytest.approx(math.exp(row.loss * row.n / words), rel=1e-6)

@@ -202,7 +202,7 @@ def test_trimming_is_measured_on_other_text(tmp_path: Path) -> None:
     trimmed, vocabulary = TASK.trim(data, tokenizer, {}, ALL_USED)
     assert trimmed.tokenizer.token_to_id("d") is None and trimmed.tokenizer.token_to_id("c") is not None
     assert (vocabulary.kept, vocabulary.original, vocabulary.rows, vocabulary.changed_rows) == (7, 8, 6, 2)
-    with pytest.raises(DataError, match="not the text that this model was imported with"):
+    with pytest.raises(DataError, match="the train set is not the one of this model's training"):
         TASK.trim(data, tokenizer, {"train": "0" * 64}, ALL_USED)
 
 

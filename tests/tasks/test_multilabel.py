@@ -66,7 +66,7 @@ def test_rows_have_any_number_of_labels(tmp_path: Path, name: str, content: str)
     ("name", "content", "message"),
     [
         ("a.csv", 'text;label\na;food\nb;"food, drinks"\n', r"line 3: label 'drinks' is not in the set; allowed: food"),
-        ("a.jsonl", '{"text": "a", "label": [1.5]}\n', "its items must be names or numbers"),
+        ("a.jsonl", '{"text": "a", "label": [1.5]}\n', "several labels are a list of them"),
     ],
 )
 def test_unknown_labels_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
