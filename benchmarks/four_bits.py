@@ -71,7 +71,7 @@ def main() -> None:
     small = trim_subject(open_exportable(run), run.manifest, tokenizer, Keeping(arguments.keep, arguments.max))
     subject, task = small.subject, small.subject.task
     graphs = subject.adapter.trace(subject.model, tuple(subject.inputs), steps=False)
-    graph = extract_outputs(graphs.exits, {exit_logits(subject.last): "logits"})
+    graph = extract_outputs(graphs.exits, {exit_logits(subject.exits[-1]): "logits"})
     results: dict[str, Any] = {
         "run": run.folder.name,
         "block": arguments.block,
@@ -83,7 +83,7 @@ def main() -> None:
         paths = {name: Path(folder, f"{name}.onnx") for name in ("fp32", "int8", "int4")}
         onnx_ir.save(graph, paths["fp32"])
         bytes_graphs = quantized_graphs(graphs, "int8", Path(folder))
-        onnx_ir.save(extract_outputs(bytes_graphs.exits, {exit_logits(subject.last): "logits"}), paths["int8"])
+        onnx_ir.save(extract_outputs(bytes_graphs.exits, {exit_logits(subject.exits[-1]): "logits"}), paths["int8"])
         onnx_ir.save(quantize_int4(graph, arguments.block), paths["int4"])
         for split in run.manifest.tests:
             rows: Any = task.read_set(

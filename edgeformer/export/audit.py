@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+import onnx_ir
+from onnx import TensorProto
 
 from edgeformer.artifacts.manifest import Denormals, Portability, Sharing
-from edgeformer.runtimes.session import Array
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 _HALF_BYTES = {TensorProto.INT4, TensorProto.UINT4}
@@ -161,66 +159,35 @@ def sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-_STANDARD = ("", "ai.onnx")
 _CHUNK = 2**16
 """Numbers that are inspected together, so that temporaries stay in the processor's cache."""
-_NO_SIGN, _FRACTION = np.uint32(0x7FFFFFFF), np.uint32(0x7FFFFF)
 
 
 def audit_portability(paths: Sequence[Path]) -> Portability:
     """Report what other processors and runtimes may compute differently in the graphs of one artifact."""
-    # Weights beside the graphs are not loaded: those that several graphs share are inspected once.
-    graphs = [(onnx.load(str(path), load_external_data=False), path) for path in paths]
-    nodes = [node for graph, _ in graphs for node in _all_nodes(graph.graph)]
-    foreign = Counter(f"{node.domain}:{node.op_type}" for node in nodes if node.domain not in _STANDARD)
+    models = [onnx_ir.load(path) for path in paths]
+    nodes = [node for model in models for node in model.graph.all_nodes()]
+    foreign = Counter(f"{node.domain}:{node.op_type}" for node in nodes if node.domain)
     control_flow = Counter(node.op_type for node in nodes if node.op_type in ("Loop", "If", "Scan"))
-    inputs = {value.name: value.type.tensor_type.shape.dim for graph, _ in graphs for value in graph.graph.input}
-    axes = {name: tuple(dim.dim_param for dim in dims if dim.dim_param) for name, dims in inputs.items()}
+    shapes = {str(value.name): value.shape or () for model in models for value in model.graph.inputs}
+    axes = {name: tuple(dim.value for dim in shape if not isinstance(dim, int)) for name, shape in shapes.items()}
+    axes = {name: tuple(filter(None, names)) for name, names in axes.items()}
     denormals = of_weights = 0
-    for graph, path in graphs:
-        for tensor in graph.graph.initializer:
-            if tensor.data_type != TensorProto.FLOAT:
-                continue
-            of_weights += math.prod(tensor.dims)
-            if uses_external_data(tensor):
-                location = ExternalDataInfo(tensor)
-                file = path.parent / location.location
-                state = file.stat()
-                version = (state.st_mtime_ns, state.st_size)
-                denormals += _file_denormals(file, location.offset or 0, location.length or 0, version)
-            else:
-                denormals += _count_denormals(numpy_helper.to_array(tensor))
+    for tensor in [value.const_value for model in models for value in model.graph.initializers.values()]:
+        if tensor is None or tensor.dtype != onnx_ir.DataType.FLOAT:
+            continue
+        of_weights += tensor.size
+        bits = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint32)
+        for start in range(0, len(bits), _CHUNK):
+            without_sign = bits[start : start + _CHUNK] & np.uint32(0x7FFFFFFF)
+            # An exponent of 0 and a fraction that is not 0; 0 − 1 is the largest number.
+            denormals += int(np.count_nonzero(without_sign - np.uint32(1) < np.uint32(0x7FFFFF)))
     return Portability(
-        opset=max((o.version for graph, _ in graphs for o in graph.opset_import if o.domain in _STANDARD), default=0),
-        ir_version=max(graph.ir_version for graph, _ in graphs),
+        opset=max(model.opset_imports.get("", 0) for model in models),
+        ir_version=max(model.ir_version for model in models),
         other_operators=dict(sorted(foreign.items())),
         control_flow=dict(sorted(control_flow.items())),
         dynamic={name: names for name, names in axes.items() if names},
         fixed=tuple(name for name, names in axes.items() if not names),
         denormals=Denormals(weights=denormals, of_weights=of_weights),
     )
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield all nodes, those of branches and loops too."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g)
-
-
-def _count_denormals(array: Array) -> int:
-    """Count float32 numbers with an exponent of 0 and a fraction that is not 0."""
-    bits, count = np.ascontiguousarray(array).reshape(-1).view(np.uint32), 0
-    for start in range(0, len(bits), _CHUNK):
-        chunk = bits[start : start + _CHUNK] & _NO_SIGN
-        chunk -= np.uint32(1)  # 0 becomes the largest number
-        count += int(np.count_nonzero(chunk < _FRACTION))
-    return count
-
-
-@lru_cache(maxsize=4096)
-def _file_denormals(file: Path, offset: int, length: int, version: tuple[int, int]) -> int:
-    """Count denormals of a tensor beside a graph, once per version of the file."""
-    return _count_denormals(np.fromfile(file, np.float32, count=length // 4, offset=offset))

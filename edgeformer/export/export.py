@@ -29,8 +29,6 @@ from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
 
 Source = RunSource | GraphSource
-Plans = Sequence[tuple[Builder, Target | Unavailable]]
-"""Each builder with its target on this machine, or the reason why it builds nothing."""
 
 
 def export(folder: Path, options: ExportOptions | None = None, progress: Progress = SILENT) -> BundleManifest:
@@ -78,14 +76,34 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
                 precisions = {"int8": options.int8, "fp16": options.fp16}
                 joining = [builder for builder in all_builders() if precisions.get(str(builder.joins))]
                 builders += [b for b in joining if b not in builders and isinstance(b.plan(None), Target)]
-        plans = _plan_builders(builders, source, options.profiles or own_profiles(folder.parent))
+        requested = options.target
+        needs_device = next((builder for builder in builders if builder.needs_device), None)
+        name = requested or (run.recipe.target if run is not None and needs_device is not None else None)
+        if name is None and needs_device is not None:
+            raise InputError(
+                f"{needs_device.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)"
+            )
+        profiles = options.profiles or own_profiles(source.folder.parent)
+        device = load_profile(name, profiles) if name is not None else None
+        plans = [(builder, builder.plan(device)) for builder in builders]
+        targets = [plan for _, plan in plans if isinstance(plan, Target)]
+        if requested is not None and len(targets) == len(plans) and not any(target.device for target in targets):
+            names = ", ".join(builder.name for builder in builders)
+            raise InputError(
+                f"--target: {names}: what it builds is the same for every device; leave it out, or add --trt"
+            )
         previous = PreviousBundle(source.folder)
         if not options.replace:
-            previous = source.previous([target for _, target in plans if isinstance(target, Target)])
+            previous = source.previous(targets)
             previous.refuse_losses(ignored=previous.rebuilt)
         with replacing_folder(source.folder) as new_folder:
             source.begin(new_folder)
-            artifacts = _build_artifacts(source, plans, new_folder, previous)
+            artifacts: list[ArtifactManifest] = []
+            engines = _build_engines(source, plans, new_folder, artifacts)  # starts when all graphs were made
+            for artifact in itertools.chain(source.make_graphs(new_folder, previous), engines):
+                artifacts.append(artifact)
+                if artifact.status == "rejected" and not options.keep_going:
+                    break
             merged = remove_rejected(new_folder, [*source.base, *previous.merge(artifacts)], source.names)
             for artifact in merged:
                 if artifact.portability is not None:
@@ -96,37 +114,10 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             return seal(new_folder, manifest)
 
 
-def _plan_builders(builders: Sequence[Builder], source: Source, profiles: Path) -> Plans:
-    """Find out what each builder can build here, for ``--target`` or else the recipe's device. Raises InputError."""
-    requested = source.options.target
-    needs_device = next((builder for builder in builders if builder.needs_device), None)
-    name = requested or (source.default_target if needs_device is not None else None)
-    if name is None and needs_device is not None:
-        raise InputError(
-            f"{needs_device.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)"
-        )
-    device = load_profile(name, profiles) if name is not None else None
-    plans = [(builder, builder.plan(device)) for builder in builders]
-    if requested is not None and not any(isinstance(plan, Unavailable) or plan.device for _, plan in plans):
-        names = ", ".join(builder.name for builder in builders)
-        raise InputError(f"--target: {names}: what it builds is the same for every device; leave it out, or add --trt")
-    return plans
-
-
-def _build_artifacts(source: Source, plans: Plans, folder: Path, previous: PreviousBundle) -> list[ArtifactManifest]:
-    """Make all graphs, then all engines; stop after the first rejected artifact unless ``keep_going``."""
-    artifacts: list[ArtifactManifest] = []
-    engines = _build_engines(source, plans, folder, artifacts)  # a generator: starts when all graphs were made
-    for artifact in itertools.chain(source.make_graphs(folder, previous), engines):
-        artifacts.append(artifact)
-        if artifact.status == "rejected" and not source.options.keep_going:
-            break
-    return artifacts
-
-
 def _build_engines(
-    source: Source, plans: Plans, folder: Path, graphs: Sequence[ArtifactManifest]
-) -> Iterator[ArtifactManifest]:
+    source: Source, plans: Sequence[tuple[Builder, Target | Unavailable]], folder: Path,
+    graphs: Sequence[ArtifactManifest],
+) -> Iterator[ArtifactManifest]:  # fmt: skip
     """Yield what each builder makes of the graphs that passed, or an entry that says why it builds nothing."""
     job = source.build_job(folder, tuple(graph for graph in (*source.base, *graphs) if graph.status == "built"))
     for builder, target in plans:
@@ -157,9 +148,7 @@ def remove_rejected(
     """Delete the files of artifacts that were not built, weights beside them too, and return the entries without them.
 
     Clients find graphs by name, not in bundle.json: a rejected graph must not lie where they would load it.
-
-    Args:
-        protected: names of files that no artifact lists, but that stay.
+    ``protected``: names of files that no artifact lists, but that stay.
     """
     no_files: dict[str, object] = {"file": None, "parts": {}, "sha256": None, "weights_file": None}
     entries = [entry if entry.status == "built" else entry.model_copy(update=no_files) for entry in artifacts]

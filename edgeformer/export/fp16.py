@@ -37,7 +37,8 @@ from torch.overrides import TorchFunctionMode
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.runtimes.session import Array, Session
+from edgeformer.tasks import Run
+from edgeformer.tasks.metric import Arrays
 
 FP16_MAX, FP16_MIN_NORMAL = 65_504.0, 6.1e-5
 """Larger numbers become infinite; smaller ones lose precision and then vanish."""
@@ -109,7 +110,7 @@ def max_abs_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
 
 
 def max_abs_values(
-    model: onnx_ir.Model, run_golden: Callable[[Session], Sequence[Mapping[str, Array]]], folder: Path
+    model: onnx_ir.Model, run_golden: Callable[[Run, None], object], folder: Path
 ) -> dict[str, float]:
     """Value of the outermost graph → largest absolute FP32 number in it; NaN counts as infinite.
 
@@ -117,24 +118,29 @@ def max_abs_values(
 
     Args:
         model: FP32; left unchanged.
-        run_golden: runs a session on the golden inputs, and returns the outputs of each call.
+        run_golden: makes the golden calls, see :meth:`~edgeformer.tasks.Task.golden_outputs`.
         folder: for a temporary copy of the graph.
     """
     probe = lifted(model)
     outputs = list(probe.graph.outputs)
     inner = [value for node in probe.graph for value in node.outputs if value.name and value not in outputs]
     max_abs: dict[str, float] = {}
+
+    def run(inputs: Arrays) -> Arrays:
+        outputs = session.run(inputs)
+        for name, array in outputs.items():
+            if array.dtype == np.float32 and array.size:
+                largest = float(np.nan_to_num(np.abs(array).max(), nan=np.inf))
+                max_abs[name] = max(max_abs.get(name, 0.0), largest)
+        return outputs
+
     with tempfile.TemporaryDirectory(prefix=".reach-", dir=folder) as temporary:
         for start in range(0, len(inner), _VALUES_PER_RUN) or (0,):
             probe.graph.outputs[:] = [*outputs, *inner[start : start + _VALUES_PER_RUN]]
             path = Path(temporary, f"{start}.onnx")
             onnx_ir.save(probe, path, external_data=f"{start}.data")
             with OnnxSession(path) as session:
-                for call in run_golden(session):
-                    for name, array in call.items():
-                        if array.dtype == np.float32 and array.size:
-                            largest = float(np.nan_to_num(np.abs(array).max(), nan=np.inf))
-                            max_abs[name] = max(max_abs.get(name, 0.0), largest)
+                run_golden(run, None)
     return max_abs
 
 

@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import onnx_ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -26,13 +26,12 @@ from edgeformer.bundle import Bundle
 from edgeformer.export.fp16 import convert_to_fp16, lifted, max_abs_values
 from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.judging import Baseline, Judge, Reference, describe_converted
-from edgeformer.export.previous import PreviousBundle, Requested, link, own_files
+from edgeformer.export.previous import PreviousBundle, link, own_files
 from edgeformer.export.quantize import quantize_int4, quantize_int8, quantized_nodes
 from edgeformer.export.variants import ExportOptions, Variant, requested_variants
 from edgeformer.runtimes import BuildJob
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.runtime import Target
-from edgeformer.runtimes.session import Array, Session
 from edgeformer.tasks import Origin
 from edgeformer.tasks.scoring import Validation, open_validation
 
@@ -65,7 +64,6 @@ class GraphSource:
     unique_parameters: int
     notes: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
-    default_target = None
 
     @classmethod
     def open(cls, folder: Path, options: ExportOptions, progress: Progress) -> GraphSource:
@@ -95,7 +93,8 @@ class GraphSource:
 
     def previous(self, targets: Sequence[Target]) -> PreviousBundle:
         """Look at the artifacts that were made of the graph before."""
-        return PreviousBundle.of(self.folder, Requested(self.options, (), targets, self.base[0].precision), None)
+        precision = self.base[0].precision
+        return PreviousBundle.of(self.folder, self.options, targets, None, base_precision=precision)
 
     def begin(self, new: Path) -> None:
         """Bring everything but older conversions into the new folder.
@@ -121,9 +120,11 @@ class GraphSource:
         base, bundle = self.base[0], self.bundle
         baseline: Baseline = {0: (base.score, base.validation)} if base.score is not None else {}
         is_random = any("seed" in note for note in bundle.manifest.notes)
+        golden = bundle.golden()
         reference = Reference(
             task=bundle.task,
-            golden=bundle.golden(),
+            golden=golden,
+            answers=golden.answers,
             needed={0: self.unique_parameters},
             max_positions=bundle.manifest.max_positions,
             rejection_hint=_RANDOM_HINT if is_random else "",
@@ -174,17 +175,7 @@ class GraphSource:
         """Convert the graph in ``folder``. Raises EdgeformerError if nothing in it can have this precision."""
         model = onnx_ir.load(folder / str(self.base[0].file))
         if precision == "fp16":
-
-            def run_golden(session: Session) -> list[dict[str, Array]]:
-                calls: list[dict[str, Any]] = []
-
-                def run(inputs: Any) -> Any:
-                    calls.append(session.run(inputs))
-                    return calls[-1]
-
-                self.bundle.task.golden_outputs(self.bundle.golden().first(_MAX_ABS_CALLS), run, None)
-                return calls
-
+            run_golden = partial(self.bundle.task.golden_outputs, self.bundle.golden().first(_MAX_ABS_CALLS))
             return convert_to_fp16(model, max_abs_values(model, run_golden, folder))
         if precision == "int8":
             model = quantize_int8(lifted(model), folder)

@@ -90,26 +90,23 @@ LOOP = "loop"
 
 @dataclass(frozen=True)
 class Written:
-    """Files that were written, relative to the bundle.
+    """Files that were written, relative to the bundle: loop → graph up to it, part → step graph.
 
     Attributes:
-        exits: loop → file of the graph up to it.
-        steps: part → file.
+        states: of a graph with the states after every loop as outputs, which exists while the others are judged.
         size_bytes: file → size, shared weights included.
     """
 
     exits: dict[int, str]
     steps: dict[str, str]
     decode: str | None
+    states: str
     size_bytes: dict[str, int]
 
 
 @contextmanager
 def write_graphs(bundle: Path, variant: Variant, graphs: Graphs, exits: Sequence[int]) -> Iterator[Written]:
-    """Write the graphs of ``exits`` (the first one is the full graph), steps and decode.
-
-    While the context lasts, :func:`probe_path` exists: a graph with the states after every loop as outputs.
-    """
+    """Write the graphs of ``exits`` (the first one is the full graph), steps, decode, and for a while states."""
     files = {exit_: variant.file("model" if exit_ == exits[0] else f"model_exit{exit_}") for exit_ in exits}
     steps = {part: variant.file(f"step_{part}") for part in graphs.steps}
     decode = variant.file("decode") if graphs.decode is not None else None
@@ -119,15 +116,11 @@ def write_graphs(bundle: Path, variant: Variant, graphs: Graphs, exits: Sequence
         models[decode] = graphs.decode
     states = [value.name for value in graphs.exits.graph.outputs if value.name and value.name.startswith("state_")]
     probe = extract_outputs(graphs.exits, {name: name for name in states})
+    probe_path = bundle / variant.folder / ".states.onnx"
     with weights_file(bundle / variant.weights) if graphs.shared_weights else nullcontext() as weights:
         sizes = {file: write_graph(model, bundle / file, weights) for file, model in models.items()}
-        write_graph(probe, probe_path(bundle, variant), weights)
+        write_graph(probe, probe_path, weights)
     try:
-        yield Written(files, steps, decode, sizes)
+        yield Written(files, steps, decode, probe_path.relative_to(bundle).as_posix(), sizes)
     finally:
-        probe_path(bundle, variant).unlink(missing_ok=True)
-
-
-def probe_path(bundle: Path, variant: Variant) -> Path:
-    """Path of the graph with states as outputs, which exists only while the other graphs are judged."""
-    return bundle / variant.folder / ".states.onnx"
+        probe_path.unlink(missing_ok=True)

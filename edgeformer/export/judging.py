@@ -1,13 +1,12 @@
 """Judge exported artifacts: parity with the FP32 reference, task score, weights stored once, drift, rejection.
 
-The reference is torch FP32 for a trained run (:class:`Exportable`) and the FP32 graph for an imported one
-(:class:`Reference`). Every artifact runs on its real golden inputs.
+The reference is torch FP32 for a trained run, the FP32 graph for an imported one. Artifacts run on real golden inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from edgeformer.artifacts.manifest import (
     ArtifactManifest,
     Drift,
     LoopDrift,
-    Parity,
     Precision,
     Rounded,
     Sharing,
@@ -43,10 +41,9 @@ from edgeformer.export.audit import (
     weight_parts,
 )
 from edgeformer.export.fp16 import FP16_MAX
-from edgeformer.export.graphs import LOOP, Written, probe_path
+from edgeformer.export.graphs import LOOP, Written
 from edgeformer.export.quantize import quantized_nodes, quantized_pairs
 from edgeformer.export.variants import Variant
-from edgeformer.models import ModelSpec
 from edgeformer.models.adapter import ModelAdapter
 from edgeformer.models.tracing import state_name
 from edgeformer.runtimes import (
@@ -71,17 +68,20 @@ DRIFT_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 1
 MAX_STORED_RATIO = 1.05
 """Largest ratio of stored numbers to parameters of a converted foreign graph: it may store small constants twice."""
 
-Positions = NDArray[np.int64] | None
 Baseline = dict[int, tuple[Score, Score | None]]
 """Exit → FP32's score on the golden inputs and on the validation split."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """FP32 answers on the golden inputs, which artifacts are compared with: those of an imported graph.
+    """FP32 answers on the golden inputs, which artifacts are compared with.
 
     Attributes:
         golden: golden inputs and answers.
+        answers: right answers, as the task scores them.
+        logits: exit → torch FP32 logits of the golden inputs, float32 [rows or tokens, C]; empty for an imported graph,
+            whose answers are in ``golden``.
+        data: the task's data section, for the score.
         exits: loops that answer, in rising order; the last one is the full graph.
         needed: exit → parameters that its graph needs.
         loops: how often a step artifact runs its loop graph; None without step artifacts.
@@ -91,73 +91,34 @@ class Reference:
 
     task: Task
     golden: Golden
+    answers: Mapping[str, Array]
     needed: Mapping[int, int]
+    logits: Mapping[int, Array] = field(default_factory=dict)
+    data: Any = None
     exits: tuple[int, ...] = (0,)
     loops: int | None = None
     max_positions: int | None = None
     rejection_hint: str = ""
 
-    @property
-    def last(self) -> int:
-        """Exit of the full graph."""
-        return self.exits[-1]
-
-    def golden_outputs(self, run: Run, max_rows: int | None = None) -> Any:
-        """Run the golden inputs, at most ``max_rows`` per call (None: any number)."""
-        return self.task.golden_outputs(self.golden, run, max_rows)
-
-    def parity(
-        self, exit_: int, outputs: Any, precision: Precision, provider: str, positions: Positions = None
-    ) -> Parity:
-        """Compare outputs on the golden inputs with the reference's; ``positions``: rows or tokens; None: all."""
-        return self.task.golden_parity(self.golden.arrays, outputs, None, precision, provider)
-
-    def score(self, exit_: int, outputs: Any, positions: Positions = None) -> Score:
-        """Score outputs on the golden inputs, or on ``positions`` of them."""
-        return self.task.golden_score(exit_, outputs, self.golden.answers)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Exportable(Reference):
-    """A trained model in evaluation mode on the CPU, with torch FP32's answers that its graphs are compared with.
+    """A trained model in evaluation mode on the CPU, with torch FP32's answers.
 
     Attributes:
         parameters: of the full model, each counted once.
         inputs: real validation inputs, int64 [n, S] each.
-        answers: right answers, as the task scores them.
-        references: exit → torch FP32 logits of the inputs, float32 [rows or tokens, C].
         states: loop → torch FP32 hidden states, float32 [n, S, d].
         leaks: the model sees what it predicts.
     """
 
     recipe: Recipe
-    model_spec: ModelSpec
+    adapter: ModelAdapter
     model: nn.Module
     parameters: int
     inputs: dict[str, NDArray[np.int64]]
-    answers: Mapping[str, Array]
-    references: dict[int, Array]
     states: dict[int, Array]
     leaks: bool
-
-    @property
-    def adapter(self) -> ModelAdapter:
-        """The family's torch half."""
-        return self.model_spec.adapter
-
-    def golden_outputs(self, run: Run, max_rows: int | None = None) -> Any:
-        """Return a session's logits of the golden inputs, [rows or tokens, C]."""
-        logits = split_calls(run, max_rows)(self.inputs)["logits"]
-        return logits.reshape(-1, logits.shape[-1])
-
-    def parity(
-        self, exit_: int, outputs: Any, precision: Precision, provider: str, positions: Positions = None
-    ) -> Parity:
-        reference = self.references[exit_]
-        return self.task.parity(outputs, reference if positions is None else reference[positions], precision, provider)
-
-    def score(self, exit_: int, outputs: Any, positions: Positions = None) -> Score:
-        return self.task.golden_score(exit_, outputs, self.answers, positions, self.recipe.data)
 
 
 @dataclass(frozen=True)
@@ -191,12 +152,12 @@ class Judge:
             max_rows: rows that one call of the artifact takes; None: any number.
             validate: also score the validation data; not for step and decode artifacts.
         """
-        outputs = self.reference.golden_outputs(session.run, max_rows)
+        outputs = self.reference.task.golden_outputs(self.reference.golden, session.run, max_rows)
         run = split_calls(session.run, max_rows) if validate else None
         return self.compare(exit_, outputs, run, session.provider)
 
     def compare(
-        self, exit_: int, outputs: Any, run: Run | None, provider: str, positions: Positions = None
+        self, exit_: int, outputs: Any, run: Run | None, provider: str, positions: NDArray[np.int64] | None = None
     ) -> dict[str, Any]:
         """Compare outputs on the golden inputs with the reference; see :meth:`measure`.
 
@@ -204,9 +165,14 @@ class Judge:
             run: scored on the validation data; None: not.
             positions: rows or tokens of the outputs, whose score is compared with the reference's own; None: all.
         """
-        precision, task = self.variant.precision, self.reference.task
-        reference: Any = self.reference
-        parity = reference.parity(exit_, outputs, precision, provider, positions)
+        precision, reference = self.variant.precision, self.reference
+        task, expected = reference.task, reference.logits.get(exit_)
+        if expected is None:
+            parity = task.golden_parity(reference.golden.arrays, outputs, None, precision, provider)
+        else:
+            expected = expected if positions is None else expected[positions]
+            outputs = outputs.reshape(-1, outputs.shape[-1])
+            parity = task.parity(outputs, expected, precision, provider)
         reason = out_of_tolerance(parity)
         if reason is not None:
             reason += reference.rejection_hint
@@ -215,14 +181,16 @@ class Judge:
             reason = f"{reached}; FP16 ends at {FP16_MAX:.0f} (overflow)"
         if parity.max_abs_error is None:  # no score can be computed from NaN
             return {"parity": parity, "reason": reason}
-        golden = reference.score(exit_, outputs, positions)
+        golden = task.golden_score(exit_, outputs, reference.answers, positions, reference.data)
         score = self.validation(run, exit_) if self.validation is not None and run is not None else None
         if score is not None and not isfinite(score.loss):
             return {"parity": parity, "score": golden, "reason": reason or "its loss is not finite on validation text"}
         baseline = self.baseline.get(exit_)  # a rejected FP32 graph may have no score
         if positions is not None:
-            logits = reference.references[exit_][positions]
-            baseline = (reference.score(exit_, logits, positions), None) if precision != "fp32" else None
+            baseline = None
+            if precision != "fp32":
+                own_score = task.golden_score(exit_, expected, reference.answers, positions, reference.data)
+                baseline = own_score, None
         elif self.variant == Variant("fp32") and self.sets_baseline:
             self.baseline.setdefault(exit_, (golden, score))
             baseline = None
@@ -240,7 +208,7 @@ class Judge:
         files = ArtifactFiles(entry, self.folder / str(entry.file), parts, loops, self.reference.max_positions)
         try:
             with opener_of(entry).open(files, OpenOptions()) as session:
-                is_whole, exit_ = entry.role in ("full", "exit"), entry.exit or self.reference.last
+                is_whole, exit_ = entry.role in ("full", "exit"), entry.exit or self.reference.exits[-1]
                 measured = self.measure(session, exit_, max_batch_rows(entry), validate=is_whole)
         except EdgeformerError as error:
             measured = {"reason": str(error)}
@@ -248,8 +216,7 @@ class Judge:
 
     def judge_built(self, entry: ArtifactManifest, path: Path, session: Session) -> dict[str, Any]:
         """Measure an ONNX file that a builder made of an FP32 graph, and audit it: fields of its entry."""
-        exit_ = entry.exit or self.reference.last
-        graph = onnx.load(str(path))
+        exit_, graph = entry.exit or self.reference.exits[-1], onnx.load(str(path))
         sharing = audit_sharing(graph, self.reference.needed[exit_])
         parts, measured = weight_parts(graph), self.measure(session, exit_)
         return {
@@ -261,33 +228,32 @@ class Judge:
         }
 
     def add_rounded(self, entry: ArtifactManifest) -> ArtifactManifest:
-        """Add scores under providers that compute in fewer bits.
+        """Add scores under providers that compute in fewer bits, compared by INT8's tolerance.
 
-        They are compared by INT8's tolerance, the task score. Step, decode and rejected artifacts stay unchanged.
+        Step, decode and rejected artifacts stay unchanged.
         """
         if entry.status != "built" or entry.role not in ("full", "exit"):
             return entry
         rounded: dict[str, Rounded] = {}
+        judge, files = replace(self, variant=Variant("int8")), ArtifactFiles(entry, self.folder / str(entry.file))
         for provider in requested_providers(entry, ALL_RUNTIMES):
             if provider_facts(provider).rounds_to is None:
                 continue
-            files = ArtifactFiles(entry, self.folder / str(entry.file))
             try:
                 session = opener_of(entry, provider).open(files, OpenOptions(provider))
             except InputError:
                 continue  # the processor lacks the provider
             with session:
-                judge = replace(self, variant=Variant("int8"))
-                measured = judge.measure(session, entry.exit or self.reference.last)
+                measured = judge.measure(session, entry.exit or self.reference.exits[-1])
             rounded[provider] = Rounded.model_validate(measured)
         return entry.model_copy(update={"rounded": rounded})
 
     def judge_all(self, written: Written) -> Iterator[ArtifactManifest]:
         """Yield every traced artifact of a run, the full graph first; each runs when the previous one was consumed."""
         reference: Any = self.reference  # Exportable
-        last, states, drift = reference.last, reference.states, None
+        last, states, drift = reference.exits[-1], reference.states, None
         if len(states) > 1:
-            with OnnxSession(probe_path(self.folder, self.variant)) as probe:
+            with OnnxSession(self.folder / written.states) as probe:
                 outputs = probe.run(reference.inputs)
             drift = measure_drift({loop: outputs[state_name(loop)] for loop in states}, states, self.variant.precision)
         for exit_, file in written.exits.items():
@@ -308,7 +274,7 @@ class Judge:
                 logits, provider = decode_windows(session, ids, half), session.provider
             # Flat positions of the answered tokens: of every window the second half, and the token before it.
             positions = np.arange(ids.size).reshape(ids.shape)[:, half - 1 :].reshape(-1)
-            measured = self.compare(last, logits.reshape(-1, logits.shape[-1]), None, provider, positions)
+            measured = self.compare(last, logits, None, provider, positions)
             fields = {**measured, "role": "decode"}
             yield self._describe("decode", {LOOP: written.decode}, written, reference.needed[last], fields)
 
@@ -363,9 +329,7 @@ def audit_graphs(paths: Mapping[str, Path], graphs: Mapping[str, onnx.ModelProto
 def describe_converted(path: Path, size_bytes: int, unique_parameters: int) -> dict[str, Any]:
     """Audit a converted foreign graph: fields of its entry, with a ``reason`` where it stores too many numbers.
 
-    Args:
-        size_bytes: including weights beside the graph.
-        unique_parameters: of the graph that it was converted from.
+    ``size_bytes`` includes weights beside the graph; ``unique_parameters`` are of the graph that it was made of.
     """
     graph = onnx.load(str(path), load_external_data=False)
     fields = {**audit_graphs({LOOP: path}, {LOOP: graph}, unique_parameters), "size_bytes": size_bytes}

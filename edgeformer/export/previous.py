@@ -28,61 +28,12 @@ _ROLES = ("full", "exit", "step", "decode")
 """Order in which one export of everything lists artifacts."""
 
 
-@dataclass(frozen=True)
-class Requested:
-    """Selects the artifacts that an export builds.
-
-    Attributes:
-        exits: all exits of the model. A variant that is made again keeps its exits and its step bundle.
-        targets: what the builders can build for on this machine.
-        base_precision: precision of the graph that everything is made of.
-    """
-
-    options: ExportOptions
-    exits: Collection[int]
-    targets: Sequence[Target]
-    base_precision: Precision = "fp32"
-
-    def includes(self, old: ArtifactManifest) -> bool:
-        """Whether the export builds this artifact again."""
-        if old.role == "exit" and old.exit not in self.exits:
-            return False
-        if old.is_graph:
-            return Variant(old.precision, old.trimmed) in requested_variants(self.options)
-        return any(device is None or f".{device}." in str(old.file) for device in self._devices(old))
-
-    def replaces_device(self, old: ArtifactManifest) -> str | None:
-        """Return why an engine is lost although it is not built again: another device's engine gets its id."""
-        for device in self._devices(old):
-            if device is not None and f".{device}." not in str(old.file):
-                return f"{old.file} is for another device than --target {device}"
-        return None
-
-    def _devices(self, old: ArtifactManifest) -> list[str | None]:
-        """Devices whose engines get the same id as ``old``; None: an engine for any device."""
-        base = "fp16" if self.options.fp16 else self.base_precision
-        # Engines for a device also have an INT8 of their own.
-        has_int8 = old.precision == "int8" and self.options.int8
-        return [
-            target.device
-            for target in self.targets
-            if old.format == target.format
-            and (old.precision == (target.precision or base) or (has_int8 and target.device is not None))
-        ]
-
-
 @dataclass
 class PreviousBundle:
-    """The bundle that is replaced.
+    """The bundle that is replaced: by id what can stay (``kept``), what is built again, and what would be lost.
 
-    Attributes:
-        kept: id → artifact that can stay: built ones, and the reasons of those that were not built.
-        losses: id of an artifact, or a file that no manifest lists → why it cannot stay.
-        rebuilt: id → artifact that is built again.
-        notes: of the bundle.
-        checksums: file that artifacts need → sha256.
-        required_files: id → names of the files that the artifact needs.
-        records: measurements that target devices recorded.
+    ``losses`` also has files that no manifest lists. ``checksums`` and ``required_files`` are of the files that
+    artifacts need; ``records`` are measurements of target devices.
     """
 
     folder: Path
@@ -95,12 +46,18 @@ class PreviousBundle:
     records: TargetRecords = field(default_factory=TargetRecords)
 
     @classmethod
-    def of(cls, folder: Path, requested: Requested, sources: Mapping[str, str] | None) -> PreviousBundle:
+    def of(
+        cls, folder: Path, options: ExportOptions, targets: Sequence[Target], sources: Mapping[str, str] | None,
+        exits: Collection[int] = (), base_precision: Precision = "fp32",
+    ) -> PreviousBundle:  # fmt: skip
         """Compare each file of a bundle with its manifest, and fill ``rebuilt``, ``kept`` and ``losses``.
 
         Args:
+            targets: what the builders can build for on this machine.
             sources: file of the run → sha256, which artifacts must be made of; None: an imported graph, which is the
                 bundle's first artifact and always stays, like files that no manifest lists.
+            exits: all exits of the model. A variant that is made again keeps its exits and its step bundle.
+            base_precision: precision of the graph that everything is made of.
         """
         if not folder.exists():
             return cls(folder)
@@ -123,9 +80,30 @@ class PreviousBundle:
             for path in sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()):
                 if path.as_posix() not in listed and not any(part.startswith(".") for part in path.parts):
                     previous.losses[path.as_posix()] = f"{BUNDLE_FILE} does not list it"
+        variants, engine_precision = requested_variants(options), "fp16" if options.fp16 else base_precision
         for artifact in bundle.artifacts[sources is None :]:
             is_built = artifact.status == "built"
-            problem = difference or requested.replaces_device(artifact)
+            # Devices whose engines get the id of this one; None: an engine for any device. Engines for a device also
+            # have an INT8 of their own.
+            has_int8 = artifact.precision == "int8" and options.int8
+            devices = [
+                target.device
+                for target in targets
+                if artifact.format == target.format
+                and (
+                    artifact.precision == (target.precision or engine_precision)
+                    or (has_int8 and target.device is not None)
+                )
+            ]
+            is_same_device = [device is None or f".{device}." in str(artifact.file) for device in devices]
+            is_rebuilt = any(is_same_device)
+            if artifact.is_graph:
+                is_rebuilt = Variant(artifact.precision, artifact.trimmed) in variants
+            is_rebuilt = is_rebuilt and (artifact.role != "exit" or artifact.exit in exits)
+            problem = difference
+            if problem is None and not all(is_same_device):
+                device = devices[is_same_device.index(False)]
+                problem = f"{artifact.file} is for another device than --target {device}"
             if problem is None and is_built:
                 companions = (TOKENIZER_FILE, TOKENIZER_CONFIG, CONFIG_FILE, GOLDEN_FILE) if artifact.trimmed else ()
                 names = [f"{artifact.companions}/{name}" for name in companions]
@@ -135,7 +113,7 @@ class PreviousBundle:
                         bundle.contents.intact(name, f"{artifact.id} needs {name}")
                 except ArtifactError as error:
                     problem = str(error)
-            if requested.includes(artifact):
+            if is_rebuilt:
                 previous.rebuilt[artifact.id] = artifact
             if problem is None:
                 update = {"kept": True, "reason": None if is_built else artifact.reason}

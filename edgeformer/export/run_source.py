@@ -38,7 +38,7 @@ from edgeformer.data.trimming import ALL_USED, Keeping, Trimmed
 from edgeformer.export.fp16 import max_abs_activation
 from edgeformer.export.graphs import write_graphs
 from edgeformer.export.judging import Baseline, Exportable, Judge
-from edgeformer.export.previous import SOURCES, TOKENIZER_CONFIG, PreviousBundle, Requested
+from edgeformer.export.previous import SOURCES, TOKENIZER_CONFIG, PreviousBundle
 from edgeformer.export.quantize import quantized_graphs
 from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant, requested_variants
 from edgeformer.models import model_spec_of
@@ -111,8 +111,8 @@ def _with_references(
     recipe: Recipe, model: nn.Module, inputs: dict[str, NDArray[np.int64]], answers: Mapping[str, Array], *, leaks: bool
 ) -> Exportable:
     """Compute torch FP32's answers to the inputs; the arguments are those of :class:`Exportable`."""
-    task, model_spec = get_task(recipe.task), model_spec_of(recipe)
-    exits: Any = model_spec.adapter.exits(model)
+    task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
+    exits: Any = adapter.exits(model)
     with torch.inference_mode():
         outputs = exits(*map(torch.from_numpy, inputs.values()))
     count = len(exits.exits)
@@ -122,17 +122,18 @@ def _with_references(
     return Exportable(
         task=task,
         golden=Golden(Path(recipe.name), golden),
-        needed=model_spec.adapter.needed(model),
+        needed=adapter.needed(model),
+        data=recipe.data,
         exits=exits.exits,
         loops=len(states),
         max_positions=recipe.model.max_positions,
         recipe=recipe,
-        model_spec=model_spec,
+        adapter=adapter,
         model=model,
         parameters=count_parameters(model),
         inputs=inputs,
         answers=task.right_answers(answers, logits),
-        references={exit_: output.reshape(-1, output.shape[-1]) for exit_, output in logits.items()},
+        logits={exit_: output.reshape(-1, output.shape[-1]) for exit_, output in logits.items()},
         states=states,
         leaks=leaks,
     )
@@ -249,11 +250,6 @@ class RunSource:
         reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary)
         return cls(run, options, progress, subject, run.folder / BUNDLE_FOLDER, requested, tokenizer, reader, facts)
 
-    @property
-    def default_target(self) -> str | None:
-        """Device profile of the recipe."""
-        return self.subject.recipe.target
-
     @cached_property
     def trimmed(self) -> TrimmedModel | None:
         """The model with a trimmed vocabulary, where it is requested."""
@@ -268,7 +264,7 @@ class RunSource:
 
     def previous(self, targets: Sequence[Target]) -> PreviousBundle:
         """Look at the bundle that is replaced."""
-        return PreviousBundle.of(self.folder, Requested(self.options, self.subject.exits, targets), self._sources)
+        return PreviousBundle.of(self.folder, self.options, targets, self._sources, self.subject.exits)
 
     def begin(self, new: Path) -> None:
         """Write everything beside the graphs, and open the validation data. Raises ArtifactError."""
@@ -282,7 +278,7 @@ class RunSource:
         path = model_folder / CONFIG_FILE
         config = _read_json(path) | subject.task.answer_config(subject.recipe.data)
         with _reading(path):
-            client_config = subject.model_spec.client_config(config)
+            client_config = self.run.model_spec.client_config(config)
         write_json(new / CONFIG_FILE, client_config)
         if (model_folder / CARD_FILE).is_file():  # it may have been edited by hand
             shutil.copyfile(model_folder / CARD_FILE, new / CARD_FILE)
@@ -338,7 +334,8 @@ class RunSource:
         for variant in requested_variants(self.options):
             subject = small if variant.trimmed and small is not None else self.subject
             requested = set(self.exits) | {int(old.exit or 0) for old in previous.rebuilt_graphs(variant, "exit")}
-            exits = [subject.last, *sorted(requested - {subject.last})] if not variant.trimmed else [subject.last]
+            last = subject.exits[-1]
+            exits = [last] if variant.trimmed else [last, *sorted(requested - {last})]
             has_steps = self.options.exits == "all" or bool(previous.rebuilt_graphs(variant, "step"))
             try:
                 graphs = traced[variant.trimmed]
@@ -409,7 +406,7 @@ class RunSource:
 
     def manifest(self, folder: Path, artifacts: Sequence[ArtifactManifest], previous: PreviousBundle) -> BundleManifest:
         """Complete the trimmed repository, and describe the new folder: bundle.json. Raises ArtifactError."""
-        run, recipe, spec = self.run.manifest, self.subject.recipe, self.subject.model_spec
+        run, recipe, spec = self.run.manifest, self.subject.recipe, self.run.model_spec
         trimmed_folder, model_folder = folder / TRIMMED_FOLDER, self.run.folder / MODEL_FOLDER
         built = {artifact.precision for artifact in artifacts if artifact.trimmed and artifact.status == "built"}
         if self.trimmed is not None and built:

@@ -22,7 +22,6 @@ from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run
 from edgeformer.system.host import cpu_name, default_threads, now
 from edgeformer.tasks.risk_control import (
     METHOD,
-    Guarantee,
     bootstrap_interval,
     choose_thresholds,
     rows_needed,
@@ -101,11 +100,31 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
     set_name = evaluator.set_name(candidate)
     records = evaluator.record_exits(candidate)[1]
     right = records.stacked("right")
+    count, full_accuracy = right.shape[1], float(right[-1].mean())
     confidence = records.stacked("confidence")
     promised = choose_thresholds(records.exits, confidence, right, options.max_drop, options.risk)
     if promised is None or not promised.thresholds:
-        raise DataError(f"{set_name}: {_refusal(candidate.id, promised, options, right)}")
-    count, full_accuracy = right.shape[1], float(right[-1].mean())
+        level, id_ = options.risk / (len(right) - 1), candidate.id
+        goal = f"a loss of at most {100 * options.max_drop:g} points with {100 * (1 - options.risk):.4g} % confidence"
+        needed = rows_needed(options.max_drop, level)
+        if needed is None or count < needed:
+            minimum = "more than 131,072" if needed is None else f"at least {needed:,}"
+            problem = (
+                f"{count:,} held-out rows are too few to promise {goal}: that takes {minimum}, even if early exit "
+                "changes the answer to none of them. Give more rows (--data FILE), or ask for less (--max-drop)"
+            )
+        elif promised is None:
+            problem = f"{id_} loses more than {goal} allows wherever a text leaves, even at probability 1"
+        else:
+            losses, gains = promised.stopped_by or (promised.lost, promised.won)
+            enough = rows_needed(options.max_drop, level, losses, gains, count)
+            advice = f"some {enough:,} rows like them would do" if enough else "more rows like them would not help"
+            problem = (
+                f"of {count:,} held-out rows none could leave {id_} early under {goal}: the next threshold gets "
+                f"{losses:,} rows wrong that are right with all loops, and {gains:,} the other way; {advice}, or a "
+                "larger --max-drop"
+            )
+        raise DataError(f"{set_name}: {problem}")
     return ExitGuarantee(
         max_drop=options.max_drop,
         confidence=1 - options.risk,
@@ -124,29 +143,6 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
         share={str(loop): share for loop, share in zip(records.exits, promised.shares, strict=True)},
         time=_measure_time(candidate, evaluator, promised.thresholds, progress),
         created=now(),
-    )
-
-
-def _refusal(id_: str, promised: Guarantee | None, options: GuaranteeOptions, right: NDArray[np.bool_]) -> str:
-    """Return why there is no guarantee, and how many rows would be enough. ``right``: [exits, n]."""
-    (exits, count), max_drop = right.shape, options.max_drop
-    level = options.risk / (exits - 1)
-    goal = f"a loss of at most {100 * max_drop:g} points with {100 * (1 - options.risk):.4g} % confidence"
-    needed = rows_needed(max_drop, level)
-    if needed is None or count < needed:
-        minimum = "more than 131,072" if needed is None else f"at least {needed:,}"
-        return (
-            f"{count:,} held-out rows are too few to promise {goal}: that takes {minimum}, even if early exit changes "
-            "the answer to none of them. Give more rows (--data FILE), or ask for less (--max-drop)"
-        )
-    if promised is None:
-        return f"{id_} loses more than {goal} allows wherever a text leaves, even at probability 1"
-    losses, gains = promised.stopped_by or (promised.lost, promised.won)
-    enough = rows_needed(max_drop, level, losses, gains, count)
-    advice = f"some {enough:,} rows like them would do" if enough else "more rows like them would not help"
-    return (
-        f"of {count:,} held-out rows none could leave {id_} early under {goal}: the next threshold gets {losses:,} "
-        f"rows wrong that are right with all loops, and {gains:,} the other way; {advice}, or a larger --max-drop"
     )
 
 

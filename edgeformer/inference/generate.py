@@ -65,21 +65,13 @@ class Sampling:
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed must be in 0…{2**32 - 1}, not {self.seed}")
 
-
-class Sampler:
-    """Draws tokens in sequence; the same seed and the same logits give the same tokens."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
-        self._generator = np.random.default_rng(sampling.seed)
-
-    def pick(self, logits: NDArray[np.floating]) -> int:
-        """Draw the next token from logits [V]. Raises ArtifactError as :meth:`candidates`."""
+    def pick(self, logits: NDArray[np.floating], generator: np.random.Generator) -> int:
+        """Draw the next token from logits [V] by inverse transform sampling. Raises ArtifactError."""
         tokens, probabilities = self.candidates(logits)
         if len(tokens) == 1:
             return int(tokens[0])
-        ends = np.cumsum(probabilities)  # inverse transform sampling
-        index = int(np.searchsorted(ends, self._generator.random() * ends[-1], side="right"))
+        ends = np.cumsum(probabilities)
+        index = int(np.searchsorted(ends, generator.random() * ends[-1], side="right"))
         return int(tokens[min(index, len(tokens) - 1)])
 
     def candidates(self, logits: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -94,42 +86,31 @@ class Sampler:
         largest = wide.max()
         if not np.isfinite(largest):
             raise ArtifactError(f"the model's largest logit is {largest}, not a number to choose by; it is damaged")
-        if self._sampling.temperature == 0:
+        if self.temperature == 0:
             return np.array([wide.argmax()], dtype=np.int64), np.ones(1)
         with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to −∞, as intended
-            scaled = (wide - largest) / self._sampling.temperature
-        k, p = self._sampling.top_k, self._sampling.top_p
-        if k is None or k >= len(scaled):
-            tokens = np.arange(len(scaled))
-        else:
+            scaled = (wide - largest) / self.temperature
+        tokens, k, p = np.arange(len(scaled)), self.top_k, self.top_p
+        if k is not None and k < len(scaled):
             limit = np.partition(scaled, -k)[-k]
             above = np.flatnonzero(scaled > limit)
             equal = np.flatnonzero(scaled == limit)[: k - len(above)]
             tokens = np.sort(np.concatenate((above, equal)))
         probabilities = np.exp(scaled[tokens])
         tokens, probabilities = tokens[probabilities > 0], probabilities[probabilities > 0]
-        if p is not None and p < 1:
-            kept = _top_p(probabilities / probabilities.sum(), p)
+        if p is not None and p < 1:  # the fewest likeliest tokens whose shares sum to p or more; at least one
+            shares = probabilities / probabilities.sum()
+            # Sorting a large vocabulary takes longer than many a model's forward pass, so the likeliest tokens (with
+            # all ties of the last one) are sorted first, and all tokens only if these do not reach p.
+            limit = np.partition(shares, -_SORTED_FIRST)[-_SORTED_FIRST] if len(shares) > _SORTED_FIRST else 0.0
+            for subset in (np.flatnonzero(shares >= limit), np.arange(len(shares))):
+                order = subset[np.argsort(-shares[subset], kind="stable")]
+                sums = np.cumsum(shares[order])
+                if sums[-1] >= p:
+                    break
+            kept = np.sort(order[: int(np.searchsorted(sums, p, side="left")) + 1])
             tokens, probabilities = tokens[kept], probabilities[kept]
         return tokens, probabilities / probabilities.sum()
-
-
-def _top_p(shares: NDArray[np.float64], p: float) -> NDArray[np.int64]:
-    """Return the rising indices of the fewest likeliest tokens whose shares sum to p or more; at least one.
-
-    Sorting a large vocabulary takes longer than many a model's forward pass, so the likeliest 1,024 tokens are sorted
-    first and all tokens only if these do not reach p. The result is the same to the last bit of the sums.
-    """
-    subset = np.arange(len(shares))
-    if len(shares) > _SORTED_FIRST:
-        limit = np.partition(shares, -_SORTED_FIRST)[-_SORTED_FIRST]
-        subset = np.flatnonzero(shares >= limit)  # includes all ties with the last token
-    order = subset[np.argsort(-shares[subset], kind="stable")]
-    sums = np.cumsum(shares[order])
-    if len(subset) < len(shares) and sums[-1] < p:
-        order = np.argsort(-shares, kind="stable")
-        sums = np.cumsum(shares[order])
-    return np.sort(order[: int(np.searchsorted(sums, p, side="left")) + 1])
 
 
 @dataclass(frozen=True)
@@ -259,7 +240,7 @@ def generate(
             if on_text is not None:
                 on_text(piece)
 
-    sampler, last_exit = Sampler(options.sampling), max(thresholds)
+    generator, last_exit = np.random.default_rng(options.sampling.seed), max(thresholds)
     tokens, loops = list[int](), list[int]()
     prompt_seconds, unread = 0.0, ids
     started = time.perf_counter()
@@ -270,7 +251,7 @@ def generate(
             logits = decoder.logits(loop)
             if loop == last_exit or is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:
                 break
-        token = sampler.pick(logits)
+        token = options.sampling.pick(logits, generator)
         tokens.append(token)
         loops.append(loop)
         if len(tokens) == 1:
@@ -280,7 +261,7 @@ def generate(
         emit(stream.push(token))
         unread = [token]
     seconds = time.perf_counter() - started
-    emit(stream.read())
+    emit(stream.push())
     later_tokens, later_seconds = len(tokens) - 1, seconds - prompt_seconds
     return Generation(
         run=location.name,
@@ -307,7 +288,8 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
     if artifact != TORCH and location.bundle is not None:
         model = location.open_bundle()
         can_write = model.task.writes_text and not model.leaks
-        if artifact is None and can_write and not _decoder_graphs(model):
+        decoders = [entry for entry in model.built(*_DECODER_ROLES) if entry.is_graph and not entry.trimmed]
+        if artifact is None and can_write and not decoders:
             model = None
     elif artifact not in (None, TORCH):
         raise InputError(f"--artifact {artifact}: {name} has no bundle; make one with: {command}")
@@ -328,16 +310,11 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
     return model
 
 
-def _decoder_graphs(bundle: Bundle) -> list[ArtifactManifest]:
-    """Return graphs that keep the work for earlier tokens, in the order of preference."""
-    graphs = [artifact for artifact in bundle.built(*_DECODER_ROLES) if artifact.is_graph and not artifact.trimmed]
-    return sorted(graphs, key=lambda graph: (_PRECISIONS.index(graph.precision), _DECODER_ROLES.index(graph.role)))
-
-
 def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *, all_loops: bool) -> ArtifactManifest:
     """Return the requested artifact, or the preferred one; only step artifacts can answer before the last loop."""
     name, command, has_run = bundle.name, f"edgeformer export {location.argument} --exit all", location.run is not None
-    graphs = _decoder_graphs(bundle)
+    graphs = [entry for entry in bundle.built(*_DECODER_ROLES) if entry.is_graph and not entry.trimmed]
+    graphs.sort(key=lambda graph: (_PRECISIONS.index(graph.precision), _DECODER_ROLES.index(graph.role)))
     if artifact is None:
         for graph in graphs:
             if all_loops or graph.role == "step":
@@ -377,18 +354,15 @@ class TextStream:
         self._decoded = len(self._ids)
         self._start = max(0, self._decoded - _CONTEXT)
 
-    def push(self, token: int) -> str:
-        """Add a token; return the text that is complete now, often a word, sometimes nothing yet."""
-        self._ids.append(token)
-        return self.read(is_final=False)
+    def push(self, *tokens: int) -> str:
+        """Add a token; return the text that is complete now, often a word, sometimes nothing yet.
 
-    def read(self, *, is_final: bool = True) -> str:
-        """Return the remaining text; at the end, bytes that are no whole character become the replacement character."""
-        previous, text = (
-            str(self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=True))
-            for end in (self._decoded, None)
-        )
-        if not is_final and text.endswith(_INCOMPLETE):
+        Without a token: return the rest, where bytes that are no whole character are the replacement character.
+        """
+        self._ids += tokens
+        windows = [self._ids[self._start : self._decoded], self._ids[self._start :]]
+        previous, text = (str(self._tokenizer.decode(window, skip_special_tokens=True)) for window in windows)
+        if tokens and text.endswith(_INCOMPLETE):
             return ""
         self._decoded = len(self._ids)
         self._start = max(self._start, self._decoded - _CONTEXT)

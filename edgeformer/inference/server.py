@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from prometheus_client import generate_latest
@@ -29,7 +28,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from typing_extensions import Self
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from edgeformer._version import __version__
 from edgeformer.artifacts.errors import EdgeformerError, InputError
@@ -62,13 +60,6 @@ class PredictRequest(BaseModel):
         if self.pairs is not None and len(self.pairs) != len(self.texts or ()):
             raise ValueError(f"{len(self.pairs)} pairs for {len(self.texts or ())} texts; give one for each")
         return self
-
-    def rows(self) -> list[Text]:
-        """Return the texts, or pairs of texts."""
-        if self.text is not None:
-            return [self.text if self.pair is None else (self.text, self.pair)]
-        texts = self.texts or []
-        return [*texts] if self.pairs is None else [*zip(texts, self.pairs, strict=True)]
 
 
 class PredictionMessage(BaseModel):
@@ -103,13 +94,17 @@ class Refusal(BaseModel):
 def read_request(body: bytes, limits: Limits, answering: TextPredictor) -> list[Text]:
     """Parse the JSON body of a request for predictions. Raises RefusedError for what limits or model do not take."""
     try:
-        rows = PredictRequest.model_validate_json(body).rows()
+        message = PredictRequest.model_validate_json(body)
     except ValidationError as error:
         problems = []
         for problem in error.errors()[:5]:
             location, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
             problems.append(f"{location}: {message}" if location else message)
         raise RefusedError(422, "; ".join(problems)) from None
+    texts, pairs = message.texts or [str(message.text)], message.pairs
+    if message.pair is not None:
+        pairs = [message.pair]
+    rows: list[Text] = [*texts] if pairs is None else [*zip(texts, pairs, strict=True)]
     if len(rows) > limits.texts:
         raise RefusedError(422, f"texts: {len(rows):,}, but at most {limits.texts:,} in one request; send several")
     mismatch = pairs_problem(answering.task, answering.data, pairs=not isinstance(rows[0], str))
@@ -166,55 +161,6 @@ def openapi(name: str, limits: Limits) -> dict[str, object]:
         "paths": {"/predict": {"post": predict}, **watched},
         "components": {"schemas": document["$defs"]},
     }
-
-
-_Protocol: Any = object if TYPE_CHECKING else AutoHTTPProtocol  # uvicorn selects the implementation
-
-
-def protocol_within(limits: Limits) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with the time limits of heads and of taking answers, and ``limits.waiting``.
-
-    uvicorn lacks them; with them health checks can always connect.
-    """
-    head_timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}  # oldest first
-    write_timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}
-
-    def start(timers: dict[asyncio.Transport, asyncio.TimerHandle], transport: asyncio.Transport) -> None:
-        if transport not in timers:
-            timers[transport] = asyncio.get_running_loop().call_later(limits.timeout_s, transport.abort)
-
-    def stop(timers: dict[asyncio.Transport, asyncio.TimerHandle], transport: asyncio.Transport) -> None:
-        if (timer := timers.pop(transport, None)) is not None:
-            timer.cancel()
-
-    class Protocol(_Protocol):  # type: ignore[misc]
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            start(head_timers, self.transport)
-            if len(head_timers) > limits.waiting:
-                oldest = next(iter(head_timers))
-                stop(head_timers, oldest)
-                oldest.abort()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            has_request = self.cycle is not None and not self.cycle.response_complete
-            (stop if has_request else start)(head_timers, self.transport)  # no head yet, or a part of one
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            start(write_timers, self.transport)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            stop(write_timers, self.transport)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            stop(head_timers, self.transport)
-            stop(write_timers, self.transport)
-            super().connection_lost(exc)
-
-    return Protocol
 
 
 _PAGE = files(__package__) / "page"
@@ -367,7 +313,6 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Predictor, str
             access_log=False,
             lifespan="off",
             server_header=False,
-            http=protocol_within(options.limits),
             ws="none",
             timeout_graceful_shutdown=round(options.limits.timeout_s) + 1,
         )

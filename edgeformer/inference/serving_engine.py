@@ -33,12 +33,10 @@ class Limits:
     Attributes:
         batch: texts per call of the model; 1: no batches.
         queue: waiting texts; more are refused, with the time after which to try again.
-        timeout_s: from a complete request to its answer; also for a head, for a body, and for a client to take an
-            answer.
+        timeout_s: from a complete request to its answer; also for a body.
         texts, body_bytes: per request.
         characters: per text.
         connections: with a request for predictions; more are refused.
-        waiting: connections without a complete head; with more, the oldest of them is closed.
     """
 
     batch: int = 32
@@ -48,7 +46,6 @@ class Limits:
     characters: int = 20_000
     body_bytes: int = 1 << 20
     connections: int = 256
-    waiting: int = 512
 
 
 class Metrics:

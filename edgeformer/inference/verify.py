@@ -58,8 +58,19 @@ def verify(
     """
     stale = tuple(filter(None, (record.why_refused(bundle.manifest) for record in bundle.records.records)))
     entries = bundle.artifacts if artifact is None else (bundle.artifact(artifact),)
-    files = _check_files(bundle, progress)
-    checks = []
+    # All files that bundle.json names, and others, except hidden ones, targets.json and reports.
+    needed = {name for artifact in bundle.built() for name in bundle.contents.needed_by(artifact)}
+    expected = sorted({*bundle.contents.checksums, *needed})
+    files, checks = list[FileCheck](), list[ArtifactCheck]()
+    with bar(progress, "Checking files", len(expected), "files"):
+        for name in expected:
+            files.append(bundle.contents.inspect(name))
+            progress.advance()
+    for path in sorted(path.relative_to(bundle.folder) for path in bundle.folder.rglob("*") if path.is_file()):
+        is_skipped = path.parts[0] in (REPORTS_FOLDER, TARGETS_FILE) or any(part.startswith(".") for part in path.parts)
+        name = path.as_posix()
+        if not is_skipped and name not in expected and name != BUNDLE_FILE:
+            files.append(FileCheck(file=name, status="unexpected", detail="not in bundle.json"))
     with bar(progress, "Running golden inputs", len(entries), "artifacts"):
         for entry in entries:
             providers: tuple[str | None, ...] = (None,)
@@ -78,28 +89,11 @@ def verify(
         manifest_sha256=sha256_of(bundle.folder / BUNDLE_FILE),
         wrapped=bundle.manifest.wrapped,
         manifest_protected=bundle.manifest.manifest_sha256 is not None,
-        files=files,
+        files=tuple(files),
         artifacts=tuple(checks),
         asked=artifact is not None or runtime not in (None, ALL_RUNTIMES),
         stale=stale,
     )
-
-
-def _check_files(bundle: Bundle, progress: Progress) -> tuple[FileCheck, ...]:
-    """Hash all files that bundle.json names, and report others, except hidden ones, targets.json and reports."""
-    needed = {name for artifact in bundle.built() for name in bundle.contents.needed_by(artifact)}
-    expected = sorted({*bundle.contents.checksums, *needed})
-    checks = []
-    with bar(progress, "Checking files", len(expected), "files"):
-        for name in expected:
-            checks.append(bundle.contents.inspect(name))
-            progress.advance()
-    for path in sorted(path.relative_to(bundle.folder) for path in bundle.folder.rglob("*") if path.is_file()):
-        is_skipped = path.parts[0] in (REPORTS_FOLDER, TARGETS_FILE) or any(part.startswith(".") for part in path.parts)
-        name = path.as_posix()
-        if not is_skipped and name not in expected and name != BUNDLE_FILE:
-            checks.append(FileCheck(file=name, status="unexpected", detail="not in bundle.json"))
-    return tuple(checks)
 
 
 def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | None) -> ArtifactCheck:

@@ -107,7 +107,8 @@ class Subject:
     def __init__(self, inputs: Sequence[str] = ("input_ids", "attention_mask"), states: int = LOOPS) -> None:
         arrays = {"input_ids": IDS, "attention_mask": MASK}
         self.inputs = {name: arrays[name] for name in inputs}
-        self.references, self.last = REFERENCES, 3
+        self.logits, self.exits = REFERENCES, (1, 3)
+        self.golden = self.answers = self.data = None
         self.states = {loop: STATES[loop] for loop in range(1, states + 1)}
         self.needed, self.parameters = dict(NEEDED), PARAMETERS
         self.task = self
@@ -117,18 +118,14 @@ class Subject:
         self.compared: list[Any] = []
         self.validated: list[tuple[Path, int]] = []
 
-    def score(self, exit_: int, logits: np.ndarray, rows: np.ndarray | None = None) -> Score:
+    def golden_score(self, exit_: int, logits: Any, answers: Any, rows: np.ndarray | None, data: Any) -> Score:
         self.scored.append((exit_, logits, rows))
         return Score(n=len(logits), loss=float(len(self.scored)))
 
-    def golden_outputs(self, run: Callable[..., Any], max_rows: int | None = None) -> np.ndarray:
-        logits: np.ndarray = run(self.inputs)["logits"]
-        return logits.reshape(-1, logits.shape[-1])
+    def golden_outputs(self, golden: Any, run: Callable[..., Any], max_rows: int | None) -> Any:
+        return run(self.inputs)["logits"]
 
-    def parity(
-        self, exit_: int, outputs: Any, precision: Precision, provider: str, positions: np.ndarray | None = None
-    ) -> Parity:
-        expected = REFERENCES[exit_] if positions is None else REFERENCES[exit_][positions]
+    def parity(self, outputs: Any, expected: Any, precision: Precision, provider: str) -> Parity:
         return measure_parity(outputs, expected, precision, provider)
 
     def lost(self, result: Score, expected: Score, precision: str, *, trimmed: bool) -> str | None:
@@ -165,7 +162,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def written(**changes: Any) -> Written:
     """Sizes are no file's, so that it shows where they come from."""
-    files = {"exits": {3: "onnx/model.onnx", 1: "onnx/model_exit1.onnx"}, "steps": {}, "decode": None}
+    exits = {3: "onnx/model.onnx", 1: "onnx/model_exit1.onnx"}
+    files = {"exits": exits, "steps": {}, "decode": None, "states": "onnx/.states.onnx"}
     names = ("model", "model_exit1", "decode", "embed", "loop", "readout", "readout_exit1")
     sizes = {f"onnx/{name}.onnx": 1000 * 2**number for number, name in enumerate(names)}
     arguments: Any = {**files, "size_bytes": sizes, **changes}

@@ -320,7 +320,7 @@ def tokenizer() -> Tokenizer:
 def stream_pieces(tokenizer: Tokenizer, prompt: str, text: str) -> list[str]:
     plain = PlainText(tokenizer)
     stream = TextStream(tokenizer, [plain.boundary, *plain.encode(prompt).ids])
-    return [*(stream.push(token) for token in plain.encode(text).ids), stream.read()]
+    return [*(stream.push(token) for token in plain.encode(text).ids), stream.push()]
 
 
 @pytest.mark.parametrize("prompt", ["", PROMPT, "漢"])
@@ -336,7 +336,7 @@ def test_streamed_bytes_that_are_no_character_become_replacement_characters(toke
     plain = PlainText(tokenizer)
     lead = plain.encode("漢").ids[0]
     stream = TextStream(tokenizer, [plain.boundary])
-    assert stream.push(lead) == "" and stream.read() == "\ufffd"
+    assert stream.push(lead) == "" and stream.push() == "\ufffd"
     stream = TextStream(tokenizer, [plain.boundary])
     assert stream.push(lead) == "" and stream.push(plain.encode("a").ids[0]) == "\ufffda"
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.inference.generate import Sampler, Sampling
+from edgeformer.inference.generate import Sampling
 from edgeformer.tasks.classification import softmax
 
 # A small set of values, so that equal logits are common.
@@ -15,7 +15,7 @@ all_logits = arrays(np.float32, st.integers(1, 30), elements=st.sampled_from([-4
 
 
 def candidates(logits, **settings):
-    tokens, probabilities = Sampler(Sampling(**settings)).candidates(np.asarray(logits))
+    tokens, probabilities = Sampling(**settings).candidates(np.asarray(logits))
     return tokens.tolist(), probabilities
 
 
@@ -68,7 +68,7 @@ def full_sort(logits, p):
 def test_top_p_of_a_large_vocabulary_equals_a_full_sort(p, steepness, rounded):
     logits = steepness * np.random.default_rng(5).normal(size=5000)
     logits = (np.round(logits, 1) if rounded else logits).astype(np.float32)
-    tokens, probabilities = Sampler(Sampling(top_p=p)).candidates(logits)
+    tokens, probabilities = Sampling(top_p=p).candidates(logits)
     expected = full_sort(logits, p)
     assert np.array_equal(tokens, expected)
     kept = np.exp(logits.astype(np.float64) - float(logits.max()))[expected]
@@ -79,8 +79,8 @@ def test_tokens_are_drawn_with_their_probability():
     probabilities = np.array([0.5, 0.0, 0.3, 0.2])
     with np.errstate(divide="ignore"):
         logits = np.log(probabilities)
-    sampler = Sampler(Sampling(seed=1))
-    counts = np.bincount([sampler.pick(logits) for _ in range(20_000)], minlength=4)
+    sampling, generator = Sampling(seed=1), np.random.default_rng(1)
+    counts = np.bincount([sampling.pick(logits, generator) for _ in range(20_000)], minlength=4)
     assert counts[1] == 0
     # Four standard deviations of the binomial.
     spread = 4 * np.sqrt(probabilities * (1 - probabilities) / 20_000)
@@ -117,4 +117,4 @@ def test_values_out_of_range_are_refused(settings, message):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_are_refused(logits, temperature):
     with pytest.raises(ArtifactError, match="largest logit is"):
-        Sampler(Sampling(temperature=temperature)).pick(np.array(logits))
+        Sampling(temperature=temperature).pick(np.array(logits), np.random.default_rng(0))

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -182,26 +182,6 @@ def test_overload_is_refused_and_accepted_requests_are_answered() -> None:
             assert int(headers["retry-after"]) >= 1 and "are waiting; try again in" in body["error"]
         else:
             assert len(body["predictions"]) == 8
-
-
-def test_silent_connections_are_closed_and_do_not_block_others() -> None:
-    """Connections that send nothing, a part of a head, or a part of a second head."""
-    partial_head = b"GET /healthz HTTP/1.1\r\nHost: local"
-    with serving("--max-connections", "4", "--timeout", "2s") as (_, port), ExitStack() as stack:
-        second_head = connect(port)
-        assert request_on(second_head, "/healthz")[0] == 200
-        second_head.sock.sendall(partial_head)
-        started = time.monotonic()
-        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 60)) for _ in range(520)]
-        assert silent[0].recv(1) == b"" and time.monotonic() - started < 2  # closed to accept another one
-        for connection in silent[9::2]:
-            connection.sendall(partial_head)
-        assert request(port, "/healthz")[0] == request(port, "/predict", {"text": "a"})[0] == 200
-        for connection in (*silent, second_head.sock):
-            with suppress(ConnectionResetError):
-                assert connection.recv(1) == b""
-        second_head.close()
-        assert time.monotonic() - started < 10
 
 
 def test_too_many_requests_are_refused_while_health_is_answered() -> None:
