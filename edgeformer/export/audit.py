@@ -29,14 +29,11 @@ _PRODUCTS = ("MatMul", "Gemm", "MatMulInteger", _PACKED)
 
 
 def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
-    """Count the parameters that a file stores.
+    """Count the parameters that a file stores, of ``unique_parameters`` that its graph needs.
 
     Every stored tensor of floating-point or 8-bit numbers with more than one element counts (initializer or Constant
     node), except ``NO_PARAMETERS`` and, in a quantised graph, scales and zero points. A weight that was copied for each
     use counts as often as it is stored.
-
-    Args:
-        unique_parameters: that this graph needs.
     """
     tensors = list(graph.graph.initializer)
     for node in graph.graph.node:
@@ -86,12 +83,10 @@ def _bytes(tensor: onnx.TensorProto) -> int:
 
 
 def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
-    """Bytes of the stored weights by purpose: ``embeddings``, ``block`` and ``heads``.
+    """Bytes of the stored weights by purpose, which follows from the graph: folded weights have lost their names.
 
-    The purpose follows from the graph, because folded weights have lost their names. Tables from which rows are taken
-    are embeddings, a tied table too. Weights from the last product (included) to the logits are a head; all others are
-    the block. Scales and zero points count with their weights. Rotary tables, running statistics, shapes and scalars
-    do not count.
+    Tables from which rows are taken are ``embeddings``, a tied table too; weights from the last product to the logits
+    are ``heads``; all others are the ``block``, with scales and zero points.
     """
     nodes, stored = graph.graph.node, {tensor.name for tensor in graph.graph.initializer}
     dequantized = {node.output[0]: node.input[0] for node in nodes if node.op_type == "DequantizeLinear"}

@@ -34,13 +34,9 @@ Source = RunSource | GraphSource
 def export(folder: Path, options: ExportOptions | None = None, progress: Progress = SILENT) -> BundleManifest:
     """Write the bundle of a run, or add artifacts to a bundle that ``import onnx`` made.
 
-    FP32 ONNX is always in it, other artifacts as ``options`` request. Each is compared with the FP32 reference; one
-    that misses a tolerance is listed as ``rejected`` with the reason, without a file, and nothing after it is built
-    unless ``keep_going``. Older artifacts that are not requested stay if they were made of the same weights. The
-    existing bundle is replaced only when the new one is complete.
-
-    Args:
-        folder: of the run, or of the imported bundle.
+    Each artifact is compared with the FP32 reference; one that misses a tolerance is listed as ``rejected`` with the
+    reason, without a file, and nothing after it is built unless ``keep_going``. Older artifacts that are not requested
+    stay if they were made of the same weights. The existing bundle is replaced only when the new one is complete.
 
     Raises:
         ArtifactError: the run is unfinished or damaged, or the bundle is damaged.

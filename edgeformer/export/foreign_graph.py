@@ -53,26 +53,17 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class ForeignGraph:
-    """An .onnx file that passed the checks of :func:`read_foreign`.
-
-    Attributes:
-        weights: files that it reads weights from, relative to its folder.
-    """
+    """An .onnx file that passed the checks; ``weights``: file that it reads weights from, relative to it → path."""
 
     path: Path
     outline: Outline
-    weights: tuple[str, ...]
+    weights: Mapping[str, Path]
 
     @property
     def name(self) -> str:
         """Name of the model: that of the file, or of its folder where the file is called ``model``."""
         stem, folder = self.path.stem, self.path.resolve().parent.name
         return folder if stem.lower() in ("model", "onnx") and folder else stem
-
-    @property
-    def weight_paths(self) -> list[Path]:
-        """Paths of the files that it reads weights from."""
-        return [self.path.resolve().parent / location for location in self.weights]
 
     @property
     def precision(self) -> Precision:
@@ -87,9 +78,8 @@ class ForeignGraph:
 def read_foreign(path: Path) -> ForeignGraph:
     """Read the outline of a file.
 
-    Raises:
-        ArtifactError: it is no ONNX graph, is damaged, holds compiled code, or reads files outside its folder.
-        InputError: an operator, an input or an output is not supported; the message names it.
+    Raises ArtifactError for a damaged or hostile file, InputError for an operator, input or output that is not
+    supported.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
@@ -131,7 +121,7 @@ def read_foreign(path: Path) -> ForeignGraph:
         if port.dtype not in _NUMBERS:
             remedy = "leave the text to the program around it" if port.dtype == "string" else "cast it in the graph"
             raise InputError(f"{place} holds {port.dtype or 'no known type'}, no numbers; {remedy}")
-    return ForeignGraph(path, outline, tuple(weights))
+    return ForeignGraph(path, outline, {location: folder / location for location in weights})
 
 
 def parse_shape(text: str) -> tuple[str, Shape]:
@@ -160,9 +150,8 @@ def parse_range(text: str) -> tuple[str, Range]:
 
 def role_of(dim: Dim) -> Takes | None:
     """Return whether an axis counts rows or tokens, by the name of its size."""
-    if not isinstance(dim, str):
-        return None
-    return next((role for role, pattern in _ROLES if pattern.fullmatch(dim.strip())), None)
+    name = dim.strip() if isinstance(dim, str) else ""
+    return next((role for role, pattern in _ROLES if pattern.fullmatch(name)), None)
 
 
 def shape_text(port: Port) -> str:
@@ -180,15 +169,10 @@ def _require_inputs(flag: str, names: Mapping[str, object], ports: Sequence[Port
 def find_axes(
     ports: Sequence[Port], shapes: Mapping[str, Shape], golden_shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, tuple[Axis, ...]]:
-    """Determine the axes of every input.
+    """Determine the axes of every input. Raises InputError for sizes that contradict the graph or are unknown.
 
-    Args:
-        ports: inputs of the graph.
-        shapes: input → value of ``--shape``, which takes precedence over names.
-        golden_shapes: input → sizes of the golden inputs in a file.
-
-    Raises:
-        InputError: a name is no input, sizes contradict the graph, or a size is unknown.
+    ``shapes`` are the values of ``--shape``, which take precedence over names; ``golden_shapes`` are sizes of the
+    golden inputs in a file.
     """
     _require_inputs("--shape", shapes, ports)
     named_sizes: dict[str, int] = {}  # of an axis name, which other inputs may share
@@ -250,11 +234,7 @@ def find_axes(
 
 
 def read_inputs(path: Path, ports: Sequence[Port]) -> dict[str, Array]:
-    """Read golden inputs, name → [calls, …]; an array of the file is one call, or several with an axis in front.
-
-    Raises:
-        DataError: the file cannot be read, lacks an input, or holds an array of another type.
-    """
+    """Read golden inputs, name → [calls, …]; an array is one call, or has an axis of calls. Raises DataError."""
     flag = f"--inputs {path}"
     try:
         arrays = read_arrays(path)
@@ -280,12 +260,10 @@ def read_inputs(path: Path, ports: Sequence[Port]) -> dict[str, Array]:
 
 
 def plan_ranges(outline: Outline, ranges: Mapping[str, Range]) -> dict[str, Range]:
-    """Return input → range of random golden inputs. Floats without a range are drawn from a normal distribution.
+    """Return input → range of random golden inputs; floats without one are drawn from a normal distribution.
 
     A range is assumed only for text inputs: token ids by the rows of the embedding table, masks of 1, types of 0.
-
-    Raises:
-        InputError: an integer input has no range; a range is for no input, or contradicts its type.
+    Raises InputError for an integer input without a range, or one that contradicts its type.
     """
     _require_inputs("--range", ranges, outline.inputs)
     assumed: dict[str, Range] = {"attention_mask": (1, 1), "token_type_ids": (0, 0)}

@@ -1,13 +1,10 @@
 """FP16 conversion of foreign graphs, and the largest values that a model computes on its golden inputs.
 
 Graphs of trained runs become FP16 through their torch modules (``models/layers.py``, ``models/tracing.py``). A foreign
-graph is converted node by node. A node computes in FP16 if its operator is safe there (products, sums, activations,
-moves) and nothing that it reads or writes comes near FP16's limits, on the golden inputs or in a stored number.
-Norms, softmax, powers, roots, exponentials, sums over an axis and unknown operators stay FP32, as do inputs and
-outputs. Every value keeps its name and its FP32 type; its FP16 copy has another name, and unused casts are removed.
-Weights are stored once.
-
-onnx_ir has no FP16 pass, and onnxruntime.transformers.float16 clips numbers that FP16 cannot hold without an error.
+graph is converted node by node: a node computes in FP16 if its operator is safe there and nothing that it reads or
+writes comes near FP16's limits, on the golden inputs or in a stored number. Norms, softmax, powers, sums over an axis,
+unknown operators, inputs and outputs stay FP32. Every value keeps its name and its FP32 type; its FP16 copy has another
+name, and unused casts are removed. onnxruntime.transformers.float16 clips numbers without an error, so it is not used.
 """
 
 from __future__ import annotations
@@ -109,17 +106,11 @@ def max_abs_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
     return max_abs
 
 
-def max_abs_values(
-    model: onnx_ir.Model, run_golden: Callable[[Run, None], object], folder: Path
-) -> dict[str, float]:
+def max_abs_values(model: onnx_ir.Model, run_golden: Callable[[Run, None], object], folder: Path) -> dict[str, float]:
     """Value of the outermost graph → largest absolute FP32 number in it; NaN counts as infinite.
 
-    The graph is run with its inner values as outputs.
-
-    Args:
-        model: FP32; left unchanged.
-        run_golden: makes the golden calls, see :meth:`~edgeformer.tasks.Task.golden_outputs`.
-        folder: for a temporary copy of the graph.
+    The graph is run with its inner values as outputs. ``run_golden`` makes the golden calls, see
+    :meth:`~edgeformer.tasks.Task.golden_outputs`; ``folder`` is for a temporary copy of the graph.
     """
     probe = lifted(model)
     outputs = list(probe.graph.outputs)
@@ -156,13 +147,9 @@ def lifted(model: onnx_ir.Model) -> onnx_ir.Model:
 
 
 def convert_to_fp16(model: onnx_ir.Model, max_abs: MaxAbs) -> onnx_ir.Model:
-    """Convert an FP32 graph to FP16 where that is safe; ``model`` is left unchanged.
+    """Convert an FP32 graph where that is safe, by :func:`max_abs_values`; ``model`` is left unchanged.
 
-    Args:
-        max_abs: from :func:`max_abs_values`.
-
-    Raises:
-        EdgeformerError: no node can compute in FP16.
+    Raises EdgeformerError if no node can compute in FP16.
     """
     converted = lifted(model)
     ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(converted)
@@ -192,13 +179,7 @@ def convert_to_fp16(model: onnx_ir.Model, max_abs: MaxAbs) -> onnx_ir.Model:
 
 @dataclass
 class _Conversion:
-    """State of one conversion.
-
-    Attributes:
-        main: the outermost graph.
-        halves: FP32 value → its FP16 copy.
-        out_of_range: values that hold numbers beyond FP16's range.
-    """
+    """State of one conversion: FP32 value → its FP16 copy, and values that hold numbers beyond FP16's range."""
 
     main: onnx_ir.Graph
     max_abs: MaxAbs

@@ -50,10 +50,7 @@ _INT8_NOTE = "INT8: judged by its outputs alone; its cost in task accuracy needs
 class GraphSource:
     """A bundle made by ``import onnx``, as the source of an export.
 
-    Attributes:
-        folder: of the bundle.
-        base: entry of the imported graph, the one artifact that is in the bundle before the export.
-        names: files that came with the import, relative to the bundle; they stay.
+    ``base``: entry of the imported graph; ``names``: files that came with the import, which stay.
     """
 
     bundle: Bundle
@@ -97,10 +94,7 @@ class GraphSource:
         return PreviousBundle.of(self.folder, self.options, targets, None, base_precision=precision)
 
     def begin(self, new: Path) -> None:
-        """Bring everything but older conversions into the new folder.
-
-        The graph and its weights are copied, because onnx_ir reads no linked weights; other files are linked.
-        """
+        """Link everything but older conversions; copy the graph and its weights, as onnx_ir reads no linked weights."""
         graph = self.folder / str(self.base[0].file)
         copied = {graph, *(graph.parent / location for location in external_files(graph))}
         replaced = set[str]().union(*map(own_files, self.bundle.artifacts[1:])) | {BUNDLE_FILE}

@@ -59,11 +59,7 @@ def weights_file(path: Path) -> Iterator[WeightsFile]:
 
 
 def write_graph(model: onnx_ir.Model, path: Path, weights: WeightsFile | None = None) -> int:
-    """Write a graph, its larger weights to ``weights`` if given; ``model`` is left unchanged.
-
-    Returns:
-        Bytes of the graph, including weights in ``weights``.
-    """
+    """Write a graph, its larger weights to ``weights`` if given, and return the bytes of both."""
     shared_bytes = 0
     originals: dict[str, onnx_ir.TensorProtocol] = {}
     if weights is not None:

@@ -122,24 +122,6 @@ class _Import:
             raise InputError(f"{self.graph.path}: {error}; other sizes or numbers may work: --shape, --range") from None
 
 
-@dataclass(frozen=True)
-class _Answers:
-    """Golden inputs and answers of an imported graph.
-
-    Attributes:
-        arrays: content of golden.npz.
-        facts: fields of bundle.json: data, labels, lengths, notes.
-        score: of the graph on the golden inputs.
-        validation: its score on labelled data.
-    """
-
-    task: Task
-    arrays: Mapping[str, Array]
-    facts: Mapping[str, Any]
-    score: Any
-    validation: Any = None
-
-
 def _check_classifier(graph: ForeignGraph, options: OnnxImportOptions) -> TextReader:
     """Check inputs and outputs of a classifier of texts, and return its tokenizer. Raises InputError, DataError."""
     if options.tokenizer is None or len(options.labels) < 2:
@@ -172,7 +154,45 @@ def _check_classifier(graph: ForeignGraph, options: OnnxImportOptions) -> TextRe
     return TextReader(tokenizer, special_ids(tokenizer, str(options.tokenizer)).pad, vocabulary)
 
 
-def _answer_texts(job: _Import, tokens: TextReader) -> _Answers:
+def _write_manifest(
+    job: _Import, task: Task, arrays: Mapping[str, Array], score: Any, validation: Any = None, **facts: Any
+) -> BundleManifest:
+    """Write golden.npz and bundle.json, after the answers of a second session were compared with the first's.
+
+    ``facts`` are fields of bundle.json; ``score`` is of the golden inputs, ``validation`` of the labelled data.
+    """
+    golden, graph = write_golden(job.folder, arrays), job.graph
+    with job.open() as session:
+        # Operators that draw random numbers start with the same ones in every session.
+        task.golden_outputs(golden.first(1), session.run, None)
+        repeated = task.golden_outputs(golden, session.run, None)
+    parity = task.golden_parity(golden.arrays, repeated, None, job.entry.precision, default_provider("cpu"))
+    if parity.max_abs_error is None or (parity.max_abs_error > 0 and (parity.relative_error or 0) > _REPEAT_TOLERANCE):
+        raise InputError(
+            f"{graph.path}: gives other answers to the same inputs when it runs again (it draws random numbers, or "
+            "computes what is no number), so nothing that is made of it could be verified"
+        )
+    names = sorted(path.relative_to(job.folder).as_posix() for path in job.folder.rglob("*") if path.is_file())
+    update = {"parity": parity, "score": score, "validation": validation}
+    manifest = BundleManifest(
+        run=graph.name,
+        task=task.name,
+        created=now(),
+        max_positions=None,
+        parameters=graph.outline.parameters,
+        synthetic=False,
+        data_fingerprints={},
+        made_from={graph.path.name: str(job.entry.sha256)},
+        wrapped=graph.path.name,
+        files={name: sha256_of(job.folder / name) for name in names if name != GRAPH},
+        artifacts=(job.entry.model_copy(update=update),),
+        code_version=code_version(),
+        **facts,
+    )
+    return seal(job.folder, manifest)
+
+
+def _answer_texts(job: _Import, tokens: TextReader) -> BundleManifest:
     """Write tokenizer and configuration, run the golden rows, and score the labelled file if there is one."""
     options, task = job.options, get_task("classification")
     parts: Any = {"test": (file_source(options.data.resolve()),)} if options.data else {}
@@ -180,8 +200,8 @@ def _answer_texts(job: _Import, tokens: TextReader) -> _Answers:
         parts=parts, split="imported", labels=options.labels, cleaning="none", max_length=options.max_length
     )
     shutil.copyfile(str(options.tokenizer), job.folder / TOKENIZER_FILE)
-    labels = dict(enumerate(data.labels))
-    id2label, label2id = {str(number): name for number, name in labels.items()}, {n: i for i, n in labels.items()}
+    id2label = {str(number): name for number, name in enumerate(data.labels)}
+    label2id = {name: number for number, name in enumerate(data.labels)}
     config = {"vocab_size": tokens.vocabulary, "id2label": id2label, "label2id": label2id}
     write_json(job.folder / CONFIG_FILE, {**config, "max_length": data.max_length, "pad_token_id": tokens.pad})
     reader = task.reader(job.folder / TOKENIZER_FILE, data, tokens.vocabulary)
@@ -215,9 +235,10 @@ def _answer_texts(job: _Import, tokens: TextReader) -> _Answers:
                 calls = (task.batch(rows, numbers, reader.pad) for numbers in batches)
                 score_batches(session.run, calls, meter, warm_up=False, advance=job.progress.advance)
             validation = meter.score()
-    facts = {"data": data, "labels": options.labels, "max_length": options.max_length, "pad_id": reader.pad}
-    facts["notes"] = (f"golden inputs: {origin}",)
-    return _Answers(task, {**arrays, "logits": logits}, facts, task.golden_score(0, logits, arrays), validation)
+    return _write_manifest(
+        job, task, {**arrays, "logits": logits}, task.golden_score(0, logits, arrays), validation, data=data,
+        labels=options.labels, max_length=options.max_length, pad_id=reader.pad, notes=(f"golden inputs: {origin}",),
+    )  # fmt: skip
 
 
 def _plan_tensors(graph: ForeignGraph, options: OnnxImportOptions) -> tuple[TensorData, Iterator[dict[str, Array]]]:
@@ -246,7 +267,7 @@ def _plan_tensors(graph: ForeignGraph, options: OnnxImportOptions) -> tuple[Tens
     return TensorData(inputs=axes, drawn=drawn), calls
 
 
-def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[str, Array]]) -> _Answers:
+def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[str, Array]]) -> BundleManifest:
     """Run a graph, of which only inputs and outputs are known, on its golden calls. Raises InputError."""
     task, calls = get_task("tensors"), list[dict[str, Array]]()
     with job.open() as session:
@@ -277,8 +298,10 @@ def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[
     notes = [f"golden inputs: {'; '.join(f'{name}: {origin}' for name, origin in data.drawn.items())}"]
     if job.graph.outline.has_subgraphs:
         notes.append("If, Loop or Scan: what is computed, and how long it takes, can depend on the inputs")
-    facts = {"data": data, "max_length": data.tokens_at_once, "pad_id": 0, "notes": tuple(notes)}
-    return _Answers(task, arrays, facts, task.golden_score(0, reference, reference))
+    score = task.golden_score(0, reference, reference)
+    return _write_manifest(
+        job, task, arrays, score, data=data, max_length=data.tokens_at_once, pad_id=0, notes=tuple(notes)
+    )
 
 
 def import_onnx(
@@ -305,7 +328,7 @@ def import_onnx(
         if not options.replace:
             raise InputError(f"{folder}: exists; choose another folder, or make it anew with --replace")
     graph = read_foreign(path)
-    answer: Callable[[_Import], _Answers]
+    answer: Callable[[_Import], BundleManifest]
     if options.tokenizer is not None or options.labels:
         answer = partial(_answer_texts, tokens=_check_classifier(graph, options))
     elif options.data is not None:
@@ -321,7 +344,7 @@ def import_onnx(
             weights = [target.parent / location for location in graph.weights]  # they keep their names relative to it
             if target in weights:
                 raise InputError(f"{path}: its weights are in {target.name}, the name of the graph in a bundle; rename")
-            for source, copy in ((path, target), *zip(graph.weight_paths, weights, strict=True)):
+            for source, copy in ((path, target), *zip(graph.weights.values(), weights, strict=True)):
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, copy)
             entry = ArtifactManifest(
@@ -345,47 +368,14 @@ def import_onnx(
             )
             job = _Import(graph, new, options, progress, entry)
             with bar(progress, f"Running {path.name} for its golden answers", None, "calls"):
-                return _write_manifest(job, answer(job))
-
-
-def _write_manifest(job: _Import, answers: _Answers) -> BundleManifest:
-    """Write golden.npz and bundle.json, after the answers of a second session were compared with the first's."""
-    golden, graph, task = write_golden(job.folder, answers.arrays), job.graph, answers.task
-    with job.open() as session:
-        # Operators that draw random numbers start with the same ones in every session.
-        task.golden_outputs(golden.first(1), session.run, None)
-        repeated = task.golden_outputs(golden, session.run, None)
-    parity = task.golden_parity(golden.arrays, repeated, None, job.entry.precision, default_provider("cpu"))
-    if parity.max_abs_error is None or (parity.max_abs_error > 0 and (parity.relative_error or 0) > _REPEAT_TOLERANCE):
-        raise InputError(
-            f"{graph.path}: gives other answers to the same inputs when it runs again (it draws random numbers, or "
-            "computes what is no number), so nothing that is made of it could be verified"
-        )
-    names = sorted(path.relative_to(job.folder).as_posix() for path in job.folder.rglob("*") if path.is_file())
-    update = {"parity": parity, "score": answers.score, "validation": answers.validation}
-    manifest = BundleManifest(
-        run=graph.name,
-        task=task.name,
-        created=now(),
-        max_positions=None,
-        parameters=graph.outline.parameters,
-        synthetic=False,
-        data_fingerprints={},
-        made_from={graph.path.name: str(job.entry.sha256)},
-        wrapped=graph.path.name,
-        files={name: sha256_of(job.folder / name) for name in names if name != GRAPH},
-        artifacts=(job.entry.model_copy(update=update),),
-        code_version=code_version(),
-        **answers.facts,
-    )
-    return seal(job.folder, manifest)
+                return answer(job)
 
 
 def import_onnx_cached(path: Path, artifacts: Path, options: OnnxImportOptions, progress: Progress = SILENT) -> Path:
     """Return the bundle of an .onnx file below ``artifacts``, made if missing. Raises like :func:`import_onnx`."""
     graph = read_foreign(path)
     inputs = sha256_of(options.inputs) if options.inputs is not None and options.inputs.is_file() else None
-    weights, shapes, ranges = [*map(sha256_of, graph.weight_paths)], dict(options.shapes), dict(options.ranges)
+    weights, shapes, ranges = [*map(sha256_of, graph.weights.values())], dict(options.shapes), dict(options.ranges)
     parts = [sha256_of(graph.path), weights, shapes, ranges, inputs, options.seed, __version__]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
     folder = artifacts / WRAPPED_FOLDER / f"{graph.name}-{key}"

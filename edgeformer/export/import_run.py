@@ -59,45 +59,27 @@ def write_run(
     attention: AttentionUse, origin: str, sha256: str | None, golden_origin: str, leaks: bool = False,
     causality: Causality | None = None,
 ) -> Path:  # fmt: skip
-    """Write the run's folder, which appears when it is complete, and return it.
+    """Write the run's folder, which appears when it is complete, and return it. Raises InputError.
 
     Args:
-        free_folder: see :func:`~edgeformer.system.leftovers.new_folder`.
-        recipe: what the model would be trained with here.
         prepared: its tokenizer, and the rows that golden inputs are drawn from.
         origin: name of the file or model that it was imported from.
         sha256: of that file; None: there are several.
         golden_origin: where the golden inputs come from.
-        leaks: it sees the tokens that it predicts.
         causality: result of the probe; None for a model that is meant to see the whole text.
-
-    Raises:
-        InputError: another process took the name in the meantime.
     """
     moment, checksum = now(), f" (sha256 {sha256})" if sha256 is not None else ""
 
     def write(folder: Path) -> None:
         manifest = RunManifest(
-            run=folder.name,
-            status="finished",
+            run=folder.name, status="finished", task=recipe.task, recipe=recipe.name,
             reason=f"imported from {origin}{checksum}; golden inputs {golden_origin}",
-            task=recipe.task,
-            recipe=recipe.name,
-            recipe_sha256=recipe.fingerprint(),
-            started=moment,
-            finished=moment,
-            parameters=count_parameters(model),
-            vocabulary=recipe.model.vocab_size,
-            precision="unknown",
-            attention=attention,
-            data=prepared.summary,
-            tokenizer_fingerprint=fingerprint(prepared.tokenizer),
-            leaks=leaks,
-            causality=causality,
-            versions=library_versions(),
-            code_version=code_version(),
+            recipe_sha256=recipe.fingerprint(), started=moment, finished=moment, parameters=count_parameters(model),
+            vocabulary=recipe.model.vocab_size, precision="unknown", attention=attention, data=prepared.summary,
+            tokenizer_fingerprint=fingerprint(prepared.tokenizer), leaks=leaks, causality=causality,
+            versions=library_versions(), code_version=code_version(),
             host={**describe_host(), "threads": torch.get_num_threads()},
-        )
+        )  # fmt: skip
         (folder / MODEL_FOLDER).mkdir()
         save_model(folder / MODEL_FOLDER, model, recipe, prepared)
         write_text(folder / MODEL_FOLDER / CARD_FILE, model_card(manifest, recipe))
@@ -121,12 +103,9 @@ _THRESHOLDS = (
     "run's recipe.yaml before it is exported"
 )
 _TRAINING: Mapping[str, Any] = {
-    "epochs": 3,
-    "batch_size": 32,
-    "optimizer": {"kind": "adamw", "lr": 3e-5},
-    "schedule": {"kind": "cosine", "warmup": 0.1},
-    "batching": "bucketed",
-}
+    "epochs": 3, "batch_size": 32, "optimizer": {"kind": "adamw", "lr": 3e-5},
+    "schedule": {"kind": "cosine", "warmup": 0.1}, "batching": "bucketed",
+}  # fmt: skip
 """Usual fine-tuning of such encoders, for a recipe that is trained."""
 
 
@@ -184,7 +163,16 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
             f"imported; {AS_ONNX}"
         )
     task = get_task("embedding" if is_embedding else _MULTI_LABEL_TASK if is_multi_label else "classification")
-    labels = None if is_embedding else _labels(source, options.labels)
+    labels: tuple[str, ...] | None = None
+    if not is_embedding:
+        default = source.labels or ("LABEL_0", "LABEL_1")  # the default of transformers
+        labels, place = options.labels or default, f"{source.folder / CONFIG_FILE}: id2label"
+        if len(labels) != len(default) or len({label for label in labels if label.strip()}) != len(labels):
+            place = place if options.labels is None else f"--labels {','.join(labels)}"
+            raise InputError(
+                f"{place}: {len(default)} different names are needed for {', '.join(default)[:200]}, none of them "
+                "empty; name them with --labels"
+            )
     if options.max_length is not None and not 4 <= options.max_length <= source.max_positions:
         raise InputError(f"--max-length {options.max_length}: {source.name} takes 4 to {source.max_positions} tokens")
     max_length = options.max_length or min(source.max_length or MAX_TOKENS, source.max_positions)
@@ -210,19 +198,6 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         free, recipe, model, prepared, attention=attention, origin=Path(name).name, sha256=source.weights_sha256(),
         golden_origin=golden_origin,
     )  # fmt: skip
-
-
-def _labels(source: Source, requested: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the names of the classes. Raises InputError."""
-    default = source.labels or ("LABEL_0", "LABEL_1")  # the default of transformers
-    labels, listed = requested or default, ", ".join(default)[:200]
-    if len(labels) != len(default) or len({label for label in labels if label.strip()}) != len(labels):
-        place = f"{source.folder / CONFIG_FILE}: id2label" if requested is None else f"--labels {','.join(requested)}"
-        raise InputError(
-            f"{place}: {len(default)} different names are needed for {listed}, none of them empty; name them with "
-            "--labels"
-        )
-    return labels
 
 
 def _encoder_notes(source: Source, options: HfOptions, labels: Sequence[str] | None) -> list[str]:
@@ -431,10 +406,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _unpickle(path: Path) -> Any:
-    """Read a checkpoint with torch's restricted reader. Raises ArtifactError.
-
-    A file that torch would unpack, or allocate memory for, without limit, is refused before.
-    """
+    """Read a checkpoint with torch's restricted reader, which may not allocate without limit. Raises ArtifactError."""
     size, problem = path.stat().st_size, ""
     pickle_bytes = size  # of torch before 1.6: numbers and objects are one stream
     try:

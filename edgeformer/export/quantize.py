@@ -1,20 +1,14 @@
 """Quantise graphs: products with a stored weight and embedding tables in INT8 or in blocks of 4 bits.
 
-INT8: weights get one scale per output channel and 7 bits. With 8 bits the sum of two products overflows the 16 bits in
-which CPUs without VNNI instructions keep it, and they saturate silently: up to 0.18 in the logits of the light SST-2
-model. With 7 bits every CPU computes the same integers. Activations get 8 bits and one scale for all rows and positions
-of a call, determined at run time, so the other rows of a call change a row's logits by about as much as INT8 itself
-does. Pretrained encoders have tokens with much larger states than the others ([SEP] above all), which leaves the others
-few of the 255 steps. They use a scale per position (``has_row_scales``), which halves the error and takes longer: 5 to
-13 % for one text, 20 to 35 % in batches, measured in turns on one loaded core. Our own models gain nothing by it.
-Tables are read by row: each row has 8 bits and a scale. Only standard ONNX operators are used.
+INT8: weights have one scale per output channel and 7 bits, because with 8 bits products saturate silently on CPUs
+without VNNI instructions; activations have 8 bits and one scale per call, determined at run time, so a row's logits
+depend slightly on the other rows of its call. Pretrained encoders have tokens with much larger states than the others
+([SEP] above all) and use a scale per position (``has_row_scales``), which halves the error and takes 5 to 35 % longer.
+Each row of a table has 8 bits and a scale. Only standard ONNX operators are used.
 
-INT4: only weights are stored in 4 bits, each block with a scale and a zero point: 5.1 bits per weight in blocks of 32,
-4.3 in blocks of 128. Products compute with the numbers that these stand for, and with activations in INT8 by blocks of
-their own (``accuracy_level`` 4), so no row depends on the other rows of a call. Products that mostly read weights, as
-in decoding, get faster; others do not. ONNX has no such operators: MatMulNBits and GatherBlockQuantized belong to ONNX
-Runtime, and other runtimes may lack them (the portability audit says so). Therefore attention to cached tokens is one
-operator of ONNX Runtime there, too. Tables that are read by slices have rows in INT8.
+INT4: each block of weights has a scale and a zero point (5.1 bits per weight in blocks of 32, 4.3 in blocks of 128).
+Activations are in INT8 by blocks of their own (``accuracy_level`` 4), so no row depends on the others of a call. The
+operators (MatMulNBits, GatherBlockQuantized, MultiHeadAttention) are ONNX Runtime's own; the portability audit says so.
 
 Norms, biases, rotary tables and tables with few rows stay FP32. Every tensor is stored once.
 """
@@ -28,6 +22,7 @@ import shutil
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,12 +58,9 @@ _WEIGHT_OPERAND = {"MatMulInteger": 1, "Gather": 0, "Slice": 0, "MatMulNBits": 1
 
 def quantized_graphs(graphs: Graphs, precision: Literal["int8", "int4"], folder: Path | None = None) -> Graphs:
     """Quantise all graphs of a model; see :func:`quantize_int8` and :func:`quantize_int4`."""
-
-    def convert(graph: onnx_ir.Model) -> onnx_ir.Model:
-        if precision == "int8":
-            return quantize_int8(graph, folder, has_row_scales=graphs.has_row_scales)
-        return quantize_int4(graph, BLOCK if graphs.has_row_scales else LONG_BLOCK)
-
+    convert = partial(quantize_int4, block=BLOCK if graphs.has_row_scales else LONG_BLOCK)
+    if precision == "int8":
+        convert = partial(quantize_int8, folder=folder, has_row_scales=graphs.has_row_scales)
     return replace(
         graphs,
         exits=convert(graphs.exits),
@@ -78,15 +70,10 @@ def quantized_graphs(graphs: Graphs, precision: Literal["int8", "int4"], folder:
 
 
 def quantize_int8(model: onnx_ir.Model, folder: Path | None = None, *, has_row_scales: bool = False) -> onnx_ir.Model:
-    """Quantise every MatMul and Gemm with a stored weight, and every table, to INT8.
+    """Quantise every MatMul and Gemm with a stored weight, and every table; ``model`` (FP32) is left unchanged.
 
-    Args:
-        model: FP32, from :func:`~edgeformer.models.tracing.export_graph` or ``extract_outputs``; left unchanged.
-        folder: for temporary files as large as the model; None: the system's.
-        has_row_scales: activations get a scale per position, instead of one per call.
-
-    Raises:
-        EdgeformerError: a weight would stay FP32.
+    ``folder`` is for temporary files as large as the model (None: the system's). Raises EdgeformerError if a weight
+    would stay FP32.
     """
     prepared = prepare(model)
     if has_row_scales:
@@ -95,14 +82,9 @@ def quantize_int8(model: onnx_ir.Model, folder: Path | None = None, *, has_row_s
 
 
 def quantize_int4(model: onnx_ir.Model, block: int = BLOCK) -> onnx_ir.Model:
-    """Quantise every stored weight of a product and every table to 4 bits.
+    """Quantise every stored weight of a product and every table; ``model`` (FP32) is left unchanged.
 
-    Args:
-        model: FP32; left unchanged.
-        block: numbers that share a scale; a power of two, at least 16.
-
-    Raises:
-        EdgeformerError: a weight would stay FP32.
+    ``block``: numbers that share a scale, a power of two from 16 on. Raises EdgeformerError if a weight stays FP32.
     """
     handlers, level = logging.root.handlers[:], logging.root.level
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -125,7 +107,7 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK) -> onnx_ir.Model:
     quantized: onnx_ir.Model = onnx_ir.from_proto(quantizer.model.model)
     _quantize_tables(quantized)
     _add_biases(quantized)
-    merge_attention(quantized)
+    RewriteRuleSet([CachedAttention.rule()]).apply_to_model(quantized)
     return _complete(quantized, "INT4")
 
 
@@ -307,7 +289,7 @@ def _quantize_products(model: onnx_ir.Model, folder: Path | None) -> onnx_ir.Mod
     return quantized
 
 
-class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
+class CachedAttention(RewriteRuleClassBase):  # type: ignore[misc]
     """Matches the operators that :func:`edgeformer.models.crt.graphs._run_loop` is exported as: eighteen per loop."""
 
     def pattern(
@@ -349,16 +331,6 @@ class _Attention(RewriteRuleClassBase):  # type: ignore[misc]
             num_heads=past_key.shape[1], scale=float(scale.const_value.numpy()), unidirectional=1,
             _domain="com.microsoft", _outputs=3,
         )  # fmt: skip
-
-
-def merge_attention(model: onnx_ir.Model) -> int:
-    """Replace causal attention to cached tokens by one operator of ONNX Runtime, in ``model`` itself.
-
-    Returns:
-        How many were replaced.
-    """
-    count: int = RewriteRuleSet([_Attention.rule()]).apply_to_model(model)
-    return count
 
 
 def _add_biases(model: onnx_ir.Model) -> None:

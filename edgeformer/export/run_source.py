@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +74,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
-    """Load a run's weights and golden inputs, and probe the model for leaks of future tokens.
-
-    Raises:
-        ArtifactError: a file of the run is missing or damaged.
-        InputError: the model leaks, and ``allow_leak`` is not set.
-    """
+    """Load a run's weights and golden inputs, and probe the model for leaks. Raises ArtifactError, InputError."""
     names, answer_names = get_task(run.recipe.task).golden_names
     path = run.folder / MODEL_FOLDER / GOLDEN_INPUTS
     with _reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
@@ -161,14 +155,10 @@ class TrimmedModel:
 def trim_subject(
     subject: Exportable, manifest: RunManifest, tokenizer: Tokenizer, keeping: Keeping = ALL_USED
 ) -> TrimmedModel:
-    """Trim a model's embedding table to the tokens that its training text uses.
+    """Trim a model's embedding table to the tokens that its training text uses. Raises InputError, DataError.
 
     The golden inputs are the model's, renumbered; a removed token becomes the unknown one. References are those of the
     trimmed model in torch, so parity is about the graphs. The cost of trimming is in the validation score.
-
-    Raises:
-        InputError: the vocabulary of such a model cannot be trimmed.
-        DataError: the training text is not available, or the tokenizer cannot be trimmed.
     """
     trimmed, vocabulary = subject.task.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints, keeping)
     special = special_ids(trimmed.tokenizer)
@@ -207,6 +197,8 @@ class RunSource:
         folder: of the bundle.
         exits: that become graphs, as requested.
         facts: the task's fields of bundle.json.
+        trimmed: the model with a trimmed vocabulary, where it is requested.
+        sources: file of the run that artifacts are made of → sha256.
         validations: whether the vocabulary is trimmed → scorer of the validation split.
     """
 
@@ -219,6 +211,8 @@ class RunSource:
     tokenizer: Tokenizer
     reader: TextReader
     facts: dict[str, Any]
+    trimmed: TrimmedModel | None
+    sources: dict[str, str]
     notes: list[str] = field(default_factory=list)
     validations: dict[bool, Validation | None] = field(default_factory=dict)
     baseline: Baseline = field(default_factory=dict)
@@ -248,27 +242,20 @@ class RunSource:
         with _reading(path):
             tokenizer = Tokenizer.from_file(str(path))
         reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary)
-        return cls(run, options, progress, subject, run.folder / BUNDLE_FOLDER, requested, tokenizer, reader, facts)
-
-    @cached_property
-    def trimmed(self) -> TrimmedModel | None:
-        """The model with a trimmed vocabulary, where it is requested."""
-        if not self.options.vocab_trim:
-            return None
-        keeping = Keeping(self.options.vocab_keep or 0, self.options.vocab_max)
-        return trim_subject(self.subject, self.run.manifest, self.tokenizer, keeping)
-
-    @cached_property
-    def _sources(self) -> dict[str, str]:
-        return {name: sha256_of(self.run.folder / name) for name in SOURCES}
+        trimmed = None
+        if options.vocab_trim:
+            keeping = Keeping(options.vocab_keep or 0, options.vocab_max)
+            trimmed = trim_subject(subject, run.manifest, tokenizer, keeping)
+        sources = {name: sha256_of(run.folder / name) for name in SOURCES}
+        folder = run.folder / BUNDLE_FOLDER
+        return cls(run, options, progress, subject, folder, requested, tokenizer, reader, facts, trimmed, sources)
 
     def previous(self, targets: Sequence[Target]) -> PreviousBundle:
         """Look at the bundle that is replaced."""
-        return PreviousBundle.of(self.folder, self.options, targets, self._sources, self.subject.exits)
+        return PreviousBundle.of(self.folder, self.options, targets, self.sources, self.subject.exits)
 
     def begin(self, new: Path) -> None:
         """Write everything beside the graphs, and open the validation data. Raises ArtifactError."""
-        self._sources  # noqa: B018 - hash the files of the run before graphs are made of them
         model_folder, subject = self.run.folder / MODEL_FOLDER, self.subject
         for name in (TOKENIZER_FILE, TOKENIZER_CONFIG):
             if not (model_folder / name).is_file():
@@ -428,7 +415,7 @@ class RunSource:
             created=now(),
             **self.facts,
             notes=(*self.notes, *kept_notes),
-            made_from=self._sources,
+            made_from=self.sources,
             exits=spec.trained_exits(recipe.model),
             loops=spec.loops(recipe.model),
             leaks=self.subject.leaks,

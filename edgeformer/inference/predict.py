@@ -37,12 +37,9 @@ Confidence = float | Literal["auto"] | None
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that can be opened: an artifact of a bundle, or a run's own weights, with a provider.
+    """A model that can be opened: an artifact of a bundle, or (``artifact`` None) a run's own weights, with a provider.
 
-    Attributes:
-        owner: the bundle or the run.
-        artifact: the bundle's artifact; None: the run's own weights.
-        provider: the execution provider; None: the default of the artifact's format, or of torch.
+    ``provider`` None is the default of the artifact's format, or of torch.
     """
 
     owner: Bundle | Run
@@ -78,10 +75,7 @@ class Candidate:
 
     @property
     def depends_on_batch(self) -> bool:
-        """Whether an answer depends on the other rows of the call, as INT8 scales activations per call.
-
-        Its guarantee is therefore shown by single texts, and holds for single texts.
-        """
+        """Whether an answer depends on the other rows of the call: INT8's guarantee is of single texts."""
         return self.artifact is not None and self.artifact.precision == "int8"
 
     def reader(self) -> TextReader:
@@ -89,16 +83,9 @@ class Candidate:
         return self.owner.reader() if isinstance(self.owner, Run) else self.owner.reader(self.artifact)
 
     def session(self, *, every_exit: bool = False, thresholds: Mapping[int, float] | None = None) -> Session:
-        """Open it.
+        """Open it to answer after each of ``exits``, or to let rows leave early; a threshold is a top probability.
 
-        Args:
-            every_exit: answer after each of ``exits``.
-            thresholds: loop → smallest top probability at which a row leaves early.
-
-        Raises:
-            InputError: rows cannot leave it early.
-            ArtifactError: a file is missing, changed or not runnable.
-            MissingDependencyError: its runtime is not installed.
+        Raises InputError, ArtifactError or MissingDependencyError.
         """
         if isinstance(self.owner, Run):
             if thresholds is not None:
@@ -110,17 +97,13 @@ class Candidate:
 
 
 def select_candidates(location: Location, artifact: str | None, runtime: str | None = None) -> list[Candidate]:
-    """Return what ``--artifact ID|all`` and ``--runtime`` select.
+    """Return what ``--artifact ID|all`` and ``--runtime`` select. Raises InputError, ArtifactError.
 
     Args:
         artifact: an artifact's id, ``torch`` or ``all``; None: the artifact that RUN names, else all artifacts of the
             bundle that run on this machine.
-        runtime: ``--runtime``: one candidate for each of its providers; None: the provider that a search found fastest
-            on this machine, else the default.
-
-    Raises:
-        InputError: no such artifact, or a runtime that opens none of them.
-        ArtifactError: no usable artifact, or a damaged run or bundle.
+        runtime: one candidate for each of its providers; None: the provider that a search found fastest on this
+            machine, else the default.
     """
     name = artifact or location.artifact
     candidates: list[Candidate] = []
@@ -158,14 +141,7 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
 
 @dataclass(frozen=True)
 class Predictor:
-    """An opened model.
-
-    Attributes:
-        id: the artifact's id, or ``torch``.
-        answering: reads texts and turns outputs into answers.
-        run: the session's ``run``.
-        guarantee: of the early-exit thresholds in use; None: no early exit, or thresholds without a guarantee.
-    """
+    """An opened model: ``answering`` reads texts and turns outputs into answers; ``guarantee`` is of early exit."""
 
     name: str
     id: str
@@ -303,13 +279,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Similarities:
-    """Vectors of texts and their cosines.
-
-    Attributes:
-        predictions: one JSON object with the vector per text.
-        cosines: cosine of every pair of texts, [n][n].
-        nearest: for each text its nearest texts of the list, closest first; None: there is no list.
-    """
+    """Vectors of texts as JSON objects, cosines [n][n] of every pair, and of each text its nearest texts of a list."""
 
     artifact: str
     predictions: list[dict[str, object]]
@@ -324,14 +294,7 @@ class Similarities:
 
 @dataclass(frozen=True)
 class TextList:
-    """A file of texts to rank.
-
-    Attributes:
-        path: one text per line, or a table.
-        column: of the table; None: the column name of the model's own data, or a well-known one.
-        top: matches per text.
-        encoding: e.g. cp1252; None: UTF-8.
-    """
+    """A file of texts to rank, a text per line or a table with a ``column`` of texts; ``top`` matches per text."""
 
     path: Path
     column: str | None = None
@@ -348,9 +311,7 @@ def compare_texts(
 ) -> Similarities:
     """Compute the vectors of texts, their cosines, and for each text its nearest texts of a list, without empty ones.
 
-    Raises:
-        InputError: no text, an empty one, an unknown artifact, or a model without vectors.
-        DataError: the list cannot be read, or is empty.
+    Raises InputError for the texts or the model, DataError for the list.
     """
     if not predicts_vectors(location):
         raise InputError(f"{location.name}: makes no vectors of texts, so none is near another")

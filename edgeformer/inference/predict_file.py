@@ -39,42 +39,36 @@ def run_ahead(
     taker: threading.Event | None = None,
     leave: Callable[[], bool] = lambda: False,
 ) -> Generator[T]:
-    """Yield the same items, produced by a thread that is one item ahead of the consumer.
+    """Yield the same items, produced by a thread that is up to two items ahead of the consumer.
 
     An exception of ``items`` is raised in the place of its item. Closing this generator ends the thread after its
     current item, and waits for it.
 
     Args:
-        items: a generator is closed by the thread.
         stopped: set when this generator is closed.
         taker: set when the consumer stops waiting; the items then end.
         leave: whether not to wait for the thread at closing, because it may be blocked on input that never comes.
     """
-    produced: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(1)  # an item, an error, or the end
+    produced: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()  # an item, an error, or the end
+
+    requests: queue.SimpleQueue[None] = queue.SimpleQueue()  # each for another item, until ``closed``
     closed = stopped or threading.Event()
 
-    def put(entry: tuple[T] | BaseException | None) -> None:
-        while not closed.is_set():
-            with suppress(queue.Full):
-                produced.put(entry, timeout=_POLL_S)
-                break
-
     def produce() -> None:
-        end: BaseException | None = None
-        try:
-            for item in items:
-                put((item,))
-                if closed.is_set():
-                    break
-        except BaseException as error:  # the consumer raises it
-            end = error
-        finally:
-            if isinstance(items, Generator):
-                items.close()
-        put(end)
+        while requests.get() is None and not closed.is_set():
+            try:
+                produced.put((next(items),))
+            except StopIteration:
+                produced.put(None)
+            except BaseException as error:  # the consumer raises it
+                produced.put(error)
+        if isinstance(items, Generator):
+            items.close()
 
     thread = threading.Thread(target=produce, name="ahead", daemon=True)
     thread.start()
+    requests.put(None)
+    requests.put(None)
     try:
         while taker is None or not taker.is_set():
             with suppress(queue.Empty):
@@ -85,8 +79,10 @@ def run_ahead(
                 if entry is None:
                     break
                 yield entry[0]
+                requests.put(None)
     finally:
         closed.set()
+        requests.put(None)
         while thread.is_alive() and not leave():
             thread.join(_POLL_S)
 
@@ -120,9 +116,6 @@ def example_row(model: Predictor, *, pairs: bool) -> Row:
 class InputColumns:
     """Columns of the input that are copied in front of each answer.
 
-    A column with the name of an answer's column is written as ``input_NAME``, unless it is the column of the texts
-    called ``text``, or that of the second texts called ``pair``.
-
     Attributes:
         names: column of the input → its name in the output, in the order of the output.
         answers: keys of an answer.
@@ -151,15 +144,15 @@ NO_COLUMNS = InputColumns({}, frozenset())
 
 
 def choose_columns(texts: Unlabelled, columns: str | None, example: Row, *, as_table: bool) -> InputColumns:
-    """Choose the columns of the input that are copied to the output.
+    """Choose the columns of the input that are copied to the output. Raises InputError.
+
+    A column with the name of an answer's column is written as ``input_NAME``, unless it is the column of the texts
+    called ``text``, or that of the second texts called ``pair``.
 
     Args:
         columns: ``all``, ``none``, or names separated by commas; None: all.
         example: an answer, see :func:`example_row`.
         as_table: every row of the output has the same columns.
-
-    Raises:
-        InputError: no such column, or two columns would have the same name in the output.
     """
     if columns == "none":
         return NO_COLUMNS
@@ -195,15 +188,7 @@ def predict_file(
     progress: Progress = SILENT,
     columns: InputColumns = NO_COLUMNS,
 ) -> FileSummary:
-    """Answer all texts, in their order.
-
-    Args:
-        writer: of the answers as JSON objects; the caller closes it.
-        columns: of the input, which are written in front of the answers.
-
-    Raises:
-        DataError: a text cannot be read, or there is none.
-    """
+    """Answer all texts in their order, behind ``columns`` of the input. Raises DataError if there is none."""
     started = time.perf_counter()
     rows = errors = truncated = rows_run = 0
     stopped = threading.Event()

@@ -45,16 +45,12 @@ _ALLOWED_ROWS = 2.5
 def verify(
     bundle: Bundle, artifact: str | None = None, progress: Progress = SILENT, runtime: str | None = None
 ) -> Verification:
-    """Check a bundle on this machine, without torch and without the data set. Nothing is written.
+    """Check a bundle on this machine, without torch and without the data set. Raises ArtifactError, InputError.
 
     Args:
         bundle: opened just before: files that it has hashed are not hashed again.
         artifact: run this artifact only; the files of all artifacts are checked in any case.
-        runtime: ``--runtime``: one check for each of its providers; None: one check with the default provider.
-
-    Raises:
-        ArtifactError: bundle.json names a file outside the bundle, or targets.json is damaged.
-        InputError: no such artifact, or no such runtime.
+        runtime: one check for each of its providers; None: one check with the default provider.
     """
     stale = tuple(filter(None, (record.why_refused(bundle.manifest) for record in bundle.records.records)))
     entries = bundle.artifacts if artifact is None else (bundle.artifact(artifact),)
@@ -209,11 +205,8 @@ def score_drop(bundle: Bundle, artifact: ArtifactManifest, scores: Mapping[str, 
 def record(bundle: Bundle, verification: Verification, progress: Progress = SILENT) -> Verification:
     """Score the artifacts that ran here for the first time, as export would have, and add them to targets.json.
 
-    Return the verification with the records that were written, or the reason why there are none.
-
-    Raises:
-        ArtifactError: targets.json is damaged.
-        InputError: files of the bundle have changed since export, or the bundle cannot be written to.
+    Return the verification with the records that were written, or the reason why there are none. Raises ArtifactError
+    for a damaged targets.json, InputError where the bundle is damaged or cannot be written to.
     """
     if verification.damaged:
         raise InputError(f"--write: {bundle.folder} is damaged ({verification.damaged[0].file}); nothing was recorded")

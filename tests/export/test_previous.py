@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -14,7 +15,7 @@ from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export, remove_rejected
-from edgeformer.export.previous import PreviousBundle, Requested
+from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.verify import verify
 from edgeformer.runtimes.runtime import Target
@@ -131,13 +132,15 @@ def test_engine_without_its_builder_stays(tmp_path: Path) -> None:
     assert (kept.status, kept.kept) == ("built", True) and "cannot be made again: no GPU" in str(kept.reason)
 
 
-def test_engine_of_another_device_is_reported() -> None:
-    requested = Requested(ExportOptions(fp16=True), [6], [Target("tensorrt-rtx", "rtx4090")])
-    assert not requested.includes(engine())
-    assert "another device than --target rtx4090" in str(requested.replaces_device(engine()))
-    same = Requested(ExportOptions(fp16=True), [6], [Target("tensorrt-rtx", "rtx4050")])
-    assert same.includes(engine()) and same.replaces_device(engine()) is None
-    assert not same.includes(engine(role="exit", exit=2)) and same.includes(engine(role="exit", exit=6))
+def test_engine_of_another_device_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exit_engines = [engine(role="exit", exit=loop).model_copy(update={"id": f"exit{loop}"}) for loop in (2, 6)]
+    manifest, contents = SimpleNamespace(notes=(), files={}), SimpleNamespace(needed_by=lambda _: [])
+    bundle = SimpleNamespace(manifest=manifest, contents=contents, artifacts=(entry("base"), engine(), *exit_engines))
+    monkeypatch.setattr(Bundle, "open", lambda _: bundle)
+    options, targets = ExportOptions(fp16=True), [Target("tensorrt-rtx", f"rtx40{number}0") for number in (9, 5)]
+    other, same = (PreviousBundle.of(tmp_path, options, [target], None, exits=[6]) for target in targets)
+    assert not other.rebuilt and "another device than --target rtx4090" in other.losses["tensorrt-rtx-fp16"]
+    assert same.rebuilt.keys() == {"tensorrt-rtx-fp16", "exit6"} and not same.losses
 
 
 def test_unreached_artifact_stays_unless_its_weights_change(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import onnx_ir
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from onnxscript.rewriter.pattern import RewriteRuleSet
 from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import EdgeformerError
@@ -22,7 +23,7 @@ from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.quantize import (
     BLOCK,
     LONG_BLOCK,
-    merge_attention,
+    CachedAttention,
     quantize_int4,
     quantize_int8,
     quantized_graphs,
@@ -363,7 +364,7 @@ def test_merged_attention_computes_the_same(
     written_out: onnx_ir.Model, tmp_path: Path, batch: int, new: int, past: int
 ) -> None:
     merged = written_out.clone()
-    assert merge_attention(merged) == LOOPS
+    assert RewriteRuleSet([CachedAttention.rule()]).apply_to_model(merged) == LOOPS
     deduplicate_weights(merged)
     remaining = [node.op_type for node in merged.graph]
     assert remaining.count("MultiHeadAttention") == LOOPS
@@ -397,4 +398,4 @@ def test_attention_with_another_mask_is_not_merged(written_out: onnx_ir.Model, c
             value = node.inputs[1]
             assert value is not None
             value.const_value = onnx_ir.tensor(np.array(-1e9, np.float32), name=value.name)
-    assert merge_attention(other) == 0
+    assert RewriteRuleSet([CachedAttention.rule()]).apply_to_model(other) == 0
